@@ -10,6 +10,7 @@ mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
@@ -40,6 +41,7 @@ struct Shared {
     pulse: watch::Sender<Pulse>,
     /// Groups of other servers, with what these answer; `None` if they do not.
     aggregated: Mutex<BTreeMap<String, Option<Value>>>,
+    ends_watches: AtomicBool,
 }
 
 /// State that running watches follow.
@@ -72,6 +74,7 @@ impl Simulated {
             agents: Mutex::default(),
             pulse: watch::Sender::default(),
             aggregated: Mutex::default(),
+            ends_watches: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -109,6 +112,12 @@ impl Simulated {
     /// Breaks off every watch.
     pub(crate) fn break_watches(&self) {
         self.shared.pulse.send_modify(|pulse| pulse.broken += 1);
+    }
+
+    /// Ends every watch from now on as soon as it begins.
+    pub(crate) fn end_watches(&self) {
+        self.shared.ends_watches.store(true, Ordering::SeqCst);
+        self.break_watches();
     }
 
     /// Adds a group that another server answers for, with this or not at all.
@@ -342,6 +351,9 @@ fn watched(
     query: &BTreeMap<String, String>,
 ) -> Response {
     assert_eq!(namespace, None, "nobody watches one namespace here");
+    if shared.ends_watches.load(Ordering::SeqCst) {
+        return Body::empty().into_response();
+    }
     let from: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
     let mut pulse = shared.pulse.subscribe();
     let began = *pulse.borrow_and_update();

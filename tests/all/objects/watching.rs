@@ -7,8 +7,8 @@ use shepherd::reconciler::objects::object_kind::MANAGED_BUILT_IN;
 use shepherd::reconciler::objects::object_kind::MANAGED_LABEL;
 
 use super::kit::{
-    EVERYTHING, ManagedObjects, Server, bindings, cluster_roles, config_maps, everything, in_default, map,
-    named, role,
+    A_WHILE, EVERYTHING, ManagedObjects, Server, bindings, cluster_roles, config_maps, everything,
+    in_default, map, named, role,
 };
 use super::server::Simulated;
 use crate::harness::aloud::TestResult;
@@ -97,6 +97,30 @@ async fn a_watch_that_breaks_off_goes_on_from_where_nothing_had_happened() -> Te
     server.other()?.create(&cluster_roles(), &role("stray", "get", true)).await??;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn requests_to_a_server_that_ends_each_watch_at_once_become_rare() -> TestResult {
+    let server = Server::simulated().await?;
+    let kept = ManagedObjects::new(&server, ClusterConfig::default());
+    kept.pass().await?;
+    let simulated = server.in_this_process()?;
+    until_watched(simulated).await?;
+    simulated.take_requests();
+    simulated.end_watches();
+    let mut requests = Vec::new();
+    until("all kinds are watched again", async || {
+        requests.extend(simulated.take_requests());
+        Ok(requests.len() >= KINDS)
+    })
+    .await?;
+    tokio::time::sleep(A_WHILE).await;
+    requests.extend(simulated.take_requests());
+    assert!(requests.iter().all(|query| query.starts_with("WATCH ")), "{requests:?}");
+    // The delays double: ten requests for each take more than ten seconds.
+    assert!(requests.len() < KINDS * 10, "{} requests: {requests:?}", requests.len());
+    assert!(!kept.is_change_reported().await, "nothing was missed");
     Ok(())
 }
 

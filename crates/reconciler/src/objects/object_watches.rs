@@ -7,6 +7,24 @@
 //!
 //! A server drops events that are some minutes old. If nothing changes for longer, it sends bookmarks from time to
 //! time, and a watch that breaks continues from the last bookmark.
+//!
+//! # Why the watcher of `kube` is not used
+//!
+//! `kube` sends the requests and decodes the events. Its `runtime::watcher` (5.0) would also repeat them, which is
+//! `run_watch` and `watch_once` here, 60 lines. It is not used, for these reasons:
+//!
+//! * It begins with a list of its own, and no version can be given to it to begin from ([kube
+//!   1419](https://github.com/kube-rs/kube/issues/1419)). A pass must list all the same: its success means that the
+//!   objects were right after it had begun, and no cache can prove that. So each kind would be listed twice when its
+//!   watch begins, and twice whenever the server has dropped the events. What changed between the two lists would have
+//!   to be found by comparing them.
+//! * Only an error delays its next request. A watch that ends without an event is no error, so a server that ends each
+//!   watch at once would get requests as fast as it answers. Here the delay grows.
+//! * It lists again after an event with the status 410. A response with that status it repeats from the same version
+//!   for ever.
+//! * It has one client for all its life. Here each watch uses the present certificate.
+//! * Its objects have typed metadata, which lose the fields that the types do not know.
+//! * The feature `runtime` adds 24 packages to the 210 of a role server with the reconciler: 130,000 lines of source.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,6 +5,13 @@
 //! it, when the object may have changed again. So nothing is evaluated during a pass, and an event is dropped if its
 //! version is not newer than one that a pass has seen or written. Versions are etcd's revisions and grow; an event
 //! whose version is no number is always evaluated.
+//!
+//! # Memory
+//!
+//! The cache has what the last pass desired, and of each object at most one event that is not evaluated yet. An event
+//! that needs no pass is dropped when it is evaluated. The `reflector` of `kube` would have a copy of every object with
+//! our label as long as its kind is watched, including all objects of add-ons. Nothing would read these copies: a pass
+//! lists what it compares ([`object_watches`](crate::objects::object_watches)).
 
 use std::collections::BTreeMap;
 
