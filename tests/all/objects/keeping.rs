@@ -84,6 +84,34 @@ async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
 }
 
 #[tokio::test]
+async fn what_others_put_where_nothing_is_to_be_is_taken_away() -> TestResult {
+    Ok(emptied(&Server::simulated().await?).await?)
+}
+
+#[tokio::test]
+async fn what_others_put_where_nothing_is_to_be_is_taken_away_in_a_real_server() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(emptied(&server).await?)
+}
+
+async fn emptied(server: &Server) -> Result<()> {
+    let other = server.other()?;
+    let kept = ManagedObjects::new(server, everything());
+    assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
+    let key = named("runc");
+    let added = other
+        .edit(&runtimes(), &key, |class| class["scheduling"] = json!({"nodeSelector": {"his": "own"}}))
+        .await?;
+    assert_eq!(added["scheduling"]["nodeSelector"]["his"], "own");
+    assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
+    let after = other.get(&runtimes(), &key).await??;
+    assert_eq!(uid(&after), uid(&added), "it is the same object");
+    assert!(after["scheduling"]["nodeSelector"].is_null(), "{after}");
+    assert_eq!(kept.pass().await?, NOTHING);
+    Ok(())
+}
+
+#[tokio::test]
 async fn every_field_that_a_server_would_fill_in_is_set() -> TestResult {
     Ok(nothing_is_filled_in(&Server::simulated().await?).await?)
 }

@@ -13,8 +13,10 @@ use shepherd::reconciler::objects::object_kind::{
 use shepherd::reconciler::objects::object_plan::Precondition;
 
 use super::kit::{
-    Server, bindings, cluster_roles, config_maps, in_default, named, node, nodes, priorities, role, runtimes,
+    Other, Server, bindings, cluster_roles, config_maps, in_default, named, node, nodes, priorities, role,
+    runtimes,
 };
+use super::server::kinds::UNKNOWN_FIELD;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
 
@@ -217,6 +219,33 @@ async fn applying(server: &Server) -> Result<()> {
     assert_eq!(applied_fields(&back).as_ref(), Some(&fields));
     let less = api.apply(&maps, &key, &reported(json!({"a": "1"}))).await?;
     assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "a field no longer applied is removed");
+    what_applying_cannot_do(&api, &other).await
+}
+
+/// Why an object of the release is created and replaced, and not applied.
+async fn what_applying_cannot_do(api: &ApiClient, other: &Other) -> Result<()> {
+    let map = |value: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "suite-theirs", "namespace": "default"},
+            "data": {"a": value}})
+    };
+    other.create(&config_maps(), &map("theirs")).await??;
+    let overwritten = api.apply(&config_maps(), &in_default("suite-theirs"), &map("ours")).await?;
+    assert_eq!(overwritten["data"]["a"], "ours", "it does not matter who made it");
+    let (roles, key) = (cluster_roles(), named("suite:later"));
+    let mut later = role("suite:later", "get", false);
+    later[UNKNOWN_FIELD] = json!("any");
+    assert_eq!(
+        refused(api.apply(&roles, &key, &later).await),
+        ApiErrorKind::Other,
+        "a field that is not known"
+    );
+    let made = api.create(&roles, &key, &later).await?;
+    assert_eq!(made.get(UNKNOWN_FIELD), None, "it is dropped");
+    let mut changed = made.clone();
+    changed[UNKNOWN_FIELD] = json!("any");
+    changed["rules"][0]["verbs"] = json!(["list"]);
+    let changed = api.replace(&roles, &key, &changed).await?;
+    assert_eq!((changed.get(UNKNOWN_FIELD), &changed["rules"][0]["verbs"]), (None, &json!(["list"])));
     Ok(())
 }
 

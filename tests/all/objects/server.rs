@@ -5,7 +5,7 @@
 //! also see each request, break off watches, and add groups that another server answers for.
 
 mod fields;
-mod kinds;
+pub(crate) mod kinds;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};

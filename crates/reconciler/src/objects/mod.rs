@@ -18,6 +18,21 @@
 //!   `node_reconcile` is the part of a pass for Node objects. [`reconcile`][] combines all of it and implements
 //!   [`ObjectReconciler`].
 //!
+//! # What the library `kube` does
+//!
+//! `kube` builds requests, sends them over TLS, and decodes responses, events, errors and API versions. Objects stay
+//! JSON ([`object_kind`][] says why). These parts of it were considered and left out; the modules give the reasons:
+//!
+//! | part of `kube` 5.0 | instead |
+//! | --- | --- |
+//! | `runtime::watcher` and its backoff | `object_watches`, with the delays that all retries here have |
+//! | `runtime::reflector` | `watch_cache` |
+//! | `Discovery::run` and `run_aggregated` | [`discovery`][], one API version at a time |
+//! | apply, for objects of the release | `object_write` creates and replaces them |
+//!
+//! `kube` has nothing to compare an object with the desired one ([`diff`][]), to tell why a write was rejected
+//! ([`api_error`][]), or to replace a client whose certificate was renewed ([`api_client`][]).
+//!
 //! # Invariants
 //!
 //! * An object without our label is never changed, unless it is ours all the same: we wrote it before, it is an object

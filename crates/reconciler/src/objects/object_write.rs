@@ -4,6 +4,23 @@
 //! version. An object of an add-on is applied (server-side apply), so that fields of other managers stay theirs.
 //!
 //! An object without our label is never overwritten, unless it is ours all the same ([`is_owned`]).
+//!
+//! # Why objects of the release are not applied
+//!
+//! Server-side apply would spare `update_body` of [`diff`](crate::objects::diff), but the objects of the release need
+//! three things that it does not have. `tests/all/objects/semantics.rs` verifies the first two with a real server.
+//!
+//! * *Create and nothing else.* An apply creates an object or overwrites it, even if it is another owner's. No
+//!   precondition prevents that. A create request is rejected if the name was taken between the list and the request.
+//! * *Fields of a later Kubernetes.* An apply with a field that the server does not know is rejected as a whole
+//!   ([kubernetes 122480](https://github.com/kubernetes/kubernetes/issues/122480)). Other writes just drop the field.
+//!   `seLinuxMount` of our CSI driver is unknown before 1.25. Every pass of a cluster with a driver would fail there,
+//!   and no controller would start.
+//! * *Fields that must be empty*: there are six, for example the `mountOptions` of the storage class. A field that is
+//!   left out of an apply stays with the manager that has set it, and empty values are rejected for some kinds.
+//!
+//! Objects of add-ons are applied all the same: a problem of theirs holds up no controller, and their manifest decides
+//! which fields they have. Between the read of such an object and its apply, the name may be taken.
 
 use serde_json::{Value, json};
 

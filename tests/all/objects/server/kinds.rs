@@ -22,6 +22,9 @@ const TABLE: &[(&str, &str, &str, bool)] = &[
 pub(super) const REVIEWS: (&str, &str, &str) =
     ("authorization.k8s.io", "SubjectAccessReview", "subjectaccessreviews");
 
+/// A field that no server knows, as if it were of a later Kubernetes.
+pub(crate) const UNKNOWN_FIELD: &str = "fieldOfALaterKubernetes";
+
 pub(super) fn kinds() -> impl Iterator<Item = ObjectKind> {
     TABLE.iter().map(|(group, kind, plural, namespaced)| ObjectKind {
         group: (*group).to_owned(),
@@ -32,7 +35,8 @@ pub(super) fn kinds() -> impl Iterator<Item = ObjectKind> {
     })
 }
 
-/// Fills in the defaults of absent fields, and drops a `globalDefault` of `false`, as the real server does.
+/// Fills in the defaults of absent fields, and drops a `globalDefault` of `false` and a field that is not known, as the
+/// real server does.
 pub(super) fn default(kind: &ObjectKind, object: &mut Value) {
     let mut fill = |path: &str, value: Value| {
         let (parent, field) = path.rsplit_once('/').unwrap_or(("", path));
@@ -66,10 +70,11 @@ pub(super) fn default(kind: &ObjectKind, object: &mut Value) {
             }
         }
     }
-    if let Some(fields) = object.as_object_mut()
-        && fields.get("globalDefault") == Some(&json!(false))
-    {
-        fields.remove("globalDefault");
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove(UNKNOWN_FIELD);
+        if fields.get("globalDefault") == Some(&json!(false)) {
+            fields.remove("globalDefault");
+        }
     }
 }
 

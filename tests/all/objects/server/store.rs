@@ -183,6 +183,14 @@ impl Store {
         value: &Value,
         (manager, force): (&str, bool),
     ) -> Result<Value, Refused> {
+        if value.get(kinds::UNKNOWN_FIELD).is_some() {
+            // By its schema, which other writes do not compare with.
+            let message = format!(
+                "failed to create typed patch object: .{}: field not declared in schema",
+                kinds::UNKNOWN_FIELD
+            );
+            return Err(refused(500, "", message));
+        }
         let before = self.get(kind, key).ok();
         let conflicts = |conflicts: Vec<String>| {
             let causes = conflicts.iter().map(|conflict| (String::new(), conflict.clone())).collect();
