@@ -49,7 +49,7 @@ async fn dispatch_command(arguments: &[OsString]) -> Result<(), ExitFailure> {
         Some(ShepherdCommand::Simulator(args)) => run_simulator(args).await,
         None => {
             let mut traces = Traces::new(parsed.service.otlp_endpoint.as_deref())?;
-            logging::start_logging(parsed.service.log_format, "info", traces.layer.take());
+            logging::start_logging(parsed.service.log_format, "info", traces.tracer.take());
             let only_check = parsed.service.check;
             let plan = service_plan::plan_service(parsed.service, file)?;
             if only_check {

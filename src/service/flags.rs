@@ -276,7 +276,8 @@ pub struct ServiceFlags {
     /// Listen address of the metrics, served as http://ADDRESS:PORT/metrics.
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]
     pub metrics_listen_address: Option<SocketAddr>,
-    /// Receiver of traces of work items, by OTLP over gRPC: http://HOST:4317. [default: none]
+    /// Receiver of traces of work items, by OTLP over gRPC: http://HOST:4317. It takes precedence over the variables
+    /// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT. [default: none]
     #[arg(long, value_name = "URL", help_heading = "Traces")]
     pub otlp_endpoint: Option<String>,
 

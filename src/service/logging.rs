@@ -4,19 +4,18 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::filter::filter_fn;
+use opentelemetry_sdk::trace::SdkTracer;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
 use crate::service::flags::LogFormat;
-use crate::service::traces::layer::TraceLayer;
+use crate::service::traces::layer::build_layer;
 
-/// Starts logging to standard error, and tracing if a layer is given. `RUST_LOG` sets the log filter; `default` is used
-/// without it. A second call changes nothing.
-pub fn start_logging(format: LogFormat, default: &str, traces: Option<TraceLayer>) {
+/// Starts logging to standard error, and tracing if a tracer is given. `RUST_LOG` sets the log filter; `default` is
+/// used without it. A second call changes nothing.
+pub fn start_logging(format: LogFormat, default: &str, tracer: Option<SdkTracer>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let traces = traces.map(|layer| layer.with_filter(filter_fn(TraceLayer::accepts)));
     let log = fmt::layer()
         .with_writer(std::io::stderr)
         // A failed write would be reported by `eprintln!`, which panics if standard error cannot be written to: a full
@@ -24,7 +23,7 @@ pub fn start_logging(format: LogFormat, default: &str, traces: Option<TraceLayer
         .log_internal_errors(false);
     let ansi = std::io::stderr().is_terminal();
     // An error means that a subscriber is installed already, as in a test.
-    let registry = registry().with(traces);
+    let registry = registry().with(tracer.map(build_layer));
     let _ = match format {
         LogFormat::Text => registry.with(log.with_ansi(ansi).with_filter(filter)).try_init(),
         LogFormat::Json => registry.with(log.json().with_filter(filter)).try_init(),

@@ -1,6 +1,7 @@
 //! Traces of work, as a receiver of OTLP gets them from real shepherds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,16 +23,30 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::harness::aloud::TestResult;
-use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
+use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, endpoint};
 use crate::harness::port::reserved;
 
 /// What was received.
 #[derive(Clone, Default)]
-struct Received(Arc<Mutex<Vec<Span>>>);
+struct Received {
+    spans: Arc<Mutex<Vec<Span>>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
+}
+
+/// What a request has besides spans: a header, and the attributes of the process.
+#[derive(Clone)]
+struct ReceivedRequest {
+    authorization: Option<String>,
+    resource: BTreeMap<String, String>,
+}
 
 impl Received {
     fn spans(&self) -> Vec<Span> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn requests(&self) -> Vec<ReceivedRequest> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Those that begin a trace.
@@ -46,14 +61,23 @@ impl TraceService for Received {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let authorization = request.metadata().get("authorization");
+        let authorization = authorization.and_then(|value| value.to_str().ok()).map(str::to_owned);
         for of in request.into_inner().resource_spans {
             let attributes = of.resource.map(|resource| resource.attributes).unwrap_or_default();
             let named = attributes.iter().any(|attribute| attribute.key == "service.name");
             if !named {
                 return Err(Status::invalid_argument("spans of nobody"));
             }
+            let resource = attributes.into_iter().filter_map(|attribute| match attribute.value?.value? {
+                Value::StringValue(text) => Some((attribute.key, text)),
+                _ => None,
+            });
+            let received =
+                ReceivedRequest { authorization: authorization.clone(), resource: resource.collect() };
+            self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(received);
             let spans = of.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
+            self.spans.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
@@ -78,6 +102,12 @@ fn text<'a>(span: &'a Span, key: &str) -> &'a str {
         Some(Value::StringValue(text)) => text,
         _ => "",
     }
+}
+
+/// A shepherd with these variables in its environment.
+fn with_variables(variables: &[(&'static str, &str)]) -> Otherwise {
+    let environment = variables.iter().map(|(name, value)| (*name, OsString::from(value))).collect();
+    Otherwise { environment, ..Otherwise::default() }
 }
 
 /// A work item as a trace and as history tells of it: machine, process, fence.
@@ -125,6 +155,9 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     // The log is as quiet as can be: traces are none of its business.
     let quiet = "--log_format=json";
     let flags = [&LIMITS[..], &[&receiver, quiet]].concat();
+    // The flag takes precedence: nobody receives there.
+    let elsewhere = format!("http://{}", reserved()?);
+    let variables = with_variables(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &elsewhere)]);
     let mut maker = fleet.shepherd(
         "maker",
         &[endpoint()?],
@@ -134,7 +167,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     fleet.until("all are made", made).await?;
     assert!(maker.terminate().await?.success());
     fleet.strike("sim-0002", "disk-full").await?;
-    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &flags)?;
+    let mut shepherd = fleet.shepherd_otherwise(variables, "shepherd", &[endpoint()?], &flags)?;
     let two = "SELECT count(*) = 2 FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
     fleet.until("two are Ready", two).await?;
     fleet
@@ -195,6 +228,9 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
         );
         assert_eq!(inside(root, "write the end"), 1);
     }
+    for exec in spans.iter().filter(|span| span.name == "ssh exec") {
+        assert!(matches!(attribute(exec, "sent_bytes"), Some(Value::IntValue(_))), "{exec:?}");
+    }
     for root in looked {
         assert!(inside(root, "provider call") >= 1, "the provider got a request");
     }
@@ -212,8 +248,15 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
 async fn receiver_that_is_away_is_reported_once_and_gets_what_waited_when_it_is_back() -> TestResult {
     let fleet = Fleet::start("traces_away", &SIMULATOR).await?;
     let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
-    let receiver = format!("--otlp_endpoint=http://{at}");
-    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&LIMITS[..], &[&receiver]].concat())?;
+    // All of it from the environment, without a flag.
+    let receiver = format!("http://{at}");
+    let variables = with_variables(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &receiver),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20secret-of-the-receiver"),
+        ("OTEL_SERVICE_NAME", "fleet-a"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=overridden"),
+    ]);
+    let mut shepherd = fleet.shepherd_otherwise(variables, "shepherd", &[endpoint()?], &LIMITS)?;
     fleet.until("all are Ready all the same", ALL_READY).await?;
     let log = || std::fs::read_to_string(fleet.log_of("shepherd"));
     until("it says why", || log().is_ok_and(|log| log.contains("cannot send traces"))).await?;
@@ -228,7 +271,32 @@ async fn receiver_that_is_away_is_reported_once_and_gets_what_waited_when_it_is_
     .await?;
     until("it says so", || log().is_ok_and(|log| log.contains("the receiver accepts traces again"))).await?;
     assert!(shepherd.terminate().await?.success());
-    assert_eq!(log()?.matches("cannot send traces").count(), 1);
+    let message = log()?;
+    assert_eq!(message.matches("cannot send traces").count(), 1);
+    assert!(!message.contains("secret-of-the-receiver"), "the log has the header");
+    for request in received.requests() {
+        assert_eq!(request.authorization.as_deref(), Some("Bearer secret-of-the-receiver"));
+        let resource = |name: &str| request.resource.get(name).map(String::as_str);
+        assert_eq!(resource("service.name"), Some("fleet-a"));
+        assert_eq!(resource("deployment.environment.name"), Some("test"));
+        assert_eq!(resource("service.version"), Some(env!("CARGO_PKG_VERSION")));
+    }
+    stop.cancel();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sampler_of_the_environment_decides_what_is_sent() -> TestResult {
+    let fleet = Fleet::start("traces_unsampled", &SIMULATOR).await?;
+    let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
+    receive(at, &received, &stop).await?;
+    let receiver = format!("--otlp_endpoint=http://{at}");
+    let variables = with_variables(&[("OTEL_TRACES_SAMPLER", "always_off")]);
+    let flags = [&LIMITS[..], &[&receiver]].concat();
+    let mut shepherd = fleet.shepherd_otherwise(variables, "shepherd", &[endpoint()?], &flags)?;
+    fleet.until("all are Ready", ALL_READY).await?;
+    assert!(shepherd.terminate().await?.success());
+    assert!(received.spans().is_empty(), "{:?}", received.spans());
     stop.cancel();
     Ok(())
 }

@@ -131,7 +131,9 @@ impl SshSession {
         stdin: Bytes,
     ) -> Result<CommandOutput, ExecFailure> {
         // Not the command: it may contain secrets.
-        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation, sent_bytes = stdin.len(), error = Empty);
+        let sent_bytes = i64::try_from(stdin.len()).unwrap_or(i64::MAX);
+        let span =
+            tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation, sent_bytes, error = Empty);
         let ran = self.run_in_channel(operation, command, stdin).instrument(span.clone()).await;
         if let Err(failure) = &ran {
             span.record("error", display(&failure.error));

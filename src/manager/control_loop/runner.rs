@@ -211,7 +211,7 @@ fn work_span(work: &Work) -> Span {
         process = %work.process(),
         machine = %work.machine(),
         fence = work.fence(),
-        elapsed_ns = u64::try_from(work.time_since_claim().as_nanos()).unwrap_or(u64::MAX),
+        elapsed_ns = i64::try_from(work.time_since_claim().as_nanos()).unwrap_or(i64::MAX),
         result = Empty,
         error = Empty,
     )

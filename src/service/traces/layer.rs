@@ -1,168 +1,130 @@
-//! Tracing layer that turns work spans into OTLP spans.
+//! Tracing layer that turns work spans into OpenTelemetry spans.
+//!
+//! The layer is that of `tracing-opentelemetry`, without the attributes that it can add. A filter in front of it
+//! selects the spans of traces, and a queue behind it receives those that have ended.
 
-use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{Span, Status};
+use opentelemetry::trace::{SpanId, SpanKind, Status, TracerProvider as _};
+use opentelemetry::{Context as TelemetryContext, Value};
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span, SpanData, SpanProcessor};
 use tokio::sync::mpsc;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Metadata, Subscriber};
+use tracing::Metadata;
+use tracing::subscriber::Interest;
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::layer::{Context, Layer};
-use tracing_subscriber::registry::LookupSpan;
 
 use crate::model::traces::TRACE_TARGET;
 use crate::service::traces::SpanCounts;
 
 /// The name of spans that start a trace.
 const ROOT_SPAN: &str = "work";
-/// A field with the age of the work when its span was created, in nanoseconds: the OTLP span starts that much earlier.
+/// A field with the age of the work when its span was created, in nanoseconds: the exported span starts that much
+/// earlier.
 const ELAPSED_FIELD: &str = "elapsed_ns";
 /// A field that is set on spans that failed.
 const ERROR_FIELD: &str = "error";
 
-/// Observes spans, and queues those that have ended.
+/// A tracer that sends ended spans to this queue.
+#[must_use]
+pub fn build_tracer(queue: mpsc::Sender<SpanData>, counts: SpanCounts) -> SdkTracer {
+    // The builder reads OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG.
+    let provider = SdkTracerProvider::builder().with_span_processor(SpanQueue { queue, counts }).build();
+    provider.tracer("shepherd")
+}
+
+/// The layer that observes spans for this tracer, whatever the log filter is.
+#[must_use]
+pub fn build_layer(tracer: SdkTracer) -> impl Layer<Registry> + Send + Sync {
+    let filter = dynamic_filter_fn::<Registry, _>(belongs_to_trace).with_callsite_filter(callsite_interest);
+    tracing_opentelemetry::layer::<Registry>()
+        .with_tracer(tracer)
+        // The parent of a span is the current span of `tracing`, not of another library.
+        .with_context_activation(false)
+        .with_location(false)
+        .with_target(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_filter(filter)
+}
+
+/// Whether a span starts a trace or is inside one. The layer gets no events, so log lines are not exported.
+fn belongs_to_trace(metadata: &Metadata<'_>, context: &Context<'_, Registry>) -> bool {
+    is_trace_span(metadata) && (metadata.name() == ROOT_SPAN || context.lookup_current().is_some())
+}
+
+/// Answers once for each place in the code, so that only spans of traces cost a look at the current span.
+fn callsite_interest(metadata: &'static Metadata<'static>) -> Interest {
+    if is_trace_span(metadata) { Interest::sometimes() } else { Interest::never() }
+}
+
+fn is_trace_span(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span() && metadata.target() == TRACE_TARGET
+}
+
+/// Queues ended spans. A span that does not fit is dropped and counted: the code that ends a span never waits.
 #[derive(Debug)]
-pub struct TraceLayer {
-    queue: mpsc::Sender<Span>,
+struct SpanQueue {
+    queue: mpsc::Sender<SpanData>,
     counts: SpanCounts,
 }
 
-impl TraceLayer {
-    /// A layer that sends ended spans to this queue.
-    #[must_use]
-    pub fn new(queue: mpsc::Sender<Span>, counts: SpanCounts) -> Self {
-        Self { queue, counts }
-    }
+impl SpanProcessor for SpanQueue {
+    fn on_start(&self, _span: &mut Span, _context: &TelemetryContext) {}
 
-    /// Whether a span belongs to a trace, whatever the log filter is.
-    #[must_use]
-    pub fn accepts(metadata: &Metadata<'_>) -> bool {
-        metadata.is_span() && metadata.target() == TRACE_TARGET
-    }
-}
-
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let Some(span) = context.span(id) else { return };
-        let parent = span.parent().and_then(|parent| {
-            let extensions = parent.extensions();
-            let open = extensions.get::<OpenSpan>()?;
-            Some((open.span.trace_id.clone(), open.span.span_id.clone()))
-        });
-        let (trace_id, parent_span_id) = match parent {
-            Some(parent) => parent,
-            None if span.name() == ROOT_SPAN => (rand::random::<[u8; 16]>().to_vec(), Vec::new()),
-            None => return,
-        };
-        let kind = if parent_span_id.is_empty() { SpanKind::Internal } else { SpanKind::Client };
-        let mut open = OpenSpan {
-            span: Span {
-                trace_id,
-                span_id: rand::random::<[u8; 8]>().to_vec(),
-                parent_span_id,
-                name: span.name().to_owned(),
-                kind: kind.into(),
-                start_time_unix_nano: unix_nanos(SystemTime::now()),
-                ..Span::default()
-            },
-        };
-        attributes.record(&mut open);
-        span.extensions_mut().insert(open);
-    }
-
-    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
-        let Some(span) = context.span(id) else { return };
-        if let Some(open) = span.extensions_mut().get_mut::<OpenSpan>() {
-            values.record(open);
-        }
-    }
-
-    fn on_close(&self, id: Id, context: Context<'_, S>) {
-        let Some(span) = context.span(&id) else { return };
-        let Some(OpenSpan { mut span }) = span.extensions_mut().remove::<OpenSpan>() else { return };
-        span.end_time_unix_nano = unix_nanos(SystemTime::now());
+    fn on_end(&self, mut span: SpanData) {
+        translate_fields(&mut span);
         if self.queue.try_send(span).is_err() {
             self.counts.record_dropped(1);
         }
     }
-}
 
-/// A span that has not ended yet.
-struct OpenSpan {
-    span: Span,
-}
+    // The sender empties the queue when the service stops.
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
 
-impl OpenSpan {
-    fn attribute(&mut self, field: &Field, value: Value) {
-        self.span.attributes.push(attribute(field.name(), value));
+    fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
+        Ok(())
     }
 }
 
-/// An attribute of a span or of its resource.
-#[must_use]
-pub fn attribute(key: &str, value: Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
-}
-
-impl Visit for OpenSpan {
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.attribute(field, Value::IntValue(value));
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == ELAPSED_FIELD {
-            let began = &mut self.span.start_time_unix_nano;
-            *began = began.saturating_sub(value);
-            return;
+/// Turns the fields with a meaning into parts of the span. Spans inside work are calls of something else.
+fn translate_fields(span: &mut SpanData) {
+    let (mut elapsed, mut error) = (0, None);
+    span.attributes.retain(|attribute| match (attribute.key.as_str(), &attribute.value) {
+        (ELAPSED_FIELD, Value::I64(nanoseconds)) => {
+            elapsed = u64::try_from(*nanoseconds).unwrap_or(0);
+            false
         }
-        match i64::try_from(value) {
-            Ok(value) => self.attribute(field, Value::IntValue(value)),
-            Err(_) => self.attribute(field, Value::StringValue(value.to_string())),
+        (ERROR_FIELD, Value::String(sentence)) => {
+            error = Some(sentence.as_str().to_owned());
+            false
         }
+        _ => true,
+    });
+    span.start_time = span.start_time.checked_sub(Duration::from_nanos(elapsed)).unwrap_or(UNIX_EPOCH);
+    if let Some(sentence) = error {
+        span.status = Status::error(sentence);
     }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.attribute(field, Value::DoubleValue(value));
+    if span.parent_span_id != SpanId::INVALID {
+        span.span_kind = SpanKind::Client;
     }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.attribute(field, Value::BoolValue(value));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == ERROR_FIELD {
-            self.span.status = Some(Status { code: StatusCode::Error.into(), message: value.to_owned() });
-            return;
-        }
-        self.attribute(field, Value::StringValue(value.to_owned()));
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.record_str(field, &format!("{value:?}"));
-    }
-}
-
-fn unix_nanos(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry::KeyValue;
     use tracing::field::Empty;
-    use tracing_subscriber::filter::filter_fn;
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
 
-    fn recorded_spans(what: impl FnOnce()) -> Vec<Span> {
+    fn recorded_spans(what: impl FnOnce()) -> Vec<SpanData> {
         let (send, mut queue) = mpsc::channel(3);
-        let layer = TraceLayer::new(send, SpanCounts::default()).with_filter(filter_fn(TraceLayer::accepts));
+        let layer = build_layer(build_tracer(send, SpanCounts::default()));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), what);
         let mut spans = Vec::new();
         while let Ok(span) = queue.try_recv() {
@@ -180,25 +142,31 @@ mod tests {
                 target: TRACE_TARGET,
                 "work",
                 fence = 7_i64,
-                elapsed_ns = 5_000_000_000_u64,
+                elapsed_ns = 5_000_000_000_i64,
                 error = Empty,
             );
             let exec = || {
                 tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation = "enrolling")
-                    .in_scope(|| ());
+                    .in_scope(|| tracing::error!("a line of the log"));
             };
             work.in_scope(|| tracing::info_span!("work", source = "the log").in_scope(exec));
+            work.record("error", "connection reset");
             work.record("error", "no route to host");
         });
         let [exec, work] = spans.as_slice() else { panic!("{spans:?}") };
-        assert_eq!((exec.name.as_str(), work.name.as_str()), ("ssh exec", "work"));
-        assert_eq!((&exec.trace_id, &exec.parent_span_id), (&work.trace_id, &work.span_id));
-        assert_eq!((work.trace_id.len(), work.span_id.len(), work.parent_span_id.len()), (16, 8, 0));
-        assert!(exec.start_time_unix_nano - work.start_time_unix_nano >= 5_000_000_000);
-        let status = work.status.as_ref().unwrap();
-        assert_eq!((status.code(), status.message.as_str()), (StatusCode::Error, "no route to host"));
-        assert_eq!(work.attributes, [attribute("fence", Value::IntValue(7))]);
-        assert_eq!(exec.attributes, [attribute("operation", Value::StringValue("enrolling".to_owned()))]);
+        assert_eq!((&*exec.name, &*work.name), ("ssh exec", "work"));
+        assert_eq!(
+            (exec.span_context.trace_id(), exec.parent_span_id),
+            (work.span_context.trace_id(), work.span_context.span_id())
+        );
+        assert!(work.span_context.is_valid() && work.parent_span_id == SpanId::INVALID);
+        let earlier = exec.start_time.duration_since(work.start_time).unwrap();
+        assert!(earlier >= Duration::from_secs(5));
+        assert_eq!(work.status, Status::error("no route to host"));
+        assert_eq!(work.attributes, [KeyValue::new("fence", 7_i64)]);
+        assert_eq!(exec.attributes, [KeyValue::new("operation", "enrolling")]);
+        assert_eq!((&work.span_kind, &exec.span_kind), (&SpanKind::Internal, &SpanKind::Client));
+        assert!(exec.events.is_empty() && exec.status == Status::Unset, "{exec:?}");
     }
 
     #[test]
