@@ -14,6 +14,9 @@ const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "
 const LISTENERS: &[&str] = &["axum", "prost-reflect", "tonic-health", "tonic-reflection"];
 /// A node's: thousands of types.
 const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
+/// The service's: no other program exports traces.
+const TRACES: &[&str] =
+    &["opentelemetry", "opentelemetry-proto", "opentelemetry_sdk", "tracing-opentelemetry"];
 /// `ring` is the one TLS provider: with two, rustls panics in the first caller that needs the default.
 const OTHER_TLS: &[&str] = &["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl", "openssl-sys"];
 
@@ -54,6 +57,18 @@ fn the_service_links_what_the_role_server_must_not() -> TestResult {
     // Otherwise the names above are wrong, and the test above cannot fail.
     let tree = packages(&["--edges", "normal"])?;
     assert_eq!(among(&tree, NOT_ON_A_MACHINE), NOT_ON_A_MACHINE);
+    Ok(())
+}
+
+#[test]
+fn only_the_service_links_what_exports_traces() -> TestResult {
+    for program in ["roleserver,reconciler", "shepherdctl"] {
+        let tree = packages(&["--no-default-features", "--features", program, "--edges", "normal"])?;
+        assert_eq!(among(&tree, TRACES), Vec::<&str>::new(), "{program}");
+    }
+    let service =
+        packages(&["--no-default-features", "--features", "shepherd,roleserver", "--edges", "normal"])?;
+    assert_eq!(among(&service, TRACES), TRACES);
     Ok(())
 }
 

@@ -59,7 +59,9 @@ impl Place {
         let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
         command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
         for (name, _) in std::env::vars_os() {
-            let foreign = name.to_str().is_some_and(|name| name.starts_with("PG") || name == "RUST_LOG");
+            let foreign = name.to_str().is_some_and(|name| {
+                name.starts_with("PG") || name.starts_with("OTEL_") || name == "RUST_LOG"
+            });
             let own = name.to_str().is_some_and(|name| name.starts_with("SHEPHERD_"));
             if foreign || (own && name != "SHEPHERD_POSTGRES_BIN") {
                 command.env_remove(name);
