@@ -13,7 +13,7 @@ use crate::cluster::reading::list_clusters;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{
@@ -147,9 +147,11 @@ impl Bmdb {
         })
         .await
     }
+}
 
+#[cfg(feature = "sealing")]
+impl Bmdb {
     /// The certificates of a cluster, and the database's clock when they were read.
-    #[cfg(feature = "sealing")]
     pub async fn cluster_credentials(
         &self,
         cluster: Uuid,
@@ -161,85 +163,58 @@ impl Bmdb {
     }
 
     /// Records the certificate that the curators signed.
-    #[cfg(feature = "sealing")]
     pub async fn record_cluster_credential_issued(
         &self,
         lease: &NamedLease,
         credential: Uuid,
         issued: IssuedCertificate,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "keeping a certificate for a cluster");
-        self.transact_with(doing, (lease, issued), move |tx, (lease, issued)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                // A certificate whose revocation is requested by now is recorded all the same, because the
-                // revocation uses its serial number.
-                sqlx::query!(
-                    "UPDATE cluster_credential SET certificate = $2, serial = $3, expires_at = $4
-                     WHERE credential_id = $1 AND certificate IS NULL",
-                    credential,
-                    issued.signed.certificate,
-                    issued.serial,
-                    issued.signed.expires_at
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        self.execute_under_lease("keeping a certificate for a cluster", lease, move || {
+            // A certificate whose revocation is requested by now is recorded all the same, because the revocation uses
+            // its serial number.
+            sqlx::query!(
+                "UPDATE cluster_credential SET certificate = $2, serial = $3, expires_at = $4
+                 WHERE credential_id = $1 AND certificate IS NULL",
+                credential,
+                issued.signed.certificate,
+                issued.serial,
+                issued.signed.expires_at
+            )
         })
         .await
     }
 
     /// Records that the curators do not sign it, and why.
-    #[cfg(feature = "sealing")]
     pub async fn record_cluster_credential_rejected(
         &self,
         lease: &NamedLease,
         credential: Uuid,
         text: &str,
     ) -> Result<(), BmdbError> {
-        let (lease, text, doing) =
-            (lease.clone(), text.to_owned(), "writing down that no certificate is signed");
-        self.transact_with(doing, (lease, text), move |tx, (lease, text)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "UPDATE cluster_credential SET refused = $2
-                     WHERE credential_id = $1 AND certificate IS NULL",
-                    credential,
-                    text
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        let text = text.to_owned();
+        self.execute_under_lease("writing down that no certificate is signed", lease, move || {
+            sqlx::query!(
+                "UPDATE cluster_credential SET refused = $2
+                 WHERE credential_id = $1 AND certificate IS NULL",
+                credential,
+                text
+            )
         })
         .await
     }
 
     /// Records that the curators reject the certificate now.
-    #[cfg(feature = "sealing")]
     pub async fn record_cluster_credential_revoked(
         &self,
         lease: &NamedLease,
         credential: Uuid,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "writing down that a certificate is refused");
-        self.transact_with(doing, lease, move |tx, lease| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "UPDATE cluster_credential SET revoked_at = clock_timestamp()
-                     WHERE credential_id = $1 AND revocation_requested_at IS NOT NULL",
-                    credential
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        self.execute_under_lease("writing down that a certificate is refused", lease, move || {
+            sqlx::query!(
+                "UPDATE cluster_credential SET revoked_at = clock_timestamp()
+                 WHERE credential_id = $1 AND revocation_requested_at IS NOT NULL",
+                credential
+            )
         })
         .await
     }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::cluster::lock::lock_cluster;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::declaration::{
@@ -100,21 +100,14 @@ impl Bmdb {
         cluster: Uuid,
         role: &str,
     ) -> Result<(), BmdbError> {
-        let (lease, role, doing) = (lease.clone(), role.to_owned(), "forgetting a role");
-        self.transact_with(doing, (lease, role), move |tx, (lease, role)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "DELETE FROM cluster_declaration
-                     WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NOT NULL",
-                    cluster,
-                    role
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        let role = role.to_owned();
+        self.execute_under_lease("forgetting a role", lease, move || {
+            sqlx::query!(
+                "DELETE FROM cluster_declaration
+                 WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NOT NULL",
+                cluster,
+                role
+            )
         })
         .await
     }

@@ -15,7 +15,7 @@ use crate::connection::database_now;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
@@ -121,10 +121,12 @@ impl Bmdb {
         })
         .await
     }
+}
 
+#[cfg(feature = "sealing")]
+impl Bmdb {
     /// State of the shepherd's keys for a cluster, and the database's clock when it was read; `None` if the cluster
     /// does not exist.
-    #[cfg(feature = "sealing")]
     pub async fn cluster_keys(&self, cluster: Uuid) -> Result<Option<(OwnerKeys, Timestamp)>, BmdbError> {
         self.transact_read_only(move |tx| {
             Box::pin(async move {
@@ -136,17 +138,15 @@ impl Bmdb {
     }
 
     /// Stores the next key, unless there is one already or the cluster is being deleted.
-    #[cfg(feature = "sealing")]
     pub async fn store_next_cluster_key(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
         (key, sealed): (OwnerPublicKey, Vec<u8>),
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "keeping the next key for a cluster");
-        self.transact_with(doing, (lease, sealed), move |tx, (lease, sealed)| {
+        let doing = "keeping the next key for a cluster";
+        self.transact_under_lease(doing, lease, sealed, move |tx, sealed| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 // A rotation that is under way is completed first.
                 let kept = sqlx::query_scalar!(
                     "UPDATE cluster SET key_next = $2, key_next_at = clock_timestamp()
@@ -179,7 +179,6 @@ impl Bmdb {
     }
 
     /// Puts the next key in force and makes the present one a former key.
-    #[cfg(feature = "sealing")]
     pub async fn activate_next_cluster_key(
         &self,
         lease: &NamedLease,
@@ -187,10 +186,9 @@ impl Bmdb {
         before: OwnerPublicKey,
         next: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "letting the next key for a cluster be in force");
-        self.transact_with(doing, lease, move |tx, lease| {
+        let doing = "letting the next key for a cluster be in force";
+        self.transact_under_lease(doing, lease, (), move |tx, ()| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let switched = sqlx::query_file_scalar!(
                     "../../sql/cluster/activate_next_key.sql",
                     cluster,
@@ -228,44 +226,34 @@ impl Bmdb {
     }
 
     /// Records that the cluster's curators reject a former key now.
-    #[cfg(feature = "sealing")]
     pub async fn record_former_key_removed(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
         key: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "writing down that a former key for a cluster is refused");
-        self.transact_with(doing, lease, move |tx, lease| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "UPDATE cluster_former_key SET removed_at = clock_timestamp()
-                     WHERE cluster_id = $1 AND public_key = $2 AND removed_at IS NULL",
-                    cluster,
-                    key.as_slice()
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        let doing = "writing down that a former key for a cluster is refused";
+        self.execute_under_lease(doing, lease, move || {
+            sqlx::query!(
+                "UPDATE cluster_former_key SET removed_at = clock_timestamp()
+                 WHERE cluster_id = $1 AND public_key = $2 AND removed_at IS NULL",
+                cluster,
+                key.as_slice()
+            )
         })
         .await
     }
 
     /// Deletes a former key that the cluster's curators reject.
-    #[cfg(feature = "sealing")]
     pub async fn delete_former_key(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
         key: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "forgetting a former key for a cluster");
-        self.transact_with(doing, lease, move |tx, lease| {
+        let doing = "forgetting a former key for a cluster";
+        self.transact_under_lease(doing, lease, (), move |tx, ()| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let gone = sqlx::query_scalar!(
                     "DELETE FROM cluster_former_key
                      WHERE cluster_id = $1 AND public_key = $2 AND removed_at IS NOT NULL
@@ -290,23 +278,15 @@ impl Bmdb {
     }
 
     /// Records whether the cluster's curators reject every key that the BMDB has.
-    #[cfg(feature = "sealing")]
     pub async fn record_cluster_keys_rejected(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
         refused: bool,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "writing down whether curators refuse the shepherd's keys");
-        self.transact_with(doing, lease, move |tx, lease| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/record_keys_rejected.sql", cluster, refused)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
-                Ok(())
-            })
+        let doing = "writing down whether curators refuse the shepherd's keys";
+        self.execute_under_lease(doing, lease, move || {
+            sqlx::query_file!("../../sql/cluster/record_keys_rejected.sql", cluster, refused)
         })
         .await
     }

@@ -23,9 +23,7 @@ use crate::cluster::transitions::withdraw_cluster_order;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
-#[cfg(feature = "sealing")]
-use crate::engine::schedule::lock_due_rows;
+use crate::engine::named_lease::NamedLease;
 use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
@@ -64,18 +62,19 @@ impl Bmdb {
         })
         .await
     }
+}
 
+#[cfg(feature = "sealing")]
+impl Bmdb {
     /// Allocates an epoch for the next machine that receives the request to restore a cluster; `None` if no restore is
     /// ordered.
-    #[cfg(feature = "sealing")]
     pub async fn allocate_cluster_epoch(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
     ) -> Result<Option<u64>, BmdbError> {
-        self.transact_with(RESTORING_CLUSTER, lease.clone(), move |tx, lease| {
+        self.transact_under_lease(RESTORING_CLUSTER, lease, (), move |tx, ()| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let ahead = i64::try_from(MAX_EPOCH_LEAD).unwrap_or(i64::MAX);
                 let epoch = sqlx::query_file_scalar!("../../sql/cluster/allocate_epoch.sql", cluster, ahead)
                     .fetch_optional(tx)
@@ -88,7 +87,6 @@ impl Bmdb {
     }
 
     /// Records that a machine has restored a cluster, and withdraws its order.
-    #[cfg(feature = "sealing")]
     pub async fn record_cluster_restored(
         &self,
         lease: &NamedLease,
@@ -96,12 +94,9 @@ impl Bmdb {
         machine: MachineId,
         curators: &[String],
     ) -> Result<(), BmdbError> {
-        let (lease, curators) = (lease.clone(), json!(curators));
         let doing = "writing down that a cluster is back";
-        self.transact_with(doing, (lease, curators), move |tx, (lease, curators)| {
+        self.transact_for_machine(doing, (lease, machine), json!(curators), move |tx, curators| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
                 let restored =
                     sqlx::query_file_scalar!("../../sql/cluster/record_restored.sql", cluster, curators)
                         .fetch_optional(&mut *tx)
@@ -119,7 +114,6 @@ impl Bmdb {
     }
 
     /// Id of the snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
-    #[cfg(feature = "sealing")]
     pub async fn snapshot_to_restore(
         &self,
         machine: MachineId,

@@ -14,7 +14,7 @@ use crate::cluster::lock::{lock_cluster, no_such_cluster};
 use crate::cluster::reading::list_clusters;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::snapshot::{SnapshotReason, SnapshotView, snapshots_to_delete};
@@ -138,10 +138,9 @@ impl Bmdb {
     ) -> Result<usize, BmdbError> {
         self.read_policy().await?;
         let policy = self.policy().1.cluster_snapshots;
-        let (lease, doing) = (lease.clone(), "keeping a snapshot of a cluster");
-        self.transact_with(doing, (lease, new), move |tx, (lease, new)| {
+        let doing = "keeping a snapshot of a cluster";
+        self.transact_under_lease(doing, lease, new, move |tx, new| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 // A snapshot that a restore is ordered from stays, whatever its age.
                 // The lock keeps a restore from being ordered meanwhile.
                 let needed = sqlx::query_scalar!(

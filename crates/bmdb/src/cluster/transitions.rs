@@ -4,7 +4,6 @@
 //! more. Changes of a machine are written under that machine's lock and recorded in its history, like all changes of
 //! machines.
 
-use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -18,9 +17,9 @@ use crate::cluster::snapshot::delete_cluster_snapshots;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::read_snapshot;
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
-use crate::engine::schedule::{lock_due_rows, record_event};
+use crate::engine::schedule::record_event;
 use model::cluster::declaration::ServiceView;
 use model::cluster::disruption::OBSERVATION_TTL;
 use model::cluster::kubernetes::NodeKubernetes;
@@ -100,12 +99,10 @@ impl Bmdb {
         machine: MachineId,
         part: ClusterPart,
     ) -> Result<bool, BmdbError> {
-        let (bmdb, lease, detail) = (self.clone(), lease.clone(), format!("as {part} of cluster {name}"));
         let what = "choosing a machine for a cluster";
-        self.transact_with(what, (bmdb, lease, detail), move |tx, (bmdb, lease, detail)| {
+        let arguments = (self.clone(), format!("as {part} of cluster {name}"));
+        self.transact_for_machine(what, (lease, machine), arguments, move |tx, (bmdb, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
                 let snapshot = read_snapshot(tx, machine).await?;
                 let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                 let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
@@ -146,7 +143,7 @@ impl Bmdb {
             MembershipOrder::Leave => format!("to leave cluster {name}"),
         };
         let arguments = (sealed, detail);
-        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (sealed, detail)| {
+        self.transact_for_machine(doing, (lease, machine), arguments, move |tx, (sealed, detail)| {
             Box::pin(async move {
                 let generation =
                     sqlx::query_file_scalar!("../../sql/cluster/next_order_generation.sql", machine.0)
@@ -180,9 +177,13 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "writing down that a cluster is founded";
         let arguments = (ca_certificate.to_vec(), json!(curators));
-        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (ca_certificate, curators)| {
-            Box::pin(async move {
-                let founded = sqlx::query_scalar!(
+        self.transact_for_machine(
+            doing,
+            (lease, machine),
+            arguments,
+            move |tx, (ca_certificate, curators)| {
+                Box::pin(async move {
+                    let founded = sqlx::query_scalar!(
                     "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = $2, curators = $3
                      WHERE cluster_id = $1 AND founded_at IS NULL
                      RETURNING cluster_id",
@@ -190,13 +191,14 @@ impl Bmdb {
                     ca_certificate,
                     curators
                 )
-                .fetch_optional(&mut *tx)
-                .await
-                .context(doing)?;
-                let reported = founded.map(|_| ("ClusterFounded", "it is the first node"));
-                withdraw_cluster_order(tx, machine, reported, doing).await
-            })
-        })
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(doing)?;
+                    let reported = founded.map(|_| ("ClusterFounded", "it is the first node"));
+                    withdraw_cluster_order(tx, machine, reported, doing).await
+                })
+            },
+        )
         .await
     }
 
@@ -210,7 +212,7 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "having a machine leave its cluster";
         let arguments = (why.to_owned(), format!("cluster {name}: {why}"));
-        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (why, detail)| {
+        self.transact_for_machine(doing, (lease, machine), arguments, move |tx, (why, detail)| {
             Box::pin(async move {
                 let changed = sqlx::query_scalar!(
                     "UPDATE machine_cluster SET leaving = $3
@@ -250,7 +252,7 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "letting a machine leave its cluster";
         let detail = format!("cluster {name}: {how}");
-        self.transact_for_machine(lease, machine, doing, detail, move |tx, detail| {
+        self.transact_for_machine(doing, (lease, machine), detail, move |tx, detail| {
             Box::pin(async move {
                 sqlx::query_file!("../../sql/cluster/upsert_left_node.sql", machine.0, cluster)
                     .execute(&mut *tx)
@@ -291,10 +293,10 @@ impl Bmdb {
         cluster: Uuid,
         secrets: &[String],
     ) -> Result<(), BmdbError> {
-        let (lease, secrets, doing) = (lease.clone(), secrets.to_vec(), "forgetting a cluster");
-        self.transact_with(doing, (lease, secrets), move |tx, (lease, secrets)| {
+        let doing = "forgetting a cluster";
+        let arguments = (lease.kind.clone(), lease.name.clone(), secrets.to_vec());
+        self.transact_under_lease(doing, lease, arguments, move |tx, (kind, name, secrets)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 delete_cluster_snapshots(tx, cluster).await?;
                 delete_cluster_credentials(tx, cluster).await?;
                 delete_former_keys(tx, cluster).await?;
@@ -316,14 +318,14 @@ impl Bmdb {
                 .await
                 .context(doing)?;
                 // Nothing acquires the named lease of a deleted cluster again.
-                sqlx::query!("DELETE FROM named_lease WHERE kind = $1 AND name = $2", lease.kind, lease.name)
+                sqlx::query!("DELETE FROM named_lease WHERE kind = $1 AND name = $2", kind, name)
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                for name in secrets {
+                for secret in secrets {
                     sqlx::query!(
                         "DELETE FROM sealed_secret WHERE name = $1 OR starts_with(name, $1 || '/')",
-                        name
+                        secret
                     )
                     .execute(&mut *tx)
                     .await
@@ -342,23 +344,15 @@ impl Bmdb {
         cluster: Uuid,
         (curators, epoch): (&[String], u64),
     ) -> Result<(), BmdbError> {
-        let (lease, curators, doing) = (lease.clone(), json!(curators), "keeping where curators are");
-        let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
-        self.transact_with(doing, (lease, curators), move |tx, (lease, curators)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "UPDATE cluster SET curators = $2, epoch = GREATEST(epoch, $3)
-                     WHERE cluster_id = $1 AND (curators IS DISTINCT FROM $2 OR epoch < $3)",
-                    cluster,
-                    curators,
-                    epoch
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        let (curators, epoch) = (json!(curators), i64::try_from(epoch).unwrap_or(i64::MAX));
+        self.execute_under_lease("keeping where curators are", lease, move || {
+            sqlx::query!(
+                "UPDATE cluster SET curators = $2, epoch = GREATEST(epoch, $3)
+                 WHERE cluster_id = $1 AND (curators IS DISTINCT FROM $2 OR epoch < $3)",
+                cluster,
+                curators,
+                epoch
+            )
         })
         .await
     }
@@ -370,10 +364,9 @@ impl Bmdb {
         cluster: Uuid,
         look: &ClusterObservation,
     ) -> Result<(), BmdbError> {
-        let (lease, look, doing) = (lease.clone(), look.clone(), "writing down what became of a cluster");
-        self.transact_with(doing, (lease, look), move |tx, (lease, look)| {
+        let doing = "writing down what became of a cluster";
+        self.transact_under_lease(doing, lease, look.clone(), move |tx, look| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
                 sqlx::query_file!(
                     "../../sql/cluster/record_observation.sql",
@@ -399,32 +392,6 @@ impl Bmdb {
                     .context(doing)?;
                 }
                 record_machine_observations(tx, cluster, look).await
-            })
-        })
-        .await
-    }
-
-    async fn transact_for_machine<A, F>(
-        &self,
-        lease: &NamedLease,
-        machine: MachineId,
-        doing: &'static str,
-        arguments: A,
-        body: F,
-    ) -> Result<(), BmdbError>
-    where
-        A: Send + Sync + 'static,
-        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<(), BmdbError>>
-            + Send
-            + Sync
-            + 'static,
-    {
-        let arguments = (lease.clone(), arguments, body);
-        self.transact_with(doing, arguments, move |tx, (lease, arguments, body)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
-                body(tx, arguments).await
             })
         })
         .await

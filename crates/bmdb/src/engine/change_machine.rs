@@ -4,6 +4,11 @@
 //! conflict. The authority says whose right the change has: an operator's order, the work on the machine, or a named
 //! lease. A lease that is lost changes nothing.
 
+#[cfg(feature = "sealing")]
+use futures::future::BoxFuture;
+#[cfg(feature = "sealing")]
+use sqlx::PgConnection;
+
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::engine::fact_change::{FactChange, apply_fact_change};
@@ -48,6 +53,33 @@ impl Bmdb {
         F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
     {
         change_machine(self, WriteAuthority::Named(lease.clone()), machine, decide).await
+    }
+
+    /// Runs a transaction about a machine for the holder of a named lease, under the machine's lock: see
+    /// [`Self::transact_under_lease`]. It does not compute the schedule again, so `body` changes no facts.
+    #[cfg(feature = "sealing")]
+    pub(crate) async fn transact_for_machine<A, T, F>(
+        &self,
+        what: &'static str,
+        (lease, machine): (&NamedLease, MachineId),
+        arguments: A,
+        body: F,
+    ) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.transact_under_lease(what, lease, (arguments, body), move |tx, (arguments, body)| {
+            Box::pin(async move {
+                lock_due_rows(tx, machine).await?;
+                body(tx, arguments).await
+            })
+        })
+        .await
     }
 }
 

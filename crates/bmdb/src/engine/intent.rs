@@ -13,7 +13,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 use crate::engine::fact_change::{FactChange, apply_fact_change};
 use crate::engine::facts::read_snapshot;
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::reschedule_machine;
 use crate::engine::unknown_fence::read_unknown_fence;
@@ -205,25 +205,18 @@ impl Bmdb {
     /// Records that a machine is about to be requested from a provider, under its provisioner's lease.
     pub async fn begin_creation(&self, lease: &NamedLease, detail: &str) -> Result<IntentId, BmdbError> {
         let intent = IntentId::generate();
-        let (lease, detail) = (lease.clone(), detail.to_owned());
-        self.transact_with("recording an intent", (lease, detail), move |tx, (lease, detail)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!(
-                    "../../sql/intent/insert.sql",
-                    intent.0,
-                    "create",
-                    lease.name,
-                    None::<uuid::Uuid>,
-                    lease.session.0,
-                    lease.fence,
-                    detail
-                )
-                .execute(tx)
-                .await
-                .context("recording an intent")?;
-                Ok(())
-            })
+        let (holder, detail) = (lease.clone(), detail.to_owned());
+        self.execute_under_lease("recording an intent", lease, move || {
+            sqlx::query_file!(
+                "../../sql/intent/insert.sql",
+                intent.0,
+                "create",
+                holder.name,
+                None::<uuid::Uuid>,
+                holder.session.0,
+                holder.fence,
+                detail
+            )
         })
         .await?;
         Ok(intent)
@@ -261,12 +254,8 @@ impl Bmdb {
         intent: IntentId,
         outcome: &str,
     ) -> Result<bool, BmdbError> {
-        let (lease, outcome) = (lease.clone(), outcome.to_owned());
-        self.transact_with(RESOLVING, (lease, outcome), move |tx, (lease, outcome)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                resolve_intent_in_tx(tx, intent, outcome).await
-            })
+        self.transact_under_lease(RESOLVING, lease, outcome.to_owned(), move |tx, outcome| {
+            Box::pin(resolve_intent_in_tx(tx, intent, outcome))
         })
         .await
     }

@@ -1,9 +1,13 @@
 //! Named leases: exclusive, fenced ownership of a provisioner, a cluster, the roll-outs.
 //!
 //! They use the same guard and the same reaper as work. The fence grows with every acquisition, and a transaction that
-//! writes for the owner locks the lease's row in the same commit.
+//! writes for the owner locks the lease's row in the same commit: `Bmdb::transact_under_lease` does that first, and so
+//! does `Bmdb::execute_under_lease`, which sends a single statement.
 
-use sqlx::PgConnection;
+use futures::future::BoxFuture;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres};
 
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
@@ -69,6 +73,50 @@ impl Bmdb {
             })
             .await?;
         Ok(given.is_some())
+    }
+
+    /// Runs a transaction that writes for the holder of a named lease: see [`Self::transact_with`]. Without the lease
+    /// it fails with [`BmdbError::LeaseLost`].
+    pub(crate) async fn transact_under_lease<A, T, F>(
+        &self,
+        what: &'static str,
+        lease: &NamedLease,
+        arguments: A,
+        body: F,
+    ) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let arguments = (lease.clone(), arguments, body);
+        self.transact_with(what, arguments, |tx, (lease, arguments, body)| {
+            Box::pin(async move {
+                lock_named_lease(tx, lease).await?;
+                body(tx, arguments).await
+            })
+        })
+        .await
+    }
+
+    /// Executes one statement for the holder of a named lease: see [`Self::transact_under_lease`]. The result of
+    /// `statement` has its arguments encoded, so they may come from values that `statement` owns.
+    pub(crate) async fn execute_under_lease<F>(
+        &self,
+        what: &'static str,
+        lease: &NamedLease,
+        statement: F,
+    ) -> Result<(), BmdbError>
+    where
+        F: Fn() -> Query<'static, Postgres, PgArguments> + Send + Sync + 'static,
+    {
+        self.transact_under_lease(what, lease, statement, move |tx, statement| {
+            Box::pin(async move { statement().execute(tx).await.context(what).map(drop) })
+        })
+        .await
     }
 }
 

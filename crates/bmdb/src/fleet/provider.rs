@@ -8,7 +8,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 use crate::engine::fact_change::{FactChange, ProviderDetails, apply_fact_change};
 use crate::engine::intent::resolve_intent_in_tx;
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::engine::schedule::{lock_due_rows, record_event, reschedule_machine};
 use model::ids::{IntentId, MachineId};
 use model::process::Lane;
@@ -82,14 +82,13 @@ impl Bmdb {
         intent: Option<IntentId>,
         new: &NewMachine,
     ) -> Result<MachineId, BmdbError> {
-        let (bmdb, lease, new) = (self.clone(), lease.clone(), new.clone());
-        self.transact_with("recording a machine", (bmdb, lease, new), move |tx, (bmdb, lease, new)| {
+        let what = "recording a machine";
+        let arguments = (self.clone(), lease.name.clone(), new.clone());
+        self.transact_under_lease(what, lease, arguments, move |tx, (bmdb, provider, new)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                let what = "recording a machine";
                 let found = sqlx::query_scalar!(
                     "SELECT machine_id FROM machine_provided WHERE provider = $1 AND provider_id = $2",
-                    lease.name,
+                    provider,
                     new.provider_id
                 )
                 .fetch_optional(&mut *tx)
@@ -97,7 +96,7 @@ impl Bmdb {
                 .context(what)?;
                 let machine = match found {
                     Some(known) => MachineId(known),
-                    None => insert_machine(bmdb, tx, lease, new).await?,
+                    None => insert_machine(bmdb, tx, provider, new).await?,
                 };
                 if let Some(intent) = intent {
                     resolve_intent_in_tx(tx, intent, &format!("machine {machine}")).await?;
@@ -115,17 +114,10 @@ impl Bmdb {
         kind: &str,
         machines: usize,
     ) -> Result<(), BmdbError> {
+        let (provider, kind) = (lease.name.clone(), kind.to_owned());
         let machines = i64::try_from(machines).unwrap_or(i64::MAX);
-        let (lease, kind, what) = (lease.clone(), kind.to_owned(), "recording a provider's list");
-        self.transact_with(what, (lease, kind), move |tx, (lease, kind)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/provision/record_list.sql", lease.name, kind, machines)
-                    .execute(tx)
-                    .await
-                    .context(what)?;
-                Ok(())
-            })
+        self.execute_under_lease("recording a provider's list", lease, move || {
+            sqlx::query_file!("../../sql/provision/record_list.sql", provider, kind, machines)
         })
         .await
     }
@@ -137,24 +129,16 @@ impl Bmdb {
         kind: &str,
         error: &str,
     ) -> Result<(), BmdbError> {
-        let (lease, kind, error) = (lease.clone(), kind.to_owned(), error.to_owned());
-        let what = "recording a provider's error";
-        self.transact_with(what, (lease, kind, error), move |tx, (lease, kind, error)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query!(
-                    "INSERT INTO provider_state (provider, kind, error, error_at)
-                     VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT (provider) DO UPDATE
-                     SET kind = EXCLUDED.kind, error = EXCLUDED.error, error_at = EXCLUDED.error_at",
-                    lease.name,
-                    kind,
-                    error
-                )
-                .execute(tx)
-                .await
-                .context(what)?;
-                Ok(())
-            })
+        let (provider, kind, error) = (lease.name.clone(), kind.to_owned(), error.to_owned());
+        self.execute_under_lease("recording a provider's error", lease, move || {
+            sqlx::query!(
+                "INSERT INTO provider_state (provider, kind, error, error_at)
+                 VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT (provider) DO UPDATE
+                 SET kind = EXCLUDED.kind, error = EXCLUDED.error, error_at = EXCLUDED.error_at",
+                provider,
+                kind,
+                error
+            )
         })
         .await
     }
@@ -181,27 +165,21 @@ impl Bmdb {
         lease: &NamedLease,
         brake: Option<&str>,
     ) -> Result<bool, BmdbError> {
-        let (lease, brake, what) = (lease.clone(), brake.map(str::to_owned), "recording a brake");
-        self.transact_with(what, (lease, brake), move |tx, (lease, brake)| {
+        let what = "recording a brake";
+        let arguments = (lease.name.clone(), brake.map(str::to_owned));
+        self.transact_under_lease(what, lease, arguments, move |tx, (provider, brake)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                let done = match brake {
+                let statement = match brake {
                     Some(reason) => {
-                        sqlx::query_file!("../../sql/provision/set_brake.sql", lease.name, reason)
-                            .execute(tx)
-                            .await
+                        sqlx::query_file!("../../sql/provision/set_brake.sql", provider, reason)
                     }
-                    None => {
-                        sqlx::query!(
-                            "UPDATE provider_state SET brake = NULL, brake_since = NULL
-                             WHERE provider = $1 AND brake IS NOT NULL",
-                            lease.name
-                        )
-                        .execute(tx)
-                        .await
-                    }
+                    None => sqlx::query!(
+                        "UPDATE provider_state SET brake = NULL, brake_since = NULL
+                         WHERE provider = $1 AND brake IS NOT NULL",
+                        provider
+                    ),
                 };
-                Ok(done.context(what)?.rows_affected() > 0)
+                Ok(statement.execute(tx).await.context(what)?.rows_affected() > 0)
             })
         })
         .await
@@ -211,7 +189,7 @@ impl Bmdb {
 async fn insert_machine(
     bmdb: &Bmdb,
     tx: &mut sqlx::PgConnection,
-    lease: &NamedLease,
+    provider: &str,
     new: &NewMachine,
 ) -> Result<MachineId, BmdbError> {
     let what = "recording a machine";
@@ -225,7 +203,7 @@ async fn insert_machine(
             "../../sql/schedule/insert_due_row.sql",
             machine.0,
             lane.as_str(),
-            lease.name,
+            provider,
             bucket_of(machine.0),
             i64::from(RULES_VERSION)
         )
@@ -235,7 +213,7 @@ async fn insert_machine(
     }
     let rows = lock_due_rows(tx, machine).await?;
     let provided = FactChange::Provided {
-        provider: lease.name.clone(),
+        provider: provider.to_owned(),
         provider_id: new.provider_id.clone(),
         details: new.details.clone(),
     };

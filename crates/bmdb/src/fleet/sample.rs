@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::fleet::brake::list_brakes;
 use crate::fleet::provider::list_providers;
 use model::cluster::view::{RESTORING_STAGE, cluster_stage};
@@ -178,10 +178,9 @@ impl Bmdb {
     ) -> Result<bool, BmdbError> {
         let counts = serde_json::to_value(sample)
             .map_err(|error| BmdbError::Corrupt(format!("a count of the fleet that is no JSON: {error}")))?;
-        let arguments = (lease.clone(), counts);
-        self.transact_with("writing down a count of the fleet", arguments, move |tx, (lease, counts)| {
+        let doing = "writing down a count of the fleet";
+        self.transact_under_lease(doing, lease, counts, move |tx, counts| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let now = database_now(tx).await?;
                 let took = i64::try_from(between(began, now).as_millis()).unwrap_or(i64::MAX);
                 // The first sample of a minute stays.
@@ -195,7 +194,7 @@ impl Bmdb {
                 )
                 .execute(tx)
                 .await
-                .context("writing down a count of the fleet")?;
+                .context(doing)?;
                 Ok(stored.rows_affected() > 0)
             })
         })

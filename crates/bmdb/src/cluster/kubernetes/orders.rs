@@ -14,7 +14,7 @@ use crate::cluster::upgrade::read_active_upgrade;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::kubernetes::RotatableKeys;
@@ -56,42 +56,27 @@ impl Bmdb {
         })
         .await
     }
+}
 
+#[cfg(feature = "sealing")]
+impl Bmdb {
     /// Records that the curators received the request to rotate these keys.
-    #[cfg(feature = "sealing")]
     pub async fn record_rotation_started(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
         keys: RotatableKeys,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "writing down that keys of Kubernetes are replaced");
-        self.transact_with(doing, lease, move |tx, lease| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
-                Ok(())
-            })
+        self.execute_under_lease("writing down that keys of Kubernetes are replaced", lease, move || {
+            sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
         })
         .await
     }
 
     /// Deletes Kubernetes that no curator has any more.
-    #[cfg(feature = "sealing")]
     pub async fn delete_kubernetes(&self, lease: &NamedLease, cluster: Uuid) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "forgetting Kubernetes of a cluster");
-        self.transact_with(doing, lease, move |tx, lease| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/kubernetes/delete_removed.sql", cluster)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
-                Ok(())
-            })
+        self.execute_under_lease("forgetting Kubernetes of a cluster", lease, move || {
+            sqlx::query_file!("../../sql/kubernetes/delete_removed.sql", cluster)
         })
         .await
     }

@@ -14,7 +14,7 @@ use crate::cluster::reading::list_clusters;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{CertificateRequest, SignedCertificate, check_holder};
@@ -100,9 +100,11 @@ impl Bmdb {
         })
         .await
     }
+}
 
+#[cfg(feature = "sealing")]
+impl Bmdb {
     /// The certificates of a cluster, and the database's clock when they were read.
-    #[cfg(feature = "sealing")]
     pub async fn cluster_kubernetes_users(
         &self,
         cluster: Uuid,
@@ -114,54 +116,37 @@ impl Bmdb {
     }
 
     /// Records the certificate that the curators signed.
-    #[cfg(feature = "sealing")]
     pub async fn record_kubernetes_user_issued(
         &self,
         lease: &NamedLease,
         user: Uuid,
         issued: IssuedUserCertificate,
     ) -> Result<(), BmdbError> {
-        let (lease, doing) = (lease.clone(), "keeping a certificate for API servers");
-        self.transact_with(doing, (lease, issued), move |tx, (lease, issued)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                let servers: Vec<String> = issued.server_authorities.iter().map(hex::encode).collect();
-                sqlx::query_file!(
-                    "../../sql/kubernetes/record_user_issued.sql",
-                    user,
-                    issued.signed.certificate,
-                    json!(servers),
-                    json!(issued.api_servers),
-                    issued.signed.expires_at
-                )
-                .execute(tx)
-                .await
-                .context(doing)?;
-                Ok(())
-            })
+        let servers: Vec<String> = issued.server_authorities.iter().map(hex::encode).collect();
+        self.execute_under_lease("keeping a certificate for API servers", lease, move || {
+            sqlx::query_file!(
+                "../../sql/kubernetes/record_user_issued.sql",
+                user,
+                issued.signed.certificate,
+                json!(servers),
+                json!(issued.api_servers),
+                issued.signed.expires_at
+            )
         })
         .await
     }
 
     /// Records that the curators do not sign it, and why.
-    #[cfg(feature = "sealing")]
     pub async fn record_kubernetes_user_rejected(
         &self,
         lease: &NamedLease,
         user: Uuid,
         text: &str,
     ) -> Result<(), BmdbError> {
+        let text = text.to_owned();
         let doing = "writing down that no certificate for API servers is signed";
-        let (lease, text) = (lease.clone(), text.to_owned());
-        self.transact_with(doing, (lease, text), move |tx, (lease, text)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/kubernetes/record_user_rejected.sql", user, text)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
-                Ok(())
-            })
+        self.execute_under_lease(doing, lease, move || {
+            sqlx::query_file!("../../sql/kubernetes/record_user_rejected.sql", user, text)
         })
         .await
     }

@@ -12,7 +12,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::facts::read_snapshot;
 use crate::engine::intent::lock_disruption_context;
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::{lock_due_rows, record_event};
 use model::artefact::parse_digest;
@@ -50,19 +50,17 @@ impl Bmdb {
         (node, machine): (&str, MachineId),
         bundle: &str,
     ) -> Result<Option<String>, BmdbError> {
-        let (bmdb, lease, id) = (self.clone(), lease.clone(), upgrade.id.clone());
-        let (node, back) = (node.to_owned(), upgrade.rolling_back);
+        let (id, back) = (upgrade.id.clone(), upgrade.rolling_back);
         let versions = upgrade.bundles.clone().map(|(from, to)| if back { from.version } else { to.version });
         let detail = format!(
             "Kubernetes {} ({}), in the upgrade {id}",
             versions.unwrap_or_default(),
             bundle.get(..16).unwrap_or(bundle)
         );
-        let arguments = (bmdb, lease, id, node, detail);
-        self.transact_with(REQUESTING, arguments, move |tx, (bmdb, lease, id, node, detail)| {
+        let (session, fence) = (lease.session, lease.fence);
+        let given = (self.clone(), id, node.to_owned(), detail);
+        self.transact_for_machine(REQUESTING, (lease, machine), given, move |tx, (bmdb, id, node, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
                 let stands = || Ok(Some("its cluster's upgrade is paused, or has ended".to_owned()));
                 let Some((mut requests, paused)) = lock_requested_nodes(tx, id).await? else {
                     return stands();
@@ -106,8 +104,8 @@ impl Bmdb {
                     kind.as_str(),
                     provider,
                     machine.0,
-                    lease.session.0,
-                    lease.fence,
+                    session.0,
+                    fence,
                     detail
                 )
                 .execute(&mut *tx)
@@ -128,10 +126,9 @@ impl Bmdb {
         node: &str,
         machine: Option<MachineId>,
     ) -> Result<(), BmdbError> {
-        let (lease, id, node) = (lease.clone(), id.to_owned(), node.to_owned());
-        self.transact_with(OPERATION, (lease, id, node), move |tx, (lease, id, node)| {
+        let arguments = (id.to_owned(), node.to_owned());
+        self.transact_under_lease(OPERATION, lease, arguments, move |tx, (id, node)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 if let Some(machine) = machine {
                     lock_due_rows(tx, machine).await?;
                 }
@@ -158,32 +155,18 @@ impl Bmdb {
 
     /// Pauses an upgrade, with the reason.
     pub async fn pause_upgrade(&self, lease: &NamedLease, id: &str, why: &str) -> Result<(), BmdbError> {
-        let (lease, id, why) = (lease.clone(), id.to_owned(), why.to_owned());
-        self.transact_with(OPERATION, (lease, id, why), move |tx, (lease, id, why)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/upgrade/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
-                    .execute(tx)
-                    .await
-                    .context(OPERATION)?;
-                Ok(())
-            })
+        let (id, why) = (id.to_owned(), why.to_owned());
+        self.execute_under_lease(OPERATION, lease, move || {
+            sqlx::query_file!("../../sql/upgrade/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
         })
         .await
     }
 
     /// Records that the role servers are finished.
     pub async fn record_upgrade_roll_out_done(&self, lease: &NamedLease, id: &str) -> Result<(), BmdbError> {
-        let (lease, id) = (lease.clone(), id.to_owned());
-        self.transact_with(OPERATION, (lease, id), move |tx, (lease, id)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/upgrade/mark_roll_out_done.sql", id)
-                    .execute(tx)
-                    .await
-                    .context(OPERATION)?;
-                Ok(())
-            })
+        let id = id.to_owned();
+        self.execute_under_lease(OPERATION, lease, move || {
+            sqlx::query_file!("../../sql/upgrade/mark_roll_out_done.sql", id)
         })
         .await
     }
@@ -195,12 +178,11 @@ impl Bmdb {
         cluster: Uuid,
         upgrade: &ClusterUpgrade,
     ) -> Result<(), BmdbError> {
-        let (lease, id, back) = (lease.clone(), upgrade.id.clone(), upgrade.rolling_back);
+        let (id, back) = (upgrade.id.clone(), upgrade.rolling_back);
         let target: Option<BundleRef> =
             upgrade.bundles.clone().map(|(from, to)| if back { from } else { to });
-        self.transact_with(OPERATION, (lease, id, target), move |tx, (lease, id, target)| {
+        self.transact_under_lease(OPERATION, lease, (id, target), move |tx, (id, target)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 // An operator may have rolled it back meanwhile, and then it is not finished.
                 if lock_requested_nodes(tx, id).await?.is_none() {
                     return Ok(());

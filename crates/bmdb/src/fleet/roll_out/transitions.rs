@@ -9,9 +9,9 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::facts::read_snapshot;
 use crate::engine::intent::lock_disruption_context;
-use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
-use crate::engine::schedule::{lock_due_rows, record_event};
+use crate::engine::schedule::record_event;
 use model::disruption::{DisruptionContext, may_disrupt};
 use model::ids::MachineId;
 use model::phase::{Phase, phase_of};
@@ -179,13 +179,12 @@ impl Bmdb {
         (id, found): (&str, &ActiveRollOut),
         machine: MachineId,
     ) -> Result<(), BmdbError> {
-        let (bmdb, lease, id) = (self.clone(), lease.clone(), id.to_owned());
+        let (session, fence) = (lease.session, lease.fence);
         let (sha256, deadline) = (found.roll_out.sha256, found.deadline_seconds);
         let detail = format!("{} ({}), in the update {id}", found.release, hex::encode(&sha256[..8]));
-        self.transact_with(REQUESTING, (bmdb, lease, id, detail), move |tx, (bmdb, lease, id, detail)| {
+        let arguments = (self.clone(), id.to_owned(), detail);
+        self.transact_for_machine(REQUESTING, (lease, machine), arguments, move |tx, (bmdb, id, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
                 let snapshot = read_snapshot(tx, machine).await?;
                 let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                 let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
@@ -245,8 +244,8 @@ impl Bmdb {
                     DisruptionKind::RestartAgent.as_str(),
                     provider,
                     machine.0,
-                    lease.session.0,
-                    lease.fence,
+                    session.0,
+                    fence,
                     detail
                 )
                 .execute(&mut *tx)
@@ -267,11 +266,9 @@ impl Bmdb {
         text: &str,
     ) -> Result<(), BmdbError> {
         const OPERATION: &str = "writing down how a release ended on a machine";
-        let (lease, id, text) = (lease.clone(), id.to_owned(), text.to_owned());
-        self.transact_with(OPERATION, (lease, id, text), move |tx, (lease, id, text)| {
+        let arguments = (id.to_owned(), text.to_owned());
+        self.transact_for_machine(OPERATION, (lease, machine), arguments, move |tx, (id, text)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                lock_due_rows(tx, machine).await?;
                 let changed = sqlx::query_scalar!(
                     "UPDATE roll_out_machine SET state = $3, message = $4, changed_at = clock_timestamp()
                      WHERE roll_out_id = $1 AND machine_id = $2 AND state <> $3 AND active
@@ -321,10 +318,9 @@ impl Bmdb {
         paused: Option<&str>,
     ) -> Result<(), BmdbError> {
         const OPERATION: &str = "ending a pass over a roll-out";
-        let (lease, id, paused) = (lease.clone(), id.to_owned(), paused.map(str::to_owned));
-        self.transact_with(OPERATION, (lease, id, paused), move |tx, (lease, id, paused)| {
+        let arguments = (id.to_owned(), paused.map(str::to_owned));
+        self.transact_under_lease(OPERATION, lease, arguments, move |tx, (id, paused)| {
             Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
                 let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
                     .fetch_optional(&mut *tx)
                     .await
@@ -360,20 +356,11 @@ impl Bmdb {
         id: &str,
         waits: Vec<(MachineId, String)>,
     ) -> Result<(), BmdbError> {
-        const OPERATION: &str = "writing down what a roll-out waits for";
-        let (lease, id) = (lease.clone(), id.to_owned());
+        let id = id.to_owned();
         let (machines, messages): (Vec<Uuid>, Vec<String>) =
             waits.into_iter().map(|(machine, text)| (machine.0, text)).unzip();
-        let arguments = (lease, id, machines, messages);
-        self.transact_with(OPERATION, arguments, |tx, (lease, id, machines, messages)| {
-            Box::pin(async move {
-                lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, machines, messages)
-                    .execute(tx)
-                    .await
-                    .context(OPERATION)?;
-                Ok(())
-            })
+        self.execute_under_lease("writing down what a roll-out waits for", lease, move || {
+            sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, &machines, &messages)
         })
         .await
     }
