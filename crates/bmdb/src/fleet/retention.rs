@@ -66,7 +66,9 @@
 //! so a shepherd that was frozen in the middle does no harm when it continues. None of it acts for a session. Two that
 //! meet wait for each other's batch, or leave it.
 
-use sqlx::postgres::PgQueryResult;
+use sqlx::Postgres;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
 
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
@@ -214,6 +216,56 @@ impl RetainedKind {
             Self::LogRequests => "log_request",
         }
     }
+
+    /// What its deletion is called in errors and metrics.
+    const fn deletion_name(self) -> &'static str {
+        match self {
+            Self::History => "deleting old history",
+            Self::Intents => "deleting old intents",
+            Self::Sessions => "deleting old sessions",
+            Self::Audit => "deleting old orders",
+            Self::Approvals => "deleting old approvals",
+            Self::Samples => "deleting old counts of the fleet",
+            Self::UnfinishedPieces => "deleting pieces of artefacts",
+            Self::UnfinishedArtefacts => "deleting artefacts that are not whole",
+            Self::LogParts => "deleting parts of logs",
+            Self::LogRequests => "deleting requests for logs",
+        }
+    }
+
+    /// The statement that deletes about `most` rows that are past their retention time: `kept` milliseconds, or their
+    /// own.
+    fn deletion(self, kept: i64, most: i64) -> Query<'static, Postgres, PgArguments> {
+        match self {
+            Self::History => {
+                sqlx::query_file!("../../sql/retention/delete_history.sql", kept, most, ANSWER_MARGIN)
+            }
+            Self::Intents => sqlx::query_file!("../../sql/retention/delete_intents.sql", kept, most),
+            Self::Sessions => sqlx::query_file!("../../sql/retention/delete_sessions.sql", kept, most),
+            Self::Audit => sqlx::query_file!("../../sql/retention/delete_audit.sql", kept, most),
+            Self::Approvals => sqlx::query_file!("../../sql/retention/delete_approvals.sql", kept, most),
+            Self::Samples => {
+                sqlx::query_file!("../../sql/retention/delete_samples.sql", SAMPLE_RETENTION_MS, most)
+            }
+            Self::UnfinishedPieces => sqlx::query_file!(
+                "../../sql/retention/delete_unfinished_pieces.sql",
+                UPLOAD_RETENTION_MS,
+                most
+            ),
+            Self::UnfinishedArtefacts => sqlx::query!(
+                "DELETE FROM artefact a
+                 WHERE a.added_at IS NULL AND a.begun_at < now() - $1::INT8 * INTERVAL '1 millisecond'
+                   AND NOT EXISTS (SELECT 1 FROM artefact_chunk c WHERE c.sha256 = a.sha256)",
+                UPLOAD_RETENTION_MS
+            ),
+            Self::LogParts => {
+                sqlx::query_file!("../../sql/retention/delete_log_parts.sql", LOGS_KEPT_MS, most)
+            }
+            Self::LogRequests => {
+                sqlx::query_file!("../../sql/retention/delete_log_requests.sql", LOGS_KEPT_MS)
+            }
+        }
+    }
 }
 
 impl Bmdb {
@@ -226,127 +278,15 @@ impl Bmdb {
         let (_, policy) = self.policy();
         let kept = policy.effective_history_retention();
         let kept = i64::try_from(kept.0.as_millis()).unwrap_or(i64::MAX).min(MAX_RETENTION_MS);
-        let deleted = match what {
-            RetainedKind::History => {
-                self.statement("deleting old history", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_history.sql", kept, most, ANSWER_MARGIN)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::Intents => {
-                self.statement("deleting old intents", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_intents.sql", kept, most)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::Audit => {
-                self.statement("deleting old orders", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_audit.sql", kept, most)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::Approvals => {
-                self.statement("deleting old approvals", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_approvals.sql", kept, most)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::Sessions => {
-                self.statement("deleting old sessions", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_sessions.sql", kept, most)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::Samples => {
-                self.statement("deleting old counts of the fleet", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!("../../sql/retention/delete_samples.sql", SAMPLE_RETENTION_MS, most)
-                            .execute(connection)
-                            .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::UnfinishedPieces => {
-                self.statement("deleting pieces of artefacts", move |connection| {
-                    Box::pin(async move {
-                        sqlx::query_file!(
-                            "../../sql/retention/delete_unfinished_pieces.sql",
-                            UPLOAD_RETENTION_MS,
-                            most
-                        )
-                        .execute(connection)
-                        .await
-                    })
-                })
-                .await
-            }
-            RetainedKind::UnfinishedArtefacts => self.delete_unfinished_artefacts().await,
-            RetainedKind::LogParts => self.delete_log_parts(most).await,
-            RetainedKind::LogRequests => self.delete_log_requests().await,
-        };
+        let deleted = self
+            .statement(what.deletion_name(), move |connection| {
+                Box::pin(what.deletion(kept, most).execute(connection))
+            })
+            .await;
         match deleted {
             Ok(done) => Ok(done.rows_affected()),
             Err(error) if error.is_lock_not_available() => Ok(0),
             Err(error) => Err(error),
         }
-    }
-
-    async fn delete_unfinished_artefacts(&self) -> Result<PgQueryResult, BmdbError> {
-        self.statement("deleting artefacts that are not whole", move |connection| {
-            Box::pin(async move {
-                sqlx::query!(
-                    "DELETE FROM artefact a
-                     WHERE a.added_at IS NULL AND a.begun_at < now() - $1::INT8 * INTERVAL '1 millisecond'
-                       AND NOT EXISTS (SELECT 1 FROM artefact_chunk c WHERE c.sha256 = a.sha256)",
-                    UPLOAD_RETENTION_MS
-                )
-                .execute(connection)
-                .await
-            })
-        })
-        .await
-    }
-
-    async fn delete_log_parts(&self, most: i64) -> Result<PgQueryResult, BmdbError> {
-        self.statement("deleting parts of logs", move |connection| {
-            Box::pin(async move {
-                sqlx::query_file!("../../sql/retention/delete_log_parts.sql", LOGS_KEPT_MS, most)
-                    .execute(connection)
-                    .await
-            })
-        })
-        .await
-    }
-
-    async fn delete_log_requests(&self) -> Result<PgQueryResult, BmdbError> {
-        self.statement("deleting requests for logs", move |connection| {
-            Box::pin(async move {
-                sqlx::query_file!("../../sql/retention/delete_log_requests.sql", LOGS_KEPT_MS)
-                    .execute(connection)
-                    .await
-            })
-        })
-        .await
     }
 }
