@@ -79,16 +79,15 @@ impl Bmdb {
     /// A declaration as it is sent to the curators; `None` if it is withdrawn.
     pub async fn encoded_declaration(&self, cluster: Uuid, role: &str) -> Result<Option<Vec<u8>>, BmdbError> {
         self.statement_with(OPERATION, role.to_owned(), move |pool, role| {
-            Box::pin(async move {
+            Box::pin(
                 sqlx::query_scalar!(
                     "SELECT declaration FROM cluster_declaration
                      WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NULL",
                     cluster,
                     role
                 )
-                .fetch_optional(pool)
-                .await
-            })
+                .fetch_optional(pool),
+            )
         })
         .await
     }

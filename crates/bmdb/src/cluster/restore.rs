@@ -120,15 +120,14 @@ impl Bmdb {
         digest: [u8; 32],
     ) -> Result<Option<Uuid>, BmdbError> {
         self.statement("looking for the snapshot that a machine is to restore", move |pool| {
-            Box::pin(async move {
+            Box::pin(
                 sqlx::query_file_scalar!(
                     "../../sql/cluster/find_snapshot_to_restore.sql",
                     machine.0,
                     digest.as_slice()
                 )
-                .fetch_optional(pool)
-                .await
-            })
+                .fetch_optional(pool),
+            )
         })
         .await
     }

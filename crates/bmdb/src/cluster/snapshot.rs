@@ -205,14 +205,13 @@ impl Bmdb {
     pub async fn read_sealed_snapshot(&self, id: Uuid) -> Result<Vec<u8>, BmdbError> {
         let chunks = self
             .statement("reading a snapshot of a cluster", move |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_scalar!(
                         "SELECT sealed FROM cluster_snapshot_chunk WHERE snapshot_id = $1 ORDER BY number",
                         id
                     )
-                    .fetch_all(pool)
-                    .await
-                })
+                    .fetch_all(pool),
+                )
             })
             .await?;
         Ok(chunks.concat())

@@ -70,11 +70,9 @@ impl Bmdb {
     pub async fn cluster_names(&self) -> Result<Vec<(Uuid, String)>, BmdbError> {
         let rows = self
             .statement("looking for clusters", |pool| {
-                Box::pin(async move {
-                    sqlx::query!("SELECT cluster_id, name FROM cluster ORDER BY cluster_id")
-                        .fetch_all(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query!("SELECT cluster_id, name FROM cluster ORDER BY cluster_id").fetch_all(pool),
+                )
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.cluster_id, row.name)).collect())

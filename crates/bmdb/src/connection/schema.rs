@@ -99,7 +99,7 @@ impl Bmdb {
     async fn acquire_migration_lock(&self, me: uuid::Uuid) -> Result<bool, BmdbError> {
         let taken = self
             .statement("taking the migration lock", move |connection| {
-                Box::pin(async move { sqlx::query(ACQUIRE_LOCK).bind(me).execute(connection).await })
+                Box::pin(sqlx::query(ACQUIRE_LOCK).bind(me).execute(connection))
             })
             .await;
         match taken {

@@ -226,11 +226,9 @@ impl Bmdb {
     pub async fn open_creations(&self, provider: &str) -> Result<Vec<OpenCreation>, BmdbError> {
         let rows = self
             .statement_with("reading open intents", provider.to_owned(), move |pool, provider| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/intent/list_open_creations.sql", provider)
-                        .fetch_all(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file!("../../sql/intent/list_open_creations.sql", provider).fetch_all(pool),
+                )
             })
             .await?;
         Ok(rows

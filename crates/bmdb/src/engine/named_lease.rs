@@ -43,11 +43,10 @@ impl Bmdb {
         let key = (kind.clone(), name.clone());
         let fence = self
             .statement_with("taking a named lease", key, move |pool, (kind, name)| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file_scalar!("../../sql/named_lease/acquire.sql", id.0, kind, name)
-                        .fetch_optional(pool)
-                        .await
-                })
+                        .fetch_optional(pool),
+                )
             })
             .await?;
         Ok(fence.map(|fence| NamedLease { kind, name, session: id, fence }))
@@ -57,7 +56,7 @@ impl Bmdb {
     pub async fn release_named_lease(&self, lease: &NamedLease) -> Result<bool, BmdbError> {
         let given = self
             .statement_with("giving back a named lease", lease.clone(), move |pool, lease| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query!(
                         "UPDATE named_lease SET lease_session = NULL
                          WHERE kind = $2 AND name = $3 AND lease_session = $1 AND fence = $4
@@ -67,9 +66,8 @@ impl Bmdb {
                         lease.name,
                         lease.fence
                     )
-                    .fetch_optional(pool)
-                    .await
-                })
+                    .fetch_optional(pool),
+                )
             })
             .await?;
         Ok(given.is_some())

@@ -36,7 +36,7 @@ impl Bmdb {
     pub async fn read_policy(&self) -> Result<i64, BmdbError> {
         let row = self
             .statement("reading the policy", |pool| {
-                Box::pin(async move { sqlx::query_file!("../../sql/policy/read.sql").fetch_one(pool).await })
+                Box::pin(sqlx::query_file!("../../sql/policy/read.sql").fetch_one(pool))
             })
             .await?;
         self.cache_policy(row.version, parse_policy(row.document)?);

@@ -36,11 +36,10 @@ impl Bmdb {
     pub async fn close_expired_sessions(&self) -> Result<usize, BmdbError> {
         let closed = self
             .statement("closing expired sessions", |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file_scalar!("../../sql/reap/close_expired_sessions.sql")
-                        .fetch_all(connection)
-                        .await
-                })
+                        .fetch_all(connection),
+                )
             })
             .await?;
         Ok(closed.len())
@@ -51,9 +50,7 @@ impl Bmdb {
     pub async fn free_lost_work(&self) -> Result<usize, BmdbError> {
         let freed = self
             .statement("freeing lost work", |connection| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/reap/free_work.sql").fetch_all(connection).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/reap/free_work.sql").fetch_all(connection))
             })
             .await?;
         Ok(freed.len())
@@ -63,9 +60,7 @@ impl Bmdb {
     async fn free_lost_leases(&self) -> Result<usize, BmdbError> {
         let freed = self
             .statement("freeing named leases", |connection| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/reap/free_leases.sql").fetch_all(connection).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/reap/free_leases.sql").fetch_all(connection))
             })
             .await?;
         Ok(freed.len())

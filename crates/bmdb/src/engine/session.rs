@@ -204,7 +204,7 @@ impl Sessions {
         self.inner
             .bmdb
             .statement_with("starting a session", arguments, move |pool, (component, runtime_info)| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!(
                         "../../sql/session/start.sql",
                         id.0,
@@ -213,9 +213,8 @@ impl Sessions {
                         runtime_info,
                         interval
                     )
-                    .execute(pool)
-                    .await
-                })
+                    .execute(pool),
+                )
             })
             .await?;
         let state = SessionState {

@@ -172,9 +172,7 @@ pub(crate) async fn list_session_work(
     let ids: Vec<Uuid> = sessions.iter().map(|session| session.id().0).collect();
     let rows = bmdb
         .statement_with("reading what sessions hold", ids, move |pool, ids| {
-            Box::pin(async move {
-                sqlx::query_file!("../../sql/work/list_of_sessions.sql", ids).fetch_all(pool).await
-            })
+            Box::pin(sqlx::query_file!("../../sql/work/list_of_sessions.sql", ids).fetch_all(pool))
         })
         .await?;
     rows.into_iter()

@@ -89,11 +89,10 @@ impl Work {
         let found = self
             .bmdb()
             .statement(READING, move |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/inspect/read_unknown_fence.sql", machine.0)
-                        .fetch_optional(connection)
-                        .await
-                })
+                        .fetch_optional(connection),
+                )
             })
             .await?;
         Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.issued_fence)))
@@ -108,11 +107,10 @@ impl Bmdb {
     ) -> Result<HashMap<Uuid, UnknownFence>, BmdbError> {
         let found = self
             .statement_with(READING, machines, move |connection, machines| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/inspect/list_unknown_fences.sql", machines)
-                        .fetch_all(connection)
-                        .await
-                })
+                        .fetch_all(connection),
+                )
             })
             .await?;
         let proven = found.into_iter().filter_map(|row| {

@@ -16,9 +16,7 @@ impl Bmdb {
     pub async fn count_watched_machines(&self) -> Result<BTreeMap<String, u64>, BmdbError> {
         let rows = self
             .statement("counting watched machines", |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/recovery/count_watched.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/recovery/count_watched.sql").fetch_all(pool))
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())
@@ -32,11 +30,9 @@ impl Bmdb {
         let window = window.float_milliseconds();
         let rows = self
             .statement("counting silent machines", move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/recovery/count_recently_silent.sql", window)
-                        .fetch_all(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file!("../../sql/recovery/count_recently_silent.sql", window).fetch_all(pool),
+                )
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())

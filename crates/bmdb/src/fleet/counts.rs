@@ -53,9 +53,7 @@ impl Bmdb {
     pub async fn machine_phases(&self) -> Result<Vec<MachinePhase>, BmdbError> {
         let rows = self
             .statement("listing the phases of machines", |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/fleet/list_machine_phases.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/fleet/list_machine_phases.sql").fetch_all(pool))
             })
             .await?;
         Ok(rows
@@ -74,9 +72,7 @@ impl Bmdb {
     pub async fn list_not_ready_machines(&self, limit: i64) -> Result<NotReadyMachines, BmdbError> {
         let rows = self
             .statement("listing machines that are not ready", move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/fleet/list_not_ready.sql", limit).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/fleet/list_not_ready.sql", limit).fetch_all(pool))
             })
             .await?;
         let (ready, waiting) = rows.first().map_or((0, 0), |row| (row.ready, row.waiting));
@@ -88,14 +84,13 @@ impl Bmdb {
     pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
         let row = self
             .statement("counting live work", |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query!(
                         r#"SELECT (SELECT count(*) FROM work) AS "work!",
                                   (SELECT count(*) FROM session WHERE closed_at IS NULL) AS "sessions!""#
                     )
-                    .fetch_one(pool)
-                    .await
-                })
+                    .fetch_one(pool),
+                )
             })
             .await?;
         Ok(LiveCounts { work: row.work, sessions: row.sessions })
@@ -105,16 +100,15 @@ impl Bmdb {
     pub async fn indexed_phases(&self) -> Result<BTreeMap<String, i64>, BmdbError> {
         let rows = self
             .statement("counting machines by phase", |pool| {
-                Box::pin(async move {
-                    // These counts are for progress and lists. The facts are authoritative
-                    // (`sql/fleet/count_phases.sql`).
+                // These counts are for progress and lists. The facts are authoritative
+                // (`sql/fleet/count_phases.sql`).
+                Box::pin(
                     sqlx::query!(
                         r#"SELECT phase_index AS phase, count(*) AS "count!" FROM machine_due
                            WHERE lane = 'access' GROUP BY phase_index"#
                     )
-                    .fetch_all(pool)
-                    .await
-                })
+                    .fetch_all(pool),
+                )
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.phase, row.count)).collect())
@@ -126,9 +120,7 @@ impl Bmdb {
     pub async fn count_phases(&self) -> Result<BTreeMap<Phase, u64>, BmdbError> {
         let rows = self
             .statement("counting phases", |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/fleet/count_phases.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/fleet/count_phases.sql").fetch_all(pool))
             })
             .await?;
         rows.into_iter()

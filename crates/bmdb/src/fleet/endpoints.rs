@@ -17,15 +17,14 @@ impl Bmdb {
     pub async fn list_api_servers(&self) -> Result<Vec<ApiServerEndpoint>, BmdbError> {
         let found = self
             .statement("looking for servers of the API", |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_scalar!(
                         "SELECT runtime_info FROM session
                          WHERE component = 'api' AND closed_at IS NULL AND deadline > clock_timestamp()
                          ORDER BY session_id DESC"
                     )
-                    .fetch_all(connection)
-                    .await
-                })
+                    .fetch_all(connection),
+                )
             })
             .await?;
         let texts = |info: &serde_json::Value, key: &str| -> Vec<String> {
@@ -47,14 +46,13 @@ impl Bmdb {
     pub async fn live_callback_endpoints(&self) -> Result<Vec<String>, BmdbError> {
         let found = self
             .statement("looking for callback servers", |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_scalar!(
                         "SELECT runtime_info FROM session
                          WHERE component = 'callback' AND closed_at IS NULL AND deadline > clock_timestamp()"
                     )
-                    .fetch_all(pool)
-                    .await
-                })
+                    .fetch_all(pool),
+                )
             })
             .await?;
         let mut endpoints: Vec<String> = found

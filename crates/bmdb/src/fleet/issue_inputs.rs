@@ -106,9 +106,7 @@ impl Bmdb {
         let mut newer_fences = self.read_unknown_fences(ids.clone()).await?;
         let rows = self
             .statement_with(OPERATION, ids, move |pool, ids| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/list_machines.sql", ids).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/issues/list_machines.sql", ids).fetch_all(pool))
             })
             .await?;
         let mut rows: HashMap<Uuid, _> = rows.into_iter().map(|row| (row.machine_id, row)).collect();
@@ -141,9 +139,7 @@ impl Bmdb {
         let window = Span(HISTORY_WINDOW).float_milliseconds();
         let rows = self
             .statement(OPERATION, move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/count_recent_boots.sql", window).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/issues/count_recent_boots.sql", window).fetch_all(pool))
             })
             .await?;
         let lately = rows.into_iter().map(|row| {
@@ -160,11 +156,9 @@ impl Bmdb {
         let window = Span(HISTORY_WINDOW).float_milliseconds();
         let rows = self
             .statement(OPERATION, move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/count_expired_sessions.sql", window)
-                        .fetch_all(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file!("../../sql/issues/count_expired_sessions.sql", window).fetch_all(pool),
+                )
             })
             .await?;
         let expired = rows.into_iter().map(|row| ExpiredSessions {
@@ -179,9 +173,7 @@ impl Bmdb {
     async fn read_cluster_inputs(&self) -> Result<Vec<ClusterIssueInputs>, BmdbError> {
         let rows = self
             .statement(OPERATION, move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/list_clusters.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/issues/list_clusters.sql").fetch_all(pool))
             })
             .await?;
         let clusters = rows.into_iter().map(|row| ClusterIssueInputs {
@@ -196,9 +188,7 @@ impl Bmdb {
     async fn read_kubernetes_inputs(&self) -> Result<Vec<KubernetesIssueInputs>, BmdbError> {
         let rows = self
             .statement(OPERATION, move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/list_kubernetes_nodes.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/issues/list_kubernetes_nodes.sql").fetch_all(pool))
             })
             .await?;
         let mut found: Vec<KubernetesIssueInputs> = Vec::new();
@@ -229,9 +219,7 @@ impl Bmdb {
         };
         let rows = self
             .statement_with(OPERATION, TABLES.map(str::to_owned), move |pool, tables| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/count_table_rows.sql", tables).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/issues/count_table_rows.sql", tables).fetch_all(pool))
             })
             .await?;
         let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();

@@ -55,9 +55,7 @@ impl Bmdb {
     pub async fn list_recorded_machines(&self, provider: &str) -> Result<Vec<RecordedMachine>, BmdbError> {
         let rows = self
             .statement_with("reading a provider's machines", provider.to_owned(), move |pool, provider| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/provision/list_machines.sql", provider).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/provision/list_machines.sql", provider).fetch_all(pool))
             })
             .await?;
         Ok(rows
@@ -147,11 +145,10 @@ impl Bmdb {
     pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
         let brake = self
             .statement_with("reading a provider's brake", provider.to_owned(), move |pool, provider| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_scalar!("SELECT brake FROM provider_state WHERE provider = $1", provider)
-                        .fetch_optional(pool)
-                        .await
-                })
+                        .fetch_optional(pool),
+                )
             })
             .await?;
         Ok(brake.flatten())

@@ -50,11 +50,10 @@ impl Bmdb {
     pub async fn read_latest_sample(&self, known: Option<Timestamp>) -> Result<LatestSample, BmdbError> {
         let row = self
             .statement("looking for the newest count of the fleet", move |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/fleet_sample/read_latest.sql", known as Option<Timestamp>)
-                        .fetch_one(pool)
-                        .await
-                })
+                        .fetch_one(pool),
+                )
             })
             .await?;
         let sample = row.counts.map(parse_sample).transpose()?;
@@ -70,11 +69,10 @@ impl Bmdb {
     ) -> Result<(Vec<SampledMachine>, Option<MachineId>), BmdbError> {
         let rows = self
             .statement(OPERATION, move |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/fleet_sample/list_machine_page.sql", after.0, limit)
-                        .fetch_all(pool)
-                        .await
-                })
+                        .fetch_all(pool),
+                )
             })
             .await?;
         let last = rows.last().map(|row| MachineId(row.machine_id));
@@ -116,9 +114,7 @@ impl Bmdb {
     pub async fn read_cluster_samples(&self) -> Result<Vec<SampledCluster>, BmdbError> {
         let rows = self
             .statement(OPERATION, |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/fleet_sample/list_clusters.sql").fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/fleet_sample/list_clusters.sql").fetch_all(pool))
             })
             .await?;
         let seen = rows.into_iter().map(|row| SampledCluster {

@@ -157,11 +157,10 @@ impl SecretsKey {
     pub async fn get(&self, bmdb: &Bmdb, name: &str) -> Result<Option<SecretSlice<u8>>, SecretError> {
         let sealed = bmdb
             .statement_with("reading a sealed secret", name.to_owned(), move |pool, row| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_scalar!("SELECT sealed FROM sealed_secret WHERE name = $1", row)
-                        .fetch_optional(pool)
-                        .await
-                })
+                        .fetch_optional(pool),
+                )
             })
             .await?;
         sealed.map(|sealed| self.unseal(name, &sealed)).transpose()

@@ -32,27 +32,25 @@ impl Bmdb {
         let what = "looking at what is stored";
         let rows = self
             .statement_with(what, TABLES.map(str::to_owned), move |connection, tables| {
-                Box::pin(async move {
-                    // Dead rows are row versions that no transaction needs any more and that vacuum has not
-                    // removed yet.
+                // Dead rows are row versions that no transaction needs any more and that vacuum has not
+                // removed yet.
+                Box::pin(
                     sqlx::query!(
                         r#"SELECT t.relname::TEXT AS "name!", t.n_dead_tup AS "dead!"
                            FROM pg_stat_user_tables t
                            WHERE t.relname = ANY ($1::TEXT[]) AND pg_table_is_visible(t.relid)"#,
                         tables
                     )
-                    .fetch_all(connection)
-                    .await
-                })
+                    .fetch_all(connection),
+                )
             })
             .await?;
         let horizon = self
             .statement(what, |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/vacuum_stats/read_oldest_transactions.sql")
-                        .fetch_one(connection)
-                        .await
-                })
+                        .fetch_one(connection),
+                )
             })
             .await?;
         let dead_rows = rows

@@ -72,9 +72,7 @@ impl Bmdb {
         let window = window.float_milliseconds();
         let rows = self
             .statement("reading what was disturbed", move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/plan/list_disruptions.sql", window).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/plan/list_disruptions.sql", window).fetch_all(pool))
             })
             .await?;
         let known = rows.into_iter().filter_map(|row| {
@@ -93,17 +91,16 @@ impl Bmdb {
     async fn list_releases(&self, window: Span) -> Result<Vec<Timestamp>, BmdbError> {
         let window = window.float_milliseconds();
         self.statement("reading what was given back", move |pool| {
-            Box::pin(async move {
-                // The releases within the window of the release budget.
+            // The releases within the window of the release budget.
+            Box::pin(
                 sqlx::query_scalar!(
                     "SELECT begun_at FROM intent
                      WHERE kind = 'release' AND begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond'
                      ORDER BY begun_at",
                     window
                 )
-                .fetch_all(pool)
-                .await
-            })
+                .fetch_all(pool),
+            )
         })
         .await
     }
@@ -111,9 +108,7 @@ impl Bmdb {
     /// Reads the database's clock alone.
     async fn read_database_clock(&self) -> Result<Timestamp, BmdbError> {
         self.statement("reading the clock", |pool| {
-            Box::pin(async move {
-                sqlx::query_file_scalar!("../../sql/inspect/read_clock.sql").fetch_one(pool).await
-            })
+            Box::pin(sqlx::query_file_scalar!("../../sql/inspect/read_clock.sql").fetch_one(pool))
         })
         .await
     }
@@ -125,11 +120,10 @@ impl Bmdb {
         let what = "reading what clusters say of a page of machines";
         let rows = self
             .statement_with(what, machines, move |pool, machines| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/plan/list_cluster_memberships.sql", machines)
-                        .fetch_all(pool)
-                        .await
-                })
+                        .fetch_all(pool),
+                )
             })
             .await?;
         let count = |count: i64| usize::try_from(count).unwrap_or(0);
@@ -155,9 +149,7 @@ impl Bmdb {
     async fn read_stored_lanes(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, StoredLanes>, BmdbError> {
         let rows = self
             .statement_with("reading a page of the schedule", machines, move |pool, machines| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/plan/list_lanes.sql", machines).fetch_all(pool).await
-                })
+                Box::pin(sqlx::query_file!("../../sql/plan/list_lanes.sql", machines).fetch_all(pool))
             })
             .await?;
         let mut found: HashMap<Uuid, StoredLanes> = HashMap::new();

@@ -14,11 +14,9 @@ impl Bmdb {
     pub async fn host_key(&self, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
         let row = self
             .statement("reading a host key", move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0)
-                        .fetch_optional(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0).fetch_optional(pool),
+                )
             })
             .await?;
         Ok(row.map(|row| PinnedHostKey {

@@ -56,11 +56,9 @@ impl Bmdb {
     pub async fn list_live_sessions(&self) -> Result<Vec<LiveSession>, BmdbError> {
         let rows = self
             .statement("looking who works", |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("../../sql/declare_restored/list_live_sessions.sql")
-                        .fetch_all(pool)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file!("../../sql/declare_restored/list_live_sessions.sql").fetch_all(pool),
+                )
             })
             .await?;
         let live = rows.into_iter();
@@ -159,11 +157,10 @@ impl Bmdb {
     async fn cancel_pending_orders(&self, detail: &str) -> Result<(), BmdbError> {
         let ordered = self
             .statement("listing machines of which something is ordered", |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file_scalar!("../../sql/declare_restored/list_pending_orders.sql")
-                        .fetch_all(pool)
-                        .await
-                })
+                        .fetch_all(pool),
+                )
             })
             .await?;
         for machine in ordered {
@@ -193,15 +190,14 @@ impl Bmdb {
     async fn retry_fence_rejections(&self, detail: &str) -> Result<(), BmdbError> {
         let refused = self
             .statement("listing machines that refused us", |pool| {
-                Box::pin(async move {
-                    // These machines had seen newer fences than this database had issued.
+                // These machines had seen newer fences than this database had issued.
+                Box::pin(
                     sqlx::query_scalar!(
                         "SELECT machine_id FROM machine_needs_human
                          WHERE obstacle = 'stale-fence' ORDER BY machine_id"
                     )
-                    .fetch_all(pool)
-                    .await
-                })
+                    .fetch_all(pool),
+                )
             })
             .await?;
         for machine in refused {

@@ -148,11 +148,9 @@ impl Bmdb {
         let read = Instant::now();
         let rows = self
             .statement(OPERATION, |connection| {
-                Box::pin(async move {
-                    sqlx::query_file_as!(PauseRow, "../../sql/loop_pause/list.sql")
-                        .fetch_all(connection)
-                        .await
-                })
+                Box::pin(
+                    sqlx::query_file_as!(PauseRow, "../../sql/loop_pause/list.sql").fetch_all(connection),
+                )
             })
             .await?;
         // Without any pause it does not matter which moment it is.

@@ -141,7 +141,7 @@ impl Work {
         let end = self
             .bmdb()
             .statement(what, move |pool| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query!(
                         "SELECT event, session_id FROM history
                          WHERE machine_id = $1 AND lane = $2 AND fence = $3 AND edge = 'end'",
@@ -149,9 +149,8 @@ impl Work {
                         lease.lane.as_str(),
                         lease.fence
                     )
-                    .fetch_optional(pool)
-                    .await
-                })
+                    .fetch_optional(pool),
+                )
             })
             .await?;
         Ok(match end {
@@ -194,7 +193,7 @@ pub(crate) async fn cancel_work(
 ) -> Result<bool, BmdbError> {
     let cancelled = bmdb
         .statement_with("cancelling work", because.to_owned(), move |pool, because| {
-            Box::pin(async move {
+            Box::pin(
                 sqlx::query_file_scalar!(
                     "../../sql/work/cancel.sql",
                     session.0,
@@ -203,9 +202,8 @@ pub(crate) async fn cancel_work(
                     fence,
                     because
                 )
-                .fetch_one(pool)
-                .await
-            })
+                .fetch_one(pool),
+            )
         })
         .await?;
     Ok(cancelled > 0)

@@ -63,11 +63,10 @@ impl Bmdb {
     pub async fn artefact_size(&self, sha256: Sha256) -> Result<Option<u64>, BmdbError> {
         let row = self
             .statement(OPERATION, move |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/artefact/find_by_digest.sql", sha256.0.as_slice())
-                        .fetch_optional(connection)
-                        .await
-                })
+                        .fetch_optional(connection),
+                )
             })
             .await?;
         Ok(row.filter(|row| row.added_at.is_some()).and_then(|row| u64::try_from(row.size).ok()))
@@ -77,15 +76,14 @@ impl Bmdb {
     pub async fn artefact_piece(&self, sha256: Sha256, number: u64) -> Result<Option<Vec<u8>>, BmdbError> {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.statement("reading a piece of an artefact", move |connection| {
-            Box::pin(async move {
+            Box::pin(
                 sqlx::query_scalar!(
                     "SELECT bytes FROM artefact_chunk WHERE sha256 = $1 AND number = $2",
                     sha256.0.as_slice(),
                     number
                 )
-                .fetch_optional(connection)
-                .await
-            })
+                .fetch_optional(connection),
+            )
         })
         .await
     }
@@ -98,15 +96,14 @@ impl Bmdb {
     ) -> Result<AgentKeyOwner, BmdbError> {
         let phase = self
             .statement("looking whose a key is", move |connection| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file_scalar!(
                         "../../sql/artefact/find_agent_phase.sql",
                         machine.0,
                         public_key.as_slice()
                     )
-                    .fetch_optional(connection)
-                    .await
-                })
+                    .fetch_optional(connection),
+                )
             })
             .await?;
         Ok(match phase.map(|phase| phase.parse::<Phase>()) {

@@ -46,14 +46,13 @@ impl Bmdb {
     /// Ids of roll-outs that have not ended, oldest first.
     pub async fn list_active_roll_outs(&self) -> Result<Vec<String>, BmdbError> {
         self.statement("looking for roll-outs", |connection| {
-            Box::pin(async move {
+            Box::pin(
                 sqlx::query_scalar!(
                     "SELECT roll_out_id FROM roll_out
                      WHERE ended_at IS NULL ORDER BY created_at, roll_out_id"
                 )
-                .fetch_all(connection)
-                .await
-            })
+                .fetch_all(connection),
+            )
         })
         .await
     }
@@ -63,16 +62,15 @@ impl Bmdb {
     pub async fn read_updated_release(&self, machine: MachineId) -> Result<Option<String>, BmdbError> {
         let digest = self
             .statement("looking which release a machine was updated to", move |connection| {
-                Box::pin(async move {
-                    // An agent that was updated by an order reports that it still runs that release.
+                // An agent that was updated by an order reports that it still runs that release.
+                Box::pin(
                     sqlx::query_scalar!(
                         "SELECT sha256 FROM machine_release_report
                          WHERE machine_id = $1 AND updated_to = sha256",
                         machine.0
                     )
-                    .fetch_optional(connection)
-                    .await
-                })
+                    .fetch_optional(connection),
+                )
             })
             .await?;
         Ok(digest.map(hex::encode))

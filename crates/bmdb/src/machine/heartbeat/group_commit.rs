@@ -366,11 +366,10 @@ impl Bmdb {
             claims.iter().map(|(machine, key)| (machine.0, key.to_vec())).unzip();
         let known: HashSet<AgentIdentity> = self
             .statement_with("asking whose heartbeats are", (machines, keys), move |pool, (machines, keys)| {
-                Box::pin(async move {
+                Box::pin(
                     sqlx::query_file!("../../sql/heartbeat/verify_agents.sql", machines, keys)
-                        .fetch_all(pool)
-                        .await
-                })
+                        .fetch_all(pool),
+                )
             })
             .await?
             .into_iter()
