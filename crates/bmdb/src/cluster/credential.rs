@@ -14,7 +14,6 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{
     CertificateRequest, RequestState, Revocation, SignedCertificate, check_holder,
@@ -232,7 +231,6 @@ async fn request_credential_in_tx(
     let known = read_credentials(tx, cluster).await?;
     let now = database_now(tx).await?;
     let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
-    begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query!("DELETE FROM cluster_credential WHERE credential_id = ANY ($1)", &old)
             .execute(&mut *tx)
@@ -255,7 +253,6 @@ async fn request_credential_in_tx(
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "has a certificate for {} signed as soon as its curators answer, good for {}; see it with: shepherdctl \
          cluster credentials get {name}",
@@ -292,7 +289,6 @@ async fn revoke_cluster_credential_in_tx(
         let same = Some(before);
         return Ok(OrderEffect::unchanged(text, same));
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "UPDATE cluster_credential
          SET revocation_requested_at = clock_timestamp(), revocation_requested_by = $2
@@ -303,7 +299,6 @@ async fn revoke_cluster_credential_in_tx(
     .execute(&mut *tx)
     .await
     .context(REVOKING)?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "refuses the certificate {credential} of {} once its curators have received the revocation",
         found.holder

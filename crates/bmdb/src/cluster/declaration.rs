@@ -12,7 +12,6 @@ use crate::cluster::lock::lock_cluster;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::declaration::{
     DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
@@ -70,8 +69,8 @@ impl Bmdb {
         name: String,
         role: String,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order("withdrawing a role", order, None, (name, role), |tx, order, (name, role)| {
-            Box::pin(undeclare_role_in_tx(tx, order, name, role))
+        self.execute_order("withdrawing a role", order, None, (name, role), |tx, _, (name, role)| {
+            Box::pin(undeclare_role_in_tx(tx, name, role))
         })
         .await
     }
@@ -135,7 +134,6 @@ async fn declare_role_in_tx(
             format!("the cluster {name} has {MAX_DECLARED_ROLES} roles declared, and can have no more");
         return Err(BmdbError::OrderRejected { reason: "TOO_MANY_ROLES", message: text });
     }
-    begin_dry_run(tx, order).await?;
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
     let encoded = encode_declaration(declaration.to_wire());
     let kept = digest.as_slice();
@@ -156,7 +154,6 @@ async fn declare_role_in_tx(
         .execute(&mut *tx)
         .await
         .context("declaring a role")?;
-    end_dry_run(tx, order).await?;
     let next = if spec.roles.contains(&role) {
         format!(
             "its workers act on the declaration once its curators have received it; watch the workers with: \
@@ -172,7 +169,6 @@ async fn declare_role_in_tx(
 
 async fn undeclare_role_in_tx(
     tx: &mut PgConnection,
-    order: &Order,
     name: &str,
     role: &str,
 ) -> Result<OrderEffect, BmdbError> {
@@ -189,7 +185,6 @@ async fn undeclare_role_in_tx(
         let text = format!("declares no role {role:?}; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     };
-    begin_dry_run(tx, order).await?;
     sqlx::query_scalar!(
         "UPDATE cluster_declaration SET withdrawn_at = clock_timestamp()
          WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NULL
@@ -204,7 +199,6 @@ async fn undeclare_role_in_tx(
         .execute(&mut *tx)
         .await
         .context("withdrawing a role")?;
-    end_dry_run(tx, order).await?;
     let text = format!("declares {role} no more; its curators forget it once no node has it");
     Ok(OrderEffect::changed(text, Some(audit_json(before)), None))
 }

@@ -16,7 +16,6 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::owner_key::OwnerPublicKey;
@@ -312,7 +311,6 @@ async fn request_key_rotation_in_tx(
             format!("has the shepherd's key for it replaced already, as {by} ordered; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "UPDATE cluster SET key_rotation_requested_at = clock_timestamp(), key_rotation_requested_by = $2,
              version = version + 1
@@ -323,7 +321,6 @@ async fn request_key_rotation_in_tx(
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "has the shepherd's key for it replaced as soon as its curators answer; watch it with: shepherdctl cluster \
          describe {name}"

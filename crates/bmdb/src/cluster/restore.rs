@@ -25,7 +25,6 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
 use crate::machine::lookup::{LookupResult, find_machine};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
@@ -159,7 +158,6 @@ async fn restore_cluster_in_tx(
         check_restore_allowed(&restore_evidence(&cluster), now)
             .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
-    begin_dry_run(tx, order).await?;
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
     sqlx::query!(
@@ -174,7 +172,6 @@ async fn restore_cluster_in_tx(
     .execute(&mut *tx)
     .await
     .context(RESTORING_CLUSTER)?;
-    end_dry_run(tx, order).await?;
     let place =
         onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));
     let text = format!(

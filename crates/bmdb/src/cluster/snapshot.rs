@@ -15,7 +15,6 @@ use crate::cluster::reading::list_clusters;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::snapshot::{SnapshotReason, SnapshotView, snapshots_to_delete};
 use model::time::Timestamp;
@@ -123,8 +122,8 @@ impl Bmdb {
         order: Order,
         name: String,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order("asking for a snapshot of a cluster", order, None, name, |tx, order, name| {
-            Box::pin(request_snapshot_in_tx(tx, order, name))
+        self.execute_order("asking for a snapshot of a cluster", order, None, name, |tx, _, name| {
+            Box::pin(request_snapshot_in_tx(tx, name))
         })
         .await
     }
@@ -218,11 +217,7 @@ impl Bmdb {
     }
 }
 
-async fn request_snapshot_in_tx(
-    tx: &mut PgConnection,
-    order: &Order,
-    name: &str,
-) -> Result<OrderEffect, BmdbError> {
+async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
     if cluster.founded.is_none() {
@@ -232,7 +227,6 @@ async fn request_snapshot_in_tx(
         );
         return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "UPDATE cluster SET snapshot_requested_at = clock_timestamp(), version = version + 1
          WHERE cluster_id = $1",
@@ -241,7 +235,6 @@ async fn request_snapshot_in_tx(
     .execute(&mut *tx)
     .await
     .context("asking for a snapshot of a cluster")?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "has a snapshot taken as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
     );

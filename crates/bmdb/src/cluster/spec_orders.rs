@@ -12,7 +12,6 @@ use crate::cluster::kubernetes::desired::{
 use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
 
@@ -40,8 +39,8 @@ impl Bmdb {
         name: String,
         change: ClusterSpecChange,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order("changing a cluster", order, None, (name, change), |tx, order, (name, change)| {
-            Box::pin(change_cluster_in_tx(tx, order, name, change))
+        self.execute_order("changing a cluster", order, None, (name, change), |tx, _, (name, change)| {
+            Box::pin(change_cluster_in_tx(tx, name, change))
         })
         .await
     }
@@ -54,8 +53,8 @@ impl Bmdb {
         machine: String,
     ) -> Result<OrderResult, BmdbError> {
         let what = "letting a machine into a cluster";
-        self.execute_order(what, order, None, (name, machine), |tx, order, (name, machine)| {
-            Box::pin(approve_member_in_tx(tx, order, name, machine))
+        self.execute_order(what, order, None, (name, machine), |tx, _, (name, machine)| {
+            Box::pin(approve_member_in_tx(tx, name, machine))
         })
         .await
     }
@@ -81,7 +80,6 @@ async fn create_cluster_in_tx(
         Some(wish) => Some(resolve_desired(tx, &spec.name, None, wish).await?),
         None => None,
     };
-    begin_dry_run(tx, order).await?;
     let made = sqlx::query_file_scalar!(
         "../../sql/cluster/insert.sql",
         Uuid::new_v4(),
@@ -107,7 +105,6 @@ async fn create_cluster_in_tx(
     if let Some(kubernetes) = &kubernetes {
         store_desired(tx, made, kubernetes, &order.actor.name).await?;
     }
-    end_dry_run(tx, order).await?;
     let text = format!(
         "is requested: {}, {}{} from machines that {}; watch it with: shepherdctl cluster describe {}",
         count_noun(spec.control_plane, "member of the control plane", "members of the control plane"),
@@ -125,7 +122,6 @@ async fn create_cluster_in_tx(
 
 async fn change_cluster_in_tx(
     tx: &mut PgConnection,
-    order: &Order,
     name: &str,
     change: &ClusterSpecChange,
 ) -> Result<OrderEffect, BmdbError> {
@@ -137,7 +133,6 @@ async fn change_cluster_in_tx(
         let text = "is so already; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "UPDATE cluster
          SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1
@@ -150,7 +145,6 @@ async fn change_cluster_in_tx(
     .execute(&mut *tx)
     .await
     .context("changing a cluster")?;
-    end_dry_run(tx, order).await?;
     let roles = match wanted.roles.len() {
         0 => "no roles of yours".to_owned(),
         _ => format!("the roles {}", wanted.roles.iter().cloned().collect::<Vec<_>>().join(", ")),
@@ -165,7 +159,6 @@ async fn change_cluster_in_tx(
 
 async fn approve_member_in_tx(
     tx: &mut PgConnection,
-    order: &Order,
     name: &str,
     machine: &str,
 ) -> Result<OrderEffect, BmdbError> {
@@ -191,12 +184,10 @@ async fn approve_member_in_tx(
         let text = nothing.unwrap_or_default();
         return Ok(OrderEffect::unchanged(text, None));
     };
-    begin_dry_run(tx, order).await?;
     let key = sqlx::query_file_scalar!("../../sql/cluster/approve_member.sql", member.machine_id, id)
         .fetch_optional(&mut *tx)
         .await
         .context("letting a machine into a cluster")?;
-    end_dry_run(tx, order).await?;
     let key = hex::encode(key.unwrap_or_default());
     let text = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
     let after = json!({ "machine": member.machine_id, "key": key });
@@ -217,7 +208,6 @@ async fn delete_cluster_in_tx(
         let text = format!("is ending already, as {by} ordered; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "UPDATE cluster SET deleting_at = clock_timestamp(), deleting_by = $2, version = version + 1
          WHERE cluster_id = $1",
@@ -227,7 +217,6 @@ async fn delete_cluster_in_tx(
     .execute(&mut *tx)
     .await
     .context("ending a cluster")?;
-    end_dry_run(tx, order).await?;
     let output = "ends: its machines are ordered to leave it, and what they keep of it is removed".to_owned();
     Ok(OrderEffect::changed(output, None, None))
 }

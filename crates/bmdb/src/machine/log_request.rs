@@ -16,7 +16,6 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::read_snapshot;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::lock_due_rows;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::ids::MachineId;
 use model::log_request::{
@@ -290,7 +289,6 @@ async fn request_log_in_tx(
         );
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }
-    begin_dry_run(tx, order).await?;
     let id = Uuid::now_v7();
     // The caller has locked the machine.
     sqlx::query!(
@@ -308,7 +306,6 @@ async fn request_log_in_tx(
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
-    end_dry_run(tx, order).await?;
     let output = format!("gets the request for {} with its next heartbeat", wanted.describe());
     let after = json!({
         "request": id, "log": wanted.log, "lines": wanted.lines, "since": wanted.since, "follow": wanted.follow,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::connection::error::{ApprovalRequest, BmdbError};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key};
+use crate::orders::audit::find_by_idempotency_key;
 use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
 use model::humanize::absolute_time;
 use model::time::Timestamp;
@@ -288,7 +288,6 @@ async fn approve_order_in_tx(
         .map_err(|(reason, text)| refuse(reason, format!("{approval} is not approved: {text}")))?;
     let good_for = read_policy_in_tx(tx).await?.two_person_rule.approval_ttl;
     let before = found.audit_json();
-    begin_dry_run(tx, order).await?;
     let written = sqlx::query_file!(
         "../../sql/approval/approve.sql",
         approval,
@@ -300,7 +299,6 @@ async fn approve_order_in_tx(
     .fetch_one(&mut *tx)
     .await
     .context("approving an order")?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "is approved until {}: {} of {} ({}), which {} is to give again",
         absolute_time(written.expires_at),

@@ -42,7 +42,7 @@ pub struct AuditRecord {
 }
 
 /// Sets the savepoint before anything an order changes, so that a dry run can undo it.
-pub(crate) async fn begin_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+pub(super) async fn begin_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
     if order.dry_run {
         tx.execute(sqlx::raw_sql(SAVEPOINT)).await.context(OPERATION)?;
     }
@@ -50,7 +50,7 @@ pub(crate) async fn begin_dry_run(tx: &mut PgConnection, order: &Order) -> Resul
 }
 
 /// Rolls back a dry run: undoes what it changed since [`begin_dry_run`].
-pub(crate) async fn end_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+pub(super) async fn end_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
     if order.dry_run {
         tx.execute(sqlx::raw_sql(ROLL_BACK_TO_SAVEPOINT)).await.context(OPERATION)?;
     }

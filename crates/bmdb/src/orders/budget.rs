@@ -17,7 +17,6 @@ use crate::engine::policy::{lock_policy, write_policy};
 use crate::fleet::brake::list_brakes;
 use crate::fleet::provider::list_providers;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::budget::{
     BrakeState, BudgetChange, BudgetKind, BudgetStatus, BudgetUsage, ProviderBrake, brake_states,
@@ -128,9 +127,7 @@ async fn set_budget_in_tx(
     let by =
         require_second_approval(tx, order, SensitiveOrder::SetBudget, policy.two_person_rule, &[]).await?;
     kind.set_in(&mut policy, budget);
-    begin_dry_run(tx, order).await?;
     write_policy(tx, &policy, &order.actor.name).await?;
-    end_dry_run(tx, order).await?;
     let used = count_used(tx, kind, Some(budget)).await?;
     let text = append_approver(change_message(before, budget, used), by.as_deref());
     Ok(OrderEffect::changed(text, was, Some(is)))

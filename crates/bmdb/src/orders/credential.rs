@@ -301,7 +301,6 @@ async fn revoke_credential_in_tx(
         .context(OPERATION)?;
     let unknown = || BmdbError::NoSuchCredential(id.to_string());
     let before = find_by_id(tx, id).await?.ok_or_else(unknown)?;
-    begin_dry_run(tx, order).await?;
     let outcome = if before.revoked_at.is_some() {
         OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
     } else {
@@ -317,7 +316,6 @@ async fn revoke_credential_in_tx(
         OrderOutcome { changed: true, message: "is good for nothing any more".into() }
     };
     let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;
-    end_dry_run(tx, order).await?;
     Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
 }
 

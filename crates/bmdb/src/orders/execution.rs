@@ -4,7 +4,7 @@
 //!
 //! 1. The first result of the same order is looked up, before anything is locked.
 //! 2. The function of the order locks what it is about, decides, asks the two-person rule if the order needs it, and
-//!    makes the change between `begin_dry_run` and `end_dry_run`.
+//!    makes the change. What it did in a dry run is rolled back.
 //! 3. The line of the audit is written, in the same transaction.
 //!
 //! An order that was rejected because of what it found is recorded as well, in a transaction of its own and without its
@@ -18,7 +18,9 @@ use sqlx::PgConnection;
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::orders::approval::record_approval_request;
-use crate::orders::audit::{NewAuditRecord, find_by_idempotency_key, insert_audit_record, record_audit};
+use crate::orders::audit::{
+    NewAuditRecord, begin_dry_run, end_dry_run, find_by_idempotency_key, insert_audit_record, record_audit,
+};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::ids::MachineId;
 
@@ -82,7 +84,9 @@ impl Bmdb {
                 if let Some(carried) = find_by_idempotency_key(tx, order).await? {
                     return Ok(carried);
                 }
+                begin_dry_run(tx, order).await?;
                 let effect = change(tx, order, arguments).await?;
+                end_dry_run(tx, order).await?;
                 record_audit(tx, order, *machine, effect).await
             })
         })

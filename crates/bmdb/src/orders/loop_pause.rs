@@ -17,7 +17,6 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult};
 use model::humanize::{absolute_time, relative_time};
 use model::pause::{LoopKind, LoopState, Pause, active_pauses, unpaused_providers};
@@ -177,8 +176,8 @@ impl Bmdb {
         of: LoopKind,
         provider: Option<String>,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order("resuming a loop", order, None, (of, provider), |tx, order, (of, provider)| {
-            Box::pin(resume_loop_in_tx(tx, order, *of, provider.as_deref()))
+        self.execute_order("resuming a loop", order, None, (of, provider), |tx, _, (of, provider)| {
+            Box::pin(resume_loop_in_tx(tx, *of, provider.as_deref()))
         })
         .await
     }
@@ -256,9 +255,7 @@ async fn pause_loop_in_tx(
         None
     };
     let text = pause_message(&pause, before.is_some(), stranger, now);
-    begin_dry_run(tx, order).await?;
     store_pause(tx, &pause, stored.is_some()).await?;
-    end_dry_run(tx, order).await?;
     Ok(OrderEffect::changed(append_approver(text, approved.as_deref()), before, Some(audit_json(&pause))))
 }
 
@@ -306,12 +303,10 @@ async fn store_pause(tx: &mut PgConnection, pause: &Pause, replaces: bool) -> Re
 
 async fn resume_loop_in_tx(
     tx: &mut PgConnection,
-    order: &Order,
     of: LoopKind,
     provider: Option<&str>,
 ) -> Result<OrderEffect, BmdbError> {
     let before = lock_pause(tx, of, provider).await?.filter(|(_, holds)| *holds).map(|(pause, _)| pause);
-    begin_dry_run(tx, order).await?;
     sqlx::query!(
         "DELETE FROM loop_pause WHERE loop_name = $1 AND provider = $2",
         of.as_str(),
@@ -322,7 +317,6 @@ async fn resume_loop_in_tx(
     .context("resuming a loop")?;
     let others: Vec<Pause> =
         list_pauses(tx).await?.into_iter().filter(|pause| pause.loop_kind == of).collect();
-    end_dry_run(tx, order).await?;
     let message = resume_message(before.as_ref(), provider, &others);
     let outcome = OrderOutcome { changed: before.is_some(), message };
     Ok(OrderEffect { outcome, before: before.as_ref().map(audit_json), after: None })

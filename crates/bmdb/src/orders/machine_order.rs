@@ -15,7 +15,6 @@ use crate::engine::schedule::{lock_due_rows, read_machine_version, record_event,
 use crate::machine::host_key::read_host_keys;
 use crate::machine::traits::read_labels;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::machine_decision::{
     allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
     release_machine, retry_machine,
@@ -245,7 +244,6 @@ async fn execute_decision_in_tx(
     }
     let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
     let mut after = before.clone();
-    begin_dry_run(tx, order).await?;
     if !decision.changes.is_empty() || !decision.events.is_empty() {
         for change in &decision.changes {
             apply_fact_change(tx, machine, change).await?;
@@ -268,6 +266,5 @@ async fn execute_decision_in_tx(
             record_event(tx, machine, event, detail).await?;
         }
     }
-    end_dry_run(tx, order).await?;
     Ok(OrderEffect { outcome: decision.output, before: Some(before), after: Some(after) })
 }

@@ -27,8 +27,7 @@
 //! # Notes for the next implementor
 //!
 //! * A new order is a function that `Bmdb::execute_order` calls in its transaction. Lock before you read what you
-//!   decide on, put all changes between `begin_dry_run` and `end_dry_run`, and return an `OrderEffect`. The key and the
-//!   audit are not its concern.
+//!   decide on, and return an `OrderEffect`. The key, the dry run and the audit are not its concern.
 //! * A rejection has a reason for programs (`NO_SUCH_KEY`), which does not change any more, and a sentence for people
 //!   that says what to do.
 //! * An order that could do harm to many machines belongs to the two-person rule ([`model::two_person_rule`]).

@@ -15,7 +15,6 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::kubernetes::RotatableKeys;
 
@@ -51,8 +50,8 @@ impl Bmdb {
         keys: RotatableKeys,
     ) -> Result<OrderResult, BmdbError> {
         let what = "having keys of Kubernetes replaced";
-        self.execute_order(what, order, None, (name, keys), |tx, order, (name, keys)| {
-            Box::pin(rotate_keys_in_tx(tx, order, name, *keys))
+        self.execute_order(what, order, None, (name, keys), |tx, _, (name, keys)| {
+            Box::pin(rotate_keys_in_tx(tx, name, *keys))
         })
         .await
     }
@@ -104,9 +103,7 @@ async fn set_kubernetes_in_tx(
         let text = "is so already; nothing was changed";
         return Ok(OrderEffect::unchanged(text, was));
     }
-    begin_dry_run(tx, order).await?;
     store_desired(tx, id, &wanted, &order.actor.name).await?;
-    end_dry_run(tx, order).await?;
     let add_ons = match wanted.add_ons.len() {
         0 => "no add-ons".to_owned(),
         _ => format!("the add-ons {}", wanted.add_ons.keys().cloned().collect::<Vec<_>>().join(", ")),
@@ -139,7 +136,6 @@ async fn remove_kubernetes_in_tx(
     if let Some(upgrade) = read_active_upgrade(tx, id).await? {
         return Err(order_rejected("UPGRADING", upgrade.conflict_message(name)));
     }
-    begin_dry_run(tx, order).await?;
     sqlx::query_file!("../../sql/kubernetes/mark_removing.sql", id, order.actor.name)
         .execute(&mut *tx)
         .await
@@ -148,7 +144,6 @@ async fn remove_kubernetes_in_tx(
         .execute(&mut *tx)
         .await
         .context(SETTING)?;
-    end_dry_run(tx, order).await?;
     let text = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
                 Kubernetes kept in etcd stays there"
         .to_owned();
@@ -158,7 +153,6 @@ async fn remove_kubernetes_in_tx(
 
 async fn rotate_keys_in_tx(
     tx: &mut PgConnection,
-    order: &Order,
     name: &str,
     keys: RotatableKeys,
 ) -> Result<OrderEffect, BmdbError> {
@@ -171,7 +165,6 @@ async fn rotate_keys_in_tx(
         let text = format!("has {what} of Kubernetes replaced already; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
-    begin_dry_run(tx, order).await?;
     let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
     requests.push(what);
     sqlx::query_file!("../../sql/kubernetes/set_rotation_requests.sql", id, json!(requests))
@@ -182,7 +175,6 @@ async fn rotate_keys_in_tx(
         .execute(&mut *tx)
         .await
         .context(SETTING)?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
          cluster describe {name}"

@@ -15,7 +15,6 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{CertificateRequest, SignedCertificate, check_holder};
 #[cfg(feature = "sealing")]
@@ -166,7 +165,6 @@ async fn request_user_in_tx(
     let known = read_users(tx, cluster).await?;
     let now = database_now(tx).await?;
     let old = admit_request(&known, &new.public_key, (name, "certificates for its API servers"), now)?;
-    begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query_file!("../../sql/kubernetes/delete_users_by_id.sql", &old)
             .execute(&mut *tx)
@@ -187,7 +185,6 @@ async fn request_user_in_tx(
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
-    end_dry_run(tx, order).await?;
     let text = format!(
         "has a certificate for its API servers signed for {} ({}) as soon as its curators answer, good for {}",
         new.holder, new.access, new.lifetime

@@ -18,7 +18,6 @@ use crate::cluster::upgrade::{
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::roll_out::{NewRollOut, begin_roll_out_in_tx, reject_machines_in_roll_outs};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::ClusterPart;
 use model::cluster::upgrade::{BundleRef, NodeUpgrade};
@@ -112,7 +111,6 @@ async fn create_upgrade_in_tx(
         .collect();
     machines.sort();
     reject_machines_in_roll_outs(tx, &machines).await?;
-    begin_dry_run(tx, order).await?;
     let rolled = match &new.roleserver {
         None => None,
         Some(release) => {
@@ -127,7 +125,6 @@ async fn create_upgrade_in_tx(
         }
     };
     let upgrade = insert_upgrade(tx, order, id, bundles.as_ref(), rolled.as_ref(), new, false).await?;
-    end_dry_run(tx, order).await?;
     let mut way = Vec::new();
     if let Some((_, release)) = &rolled {
         way.push(format!("its role servers become {release}"));
@@ -193,7 +190,6 @@ async fn change_upgrade_in_tx(
         let text = "does not stand still in its upgrade; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(before)));
     }
-    begin_dry_run(tx, order).await?;
     let text = match change {
         UpgradeChange::Pause | UpgradeChange::Resume => {
             let why = (change == UpgradeChange::Pause)
@@ -245,6 +241,5 @@ async fn change_upgrade_in_tx(
         .await
         .context(OPERATION)?;
     let after = read_upgrade(tx, id).await?.as_ref().map(audit_json);
-    end_dry_run(tx, order).await?;
     Ok(OrderEffect::changed(text, Some(before), after))
 }

@@ -10,7 +10,6 @@ use crate::cluster::upgrade::{NewUpgrade, abort_roll_out, audit_json, insert_upg
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::fleet::roll_out::reject_machines_in_roll_outs;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect};
 use model::kubernetes::skew::{NodeVersion, skew_violations};
 
@@ -75,7 +74,6 @@ pub(super) async fn roll_back_upgrade_in_tx(
     if !under_way {
         reject_machines_in_roll_outs(tx, &machines).await?;
     }
-    begin_dry_run(tx, order).await?;
     if under_way {
         if let Some(roll_out) = line.roll_out.as_ref().filter(|_| !line.roll_out_done) {
             abort_roll_out(tx, roll_out).await?;
@@ -99,7 +97,6 @@ pub(super) async fn roll_back_upgrade_in_tx(
         insert_upgrade(tx, order, id, Some(&bundles), None, &again, true).await?;
     }
     let after = read_upgrade(tx, id).await?.as_ref().map(audit_json);
-    end_dry_run(tx, order).await?;
     let text = format!(
         "{text}: workers first, then controllers one by one, from Kubernetes {} to {}; role servers stay as they are; watch it \
          with: shepherdctl cluster describe {name}",

@@ -9,7 +9,6 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::artefact::list_artefacts;
 use crate::fleet::artefact::upload::{UploadCheck, delete_artefact_rows, discard_upload};
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{check_name, find_artefact};
 use model::role_declaration::Sha256;
@@ -49,8 +48,8 @@ impl Bmdb {
 
     /// Removes an artefact, by its digest or its name.
     pub async fn delete_artefact(&self, order: Order, artefact: String) -> Result<OrderResult, BmdbError> {
-        self.execute_order("removing an artefact", order, None, artefact, |tx, order, artefact| {
-            Box::pin(delete_artefact_in_tx(tx, order, artefact))
+        self.execute_order("removing an artefact", order, None, artefact, |tx, _, artefact| {
+            Box::pin(delete_artefact_in_tx(tx, artefact))
         })
         .await
     }
@@ -95,7 +94,6 @@ async fn add_artefact_in_tx(
         if before == name {
             return Ok(OrderEffect::unchanged("is there; nothing was changed", Some(reported(name))));
         }
-        begin_dry_run(tx, order).await?;
         sqlx::query!(
             "UPDATE artefact SET name = $2 WHERE sha256 = $1 AND added_at IS NOT NULL",
             digest,
@@ -104,7 +102,6 @@ async fn add_artefact_in_tx(
         .execute(&mut *tx)
         .await
         .context(UPLOADING)?;
-        end_dry_run(tx, order).await?;
         let text = format!("is there, and was called {before} before");
         return Ok(OrderEffect::changed(text, Some(reported(before)), Some(reported(name))));
     }
@@ -128,7 +125,6 @@ async fn add_artefact_in_tx(
             return Err(order_rejected("INCOMPLETE", text));
         }
     };
-    begin_dry_run(tx, order).await?;
     sqlx::query_scalar!(
         "UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5
          WHERE sha256 = $1 AND upload = $2 AND added_at IS NULL
@@ -142,17 +138,12 @@ async fn add_artefact_in_tx(
     .fetch_optional(&mut *tx)
     .await
     .context(UPLOADING)?;
-    end_dry_run(tx, order).await?;
     let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
     let text = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
     Ok(OrderEffect::changed(text, None, Some(reported(name))))
 }
 
-async fn delete_artefact_in_tx(
-    tx: &mut PgConnection,
-    order: &Order,
-    artefact: &str,
-) -> Result<OrderEffect, BmdbError> {
+async fn delete_artefact_in_tx(tx: &mut PgConnection, artefact: &str) -> Result<OrderEffect, BmdbError> {
     let (all, _) = list_artefacts(tx).await?;
     let found = find_artefact(&all, artefact).map_err(|reason| order_rejected("NO_SUCH_ARTEFACT", reason))?;
     let sha256 = model::artefact::parse_digest(&found.sha256)
@@ -207,9 +198,7 @@ async fn delete_artefact_in_tx(
         );
         return Err(order_rejected("IN_USE", text));
     }
-    begin_dry_run(tx, order).await?;
     delete_artefact_rows(tx, sha256).await?;
-    end_dry_run(tx, order).await?;
     let before: Value = json!({ "sha256": found.sha256, "name": found.name, "size": found.size });
     let text = format!("is removed ({}); machines that have fetched it keep it", found.sha256);
     Ok(OrderEffect::changed(text, Some(before), None))

@@ -13,7 +13,6 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::fleet::artefact::list_artefacts;
 use crate::machine::traits::hardware_from_columns;
-use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{find_artefact, parse_digest};
 use model::cluster::selector::{MachineTraits, Selector};
@@ -381,9 +380,7 @@ async fn create_roll_out_in_tx(
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
     reject_machines_in_roll_outs(tx, &machines).await?;
     reject_machines_in_upgrades(tx, &machines).await?;
-    begin_dry_run(tx, order).await?;
     let id = insert_roll_out(tx, order, new, &new.selector.to_string(), (digest, &name), &ids).await?;
-    end_dry_run(tx, order).await?;
     let names: Vec<&str> = machines.iter().map(|(_, name)| name.as_str()).collect();
     let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
     let more = if names.len() > 20 { format!(" and {} more", names.len() - 20) } else { String::new() };
@@ -424,7 +421,6 @@ async fn change_roll_out_in_tx(
         let text = format!("is {ended}; nothing was changed");
         return Ok(OrderEffect::unchanged(text, Some(before)));
     }
-    begin_dry_run(tx, order).await?;
     let (text, after) = match change {
         RollOutChange::Pause => {
             let why = format!("{} paused it: {}", order.actor.name, order.reason);
@@ -461,6 +457,5 @@ async fn change_roll_out_in_tx(
             (output.to_owned(), reported(known.paused.as_ref(), Some("aborted")))
         }
     };
-    end_dry_run(tx, order).await?;
     Ok(OrderEffect::changed(text, Some(before), Some(after)))
 }
