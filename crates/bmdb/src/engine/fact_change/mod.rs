@@ -230,284 +230,196 @@ pub(crate) async fn apply_fact_change(
     change: &FactChange,
 ) -> Result<(), BmdbError> {
     let id = machine.0;
-    match change {
-        FactChange::Provided { provider, provider_id, details } => {
-            sqlx::query!(
-                "INSERT INTO machine_provided (machine_id, provider, provider_id, reservation, address,
-                     ssh_port, ssh_user, location, status, provided_at, looked_at, unchanged)
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, clock_timestamp(), NULL, FALSE)",
-                id,
-                provider,
-                provider_id,
-                details.reservation.as_deref(),
-                details.address.as_deref(),
-                details.ssh_port.map(i64::from),
-                details.ssh_user.as_deref(),
-                details.location.as_deref(),
-                details.status.as_str(),
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::ProviderPolled { details, unchanged } => {
-            sqlx::query_file!(
-                "../../sql/facts/update_provided.sql",
-                id,
-                details.reservation.as_deref(),
-                details.address.as_deref(),
-                details.ssh_port.map(i64::from),
-                details.ssh_user.as_deref(),
-                details.location.as_deref(),
-                details.status.as_str(),
-                unchanged,
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::AgentStarted(agent) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_agent_started.sql",
-                id,
-                agent.public_key,
-                agent.boot_id.as_deref(),
-                agent.version,
-                agent.supervision,
-                agent.fence,
-            )
-            .execute(tx)
-            .await
-        }
+    let statement = match change {
+        FactChange::Provided { provider, provider_id, details } => sqlx::query!(
+            "INSERT INTO machine_provided (machine_id, provider, provider_id, reservation, address,
+                 ssh_port, ssh_user, location, status, provided_at, looked_at, unchanged)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, clock_timestamp(), NULL, FALSE)",
+            id,
+            provider,
+            provider_id,
+            details.reservation.as_deref(),
+            details.address.as_deref(),
+            details.ssh_port.map(i64::from),
+            details.ssh_user.as_deref(),
+            details.location.as_deref(),
+            details.status.as_str(),
+        ),
+        FactChange::ProviderPolled { details, unchanged } => sqlx::query_file!(
+            "../../sql/facts/update_provided.sql",
+            id,
+            details.reservation.as_deref(),
+            details.address.as_deref(),
+            details.ssh_port.map(i64::from),
+            details.ssh_user.as_deref(),
+            details.location.as_deref(),
+            details.status.as_str(),
+            unchanged,
+        ),
+        FactChange::AgentStarted(agent) => sqlx::query_file!(
+            "../../sql/facts/upsert_agent_started.sql",
+            id,
+            agent.public_key,
+            agent.boot_id.as_deref(),
+            agent.version,
+            agent.supervision,
+            agent.fence,
+        ),
         FactChange::AgentCleared => {
             sqlx::query!("DELETE FROM machine_agent_started WHERE machine_id = $1", id)
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            sqlx::query!("DELETE FROM machine_agent_heartbeat WHERE machine_id = $1", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_agent_heartbeat WHERE machine_id = $1", id)
         }
-        FactChange::HostKeyPinned { algorithm, public_key, source } => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_host_key.sql",
-                id,
-                algorithm,
-                public_key,
-                source.as_str()
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::HostKeyRefused { algorithm, public_key } => {
-            sqlx::query!(
-                "UPDATE machine_ssh_host_key
-                 SET refused_algorithm = $2, refused_key = $3, refused_at = clock_timestamp()
-                 WHERE machine_id = $1",
-                id,
-                algorithm,
-                public_key
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::HostKeyVerified => {
-            sqlx::query!(
-                "UPDATE machine_ssh_host_key
-                 SET refused_algorithm = NULL, refused_key = NULL, refused_at = NULL
-                 WHERE machine_id = $1",
-                id
-            )
-            .execute(tx)
-            .await
-        }
+        FactChange::HostKeyPinned { algorithm, public_key, source } => sqlx::query_file!(
+            "../../sql/facts/upsert_host_key.sql",
+            id,
+            algorithm,
+            public_key,
+            source.as_str()
+        ),
+        FactChange::HostKeyRefused { algorithm, public_key } => sqlx::query!(
+            "UPDATE machine_ssh_host_key
+             SET refused_algorithm = $2, refused_key = $3, refused_at = clock_timestamp()
+             WHERE machine_id = $1",
+            id,
+            algorithm,
+            public_key
+        ),
+        FactChange::HostKeyVerified => sqlx::query!(
+            "UPDATE machine_ssh_host_key
+             SET refused_algorithm = NULL, refused_key = NULL, refused_at = NULL
+             WHERE machine_id = $1",
+            id
+        ),
         FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
-        FactChange::RecoveryCleared => {
-            sqlx::query!("DELETE FROM machine_recovery WHERE machine_id = $1", id).execute(tx).await
-        }
-        FactChange::NeedsHuman { obstacle, reason } => {
-            sqlx::query!(
-                "INSERT INTO machine_needs_human (machine_id, since, obstacle, reason)
-                 VALUES ($1, clock_timestamp(), $2, $3) ON CONFLICT (machine_id) DO UPDATE
-                 SET obstacle = EXCLUDED.obstacle, reason = EXCLUDED.reason, reporting_since = NULL",
-                id,
-                obstacle.as_str(),
-                reason
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::NeedsHumanReporting => {
-            sqlx::query!(
-                "UPDATE machine_needs_human SET reporting_since = clock_timestamp() WHERE machine_id = $1",
-                id
-            )
-            .execute(tx)
-            .await
-        }
+        FactChange::RecoveryCleared => sqlx::query!("DELETE FROM machine_recovery WHERE machine_id = $1", id),
+        FactChange::NeedsHuman { obstacle, reason } => sqlx::query!(
+            "INSERT INTO machine_needs_human (machine_id, since, obstacle, reason)
+             VALUES ($1, clock_timestamp(), $2, $3) ON CONFLICT (machine_id) DO UPDATE
+             SET obstacle = EXCLUDED.obstacle, reason = EXCLUDED.reason, reporting_since = NULL",
+            id,
+            obstacle.as_str(),
+            reason
+        ),
+        FactChange::NeedsHumanReporting => sqlx::query!(
+            "UPDATE machine_needs_human SET reporting_since = clock_timestamp() WHERE machine_id = $1",
+            id
+        ),
         FactChange::NeedsHumanCleared => {
-            sqlx::query!("DELETE FROM machine_needs_human WHERE machine_id = $1", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_needs_human WHERE machine_id = $1", id)
         }
-        FactChange::Quarantined(reason) => {
-            sqlx::query!(
-                "INSERT INTO machine_quarantine (machine_id, since, reason)
-                 VALUES ($1, clock_timestamp(), $2)
-                 ON CONFLICT (machine_id) DO UPDATE SET reason = EXCLUDED.reason",
-                id,
-                reason
-            )
-            .execute(tx)
-            .await
-        }
+        FactChange::Quarantined(reason) => sqlx::query!(
+            "INSERT INTO machine_quarantine (machine_id, since, reason)
+             VALUES ($1, clock_timestamp(), $2)
+             ON CONFLICT (machine_id) DO UPDATE SET reason = EXCLUDED.reason",
+            id,
+            reason
+        ),
         FactChange::QuarantineCleared => {
-            sqlx::query!("DELETE FROM machine_quarantine WHERE machine_id = $1", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_quarantine WHERE machine_id = $1", id)
         }
         FactChange::LabelsSet(labels) if labels.is_empty() => {
-            sqlx::query!("DELETE FROM machine_labels WHERE machine_id = $1", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_labels WHERE machine_id = $1", id)
         }
-        FactChange::LabelsSet(labels) => {
-            sqlx::query!(
-                "INSERT INTO machine_labels (machine_id, labels) VALUES ($1, $2)
-                 ON CONFLICT (machine_id) DO UPDATE SET labels = EXCLUDED.labels",
-                id,
-                serde_json::json!(labels)
-            )
-            .execute(tx)
-            .await
-        }
+        FactChange::LabelsSet(labels) => sqlx::query!(
+            "INSERT INTO machine_labels (machine_id, labels) VALUES ($1, $2)
+             ON CONFLICT (machine_id) DO UPDATE SET labels = EXCLUDED.labels",
+            id,
+            serde_json::json!(labels)
+        ),
         FactChange::Prioritized { level, reason, by, until } => {
             sqlx::query_file!("../../sql/facts/upsert_priority.sql", id, level.as_str(), reason, by, *until)
-                .execute(tx)
-                .await
         }
-        FactChange::PriorityCleared => {
-            sqlx::query!("DELETE FROM machine_priority WHERE machine_id = $1", id).execute(tx).await
-        }
-        FactChange::HoldSet(hold) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_hold.sql",
-                id,
-                hold.scope.as_str(),
-                hold.reason,
-                hold.by,
-                hold.until
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::HoldCleared => {
-            sqlx::query!("DELETE FROM machine_hold WHERE machine_id = $1", id).execute(tx).await
-        }
-        FactChange::Postponed(process, wait) => {
-            sqlx::query!(
-                "INSERT INTO work_postponed (machine_id, process, until, reason, decided_at)
-                 VALUES ($1, $2, $3, $4, $5) ON CONFLICT (machine_id, process) DO UPDATE
-                 SET until = EXCLUDED.until, reason = EXCLUDED.reason, decided_at = EXCLUDED.decided_at",
-                id,
-                process.as_str(),
-                wait.until,
-                wait.reason,
-                wait.decided_at
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::PostponementCleared(process) => {
-            sqlx::query!(
-                "DELETE FROM work_postponed WHERE machine_id = $1 AND process = $2",
-                id,
-                process.as_str()
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::Backoff(process, backoff) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_backoff.sql",
-                id,
-                process.as_str(),
-                i64::from(backoff.failures),
-                i64::try_from(backoff.last_interval.as_millis()).unwrap_or(i64::MAX),
-                backoff.until,
-                backoff.cause,
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::BackoffCleared(process) => {
-            sqlx::query!(
-                "DELETE FROM work_backoff WHERE machine_id = $1 AND process = $2",
-                id,
-                process.as_str()
-            )
-            .execute(tx)
-            .await
-        }
+        FactChange::PriorityCleared => sqlx::query!("DELETE FROM machine_priority WHERE machine_id = $1", id),
+        FactChange::HoldSet(hold) => sqlx::query_file!(
+            "../../sql/facts/upsert_hold.sql",
+            id,
+            hold.scope.as_str(),
+            hold.reason,
+            hold.by,
+            hold.until
+        ),
+        FactChange::HoldCleared => sqlx::query!("DELETE FROM machine_hold WHERE machine_id = $1", id),
+        FactChange::Postponed(process, wait) => sqlx::query!(
+            "INSERT INTO work_postponed (machine_id, process, until, reason, decided_at)
+             VALUES ($1, $2, $3, $4, $5) ON CONFLICT (machine_id, process) DO UPDATE
+             SET until = EXCLUDED.until, reason = EXCLUDED.reason, decided_at = EXCLUDED.decided_at",
+            id,
+            process.as_str(),
+            wait.until,
+            wait.reason,
+            wait.decided_at
+        ),
+        FactChange::PostponementCleared(process) => sqlx::query!(
+            "DELETE FROM work_postponed WHERE machine_id = $1 AND process = $2",
+            id,
+            process.as_str()
+        ),
+        FactChange::Backoff(process, backoff) => sqlx::query_file!(
+            "../../sql/facts/upsert_backoff.sql",
+            id,
+            process.as_str(),
+            i64::from(backoff.failures),
+            i64::try_from(backoff.last_interval.as_millis()).unwrap_or(i64::MAX),
+            backoff.until,
+            backoff.cause,
+        ),
+        FactChange::BackoffCleared(process) => sqlx::query!(
+            "DELETE FROM work_backoff WHERE machine_id = $1 AND process = $2",
+            id,
+            process.as_str()
+        ),
         FactChange::Retirement(change) => {
             return apply_retirement_change(tx, machine, change).await;
         }
         FactChange::Power(change) => return apply_power_change(tx, machine, change).await,
-        FactChange::Heartbeat(beat) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_heartbeat.sql",
-                id,
-                beat.boot_id,
-                beat.incarnation,
-                beat.sequence,
-                beat.version
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::HardwareReport(report) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_hardware_report.sql",
-                id,
-                report.incarnation,
-                report.report,
-                report.manufacturer.as_deref(),
-                report.product.as_deref(),
-                report.serial_number.as_deref(),
-                report.memory_bytes,
-                report.cpu_threads,
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::ClusterReport(report) => {
-            sqlx::query_file!(
-                "../../sql/cluster/upsert_report.sql",
-                id,
-                report.generation,
-                report.key.as_ref().map(<[u8; 32]>::as_slice),
-                report.ca_certificate.as_deref(),
-                report.address.as_deref(),
-                report.error.as_deref(),
-                i64::try_from(report.epoch).unwrap_or(i64::MAX)
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::ReleaseReport(report) => {
-            sqlx::query_file!(
-                "../../sql/roll_out/upsert_report.sql",
-                id,
-                report.generation,
-                report.sha256.as_slice(),
-                report.error.as_deref()
-            )
-            .execute(tx)
-            .await
-        }
-        FactChange::InstallationReport { generation, error } => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_installation_report.sql",
-                id,
-                generation,
-                error.is_none(),
-                error.as_deref()
-            )
-            .execute(tx)
-            .await
-        }
-    }
-    .context(OPERATION)?;
+        FactChange::Heartbeat(beat) => sqlx::query_file!(
+            "../../sql/facts/upsert_heartbeat.sql",
+            id,
+            beat.boot_id,
+            beat.incarnation,
+            beat.sequence,
+            beat.version
+        ),
+        FactChange::HardwareReport(report) => sqlx::query_file!(
+            "../../sql/facts/upsert_hardware_report.sql",
+            id,
+            report.incarnation,
+            report.report,
+            report.manufacturer.as_deref(),
+            report.product.as_deref(),
+            report.serial_number.as_deref(),
+            report.memory_bytes,
+            report.cpu_threads,
+        ),
+        FactChange::ClusterReport(report) => sqlx::query_file!(
+            "../../sql/cluster/upsert_report.sql",
+            id,
+            report.generation,
+            report.key.as_ref().map(<[u8; 32]>::as_slice),
+            report.ca_certificate.as_deref(),
+            report.address.as_deref(),
+            report.error.as_deref(),
+            i64::try_from(report.epoch).unwrap_or(i64::MAX)
+        ),
+        FactChange::ReleaseReport(report) => sqlx::query_file!(
+            "../../sql/roll_out/upsert_report.sql",
+            id,
+            report.generation,
+            report.sha256.as_slice(),
+            report.error.as_deref()
+        ),
+        FactChange::InstallationReport { generation, error } => sqlx::query_file!(
+            "../../sql/facts/upsert_installation_report.sql",
+            id,
+            generation,
+            error.is_none(),
+            error.as_deref()
+        ),
+    };
+    statement.execute(tx).await.context(OPERATION)?;
     Ok(())
 }
 

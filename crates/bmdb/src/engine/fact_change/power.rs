@@ -34,20 +34,16 @@ pub(crate) async fn apply_power_change(
     change: &PowerChange,
 ) -> Result<(), BmdbError> {
     let id = machine.0;
-    match change {
-        PowerChange::Ordered { switch, reason, by } => {
-            sqlx::query!(
-                "INSERT INTO machine_power_order (machine_id, switch, reason, ordered_by, ordered_at)
-                 VALUES ($1, $2, $3, $4, clock_timestamp())
-                 ON CONFLICT (machine_id) DO NOTHING",
-                id,
-                switch.as_str(),
-                reason,
-                by
-            )
-            .execute(tx)
-            .await
-        }
+    let statement = match change {
+        PowerChange::Ordered { switch, reason, by } => sqlx::query!(
+            "INSERT INTO machine_power_order (machine_id, switch, reason, ordered_by, ordered_at)
+             VALUES ($1, $2, $3, $4, clock_timestamp())
+             ON CONFLICT (machine_id) DO NOTHING",
+            id,
+            switch.as_str(),
+            reason,
+            by
+        ),
         PowerChange::Started(intent) => {
             // The first intent stays: it may have been carried out already.
             sqlx::query!(
@@ -56,13 +52,9 @@ pub(crate) async fn apply_power_change(
                 id,
                 intent.0
             )
-            .execute(tx)
-            .await
         }
-        PowerChange::Ended => {
-            sqlx::query!("DELETE FROM machine_power_order WHERE machine_id = $1", id).execute(tx).await
-        }
-    }
-    .context(OPERATION)?;
+        PowerChange::Ended => sqlx::query!("DELETE FROM machine_power_order WHERE machine_id = $1", id),
+    };
+    statement.execute(tx).await.context(OPERATION)?;
     Ok(())
 }

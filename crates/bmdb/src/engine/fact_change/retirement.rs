@@ -39,20 +39,16 @@ pub(crate) async fn apply_retirement_change(
     change: &RetirementChange,
 ) -> Result<(), BmdbError> {
     let id = machine.0;
-    match change {
-        RetirementChange::Requested { reason, by, wipe } => {
-            sqlx::query!(
-                "INSERT INTO machine_retirement (machine_id, reason, requested_by, requested_at, wipe)
-                 VALUES ($1, $2, $3, clock_timestamp(), $4)
-                 ON CONFLICT (machine_id) DO NOTHING",
-                id,
-                reason,
-                by,
-                wipe
-            )
-            .execute(tx)
-            .await
-        }
+    let statement = match change {
+        RetirementChange::Requested { reason, by, wipe } => sqlx::query!(
+            "INSERT INTO machine_retirement (machine_id, reason, requested_by, requested_at, wipe)
+             VALUES ($1, $2, $3, clock_timestamp(), $4)
+             ON CONFLICT (machine_id) DO NOTHING",
+            id,
+            reason,
+            by,
+            wipe
+        ),
         RetirementChange::Cleared => {
             // A retirement whose release was ordered from the provider, or that is finished, stays.
             sqlx::query!(
@@ -60,29 +56,19 @@ pub(crate) async fn apply_retirement_change(
                  WHERE machine_id = $1 AND release_ordered_at IS NULL AND finished_at IS NULL",
                 id
             )
-            .execute(tx)
-            .await
         }
-        RetirementChange::WipeWaived(by) => {
-            sqlx::query!(
-                "UPDATE machine_retirement SET wipe_waived_at = clock_timestamp(), wipe_waived_by = $2
-                 WHERE machine_id = $1 AND wipe_waived_at IS NULL AND finished_at IS NULL",
-                id,
-                by
-            )
-            .execute(tx)
-            .await
-        }
-        RetirementChange::ReleaseOrdered(intent) => {
-            sqlx::query!(
-                "UPDATE machine_retirement SET release_ordered_at = clock_timestamp(), release_intent = $2
-                 WHERE machine_id = $1 AND release_ordered_at IS NULL AND finished_at IS NULL",
-                id,
-                intent.0
-            )
-            .execute(tx)
-            .await
-        }
+        RetirementChange::WipeWaived(by) => sqlx::query!(
+            "UPDATE machine_retirement SET wipe_waived_at = clock_timestamp(), wipe_waived_by = $2
+             WHERE machine_id = $1 AND wipe_waived_at IS NULL AND finished_at IS NULL",
+            id,
+            by
+        ),
+        RetirementChange::ReleaseOrdered(intent) => sqlx::query!(
+            "UPDATE machine_retirement SET release_ordered_at = clock_timestamp(), release_intent = $2
+             WHERE machine_id = $1 AND release_ordered_at IS NULL AND finished_at IS NULL",
+            id,
+            intent.0
+        ),
         RetirementChange::Finished(outcome) => {
             // The first outcome stays, because a later one finds the retirement finished.
             sqlx::query!(
@@ -91,20 +77,14 @@ pub(crate) async fn apply_retirement_change(
                 id,
                 outcome
             )
-            .execute(tx)
-            .await
         }
-        RetirementChange::ListedByProvider(listed) => {
-            sqlx::query!(
-                "UPDATE machine_retirement SET listed_since = CASE WHEN $2 THEN clock_timestamp() END
-                 WHERE machine_id = $1 AND finished_at IS NOT NULL AND (listed_since IS NOT NULL) <> $2",
-                id,
-                listed
-            )
-            .execute(tx)
-            .await
-        }
-    }
-    .context(OPERATION)?;
+        RetirementChange::ListedByProvider(listed) => sqlx::query!(
+            "UPDATE machine_retirement SET listed_since = CASE WHEN $2 THEN clock_timestamp() END
+             WHERE machine_id = $1 AND finished_at IS NOT NULL AND (listed_since IS NOT NULL) <> $2",
+            id,
+            listed
+        ),
+    };
+    statement.execute(tx).await.context(OPERATION)?;
     Ok(())
 }
