@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
+use crate::machine::lookup::machine_name;
 use model::machine_view::MachineName;
 use model::time::Timestamp;
 
@@ -62,11 +63,7 @@ pub async fn list_due(
     Ok(rows
         .into_iter()
         .map(|row| DueEntry {
-            name: MachineName {
-                machine: row.machine_id,
-                provider: row.provider,
-                provider_id: row.provider_id,
-            },
+            name: machine_name(row.machine_id, row.provider, row.provider_id),
             lane: row.lane,
             process: row.process,
             ready_at: row.ready_at,
@@ -92,11 +89,7 @@ pub async fn list_backoffs(
     Ok(rows
         .into_iter()
         .map(|row| BackoffEntry {
-            name: MachineName {
-                machine: row.machine_id,
-                provider: row.provider,
-                provider_id: row.provider_id,
-            },
+            name: machine_name(row.machine_id, row.provider, row.provider_id),
             process: row.process,
             failures: row.failures,
             until: row.until,

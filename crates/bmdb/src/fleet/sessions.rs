@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
 use crate::engine::session::RuntimeInfo;
+use crate::machine::lookup::machine_name;
 use model::machine_view::{MachineName, WorkHolder};
 use model::time::Timestamp;
 
@@ -118,11 +119,7 @@ pub async fn list_work(
         .map(|row| {
             let about = RuntimeInfo::of(row.runtime_info.as_ref());
             WorkSummary {
-                name: MachineName {
-                    machine: row.machine_id,
-                    provider: row.provider,
-                    provider_id: row.provider_id,
-                },
+                name: machine_name(row.machine_id, row.provider, row.provider_id),
                 lane: row.lane,
                 work: WorkHolder {
                     process: row.process,

@@ -12,22 +12,7 @@ const OPERATION: &str = "reading what to show";
 impl Bmdb {
     /// The pinned host key of a machine; `None` before the first connection.
     pub async fn host_key(&self, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
-        let row = self
-            .statement("reading a host key", move |pool| {
-                Box::pin(
-                    sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0).fetch_optional(pool),
-                )
-            })
-            .await?;
-        Ok(row.map(|row| PinnedHostKey {
-            key: HostKey { algorithm: row.algorithm, key: row.public_key },
-            source: row.source,
-            pinned_at: row.pinned_at,
-            rejected: row
-                .refused_key
-                .zip(row.refused_at)
-                .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
-        }))
+        self.statement("reading a host key", move |pool| Box::pin(select_host_keys(pool, machine))).await
     }
 }
 
@@ -35,10 +20,15 @@ pub(crate) async fn read_host_keys(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<PinnedHostKey>, BmdbError> {
-    let row = sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0)
-        .fetch_optional(tx)
-        .await
-        .context(OPERATION)?;
+    select_host_keys(tx, machine).await.context(OPERATION)
+}
+
+async fn select_host_keys(
+    connection: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<PinnedHostKey>, sqlx::Error> {
+    let row =
+        sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0).fetch_optional(connection).await?;
     Ok(row.map(|row| PinnedHostKey {
         key: HostKey { algorithm: row.algorithm, key: row.public_key },
         source: row.source,

@@ -58,6 +58,15 @@ pub const fn machine_id(name: &MachineName) -> MachineId {
     MachineId(name.machine)
 }
 
+/// The names of a machine, from the columns that have them.
+pub(crate) const fn machine_name(
+    machine: Uuid,
+    provider: Option<String>,
+    provider_id: Option<String>,
+) -> MachineName {
+    MachineName { machine, provider, provider_id }
+}
+
 /// First and last UUID that begin with `text`, dashes aside.
 pub(crate) fn uuid_prefix_range(text: &str) -> Option<(Uuid, Uuid)> {
     let digits: String = text.chars().filter(|&c| c != '-').collect();
@@ -117,14 +126,7 @@ pub(crate) async fn machines_by_id(
         .fetch_all(tx)
         .await
         .context(OPERATION)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| MachineName {
-            machine: row.machine_id,
-            provider: row.provider,
-            provider_id: row.provider_id,
-        })
-        .collect())
+    Ok(rows.into_iter().map(|row| machine_name(row.machine_id, row.provider, row.provider_id)).collect())
 }
 
 /// Machines with that provider id, at one provider or at any.
@@ -138,14 +140,7 @@ async fn machines_by_provider_id(
         .fetch_all(tx)
         .await
         .context(OPERATION)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| MachineName {
-            machine: row.machine_id,
-            provider: row.provider,
-            provider_id: row.provider_id,
-        })
-        .collect())
+    Ok(rows.into_iter().map(|row| machine_name(row.machine_id, row.provider, row.provider_id)).collect())
 }
 
 /// Machines whose provider id follows a text in the order of names.
@@ -158,14 +153,7 @@ async fn suggest_machines(
         .fetch_all(tx)
         .await
         .context(OPERATION)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| MachineName {
-            machine: row.machine_id,
-            provider: row.provider,
-            provider_id: row.provider_id,
-        })
-        .collect())
+    Ok(rows.into_iter().map(|row| machine_name(row.machine_id, row.provider, row.provider_id)).collect())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use crate::machine::lookup::{LookupResult, machines_by_id, uuid_prefix_range};
+use crate::machine::lookup::{LookupResult, machine_name, machines_by_id, uuid_prefix_range};
 use model::access::AccessScope;
 use model::machine_view::MachineName;
 
@@ -72,7 +72,10 @@ async fn find_by_id(
         .fetch_all(tx)
         .await
         .context(OPERATION)?;
-    Ok(rows.into_iter().map(|row| machine_name(row.machine_id, row.provider, row.provider_id)).collect())
+    Ok(rows
+        .into_iter()
+        .map(|row| machine_name(row.machine_id, Some(row.provider), Some(row.provider_id)))
+        .collect())
 }
 
 async fn find_by_provider_id(
@@ -84,11 +87,10 @@ async fn find_by_provider_id(
         .fetch_all(tx)
         .await
         .context(OPERATION)?;
-    Ok(rows.into_iter().map(|row| machine_name(row.machine_id, row.provider, row.provider_id)).collect())
-}
-
-fn machine_name(machine: Uuid, provider: String, provider_id: String) -> MachineName {
-    MachineName { machine, provider: Some(provider), provider_id: Some(provider_id) }
+    Ok(rows
+        .into_iter()
+        .map(|row| machine_name(row.machine_id, Some(row.provider), Some(row.provider_id)))
+        .collect())
 }
 
 #[cfg(test)]
@@ -99,7 +101,7 @@ mod tests {
     fn machines_out_of_scope_do_not_change_the_result() {
         let scope = AccessScope::from_providers(["rack".to_owned()]);
         let of = |provider: &str, id: u128| {
-            machine_name(Uuid::from_u128(id), provider.to_owned(), format!("m-{id}"))
+            machine_name(Uuid::from_u128(id), Some(provider.to_owned()), Some(format!("m-{id}")))
         };
         let nobodys = MachineName { machine: Uuid::from_u128(9), provider: None, provider_id: None };
         for ours in [vec![], vec![of("rack", 1)], vec![of("rack", 1), of("rack", 2), of("rack", 1)]] {
