@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::lock::{increment_version, lock_cluster};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
@@ -150,10 +150,7 @@ async fn declare_role_in_tx(
     .execute(&mut *tx)
     .await
     .context("declaring a role")?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context("declaring a role")?;
+    increment_version(tx, id, "declaring a role").await?;
     let next = if spec.roles.contains(&role) {
         format!(
             "its workers act on the declaration once its curators have received it; watch the workers with: \
@@ -195,10 +192,7 @@ async fn undeclare_role_in_tx(
     .fetch_optional(&mut *tx)
     .await
     .context("withdrawing a role")?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context("withdrawing a role")?;
+    increment_version(tx, id, "withdrawing a role").await?;
     let text = format!("declares {role} no more; its curators forget it once no node has it");
     Ok(OrderEffect::changed(text, Some(audit_json(before)), None))
 }

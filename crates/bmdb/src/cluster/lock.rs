@@ -1,4 +1,5 @@
-//! Locking the cluster that an order names, and the rejection of a name that no cluster has.
+//! Locking the cluster that an order names, the rejection of a name that no cluster has, and the version of its desired
+//! state.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -43,4 +44,17 @@ pub(crate) async fn lock_cluster(
         approval: found.approval,
     };
     Ok((found.cluster_id, spec.into_spec()?))
+}
+
+/// Increments the version of a cluster's desired state, as a part of the order `what` that changes it.
+pub(crate) async fn increment_version(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+    what: &'static str,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/cluster/increment_version.sql", cluster)
+        .execute(tx)
+        .await
+        .context(what)
+        .map(drop)
 }

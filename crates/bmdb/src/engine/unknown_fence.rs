@@ -86,16 +86,8 @@ impl Work {
     /// one.
     pub async fn unknown_fence(&self) -> Result<Option<UnknownFence>, BmdbError> {
         let machine = self.machine();
-        let found = self
-            .bmdb()
-            .statement(READING, move |connection| {
-                Box::pin(
-                    sqlx::query_file!("../../sql/inspect/read_unknown_fence.sql", machine.0)
-                        .fetch_optional(connection),
-                )
-            })
-            .await?;
-        Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.issued_fence)))
+        let bmdb = self.bmdb();
+        bmdb.statement(READING, move |connection| Box::pin(select_unknown_fence(connection, machine))).await
     }
 }
 
@@ -125,10 +117,16 @@ pub(crate) async fn read_unknown_fence(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<UnknownFence>, BmdbError> {
+    select_unknown_fence(tx, machine).await.context(READING)
+}
+
+async fn select_unknown_fence(
+    connection: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<UnknownFence>, sqlx::Error> {
     let found = sqlx::query_file!("../../sql/inspect/read_unknown_fence.sql", machine.0)
-        .fetch_optional(tx)
-        .await
-        .context(READING)?;
+        .fetch_optional(connection)
+        .await?;
     Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.issued_fence)))
 }
 

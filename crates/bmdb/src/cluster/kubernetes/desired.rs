@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::lock::increment_version;
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::fleet::artefact::list_artefacts;
@@ -172,11 +173,7 @@ pub(crate) async fn store_desired(
     .execute(&mut *tx)
     .await
     .context(SETTING)?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", cluster)
-        .execute(tx)
-        .await
-        .context(SETTING)?;
-    Ok(())
+    increment_version(tx, cluster, SETTING).await
 }
 
 /// A specification as the audit stores it.

@@ -9,7 +9,7 @@ use crate::cluster::kubernetes::desired::{
     KubernetesPatch, kubernetes_audit_json, resolve_desired, store_desired,
 };
 use crate::cluster::kubernetes::{read_kubernetes, require_kubernetes};
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::lock::{increment_version, lock_cluster};
 use crate::cluster::upgrade::read_active_upgrade;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
@@ -140,10 +140,7 @@ async fn remove_kubernetes_in_tx(
         .execute(&mut *tx)
         .await
         .context(SETTING)?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context(SETTING)?;
+    increment_version(tx, id, SETTING).await?;
     let text = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
                 Kubernetes kept in etcd stays there"
         .to_owned();
@@ -171,10 +168,7 @@ async fn rotate_keys_in_tx(
         .execute(&mut *tx)
         .await
         .context(SETTING)?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context(SETTING)?;
+    increment_version(tx, id, SETTING).await?;
     let text = format!(
         "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
          cluster describe {name}"

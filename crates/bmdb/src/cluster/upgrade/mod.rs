@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::lock::increment_version;
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
 use crate::orders::order::Order;
@@ -30,6 +31,7 @@ mod transitions;
 
 const OPERATION: &str = "reading upgrades of clusters";
 const ORDERING: &str = "ordering an upgrade of a cluster";
+const ENDING_ROLL_OUT: &str = "ending the roll-out of an upgrade";
 /// Ended upgrades of one cluster that are retained.
 const MAX_ENDED_UPGRADES: i64 = 10;
 
@@ -192,10 +194,7 @@ async fn insert_upgrade(
     .execute(&mut *tx)
     .await
     .context(ORDERING)?;
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", cluster)
-        .execute(tx)
-        .await
-        .context(ORDERING)?;
+    increment_version(tx, cluster, ORDERING).await?;
     Ok(id)
 }
 
@@ -205,22 +204,4 @@ fn audit_json(line: &UpgradeRecord) -> Value {
         "upgrade": line.upgrade.id, "back": line.upgrade.rolling_back, "paused": line.upgrade.pause_reason,
         "ended": line.ended.as_ref().map(|(_, how)| how),
     })
-}
-
-/// Ends the roll-out of an upgrade where it is.
-async fn abort_roll_out(tx: &mut PgConnection, roll_out: &str) -> Result<(), BmdbError> {
-    const OPERATION: &str = "ending the roll-out of an upgrade";
-    sqlx::query_file!("../../sql/roll_out/withdraw_orders.sql", roll_out)
-        .execute(&mut *tx)
-        .await
-        .context(OPERATION)?;
-    sqlx::query_file!("../../sql/roll_out/end.sql", roll_out, "aborted")
-        .execute(&mut *tx)
-        .await
-        .context(OPERATION)?;
-    sqlx::query_file!("../../sql/roll_out/end_machines.sql", roll_out)
-        .execute(tx)
-        .await
-        .context(OPERATION)?;
-    Ok(())
 }

@@ -8,22 +8,23 @@ use uuid::Uuid;
 
 use crate::cluster::kubernetes::desired::resolve_bundle;
 use crate::cluster::kubernetes::require_kubernetes;
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::lock::{increment_version, lock_cluster};
 use crate::cluster::record::ClusterDetails;
 use crate::cluster::upgrade::checks::{lock_upgradable_cluster, parse_version, running_versions};
 use crate::cluster::upgrade::rollback::roll_back_upgrade_in_tx;
 use crate::cluster::upgrade::{
-    NewUpgrade, abort_roll_out, audit_json, insert_upgrade, read_active_upgrade, read_upgrade,
+    ENDING_ROLL_OUT, NewUpgrade, ORDERING, audit_json, insert_upgrade, read_active_upgrade, read_upgrade,
 };
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
-use crate::fleet::roll_out::{NewRollOut, begin_roll_out_in_tx, reject_machines_in_roll_outs};
+use crate::fleet::roll_out::{
+    NewRollOut, abort_roll_out, begin_roll_out_in_tx, reject_machines_in_roll_outs,
+};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::ClusterPart;
 use model::cluster::upgrade::{BundleRef, NodeUpgrade};
 use model::kubernetes::skew::check_upgrade_path;
 
-const ORDERING: &str = "ordering an upgrade of a cluster";
 /// How long a machine may take to run another release, in seconds.
 const RELEASE_DEADLINE: u32 = 120;
 
@@ -225,7 +226,7 @@ async fn change_upgrade_in_tx(
         }
         UpgradeChange::Abort | UpgradeChange::RollBack => {
             if let Some(roll_out) = roll_out {
-                abort_roll_out(tx, roll_out).await?;
+                abort_roll_out(tx, roll_out, ENDING_ROLL_OUT).await?;
             }
             sqlx::query_file_scalar!("../../sql/upgrade/end.sql", upgrade, "aborted")
                 .fetch_optional(&mut *tx)
@@ -236,10 +237,7 @@ async fn change_upgrade_in_tx(
                 .to_owned()
         }
     };
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context(OPERATION)?;
+    increment_version(tx, id, OPERATION).await?;
     let after = read_upgrade(tx, id).await?.as_ref().map(audit_json);
     Ok(OrderEffect::changed(text, Some(before), after))
 }

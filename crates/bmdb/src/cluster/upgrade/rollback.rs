@@ -5,15 +5,16 @@ use uuid::Uuid;
 
 use crate::cluster::kubernetes::desired::resolve_bundle;
 use crate::cluster::kubernetes::read_kubernetes;
+use crate::cluster::lock::increment_version;
 use crate::cluster::upgrade::checks::{lock_upgradable_cluster, parse_version, running_versions};
-use crate::cluster::upgrade::{NewUpgrade, abort_roll_out, audit_json, insert_upgrade, read_upgrade};
+use crate::cluster::upgrade::{
+    ENDING_ROLL_OUT, NewUpgrade, ORDERING, audit_json, insert_upgrade, read_upgrade,
+};
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::fleet::roll_out::reject_machines_in_roll_outs;
+use crate::fleet::roll_out::{abort_roll_out, reject_machines_in_roll_outs};
 use crate::orders::order::{Order, OrderEffect};
 use model::kubernetes::skew::{NodeVersion, skew_violations};
-
-const ORDERING: &str = "ordering an upgrade of a cluster";
 
 /// Rolls back to what ran before: from where an upgrade is, or after the last one was finished.
 pub(super) async fn roll_back_upgrade_in_tx(
@@ -76,16 +77,13 @@ pub(super) async fn roll_back_upgrade_in_tx(
     }
     if under_way {
         if let Some(roll_out) = line.roll_out.as_ref().filter(|_| !line.roll_out_done) {
-            abort_roll_out(tx, roll_out).await?;
+            abort_roll_out(tx, roll_out, ENDING_ROLL_OUT).await?;
         }
         sqlx::query_file!("../../sql/upgrade/start_rollback.sql", line.upgrade.id)
             .execute(&mut *tx)
             .await
             .context(ORDERING)?;
-        sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
-            .execute(&mut *tx)
-            .await
-            .context(ORDERING)?;
+        increment_version(tx, id, ORDERING).await?;
     } else {
         let again = NewUpgrade {
             kubernetes: None,

@@ -440,22 +440,33 @@ async fn change_roll_out_in_tx(
             (text.to_owned(), reported(None, None))
         }
         RollOutChange::Abort => {
-            sqlx::query_file!("../../sql/roll_out/withdraw_orders.sql", id)
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
-            sqlx::query_file!("../../sql/roll_out/end.sql", id, "aborted")
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
-            sqlx::query_file!("../../sql/roll_out/end_machines.sql", id)
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
+            abort_roll_out(tx, id, OPERATION).await?;
             let output = "has ended; machines that had an order may have begun with the release, the others stay as \
                           they are";
             (output.to_owned(), reported(known.paused.as_ref(), Some("aborted")))
         }
     };
     Ok(OrderEffect::changed(text, Some(before), Some(after)))
+}
+
+/// Ends a roll-out where it is, as a part of `what`.
+pub(crate) async fn abort_roll_out(
+    tx: &mut PgConnection,
+    id: &str,
+    what: &'static str,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/roll_out/withdraw_orders.sql", id).execute(&mut *tx).await.context(what)?;
+    end_roll_out(tx, id, "aborted", what).await
+}
+
+/// Ends a roll-out in the given way, as a part of `what`.
+async fn end_roll_out(
+    tx: &mut PgConnection,
+    id: &str,
+    how: &str,
+    what: &'static str,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/roll_out/end.sql", id, how).execute(&mut *tx).await.context(what)?;
+    sqlx::query_file!("../../sql/roll_out/end_machines.sql", id).execute(tx).await.context(what)?;
+    Ok(())
 }

@@ -12,6 +12,7 @@ use crate::engine::intent::lock_disruption_context;
 use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::record_event;
+use crate::fleet::roll_out::end_roll_out;
 use model::disruption::{DisruptionContext, may_disrupt};
 use model::ids::MachineId;
 use model::phase::{Phase, phase_of};
@@ -333,15 +334,7 @@ impl Bmdb {
                         .context(OPERATION)?;
                     return Ok(());
                 }
-                sqlx::query_file!("../../sql/roll_out/end.sql", id, "finished")
-                    .execute(&mut *tx)
-                    .await
-                    .context(OPERATION)?;
-                sqlx::query_file!("../../sql/roll_out/end_machines.sql", id)
-                    .execute(tx)
-                    .await
-                    .context(OPERATION)?;
-                Ok(())
+                end_roll_out(tx, id, "finished", OPERATION).await
             })
         })
         .await
