@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::lock::{increment_version, lock_cluster};
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
@@ -118,7 +118,7 @@ async fn declare_role_in_tx(
     declaration: &RoleDeclaration,
 ) -> Result<OrderEffect, BmdbError> {
     check_declaration_size(declaration.to_wire())
-        .map_err(|reason| BmdbError::OrderRejected { reason: "DECLARATION_TOO_LARGE", message: reason })?;
+        .map_err(|reason| order_rejected("DECLARATION_TOO_LARGE", reason))?;
     let (id, spec) = lock_cluster(tx, name).await?;
     let role = declaration.role().to_string();
     let known = list_declarations(tx, id).await?;
@@ -132,7 +132,7 @@ async fn declare_role_in_tx(
     if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
         let text =
             format!("the cluster {name} has {MAX_DECLARED_ROLES} roles declared, and can have no more");
-        return Err(BmdbError::OrderRejected { reason: "TOO_MANY_ROLES", message: text });
+        return Err(order_rejected("TOO_MANY_ROLES", text));
     }
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
     let encoded = encode_declaration(declaration.to_wire());
@@ -175,7 +175,7 @@ async fn undeclare_role_in_tx(
             "role {role} was not withdrawn: the workers of cluster {name} are to have it; take it first with: \
              shepherdctl cluster roles {name} --remove_role {role}"
         );
-        return Err(BmdbError::OrderRejected { reason: "ROLE_IN_USE", message: text });
+        return Err(order_rejected("ROLE_IN_USE", text));
     }
     let known = list_declarations(tx, id).await?;
     let Some(before) = known.iter().find(|known| known.role == role && !known.withdrawn) else {

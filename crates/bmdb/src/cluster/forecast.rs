@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::cluster::reading::{list_clusters, read_cluster_details};
 use crate::cluster::record::{ClusterDetails, ClusterMachineRecord};
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, database_now};
 use model::cluster::forecast::{Forecast, ForecastInput, forecast_cluster};
 use model::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
@@ -66,7 +66,7 @@ impl Bmdb {
         name: &str,
         supposed: &Hypothesis,
     ) -> Result<ForecastResult, BmdbError> {
-        let refused = |text: String| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: text };
+        let refused = |text: String| order_rejected("NO_SUCH_CLUSTER", text);
         let new = supposed.new_cluster_spec(name);
         let look = self.transact_read_only_with(name.to_owned(), move |tx, name| {
             Box::pin(async move {

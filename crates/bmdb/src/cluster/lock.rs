@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::cluster::record::SpecColumns;
 use crate::connection::DbContext as _;
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use model::cluster::spec::ClusterSpec;
 
 const OPERATION: &str = "reading clusters";
@@ -20,7 +20,7 @@ pub fn order_target(name: &str) -> String {
 #[must_use]
 pub fn no_such_cluster(name: &str) -> BmdbError {
     let output = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
-    BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: output }
+    order_rejected("NO_SUCH_CLUSTER", output)
 }
 
 /// Locks the cluster of that name to change its specification; a cluster that is being deleted cannot be changed.
@@ -33,7 +33,7 @@ pub(crate) async fn lock_cluster(
     let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
         let text = format!("{} is ending, as {by} ordered, and cannot be changed", order_target(name));
-        return Err(BmdbError::OrderRejected { reason: "CLUSTER_ENDS", message: text });
+        return Err(order_rejected("CLUSTER_ENDS", text));
     }
     let spec = SpecColumns {
         name: found.name,

@@ -12,7 +12,7 @@ use crate::cluster::lock::{lock_cluster, no_such_cluster};
 use crate::cluster::reading::list_clusters;
 #[cfg(feature = "sealing")]
 use crate::connection::database_now;
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
@@ -303,7 +303,7 @@ async fn request_key_rotation_in_tx(
             "the shepherd's key for the cluster {name} cannot be replaced: the cluster is not founded yet; see what it \
              waits for with: shepherdctl cluster describe {name}"
         );
-        return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
+        return Err(order_rejected("NOT_FOUNDED", text));
     }
     let known = read_keys(tx, id).await?.ok_or_else(|| no_such_cluster(name))?;
     if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::cluster::lock::{lock_cluster, no_such_cluster};
 use crate::cluster::reading::list_clusters;
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::NamedLease;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
@@ -225,7 +225,7 @@ async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<Ord
             "no snapshot of the cluster {name} can be taken: it is not founded yet; see what it waits for with: \
              shepherdctl cluster describe {name}"
         );
-        return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
+        return Err(order_rejected("NOT_FOUNDED", text));
     }
     sqlx::query!(
         "UPDATE cluster SET snapshot_requested_at = clock_timestamp(), version = version + 1

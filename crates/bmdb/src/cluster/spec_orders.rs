@@ -10,7 +10,7 @@ use crate::cluster::kubernetes::desired::{
     KubernetesPatch, kubernetes_audit_json, resolve_desired, store_desired,
 };
 use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
@@ -74,8 +74,7 @@ async fn create_cluster_in_tx(
     spec: &ClusterSpec,
     kubernetes: Option<&KubernetesPatch>,
 ) -> Result<OrderEffect, BmdbError> {
-    spec.validate()
-        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
+    spec.validate().map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
     let kubernetes = match kubernetes {
         Some(wish) => Some(resolve_desired(tx, &spec.name, None, wish).await?),
         None => None,
@@ -100,7 +99,7 @@ async fn create_cluster_in_tx(
             order_target(&spec.name),
             spec.name
         );
-        return Err(BmdbError::OrderRejected { reason: "CLUSTER_EXISTS", message: text });
+        return Err(order_rejected("CLUSTER_EXISTS", text));
     };
     if let Some(kubernetes) = &kubernetes {
         store_desired(tx, made, kubernetes, &order.actor.name).await?;
@@ -126,9 +125,7 @@ async fn change_cluster_in_tx(
     change: &ClusterSpecChange,
 ) -> Result<OrderEffect, BmdbError> {
     let (id, spec) = lock_cluster(tx, name).await?;
-    let wanted = spec
-        .apply_change(change)
-        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
+    let wanted = spec.apply_change(change).map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
     if wanted == spec {
         let text = "is so already; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));

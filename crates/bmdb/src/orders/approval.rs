@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::connection::error::{ApprovalRequest, BmdbError};
+use crate::connection::error::{ApprovalRequest, BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::audit::find_by_idempotency_key;
@@ -148,7 +148,7 @@ pub(crate) async fn require_second_approval(
     };
     let requested = found.as_ref().map(|found| (found.pending_approval(), found.request == request));
     let requested = requested.as_ref().map(|(pending_approval, the_same)| (pending_approval, *the_same));
-    let refuse = |reason, text: String| Err(BmdbError::OrderRejected { reason, message: text });
+    let refuse = |reason, text: String| Err(order_rejected(reason, text));
     match decide_approval(policy, order.dry_run, requested, now) {
         ApprovalDecision::NotRequired => Ok(None),
         ApprovalDecision::Approved(by) => {
@@ -277,15 +277,14 @@ async fn approve_order_in_tx(
     approval: Uuid,
     by: &Principal,
 ) -> Result<OrderEffect, BmdbError> {
-    let refuse = |reason, text: String| BmdbError::OrderRejected { reason, message: text };
     let Some(found) = lock_approval(tx, approval).await? else {
         let output = format!(
             "there is no request for approval {approval}; `shepherdctl get approvals` lists those that exist"
         );
-        return Err(refuse("NO_SUCH_APPROVAL", output));
+        return Err(order_rejected("NO_SUCH_APPROVAL", output));
     };
     check_approver(&found.pending_approval(), by, found.now)
-        .map_err(|(reason, text)| refuse(reason, format!("{approval} is not approved: {text}")))?;
+        .map_err(|(reason, text)| order_rejected(reason, format!("{approval} is not approved: {text}")))?;
     let good_for = read_policy_in_tx(tx).await?.two_person_rule.approval_ttl;
     let before = found.audit_json();
     let written = sqlx::query_file!(

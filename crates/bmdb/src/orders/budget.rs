@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::{lock_policy, write_policy};
 use crate::fleet::brake::list_brakes;
@@ -116,9 +116,7 @@ async fn set_budget_in_tx(
 ) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     let before = kind.budget_in(&policy);
-    let budget = change
-        .apply_to(before)
-        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_BUDGET", message: reason })?;
+    let budget = change.apply_to(before).map_err(|reason| order_rejected("NO_SUCH_BUDGET", reason))?;
     let (was, is) = (before.map(|budget| audit_json(kind, budget)), audit_json(kind, budget));
     if before == Some(budget) {
         let text = format!("is {} already; nothing was changed", describe_budget(budget));

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::listing::{Filter, list_machines, list_machines_by_id};
 use crate::machine::lookup::machine_id;
@@ -198,7 +198,7 @@ async fn choose_machines(
     let (_, policy) = bmdb.policy();
     let refusal = check_order_limits(&bulk_order, policy.order_limits).err();
     if let Some(refusal) = refusal.as_ref().filter(|_| !order.dry_run) {
-        return Err(BmdbError::OrderRejected { reason: refusal.reason, message: refusal.message.clone() });
+        return Err(order_rejected(refusal.reason, refusal.message.clone()));
     }
     let ids: Vec<Uuid> = chosen.iter().map(|name| name.machine).collect();
     let by = if exceeds_limits(&bulk_order, policy.order_limits) {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::approval::{append_approver, require_second_approval};
@@ -218,7 +218,7 @@ async fn pause_loop_in_tx(
             "the loop {of} cannot be paused for {provider} alone: a cluster may have machines of several providers; \
              leave --provider out to pause it for all clusters"
         );
-        return Err(BmdbError::OrderRejected { reason: "LOOP_WITHOUT_PROVIDERS", message: text });
+        return Err(order_rejected("LOOP_WITHOUT_PROVIDERS", text));
     }
     let stored = lock_pause(tx, of, provider).await?;
     let now = database_now(tx).await?;

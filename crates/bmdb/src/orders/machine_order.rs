@@ -5,7 +5,7 @@
 
 use sqlx::PgConnection;
 
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::change_machine::Decision;
 use crate::engine::fact_change::apply_fact_change;
@@ -120,15 +120,15 @@ impl MachineOrder {
             Self::Retry => retry_machine(facts, &format_attribution(who, reason)),
             Self::Quarantine => quarantine_machine(facts, &format_attribution(who, reason)),
             Self::Retire { wipe } => retire_machine(&known.snapshot, *wipe, reason.unwrap_or_default(), who)
-                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })?,
+                .map_err(|(reason, text)| order_rejected(reason, text))?,
             Self::Power(switch) => order_switch(&known.snapshot, *switch, reason.unwrap_or_default(), who)
-                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })?,
+                .map_err(|(reason, text)| order_rejected(reason, text))?,
             Self::Prioritize { level, until } => {
                 prioritize_machine(&known.snapshot, *level, reason.unwrap_or_default(), who, *until)
             }
             Self::Label { set, remove } => {
                 label_machine(&known.labels, set, remove, &format_attribution(who, reason))
-                    .map_err(|error| BmdbError::OrderRejected { reason: "LABELS", message: error })?
+                    .map_err(|error| order_rejected("LABELS", error))?
             }
         })
     }
@@ -166,8 +166,7 @@ impl Bmdb {
             + 'static,
     {
         let decide = move |known: &OrderContext| {
-            decide(&known.snapshot)
-                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })
+            decide(&known.snapshot).map_err(|(reason, text)| order_rejected(reason, text))
         };
         self.execute_decision(order, machine, Box::new(decide)).await
     }
@@ -182,7 +181,7 @@ impl Bmdb {
     ) -> Result<OrderResult, BmdbError> {
         let decide = move |known: &OrderContext| {
             allow_host_key(&known.snapshot.facts, known.host_keys.as_ref(), &name, &fingerprint, &by)
-                .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_KEY", message: reason })
+                .map_err(|reason| order_rejected("NO_SUCH_KEY", reason))
         };
         self.execute_decision(order, machine, Box::new(decide)).await
     }
