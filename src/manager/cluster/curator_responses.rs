@@ -10,8 +10,8 @@ use chrono::DateTime;
 
 use crate::model::cluster::declaration::ServiceView;
 use crate::model::cluster::kubernetes::{
-    CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesKeyRotation, NodeKubernetes,
-    ObjectConflict, RotatableKeys, WORKER_ROLE, spec_from_settings,
+    CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KeyPurpose, KubernetesKeyRotation, NodeKubernetes,
+    ObjectConflict, WORKER_ROLE, spec_from_settings,
 };
 use crate::model::cluster::state::{CONSENSUS_MEMBER_ROLE, ClusterNode, NodeHealth, NodeState};
 use crate::proto::curator::v1 as wire;
@@ -81,7 +81,7 @@ fn parse_rotation(rotation: wire::KubernetesRotation) -> KubernetesKeyRotation {
     let moment = |ms: i64| Some(ms).filter(|ms| *ms != 0).and_then(DateTime::from_timestamp_millis);
     KubernetesKeyRotation {
         // Newer curators may name keys that this release does not have.
-        keys: RotatableKeys::from_wire(rotation.keys()).map_or("keys", RotatableKeys::as_str).to_owned(),
+        keys: KeyPurpose::from_wire(rotation.keys()).map_or("keys", KeyPurpose::as_str).to_owned(),
         stage: match rotation.stage() {
             Stage::Trusted => "trusted",
             Stage::Signing => "signs",

@@ -8,7 +8,7 @@ use crate::manager::cluster::curators::{CuratorCallError, CuratorClient, call_cu
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;
 use crate::model::cluster::certificate_request::SignedCertificate;
-use crate::model::cluster::kubernetes::{KubernetesSpec, ObservedKubernetes, RotatableKeys};
+use crate::model::cluster::kubernetes::{KeyPurpose, KubernetesSpec, ObservedKubernetes};
 use crate::model::cluster::kubernetes_user::{IssuedUserCertificate, KubernetesAccess, KubernetesUser};
 use crate::model::cluster::plan::ClusterPlan;
 use crate::model::cluster::plan::step::ClusterPlanStep;
@@ -63,7 +63,7 @@ impl CuratorClient {
     }
 
     /// Starts the rotation of certificates or keys.
-    async fn rotate_keys(&self, keys: RotatableKeys) -> Result<(), CuratorCallError> {
+    async fn rotate_keys(&self, keys: KeyPurpose) -> Result<(), CuratorCallError> {
         let request = wire::RotateKubernetesRequest { keys: keys.to_wire().into() };
         let mut kubernetes = KubernetesClient::new(self.channel());
         call_curator("having keys of Kubernetes replaced", kubernetes.rotate(request)).await.map(drop)

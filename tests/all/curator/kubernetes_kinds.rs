@@ -18,13 +18,13 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore};
 use shepherd::curator::kubernetes::component_certificates::resolve_certificate;
-use shepherd::curator::kubernetes::keys::KeyPurpose;
 use shepherd::curator::kubernetes::settings::KubernetesSettings;
 use shepherd::curator::kubernetes::signer::{CertificateSubject, P256PublicKey, Signer, generate_key};
 use shepherd::curator::kubernetes::user_certificates;
 use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::node::{Node, NodeState};
 use shepherd::curator_client::node_status::NodeStatus;
+use shepherd::model::cluster::kubernetes::KeyPurpose;
 use shepherd::model::time::Timestamp;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::KubernetesComponent as Component;

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use curator_client::node::{Node, NodeState};
 use curator_client::node_id::NodeId;
+use model::cluster::kubernetes::KeyPurpose;
 use model::node_role::NodeRole;
 use proto::curator::v1::KubernetesComponent as Component;
 
 use crate::kubernetes::error::KubernetesError;
-use crate::kubernetes::keys::KeyPurpose;
 use crate::kubernetes::settings::KubernetesSettings;
 use crate::kubernetes::signer::CertificateSubject;
 

@@ -44,12 +44,13 @@ use std::time::Duration;
 
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
+use model::cluster::kubernetes::KeyPurpose;
 use model::time::{Timestamp, after};
 use proto::curator::v1 as wire;
 
 use crate::kubernetes::error::KubernetesError;
 use crate::kubernetes::key_rollout::{self, NodeProgress};
-use crate::kubernetes::keys::{KeyPurpose, KeyRing, KubernetesKeys};
+use crate::kubernetes::keys::{KeyRing, KubernetesKeys};
 use crate::kubernetes::signer::Signer;
 
 /// How long the old key stays trusted for the tokens that it signed. Tokens are valid for an hour, pods request a few

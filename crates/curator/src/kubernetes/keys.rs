@@ -9,10 +9,10 @@
 //! after the snapshot ([`after_restore`](KubernetesKeys::after_restore)).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use etcd::key_space::{KUBERNETES, KeyError};
 use etcd::record::{self, RecordError};
+use model::cluster::kubernetes::KeyPurpose;
 use model::time::parse_timestamp;
 use prost::Message as _;
 use proto::curator::v1 as wire;
@@ -25,69 +25,10 @@ use crate::kubernetes::trust_bundle::{self, TrustBundle};
 /// Added to the generation on restore: more rotation steps than happen between a snapshot and the loss of the cluster.
 const RESTORE_GENERATION_GAP: u64 = 1 << 20;
 
-/// The purpose of a key: one of four authorities, or service accounts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KeyPurpose {
-    /// Clients authenticate API servers and kubelets with it.
-    Servers,
-    /// API servers and kubelets authenticate clients with it.
-    Clients,
-    /// Aggregated API servers authenticate a calling API server with it.
-    FrontProxy,
-    /// A node's etcd and its API server authenticate each other with it.
-    Etcd,
-    /// API servers verify service-account tokens with it.
-    ServiceAccounts,
-}
-
-impl KeyPurpose {
-    /// All purposes, in order of their numbers.
-    pub const ALL: [Self; 5] =
-        [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
-
-    /// The name for messages and certificates.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Servers => "servers",
-            Self::Clients => "clients",
-            Self::FrontProxy => "front-proxy",
-            Self::Etcd => "etcd",
-            Self::ServiceAccounts => "service-accounts",
-        }
-    }
-
-    /// Whether the key signs certificates.
-    #[must_use]
-    pub const fn is_authority(self) -> bool {
-        !matches!(self, Self::ServiceAccounts)
-    }
-
-    /// The purpose as a number of the API.
-    #[must_use]
-    pub const fn to_wire(self) -> wire::KubernetesKeys {
-        match self {
-            Self::Servers => wire::KubernetesKeys::Servers,
-            Self::Clients => wire::KubernetesKeys::Clients,
-            Self::FrontProxy => wire::KubernetesKeys::FrontProxy,
-            Self::Etcd => wire::KubernetesKeys::Etcd,
-            Self::ServiceAccounts => wire::KubernetesKeys::ServiceAccounts,
-        }
-    }
-
-    /// The purpose with this number of the API.
-    pub fn from_wire(number: i32) -> Result<Self, KubernetesError> {
-        Self::ALL
-            .into_iter()
-            .find(|which| i32::from(which.to_wire()) == number)
-            .ok_or(KubernetesError::UnknownKeyPurpose(number))
-    }
-}
-
-impl fmt::Display for KeyPurpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
+/// The purpose with this number of the API.
+pub fn parse_key_purpose(number: i32) -> Result<KeyPurpose, KubernetesError> {
+    let purpose = wire::KubernetesKeys::try_from(number).ok().and_then(KeyPurpose::from_wire);
+    purpose.ok_or(KubernetesError::UnknownKeyPurpose(number))
 }
 
 /// The keys of one purpose.
@@ -241,8 +182,8 @@ impl KubernetesKeys {
         let record = record::decode(key, bytes, |record: &wire::KubernetesKeysRecord| record.format)?;
         let mut rings = BTreeMap::new();
         for ring in record.rings {
-            let which = KeyPurpose::from_wire(ring.keys)
-                .map_err(|_| fault(format!("it has keys for {}", ring.keys)))?;
+            let which =
+                parse_key_purpose(ring.keys).map_err(|_| fault(format!("it has keys for {}", ring.keys)))?;
             let signer = |kept: Option<wire::KubernetesKey>| {
                 let kept = kept.unwrap_or_default();
                 let signer = Signer::load(&kept.certificate, &kept.private_key);

@@ -113,9 +113,9 @@ fn is_label_value(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use curator_client::testing::{member, up};
+    use model::cluster::kubernetes::KeyPurpose;
 
     use super::*;
-    use crate::kubernetes::keys::KeyPurpose;
     use crate::kubernetes::keys::tests::{keys, replacing};
     use crate::kubernetes::node_allocation::BundleRef;
     use crate::kubernetes::settings::tests::settings;

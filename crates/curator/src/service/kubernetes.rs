@@ -10,6 +10,7 @@ use curator_client::node_id::NodeId;
 use curator_client::pki::AUTHORITY_LIFETIME;
 use etcd::guard::{ExpectedRevision, KeyChange};
 use futures::Stream;
+use model::cluster::kubernetes::KeyPurpose;
 use model::node_role::join_names;
 use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_server;
@@ -17,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::kubernetes::component_certificates::{self, COMPONENT_LIFETIME, KubernetesRole};
 use crate::kubernetes::error::KubernetesError;
-use crate::kubernetes::keys::{KeyPurpose, KubernetesKeys, keys_record_key};
+use crate::kubernetes::keys::{KubernetesKeys, keys_record_key, parse_key_purpose};
 use crate::kubernetes::node_allocation::{BundleRef, NodeAllocation};
 use crate::kubernetes::node_setup::{self, SetupInputs};
 use crate::kubernetes::settings::{KubernetesSettings, settings_record_key, validate_bundle};
@@ -298,7 +299,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
     ) -> Result<Response<wire::RotateKubernetesResponse>, Status> {
         let caller = Caller::from_request(&request)?;
         let number = request.into_inner().keys;
-        let which = KeyPurpose::from_wire(number).map_err(ServiceError::from)?;
+        let which = parse_key_purpose(number).map_err(ServiceError::from)?;
         let leading = &self.0;
         // With the lock, no node is assigned a generation whose bundle is just being dropped as unused.
         let _alone = leading.lock_membership().await;

@@ -5,6 +5,7 @@
 //! [`plan`][crate::cluster::plan].
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use proto::curator::v1 as wire;
 use serde::{Deserialize, Serialize};
@@ -136,23 +137,24 @@ fn is_dns_label(text: &str) -> bool {
         && text.ends_with(inner)
 }
 
-/// A set of certificates and keys that can be rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RotatableKeys {
-    /// Keys by which clients authenticate API servers and kubelets.
+/// The purpose of a signing key: one of four authorities, or service accounts. The keys of one purpose are rotated
+/// together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KeyPurpose {
+    /// Clients authenticate API servers and kubelets with it.
     Servers,
-    /// Keys by which API servers and kubelets authenticate clients.
+    /// API servers and kubelets authenticate clients with it.
     Clients,
-    /// Keys by which aggregated API servers recognise requests of an API server.
+    /// Aggregated API servers authenticate a calling API server with it.
     FrontProxy,
-    /// Keys by which a node's etcd and its API server authenticate each other.
+    /// A node's etcd and its API server authenticate each other with it.
     Etcd,
-    /// Keys that sign tokens of service accounts.
+    /// API servers verify service-account tokens with it.
     ServiceAccounts,
 }
 
-impl RotatableKeys {
-    /// All sets of keys, in display order.
+impl KeyPurpose {
+    /// All purposes, in the order of display and of their numbers.
     pub const ALL: [Self; 5] =
         [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
 
@@ -168,7 +170,13 @@ impl RotatableKeys {
         }
     }
 
-    /// The set as the curators' protocol names it.
+    /// Whether the key signs certificates.
+    #[must_use]
+    pub const fn is_authority(self) -> bool {
+        !matches!(self, Self::ServiceAccounts)
+    }
+
+    /// The purpose as the curators' protocol names it.
     #[must_use]
     pub const fn to_wire(self) -> wire::KubernetesKeys {
         match self {
@@ -180,14 +188,20 @@ impl RotatableKeys {
         }
     }
 
-    /// The set for a value of the curators' protocol; `None` for an unknown value.
+    /// The purpose for a value of the curators' protocol; `None` for an unknown value.
     #[must_use]
     pub fn from_wire(keys: wire::KubernetesKeys) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.to_wire() == keys)
     }
 }
 
-impl std::str::FromStr for RotatableKeys {
+impl fmt::Display for KeyPurpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for KeyPurpose {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -207,7 +221,7 @@ pub struct DesiredKubernetes {
     /// Whether Kubernetes has to be removed.
     pub removing: bool,
     /// Rotations that an operator requested and no curator has accepted yet.
-    pub pending_rotations: Vec<RotatableKeys>,
+    pub pending_rotations: Vec<KeyPurpose>,
 }
 
 /// What the curators have of a cluster's Kubernetes.
@@ -252,7 +266,7 @@ impl CuratorKubernetes {
 /// A rotation of keys that is under way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubernetesKeyRotation {
-    /// The keys: a name of [`RotatableKeys`].
+    /// The keys: a name of [`KeyPurpose`].
     #[serde(rename = "what")]
     pub keys: String,
     /// Stage of the rotation: `trusted` or `signs`, which is shown as `signing`.
@@ -448,11 +462,11 @@ pub(crate) mod tests {
 
     #[test]
     fn key_sets_round_trip_by_name() {
-        for keys in RotatableKeys::ALL {
-            assert_eq!(keys.as_str().parse::<RotatableKeys>().unwrap(), keys);
-            assert_eq!(RotatableKeys::from_wire(keys.to_wire()), Some(keys));
+        for keys in KeyPurpose::ALL {
+            assert_eq!(keys.as_str().parse::<KeyPurpose>().unwrap(), keys);
+            assert_eq!(KeyPurpose::from_wire(keys.to_wire()), Some(keys));
         }
-        assert!("ca".parse::<RotatableKeys>().is_err());
-        assert_eq!(RotatableKeys::from_wire(wire::KubernetesKeys::Unspecified), None);
+        assert!("ca".parse::<KeyPurpose>().is_err());
+        assert_eq!(KeyPurpose::from_wire(wire::KubernetesKeys::Unspecified), None);
     }
 }

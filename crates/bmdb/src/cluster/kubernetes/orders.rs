@@ -16,7 +16,7 @@ use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
-use model::cluster::kubernetes::RotatableKeys;
+use model::cluster::kubernetes::KeyPurpose;
 
 const SETTING: &str = "saying what a cluster is to run of Kubernetes";
 
@@ -47,7 +47,7 @@ impl Bmdb {
         &self,
         order: Order,
         name: String,
-        keys: RotatableKeys,
+        keys: KeyPurpose,
     ) -> Result<OrderResult, BmdbError> {
         let what = "having keys of Kubernetes replaced";
         self.execute_order(what, order, None, (name, keys), |tx, _, (name, keys)| {
@@ -64,7 +64,7 @@ impl Bmdb {
         &self,
         lease: &NamedLease,
         cluster: Uuid,
-        keys: RotatableKeys,
+        keys: KeyPurpose,
     ) -> Result<(), BmdbError> {
         self.execute_under_lease("writing down that keys of Kubernetes are replaced", lease, move || {
             sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
@@ -151,7 +151,7 @@ async fn remove_kubernetes_in_tx(
 async fn rotate_keys_in_tx(
     tx: &mut PgConnection,
     name: &str,
-    keys: RotatableKeys,
+    keys: KeyPurpose,
 ) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let line = require_kubernetes(tx, id, name).await?;

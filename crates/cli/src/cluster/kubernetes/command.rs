@@ -9,7 +9,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use model::cluster::kubernetes::{RotatableKeys, VolumeDriver};
+use model::cluster::kubernetes::{KeyPurpose, VolumeDriver};
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
@@ -90,7 +90,7 @@ pub struct RotateKubernetes {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Set of keys to replace; the new ones are trusted everywhere before they sign
-    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(RotatableKeys::ALL.map(RotatableKeys::as_str)))]
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(KeyPurpose::ALL.map(KeyPurpose::as_str)))]
     pub keys: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

@@ -103,7 +103,7 @@ fn has_kubernetes_role<'r>(mut roles: impl Iterator<Item = &'r String>) -> bool 
 mod tests {
     use super::*;
     use crate::cluster::kubernetes::tests::{kubernetes, kubernetes_with};
-    use crate::cluster::kubernetes::{NodeKubernetes, RotatableKeys, spec_from_settings};
+    use crate::cluster::kubernetes::{KeyPurpose, NodeKubernetes, spec_from_settings};
     use crate::cluster::state::{NodeHealth, NodeState};
 
     fn observed(known: ObservedKubernetes, roles: &[&str]) -> ObservedCluster {
@@ -129,7 +129,7 @@ mod tests {
             })
         };
         let other = kubernetes_with(|k| k.bundle = "b".repeat(64));
-        let wanted = |removing, rotate: &[RotatableKeys]| DesiredKubernetes {
+        let wanted = |removing, rotate: &[KeyPurpose]| DesiredKubernetes {
             spec: kubernetes(),
             removing,
             pending_rotations: rotate.to_vec(),
@@ -142,15 +142,15 @@ mod tests {
             (wanted(true, &[]), ObservedKubernetes::Unavailable("busy".into()), vec![], vec![], 1),
             (wanted(false, &[]), ObservedKubernetes::NotQueried, vec![], vec![], 0),
             (
-                wanted(false, &[RotatableKeys::Etcd]),
+                wanted(false, &[KeyPurpose::Etcd]),
                 has(&kubernetes()),
                 vec![],
-                vec![ClusterPlanStep::RotateKeys { keys: RotatableKeys::Etcd }],
+                vec![ClusterPlanStep::RotateKeys { keys: KeyPurpose::Etcd }],
                 0,
             ),
             // Not before the curators have Kubernetes: there is nothing to replace.
             (
-                wanted(false, &[RotatableKeys::Etcd]),
+                wanted(false, &[KeyPurpose::Etcd]),
                 ObservedKubernetes::Absent,
                 vec![],
                 vec![ClusterPlanStep::PutKubernetes],

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::cluster::kubernetes::RotatableKeys;
+use crate::cluster::kubernetes::KeyPurpose;
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::MembershipOrder;
 use crate::cluster::upgrade::UpgradeEvent;
@@ -98,7 +98,7 @@ pub enum ClusterPlanStep {
     /// Have the curators rotate keys of Kubernetes.
     RotateKeys {
         /// The set of keys to rotate.
-        keys: RotatableKeys,
+        keys: KeyPurpose,
     },
     /// Have a node run a bundle, as the next node of an upgrade.
     AssignBundle {

@@ -12,7 +12,7 @@ use bmdb::cluster::lock::order_target;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
 use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
-use model::cluster::kubernetes::RotatableKeys;
+use model::cluster::kubernetes::KeyPurpose;
 use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
 use model::process::UnknownName;
@@ -102,7 +102,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
         request: Request<v1::RotateClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let keys: RotatableKeys =
+        let keys: KeyPurpose =
             body.keys.parse().map_err(|error: UnknownName| invalid_argument("keys", error.to_string()))?;
         IncomingOrder { rpc: ROTATE, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
