@@ -29,6 +29,17 @@ pub struct MachineName {
 }
 
 impl MachineName {
+    /// The names of the machine with these facts.
+    #[must_use]
+    pub fn from_facts(facts: &MachineFacts) -> Self {
+        let provided = facts.provider_record.as_ref();
+        Self {
+            machine: facts.machine.0,
+            provider: provided.map(|provided| provided.provider.clone()),
+            provider_id: provided.map(|provided| provided.provider_id.clone()),
+        }
+    }
+
     /// `provider/id`, or the UUID of a machine without provider.
     #[must_use]
     pub fn short_name(&self) -> String {
@@ -162,11 +173,6 @@ impl MachineView {
     /// The names by which people know it.
     #[must_use]
     pub fn name(&self) -> MachineName {
-        let provided = self.facts.provider_record.as_ref();
-        MachineName {
-            machine: self.facts.machine.0,
-            provider: provided.map(|provided| provided.provider.clone()),
-            provider_id: provided.map(|provided| provided.provider_id.clone()),
-        }
+        MachineName::from_facts(&self.facts)
     }
 }

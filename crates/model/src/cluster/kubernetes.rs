@@ -129,7 +129,8 @@ pub fn spec_from_settings(settings: wire::KubernetesSettings) -> KubernetesSpec 
     }
 }
 
-fn is_dns_label(text: &str) -> bool {
+/// Whether a text is a label of a DNS name (RFC 1123) in lower case.
+pub(super) fn is_dns_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     (1..=MAX_NAME_CHARS).contains(&text.len())
         && text.chars().all(|c| inner(c) || c == '-')

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::kubernetes::{CONTROLLER_ROLE, WORKER_ROLE};
+use crate::cluster::kubernetes::{CONTROLLER_ROLE, WORKER_ROLE, is_dns_label};
 use crate::cluster::selector::Selector;
 use crate::process::UnknownName;
 
@@ -198,14 +198,6 @@ fn check_worker_role(role: &str) -> Result<(), String> {
     is_dns_label(role)
         .then_some(())
         .ok_or_else(|| format!("{role:?} is no role: it has 1 to 63 lower-case letters, digits and dashes"))
-}
-
-fn is_dns_label(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    (1..=MAX_NAME_CHARS).contains(&text.len())
-        && text.chars().all(|c| inner(c) || c == '-')
-        && text.starts_with(inner)
-        && text.ends_with(inner)
 }
 
 #[cfg(test)]

@@ -84,12 +84,7 @@ impl MachineIssueInputs {
     /// The names by which people know it.
     #[must_use]
     pub fn name(&self) -> MachineName {
-        let provided = self.facts.provider_record.as_ref();
-        MachineName {
-            machine: self.facts.machine.0,
-            provider: provided.map(|provided| provided.provider.clone()),
-            provider_id: provided.map(|provided| provided.provider_id.clone()),
-        }
+        MachineName::from_facts(&self.facts)
     }
 
     /// Whether it is retiring or retired. The only issue of such a machine is that it does not leave.

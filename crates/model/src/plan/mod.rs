@@ -281,7 +281,7 @@ impl<'a> PlanRun<'a> {
         // A timer that fires does the same before the machine is claimed.
         passing.enter_phase(due.phase.as_str(), self.now);
         let under_way = std::mem::take(&mut passing.stored_mut(lane)?.is_working);
-        let name = machine_name(&passing.facts);
+        let name = MachineName::from_facts(&passing.facts);
         let mut done = effects::apply_process(&mut self.fleet, machine, process, self.policy, self.now);
         let passing = &mut self.fleet.machines[machine];
         if let Some(priority) =
@@ -415,16 +415,6 @@ fn is_agent_reporting(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> 
         .as_ref()
         .map_or(started.started_at, |heartbeat| heartbeat.received_at.max(started.started_at));
     after(sign, policy.heartbeat_interval.0 * MISSED_HEARTBEATS) > now
-}
-
-/// The names of the machine with these facts.
-fn machine_name(facts: &MachineFacts) -> MachineName {
-    let provided = facts.provider_record.as_ref();
-    MachineName {
-        machine: facts.machine.0,
-        provider: provided.map(|provided| provided.provider.clone()),
-        provider_id: provided.map(|provided| provided.provider_id.clone()),
-    }
 }
 
 impl FleetPlan {
