@@ -43,6 +43,8 @@
 //! * A new fact needs a migration, a column or a list in the view `machine_snapshot`, its decoding in [`facts`], and a
 //!   [`fact_change::FactChange`].
 //! * Decode what a newer release may write: two releases share the database during an upgrade.
+//! * Write for the holder of a named lease with `Bmdb::transact_under_lease`, or with `Bmdb::execute_under_lease` if it
+//!   is one statement, so that no write forgets to check the lease.
 //! * Do not send `NOTIFY` from a claim or at the end of work, except for another process that is due now: a notifying
 //!   commit waits for every other one ([`schedule`]).
 //! * `tests/all/fire` tries to break the invariants. `tests/faults` has patches that break the code on purpose, each
