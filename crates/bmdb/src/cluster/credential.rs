@@ -8,8 +8,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::certificate_request::admit_request;
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::list_clusters;
+use crate::cluster::lock::lock_cluster;
+use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
@@ -87,7 +87,7 @@ pub async fn list_cluster_credentials(
     tx: &mut PgConnection,
     name: &str,
 ) -> Result<ClusterCredentials, BmdbError> {
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     let credentials = read_credentials(tx, cluster.id).await?;
     let at = database_now(tx).await?;
     Ok(ClusterCredentials { credentials, founded: cluster.founded, at })

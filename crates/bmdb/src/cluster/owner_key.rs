@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::list_clusters;
+use crate::cluster::reading::require_cluster;
 #[cfg(feature = "sealing")]
 use crate::connection::database_now;
 use crate::connection::error::{BmdbError, order_rejected};
@@ -297,7 +297,7 @@ async fn request_key_rotation_in_tx(
     name: &str,
 ) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     if cluster.founded.is_none() {
         let text = format!(
             "the shepherd's key for the cluster {name} cannot be replaced: the cluster is not founded yet; see what it \

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::cluster::declaration::list_declarations;
 use crate::cluster::kubernetes::read_kubernetes;
+use crate::cluster::lock::no_such_cluster;
 use crate::cluster::record::{
     ClusterDetails, ClusterMachineRecord, ClusterRecord, NodeRecord, SpecColumns, json_strings,
 };
@@ -24,6 +25,11 @@ use model::phase::Phase;
 use model::time::Timestamp;
 
 const OPERATION: &str = "reading clusters";
+
+/// The cluster of that name; an error if no cluster has it.
+pub(crate) async fn require_cluster(tx: &mut PgConnection, name: &str) -> Result<ClusterRecord, BmdbError> {
+    list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))
+}
 
 /// Every cluster, or the one of that name, in order of their names.
 pub(crate) async fn list_clusters(

@@ -12,10 +12,10 @@ use uuid::Uuid;
 use crate::cluster::candidates::is_candidate;
 #[cfg(feature = "sealing")]
 use crate::cluster::credential::requeue_revocations;
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
+use crate::cluster::lock::lock_cluster;
 #[cfg(feature = "sealing")]
 use crate::cluster::owner_key::requeue_key_removals;
-use crate::cluster::reading::{list_cluster_machines, list_clusters, membership_of_machine};
+use crate::cluster::reading::{list_cluster_machines, membership_of_machine, require_cluster};
 use crate::cluster::record::ClusterRecord;
 use crate::cluster::snapshot::list_snapshots;
 #[cfg(feature = "sealing")]
@@ -139,7 +139,7 @@ async fn restore_cluster_in_tx(
     restore: &RestoreRequest,
 ) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     let snapshot = choose_snapshot(list_snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
     let onto = match &restore.target_machine {
         Some(machine) => Some(resolve_target_machine(tx, &cluster, machine).await?),

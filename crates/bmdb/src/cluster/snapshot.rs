@@ -10,8 +10,8 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::list_clusters;
+use crate::cluster::lock::lock_cluster;
+use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::NamedLease;
@@ -84,7 +84,7 @@ pub async fn list_cluster_snapshots(
     tx: &mut PgConnection,
     name: &str,
 ) -> Result<(Vec<SnapshotView>, Timestamp), BmdbError> {
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     Ok((list_snapshots(tx, cluster.id).await?, database_now(tx).await?))
 }
 
@@ -219,7 +219,7 @@ impl Bmdb {
 
 async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     if cluster.founded.is_none() {
         let text = format!(
             "no snapshot of the cluster {name} can be taken: it is not founded yet; see what it waits for with: \

@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use crate::cluster::certificate_request::admit_request;
 use crate::cluster::kubernetes::require_kubernetes;
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::list_clusters;
+use crate::cluster::lock::lock_cluster;
+use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
@@ -82,7 +82,7 @@ pub async fn list_kubernetes_users(
     tx: &mut PgConnection,
     name: &str,
 ) -> Result<(Vec<KubernetesUser>, Timestamp), BmdbError> {
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     Ok((read_users(tx, cluster.id).await?, database_now(tx).await?))
 }
 

@@ -2,8 +2,8 @@
 
 use sqlx::PgConnection;
 
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::{list_clusters, read_cluster_details};
+use crate::cluster::lock::lock_cluster;
+use crate::cluster::reading::{read_cluster_details, require_cluster};
 use crate::cluster::record::ClusterDetails;
 use crate::connection::error::{BmdbError, order_rejected};
 use model::cluster::spec::ClusterPart;
@@ -16,7 +16,7 @@ pub(super) async fn lock_upgradable_cluster(
     name: &str,
 ) -> Result<ClusterDetails, BmdbError> {
     lock_cluster(tx, name).await?;
-    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let cluster = require_cluster(tx, name).await?;
     let found = read_cluster_details(tx, cluster).await?;
     if found.cluster.founded.is_none() || found.cluster.restoring.is_some() {
         let output = format!("the cluster {name} is not there yet; see: shepherdctl cluster describe {name}");
