@@ -78,7 +78,7 @@ async fn sweep_once(
     loop {
         let swept = bmdb.sweep_page(after, SWEEP_PAGE).await?;
         metrics.schedules_repaired.inc_by(swept.repaired as u64);
-        metrics.drift.inc_by(swept.drifted as u64);
+        metrics.schedule_mismatches.inc_by(swept.mismatches as u64);
         newer += swept.newer_rules;
         match swept.continue_after {
             Some(last) => after = last,

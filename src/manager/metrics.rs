@@ -119,7 +119,7 @@ struct ClaimLabel {
 #[derive(Clone, Debug)]
 pub struct HousekeepingMetrics {
     /// Lanes whose schedule contradicted their facts. Must read 0.
-    pub drift: Counter,
+    pub schedule_mismatches: Counter,
     /// Machines whose schedule the sweeper repaired.
     pub schedules_repaired: Counter,
     /// Sessions that the reaper closed.
@@ -171,7 +171,7 @@ impl ManagerMetrics {
     #[must_use]
     pub fn register(common: &Metrics) -> Self {
         let housekeeping = HousekeepingMetrics {
-            drift: common.schedule_drift.clone(),
+            schedule_mismatches: common.schedule_drift.clone(),
             schedules_repaired: Counter::default(),
             sessions_expired: Counter::default(),
             work_freed: Counter::default(),

@@ -222,7 +222,7 @@ impl MachineCapabilities {
         !matches!(self.reboot, RebootMethod::Unsupported { .. })
     }
 
-    /// Whether a power cycle can be tried.
+    /// Whether the power can be switched off and on.
     #[must_use]
     pub fn can_power_cycle(&self) -> bool {
         self.power == PowerSupport::Available

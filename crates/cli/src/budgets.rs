@@ -31,7 +31,7 @@ Example:
 const BUDGET_SET_EXAMPLES: &str = "\
 Examples:
   shepherdctl budget set reboot --max_count 50 --reason 'the new kernel is rolled out'
-  shepherdctl budget set power-cycle --max_count 0 --reason 'the feed is repaired'
+  shepherdctl budget set restart-agent --max_count 0 --reason 'the network is repaired'
   shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows go'
 
 The budget is stored in the policy, and applies from the next step of every shepherd. No flag

@@ -19,7 +19,7 @@
 //!
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`host_key`][],
 //!   [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
-//! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`drift`][], [`backoff`][],
+//! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][].
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
@@ -66,7 +66,6 @@ pub mod budget;
 pub mod circuit_breaker;
 pub mod cluster;
 pub mod disruption;
-pub mod drift;
 pub mod facts;
 pub mod fleet_sample;
 pub mod healing;
@@ -100,6 +99,7 @@ pub mod roll_out;
 pub mod roll_out_view;
 pub mod sanitize;
 pub mod schedule;
+pub mod schedule_mismatch;
 pub mod shell_words;
 pub mod template;
 pub mod text_layout;

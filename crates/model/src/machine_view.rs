@@ -9,11 +9,11 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::cluster::view::ClusterMembership;
-use crate::drift::StoredDecision;
 use crate::facts::MachineFacts;
 use crate::host_key::PinnedHostKey;
 use crate::pause::Pause;
 use crate::policy::Policy;
+use crate::schedule_mismatch::StoredDecision;
 use crate::time::Timestamp;
 use crate::unknown_fence::UnknownFence;
 

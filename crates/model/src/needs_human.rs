@@ -1,8 +1,7 @@
 //! Obstacles: why a machine was left to a person, in a form that decisions can use.
 //!
 //! The sentence beside an [`Obstacle`] is for people and decides nothing. If a machine answers and the obstacle is our
-//! key, our program or our records, it is never rebooted for it: no power cycle has yet put a line into
-//! `authorized_keys`.
+//! key, our program or our records, it is never rebooted for it: a reboot adds no line to `authorized_keys`.
 //!
 //! A machine whose agent reports again leaves this state by itself: see [`healing`][crate::healing].
 

@@ -5,7 +5,7 @@
 //! notice. As long as that is in force, the engine's own class does not count.
 //!
 //! When its time is over it no longer counts, but nothing is written at that moment: the stored class lags until the
-//! machine's schedule is computed next, by any change of the machine or by the sweeper. That is no drift, just as a
+//! machine's schedule is computed next, by any change of the machine or by the sweeper. That is no mismatch, just as a
 //! hold that ends by itself is none.
 
 use std::fmt;

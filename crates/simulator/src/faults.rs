@@ -32,7 +32,7 @@ pub enum Fault {
     AgentHang,
     /// The whole machine hangs: SSH takes connections and never says a word. A reboot revives it.
     Hang,
-    /// The machine is gone from the network and ignores a reboot. Only a power cycle revives it.
+    /// The machine is gone from the network and ignores a reboot. Only switching its power off and on revives it.
     Dead,
     /// The machine loses power and its power control fails. Nothing but `heal` revives it.
     PowerFail,

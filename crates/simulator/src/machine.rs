@@ -4,12 +4,12 @@
 //!            power on                    boot done              enrolled
 //!   off ───────────────▶ booting ───────────────────▶ up ─────────────────▶ agent running
 //!    ▲                      ▲   └── agent persists ─────────────────────────▲   │  │
-//!    │ power off            │ reboot, power cycle                            │   │  │ agent-hang
+//!    │ power off            │ reboot, cycle power                            │   │  │ agent-hang
 //!    └── any powered state ─┴── any powered state                   enrolled │   │  ▼
 //!                                                                            │   │ agent hung
 //!   kill: agent running, agent hung ─▶ up                                    └───┼──┘
 //!   hang: up, agent running, agent hung ─▶ hung     (a reboot revives)           │
-//!   dead: any powered state ─▶ dead                 (a power cycle revives) ◀────┘
+//!   dead: any powered state ─▶ dead                 (cycling power revives) ◀────┘
 //!   power-fail: any state ─▶ power failing          (only heal revives)
 //! ```
 //!

@@ -127,15 +127,15 @@ impl Kit {
         Ok(())
     }
 
-    /// Sweeps the fleet; says how many lanes had drifted.
+    /// Sweeps the fleet. Returns how many lanes contradicted their facts.
     pub async fn sweep(&self) -> anyhow::Result<usize> {
-        let (mut after, mut drifted) = (MachineId(Uuid::nil()), 0);
+        let (mut after, mut mismatches) = (MachineId(Uuid::nil()), 0);
         loop {
             let swept = self.bmdb.sweep_page(after, 500).await?;
-            drifted += swept.drifted;
+            mismatches += swept.mismatches;
             match swept.continue_after {
                 Some(last) => after = last,
-                None => return Ok(drifted),
+                None => return Ok(mismatches),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Recoverer: executes the recovery ladder for silent machines.
+//! Recoverer: executes the recovery ladder for silent machines (restart of the agent, reboot, power cycle).
 //!
 //! `model/recovery.rs` decides the next step; this module executes it. Right before a step is taken, one transaction
 //! reads the facts again, the heartbeat included, checks that the step is allowed, and records it

@@ -14,13 +14,13 @@ use crate::connection::{Bmdb, DbContext};
 use crate::engine::facts::{MachineSnapshot, read_snapshot};
 use crate::engine::policy::policy_at_version;
 use crate::engine::session::guard_session;
-use model::drift::{StoredDecision, describe_drift};
 use model::facts::MachineFacts;
 use model::ids::{MachineId, SessionId};
 use model::phase::{Phase, phase_of};
 use model::policy::Policy;
 use model::process::{Lane, Process};
 use model::schedule::{DueWork, RULES_VERSION, StoredDue, armed_ready_at, next_due};
+use model::schedule_mismatch::{StoredDecision, describe_mismatch};
 use model::time::{Timestamp, between};
 
 /// A due row that this transaction has locked.
@@ -159,7 +159,7 @@ pub(crate) struct Rescheduled {
     /// Processes that can be claimed now and could not before.
     pub(crate) armed_now: Vec<Process>,
     /// Lanes whose row contradicted the facts under the same policy and rules.
-    pub(crate) drifted: Vec<Lane>,
+    pub(crate) mismatched: Vec<Lane>,
 }
 
 /// Reads the facts as they are now in this transaction, writes what both lanes are due for, and
@@ -244,7 +244,8 @@ async fn write_schedule(
         .context("keeping heartbeats out")?;
         snapshot = read_snapshot(tx, machine).await?;
     }
-    let mut result = Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
+    let mut result =
+        Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), mismatched: Vec::new() };
     let mut last = None;
     for row in rows {
         let plan = plan_lane(row, &result.snapshot, &policy);
@@ -253,8 +254,8 @@ async fn write_schedule(
                 result.phase_change = Some((row.phase_index.clone(), plan.due.phase));
                 record_phase_exit(&row.phase_index, between(row.phase_since, result.snapshot.now));
             }
-            if plan.drifted {
-                result.drifted.push(row.lane);
+            if plan.is_mismatch {
+                result.mismatched.push(row.lane);
             }
             if plan.ready_at.is_some_and(|ready| ready <= result.snapshot.now)
                 && (row.armed.process != plan.due.process || row.armed.ready_at != plan.ready_at)
@@ -294,7 +295,7 @@ pub(crate) struct LanePlan {
     pub(crate) provider: String,
     /// Whether the stored row has that content already.
     is_unchanged: bool,
-    drifted: bool,
+    is_mismatch: bool,
 }
 
 impl LanePlan {
@@ -320,8 +321,8 @@ fn plan_lane(row: &DueRow, snapshot: &MachineSnapshot, policy: &Policy) -> LaneP
         && row.phase_index == due.phase.as_str()
         && row.rules_version == i64::from(RULES_VERSION)
         && row.policy_version == *policy_version;
-    let drifted = !same && describe_drift(&row.stored_decision(), &due, *policy_version).is_some();
-    LanePlan { due, ready_at, provider, is_unchanged: same, drifted }
+    let is_mismatch = !same && describe_mismatch(&row.stored_decision(), &due, *policy_version).is_some();
+    LanePlan { due, ready_at, provider, is_unchanged: same, is_mismatch }
 }
 
 /// Whether the schedule of a machine, read without locks, differs from what its facts demand.

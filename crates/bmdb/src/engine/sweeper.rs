@@ -1,7 +1,7 @@
-//! The sweeper: recomputes every machine's schedule and repairs drift.
+//! The sweeper: recomputes every machine's schedule and repairs mismatches.
 //!
 //! It reads the fleet page by page. The schedule is written with every change of a fact, so there should be nothing to
-//! repair: a difference under the same rules and policy is a defect of ours and is counted as drift, a metric that must
+//! repair: a difference under the same rules and policy is a defect of ours and is counted by a metric that must
 //! be 0. Legitimate differences are a changed policy or newer rules, and phases of machines whose time passed without a
 //! write.
 
@@ -11,10 +11,10 @@ use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::engine::facts::MachineSnapshot;
 use crate::engine::schedule::{DueRow, is_outdated, lock_due_rows, read_due_rows, reschedule_machine};
-use model::drift::describe_drift;
 use model::ids::MachineId;
 use model::policy::Policy;
 use model::schedule::next_due;
+use model::schedule_mismatch::describe_mismatch;
 
 /// The result of sweeping a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Swept {
     /// Machines whose schedule was rewritten.
     pub repaired: usize,
     /// Lanes that contradicted their facts although rules and policy were the same.
-    pub drifted: usize,
+    pub mismatches: usize,
     /// Machines whose schedule a newer release wrote, which are left to it.
     pub newer_rules: usize,
     /// The last machine of the page; `None` if no page follows.
@@ -55,9 +55,9 @@ impl Bmdb {
                 continue;
             }
             match self.repair_schedule(machine).await {
-                Ok(drifted) => {
+                Ok(mismatches) => {
                     swept.repaired += 1;
-                    swept.drifted += drifted;
+                    swept.mismatches += mismatches;
                 }
                 Err(BmdbError::NewerRules { .. }) => swept.newer_rules += 1,
                 Err(BmdbError::NoSuchMachine(_)) => {}
@@ -80,7 +80,7 @@ impl Bmdb {
             let of_machine = rows.get(&snapshot.facts.machine).into_iter().flatten();
             of_machine.into_iter().any(|row| {
                 let due = next_due(&snapshot.facts, row.lane, policy, snapshot.now);
-                describe_drift(&row.stored_decision(), &due, version).is_some()
+                describe_mismatch(&row.stored_decision(), &due, version).is_some()
             })
         };
         Ok(snapshots.iter().filter(contradicts).map(|snapshot| snapshot.facts.machine).collect())
@@ -109,16 +109,16 @@ impl Bmdb {
         Ok(rows)
     }
 
-    /// Locks one machine, reads it again and writes its schedule. Returns how many lanes had drifted.
+    /// Locks one machine, reads it again and writes its schedule. Returns how many lanes contradicted their facts.
     pub async fn repair_schedule(&self, machine: MachineId) -> Result<usize, BmdbError> {
         self.transact_with("repairing a schedule", self.clone(), move |tx, bmdb| {
             Box::pin(async move {
                 let rows = lock_due_rows(tx, machine).await?;
                 let result = reschedule_machine(bmdb, tx, machine, &rows).await?;
-                for lane in &result.drifted {
+                for lane in &result.mismatched {
                     tracing::error!(%machine, %lane, "the schedule contradicted the facts; repaired");
                 }
-                Ok(result.drifted.len())
+                Ok(result.mismatched.len())
             })
         })
         .await

@@ -20,7 +20,6 @@ use crate::fleet::retention::TABLES;
 use crate::fleet::view::PAGE_SIZE;
 use crate::orders::loop_pause::list_pauses;
 use model::cluster::kubernetes_view::KubernetesStatusView;
-use model::drift::describe_drift;
 use model::ids::MachineId;
 use model::issues::inputs::{
     ClusterIssueInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs, KubernetesIssueInputs,
@@ -30,6 +29,7 @@ use model::issues::inputs::{
 use model::machine_view::MachineView;
 use model::policy::Policy;
 use model::schedule::next_due;
+use model::schedule_mismatch::describe_mismatch;
 use model::time::{Span, Timestamp};
 
 const OPERATION: &str = "looking for issues";
@@ -114,8 +114,8 @@ impl Bmdb {
         for MachineSnapshot { facts, .. } in page {
             let machine = facts.machine;
             let Some(row) = rows.remove(&machine.0) else { continue };
-            let drift = if contradicted.contains(&machine) {
-                find_drift(&self.machine_view(machine).await?)
+            let schedule_mismatch = if contradicted.contains(&machine) {
+                find_schedule_mismatch(&self.machine_view(machine).await?)
             } else {
                 None
             };
@@ -123,7 +123,7 @@ impl Bmdb {
                 facts,
                 phase_since: row.phase_since,
                 lost_sessions: row.losses,
-                drift,
+                schedule_mismatch,
                 agent_version: row.agent_version,
                 serial_number: row.serial_number,
                 macs: row.report.as_deref().map(mac_addresses).unwrap_or_default(),
@@ -252,11 +252,11 @@ async fn read_live_sessions(
 }
 
 /// How a machine's stored schedule contradicts its facts, both read at one moment.
-fn find_drift(view: &MachineView) -> Option<String> {
+fn find_schedule_mismatch(view: &MachineView) -> Option<String> {
     view.lanes.iter().find_map(|lane| {
         let stored = lane.stored_decision()?;
         let due = next_due(&view.facts, stored.lane, &view.policy, view.at);
-        describe_drift(&stored, &due, view.policy_version)
+        describe_mismatch(&stored, &due, view.policy_version)
     })
 }
 

@@ -73,10 +73,10 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
             workers.spawn(worker.run());
         }
         while let Some(done) = workers.join_next().await {
-            let drifted = done??;
+            let mismatches = done??;
             assert!(
-                drifted == 0,
-                "the sweeper found {drifted} lanes that contradicted their facts (seed {seed})"
+                mismatches == 0,
+                "the sweeper found {mismatches} lanes that contradicted their facts (seed {seed})"
             );
         }
         for shepherd in &shepherds {
@@ -89,7 +89,7 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
         kit.bmdb.reap().await?;
         check_rows(&kit, seed).await?;
     }
-    assert!(kit.sweep().await? == 0, "drift after all rounds (seed {seed})");
+    assert!(kit.sweep().await? == 0, "mismatches after all rounds (seed {seed})");
     check_schedule(&kit, seed).await?;
     for event in ["Started", "Finished", "Failed", "Cancelled", "PutOff", "Expired"] {
         let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM history WHERE event = $1")
@@ -114,9 +114,9 @@ struct Worker {
 }
 
 impl Worker {
-    /// Does its share; returns how much drift its sweeps found.
+    /// Does its share; returns how many mismatches its sweeps found.
     async fn run(mut self) -> anyhow::Result<usize> {
-        let mut drifted = 0;
+        let mut mismatches = 0;
         for _ in 0..OPERATIONS {
             match self.random.random_range(0..20) {
                 0..=9 => self.work().await?,
@@ -131,7 +131,7 @@ impl Worker {
                     tolerate(claimer.rearm_timers().await.map(drop))?;
                 }
                 16 => match self.bmdb.sweep_page(MachineId(Uuid::nil()), 100).await {
-                    Ok(swept) => drifted += swept.drifted,
+                    Ok(swept) => mismatches += swept.mismatches,
                     other => tolerate(other.map(drop))?,
                 },
                 17 => self.kill_a_session().await?,
@@ -143,7 +143,7 @@ impl Worker {
             }
         }
         // What it never ended is left to the reaper, as a crash does.
-        Ok(drifted)
+        Ok(mismatches)
     }
 
     fn some_machine(&mut self) -> MachineId {

@@ -124,7 +124,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     );
     assert_eq!(class(&kit, row[0]).await?, 0, "nobody has looked yet");
     let swept = kit.bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 100).await?;
-    assert_eq!((swept.drifted, class(&kit, row[0]).await?), (0, 1), "{swept:?}");
+    assert_eq!((swept.mismatches, class(&kit, row[0]).await?), (0, 1), "{swept:?}");
 
     let text = prioritize(&kit, row[1], PriorityLevel::Low, None).await?;
     assert!(text.starts_with("comes behind the others (low) until somebody says otherwise"), "{text}");

@@ -53,7 +53,7 @@ pub struct MachineIssueInputs {
     /// Consecutive sessions that were lost while they worked on it.
     pub lost_sessions: i64,
     /// How its stored schedule contradicts its facts, if it does.
-    pub drift: Option<String>,
+    pub schedule_mismatch: Option<String>,
     /// Release of the agent that reported last.
     pub agent_version: Option<String>,
     /// Its serial number, as its firmware reports it.

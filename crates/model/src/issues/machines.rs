@@ -226,10 +226,10 @@ fn lost_workers(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn drift(machine: &MachineIssueInputs) -> Option<Issue> {
-    let drift = machine.drift.clone()?;
+    let evidence = machine.schedule_mismatch.clone()?;
     let remedy =
         "the next sweep repairs it, within a minute where a shepherd runs; if it comes back, it is a defect \
                   of ours: please report it with this line"
             .to_owned();
-    Some(Issue::for_machine(IssueKind::Drift, &machine.name(), drift, None::<Timestamp>, remedy))
+    Some(Issue::for_machine(IssueKind::Drift, &machine.name(), evidence, None::<Timestamp>, remedy))
 }

@@ -57,7 +57,7 @@ fn machine(number: u8) -> MachineIssueInputs {
         facts,
         phase_since: at(100),
         lost_sessions: 2,
-        drift: None,
+        schedule_mismatch: None,
         agent_version: Some("1.2.0+special".into()),
         serial_number: Some(format!("S{number}00")),
         macs: vec![format!("00:00:5e:00:53:{number:02x}")],

@@ -8,7 +8,7 @@
 //! happens then, what failed and how often, who works on it, and the commands that would help *this* machine.
 //!
 //! * [`render`]: the explanation as text.
-//! * `notes`: holds, pauses, brakes, drift and other notes.
+//! * `notes`: holds, pauses, brakes, schedule mismatches and other notes.
 //! * `advice`: the commands.
 //!
 //! `shepherdctl why` prints it for the requested machine. A demo whose deadline passes prints it for the machines that

@@ -1,9 +1,8 @@
-//! Notes of an explanation: holds, pauses, brakes, drift.
+//! Notes of an explanation: holds, pauses, brakes, schedule mismatches.
 //!
 //! A note appears only if it adds something: the reason that the machine waits for is not repeated.
 
 use crate::cluster::view::ClusterMembership;
-use crate::drift::describe_drift;
 use crate::facts::{MachineFacts, Recovery, Retirement};
 use crate::host_key::PinnedHostKey;
 use crate::humanize::{absolute_time, humanize_duration, relative_and_absolute_time, relative_time};
@@ -13,6 +12,7 @@ use crate::policy::Policy;
 use crate::process::{Lane, Process};
 use crate::retirement;
 use crate::schedule::{DueWork, RULES_VERSION, next_due};
+use crate::schedule_mismatch::describe_mismatch;
 use crate::time::{Timestamp, between};
 use crate::why::{find_lane, next_work};
 
@@ -51,7 +51,7 @@ pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -
     notes.extend(brake_notes(view, due, now));
     if let Some(lane) = find_lane(view, Lane::Access) {
         notes.extend(lost_sessions_note(lane, now));
-        notes.extend(schedule_drift_note(lane, due, view.policy_version));
+        notes.extend(schedule_mismatch_note(lane, due, view.policy_version));
         let waits_for_worker =
             lane.work.is_none() && next_work(due, Some(lane)).is_some_and(|next| next.at <= now);
         if waits_for_worker && view.open_sessions == 0 {
@@ -193,7 +193,7 @@ fn lost_sessions_note(lane: &LaneView, now: Timestamp) -> Option<String> {
 }
 
 /// How the stored schedule differs from what the facts demand.
-fn schedule_drift_note(lane: &LaneView, due: &DueWork, policy_version: i64) -> Option<String> {
+fn schedule_mismatch_note(lane: &LaneView, due: &DueWork, policy_version: i64) -> Option<String> {
     if lane.rules_version > i64::from(RULES_VERSION) {
         return Some(format!(
             "its schedule was written by a newer release (rules {}, here {RULES_VERSION}); believe that one's \
@@ -213,8 +213,8 @@ fn schedule_drift_note(lane: &LaneView, due: &DueWork, policy_version: i64) -> O
                 .to_owned(),
         );
     }
-    let drift = describe_drift(&lane.stored_decision()?, due, policy_version)?;
-    Some(format!("{drift}; the next sweep repairs that"))
+    let mismatch = describe_mismatch(&lane.stored_decision()?, due, policy_version)?;
+    Some(format!("{mismatch}; the next sweep repairs that"))
 }
 
 #[cfg(test)]

@@ -206,7 +206,7 @@ pub(super) const CASES: &[Case] = &[
     ("failed twice", |e| fail(e, 2), &[]),
     ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
     ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
-    ("drifted", |e| e.machines[0].drift = Some("it says x".into()), &[("drift", "rack-a/1")]),
+    ("drifted", |e| e.machines[0].schedule_mismatch = Some("it says x".into()), &[("drift", "rack-a/1")]),
     (
         "one address",
         |e| e.machines[1].facts.provider_record.as_mut().unwrap().address = Some("192.0.2.1".into()),

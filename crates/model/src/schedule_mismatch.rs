@@ -1,8 +1,8 @@
-//! Schedule drift: does a stored schedule contradict the machine's facts?
+//! Schedule mismatch: does a stored schedule contradict the machine's facts? The issue `drift` reports it.
 //!
 //! Everything that changes a fact writes the schedule in the same transaction. So a row that contradicts the facts is a
-//! defect of ours: the sweeper repairs and counts it, and an issue reports it. A changed policy and newer rules are not
-//! drift: the sweeper recomputes all rows for them.
+//! defect of ours: the sweeper repairs and counts it, and an issue reports it. A changed policy and newer rules are no
+//! mismatch: the sweeper recomputes all rows for them.
 
 use crate::process::{Lane, Process};
 use crate::schedule::{DueWork, RULES_VERSION};
@@ -24,13 +24,13 @@ pub struct StoredDecision<'a> {
     pub policy_version: i64,
 }
 
-/// How a stored lane contradicts what its facts demand (`due`) under the same rules and the policy of `policy_version`,
-/// as the rest of a sentence; `None` where it does not.
+/// Describes how a stored lane contradicts what its facts demand (`due`) under the same rules and the policy of
+/// `policy_version`, as the rest of a sentence. Returns `None` if it does not.
 ///
-/// Moments are not compared. An earlier one on a timer row is how timers work. A later one was armed late, which is no
-/// drift as long as it comes due. A priority that an operator set for a time that has passed is no drift either.
+/// Times are not compared. A timer row comes due earlier by design. A row that was armed late is no mismatch as long as
+/// it comes due. A priority that an operator set for a time that has passed is no mismatch either.
 #[must_use]
-pub fn describe_drift(stored: &StoredDecision<'_>, due: &DueWork, policy_version: i64) -> Option<String> {
+pub fn describe_mismatch(stored: &StoredDecision<'_>, due: &DueWork, policy_version: i64) -> Option<String> {
     if stored.rules_version != i64::from(RULES_VERSION) || stored.policy_version != policy_version {
         return None;
     }
@@ -156,7 +156,7 @@ mod tests {
             ),
         ];
         for (name, stored, due, expected) in table {
-            assert_eq!(describe_drift(&stored, due, 7).as_deref(), expected, "{name}");
+            assert_eq!(describe_mismatch(&stored, due, 7).as_deref(), expected, "{name}");
         }
     }
 }
