@@ -8,11 +8,12 @@
 //!
 //! # How it works
 //!
-//! A start passes through these steps. A step that fails ends the program with an exit code, which says whether the
-//! caller made a mistake ([`failure::ExitFailure`]).
+//! [`program`] is the entry point of `shepherd`. A start passes through these steps. A step that fails ends the program
+//! with an exit code, which states whether the caller made a mistake ([`failure::ExitFailure`]).
 //!
-//! 1. [`flags`] parses the command line and the environment. [`configuration`] turns the keys of the TOML file into
-//!    arguments in front of them, so that there is one parser. [`provider_configuration`] has the providers of the file.
+//! 1. `command_line` parses the arguments. [`flags`] defines the flags and their environment variables.
+//!    [`configuration`] turns the keys of the TOML file into arguments in front of them, so that there is one parser.
+//!    [`provider_configuration`] has the providers of the file.
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
 //! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys. With `--check`,
 //!    [`check`] prints the plan, the version of the schema and what was found, and the program ends here.
@@ -45,6 +46,7 @@
 //! provider.
 
 pub mod check;
+mod command_line;
 pub mod configuration;
 pub mod database;
 pub mod demo;
@@ -54,6 +56,7 @@ pub mod listeners;
 pub mod logging;
 pub mod os_process;
 pub mod preflight;
+pub mod program;
 pub mod provider_configuration;
 pub mod run;
 pub mod running_service;
