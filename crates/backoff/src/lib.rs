@@ -128,11 +128,11 @@ mod tests {
             (plain(2.0), [100, 100, 200, 400, 800, 1600, 3200, 5000, 5000]),
             (plain(1.5), [100, 100, 150, 225, 337, 506, 759, 1139, 1708]),
             (plain(1.0), [100; 9]),
-            // Not a growing delay, so it stays as it is.
+            // A constant delay stays as it is.
             (plain(0.5), [100; 9]),
             (plain(f64::NAN), [100; 9]),
             (plain(f64::INFINITY), [100, 100, 5000, 5000, 5000, 5000, 5000, 5000, 5000]),
-            // The maximum is the longest delay, even of the first.
+            // The maximum also limits the first delay.
             (doubling(millis(100), millis(30)), [30; 9]),
         ] {
             for (failures, milliseconds) in (0..).zip(expected) {
@@ -163,7 +163,7 @@ mod tests {
             (1, 1.0, millis(500)),
             (50, 0.0, Duration::from_secs(30)),
             (50, 1.0, Duration::from_mins(1)),
-            // No part of 0..1.
+            // Outside of 0..1.
             (1, -1.0, millis(250)),
             (1, 7.0, millis(500)),
             (1, f64::NEG_INFINITY, millis(250)),

@@ -53,7 +53,7 @@ pub enum OwnerKeyError {
          one with that"
     )]
     InUse(PublicKey),
-    /// Without this key nobody could order anything any more.
+    /// Without this key nobody could give orders any more.
     #[error("key {0} is the last owner key: add another one first")]
     Last(PublicKey),
 }
@@ -91,8 +91,8 @@ pub fn validate_name(name: &str) -> Result<(), String> {
 }
 
 impl Cluster {
-    /// The cluster with one more owner key; `None` if it is an owner key already. `removed`: whether it was an owner
-    /// key once and was removed.
+    /// The cluster with one more owner key; `None` if it is an owner key already. `removed` states whether it was an
+    /// owner key once and was removed.
     pub fn with_owner_key(&self, key: PublicKey, removed: bool) -> Result<Option<Self>, OwnerKeyError> {
         if removed {
             return Err(OwnerKeyError::Removed(key));
@@ -200,7 +200,7 @@ mod tests {
         let two = keys(&[1, 2]);
         assert_eq!(two.with_owner_key(key(3), false), Ok(Some(keys(&[1, 2, 3]))));
         assert_eq!(two.with_owner_key(key(2), false), Ok(None));
-        // Whatever the record contains.
+        // The format decides, whatever the record contains.
         for byte in [2, 3] {
             assert_eq!(two.with_owner_key(key(byte), true), Err(OwnerKeyError::Removed(key(byte))));
         }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(two.without_owner_key(key(1), key(2)), Ok(keys(&[2])));
         assert_eq!(two.without_owner_key(key(9), key(2)), Ok(two.clone()), "it never was one");
         assert_eq!(two.without_owner_key(key(2), key(2)), Err(OwnerKeyError::InUse(key(2))));
-        // A person who has a certificate, but no key that may claim one.
+        // The caller has a certificate, but no key that may claim one.
         assert_eq!(keys(&[1]).without_owner_key(key(1), key(7)), Err(OwnerKeyError::Last(key(1))));
     }
 

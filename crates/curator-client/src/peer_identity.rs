@@ -413,8 +413,8 @@ mod tests {
             let mut changed = good.clone();
             changed[place] ^= 1;
             let peer = identify_at_start(&changed);
-            // The name of the algorithm is in the certificate twice, and only one of them is signed; either may be
-            // read.
+            // The certificate has the name of the algorithm twice, and only one of them is signed. A reader may use
+            // either.
             assert!(peer.is_err() || peer == identify_at_start(&good), "byte {place}: {peer:?}");
         }
     }

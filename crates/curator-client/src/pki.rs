@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(kept.anchor(), made.anchor());
         assert_eq!(kept.anchor().cluster, Uuid::from_bytes([1; 16]));
         assert_eq!(kept.anchor().validity, Validity { not_before: at(-1000), not_after: at(1_000_000) });
-        // The stored authority signs the same: nothing but the arguments counts.
+        // The stored authority signs the same certificate: only the arguments count.
         let issue = |authority: &Authority| {
             authority.issue_node_certificate(&public(7), serial(3), validity()).unwrap()
         };

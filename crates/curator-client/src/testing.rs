@@ -37,7 +37,7 @@ pub fn node_id(number: u8) -> NodeId {
     NodeId::from_key(&key(number))
 }
 
-/// So many seconds after the moment at which tests begin.
+/// This many seconds after the time at which tests begin.
 #[must_use]
 pub fn at(second: i64) -> Timestamp {
     Timestamp::from_timestamp(1_800_000_000 + second, 0).unwrap()

@@ -38,7 +38,7 @@ impl FromStr for TicketId {
     type Err = InvalidTicketId;
 
     fn from_str(text: &str) -> Result<Self, InvalidTicketId> {
-        // Repeat only a part of it: somebody may have given the secret for the id.
+        // Repeats only a part of it: the text may be the secret, given in place of the id.
         let refused = || InvalidTicketId(text.chars().take(8).collect());
         let mut id = [0; 8];
         hex::decode_to_slice(text, &mut id).map_err(|_| refused())?;

@@ -196,7 +196,7 @@ mod tests {
         Listing { records, revision }
     }
 
-    /// All changes that wait: `a=1`, `-a`, `|`.
+    /// All changes in the queue: `a=1`, `-a`, `|`.
     fn changes(cache: &mut WatchCache) -> String {
         let mut changes = Vec::new();
         while let Some(change) = cache.take() {
@@ -354,10 +354,10 @@ mod tests {
         assert_eq!(changes(&mut cache), "a=2 -b");
     }
 
-    /// One write of a history: which key, and its value, or none where it is deleted.
+    /// One write of a history: which key, and its value; `None` deletes it.
     type Write = (usize, Option<u8>);
 
-    /// The keys as they are after the first writes of a history. Revision 1 is the empty store's.
+    /// The keys after the first `writes` of a history. Revision 1 is that of the empty store.
     fn listing_after(history: &[Write], writes: usize) -> Listing {
         let mut records = BTreeMap::new();
         for ((key, value), revision) in history.iter().zip(2..).take(writes) {
@@ -375,13 +375,13 @@ mod tests {
     }
 
     proptest! {
-        /// Events arrive in order, some of them never; listings were made at any moment before they arrive. After a
-        /// last listing the reader knows the keys as they are, and took no value twice in a row.
+        /// Events arrive in order, and some never arrive. A listing was made at any time before it arrives. After a
+        /// last listing the reader has the current keys, and it took no value twice in a row.
         #[test]
         fn reader_ends_with_what_is_there(
             history in prop::collection::vec((0..3_usize, prop::option::of(0..3_u8)), 1..30),
             lost in prop::collection::vec(any::<bool>(), 30),
-            // After so many events a listing arrives that was made so many writes earlier or later.
+            // After this many events a listing arrives that was made this many writes earlier or later.
             listings in prop::collection::vec((0..30_usize, -5..5_isize), 0..6),
             taken in prop::collection::vec(any::<bool>(), 30),
         ) {

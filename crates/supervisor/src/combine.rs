@@ -1,8 +1,8 @@
 //! Combine the newest of several watch cells, and derive a value from every change (combine latest).
 //!
 //! The work of a part of a node mostly depends on more than one value: its roles *and* the connection to the curator.
-//! Each of them arrives at its own time. [`CombinedInputs`] collects the newest of each in one snapshot, in any order,
-//! and [`derive_value`] is the runnable that makes a value of every such snapshot by a pure function.
+//! Each value arrives at its own time. [`CombinedInputs`] collects the newest of each in one snapshot, in any order,
+//! and [`derive_value`] is the runnable that computes a value from every such snapshot by a pure function.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};

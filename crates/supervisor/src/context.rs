@@ -154,7 +154,7 @@ impl Starting {
 pub struct Healthy(Scope);
 
 impl Healthy {
-    /// Reports that the run is done. That holds once the result is returned; its children go on.
+    /// Reports that the run is done. The report takes effect when the result is returned. Its children go on.
     #[must_use]
     pub fn mark_done(self) -> Done {
         self.0.shared.mark_done(self.0.run);

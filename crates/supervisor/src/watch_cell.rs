@@ -78,7 +78,7 @@ impl<T: Clone + Send + Sync> Watcher<T> {
                 return value;
             }
             if self.receiver.changed().await.is_err() {
-                // Unreachable while the cell is held, just above.
+                // Unreachable while the cell is alive, as it is here.
                 std::future::pending::<()>().await;
             }
             // The wait consumed the change; nothing is awaited before the value is read.

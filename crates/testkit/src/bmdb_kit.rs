@@ -1,9 +1,9 @@
-//! What the tests of the engine stand on: a fleet in a database, shepherds without loops, and a way
-//! to make two of them meet.
+//! The fixture of the engine's tests: a fleet in a database, shepherds without loops, and locks that make two of them
+//! meet.
 //!
-//! A race is made to happen by holding a lock on a connection of the test's own, waiting until the
-//! server says that the other side waits for it, and only then going on. Nothing here sleeps to be
-//! right; what polls, polls for a condition and gives up after a deadline far beyond the expected.
+//! A test forces a race: it holds a lock on a connection of its own, waits until the server reports that the other side
+//! waits for the lock, and only then continues. No test relies on a pause. What polls, polls for a condition, and gives
+//! up after a deadline far beyond the expected time.
 
 use std::time::{Duration, Instant};
 
@@ -28,25 +28,25 @@ use uuid::Uuid;
 
 use crate::postgres::TestDatabase;
 
-/// How long a condition may take on a busy host before the test is red.
+/// How long a condition may take on a busy host before the test fails.
 pub const PATIENCE: Duration = Duration::from_mins(5);
-/// An interval of sessions that no test outlives by accident.
+/// An interval of sessions that is longer than any test.
 pub const LONG: Duration = Duration::from_mins(2);
-/// One for tests that wait for a renewal or for the end of a session, and that no busy host lets run out.
+/// An interval for tests that wait for a renewal or for the end of a session. A busy host can keep it.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// A database with the first rows, and an engine to look at it with.
+/// A database with its first rows, and a handle of the engine to inspect it.
 pub struct Kit {
-    /// The database, which goes with the kit.
+    /// The database, which is dropped with the kit.
     pub database: TestDatabase,
-    /// A process that uses it as ours do, without loops.
+    /// A process that uses the database as shepherds do, without loops.
     pub bmdb: Bmdb,
-    /// Connections for what the test itself reads and prepares.
+    /// Connections for the statements of the test itself.
     pub pool: PgPool,
 }
 
 impl Kit {
-    /// A database of its own, with all migrations.
+    /// Creates a kit with a database of its own and all migrations.
     pub async fn new(test_name: &str) -> anyhow::Result<Self> {
         let database = TestDatabase::create(test_name).await?;
         let bmdb = Bmdb::connect(settings(&database, "kit", 4)?).await?;
@@ -62,21 +62,21 @@ impl Kit {
         self.database.dialect() == Dialect::Cockroachdb
     }
 
-    /// A connection of the test's own, outside any pool, for transactions that stay open.
+    /// A connection for the test alone, outside any pool, for transactions that stay open.
     pub async fn connection(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
         Ok(options.application_name("by hand").connect().await?)
     }
 
-    /// The same at READ COMMITTED whatever the mode: a person's locks are no part of what is tried, and must not
-    /// fail because of what the engine changes at that moment.
+    /// The same at READ COMMITTED whatever the mode: the locks of a test are not what is tested, and must not fail
+    /// because of what the engine changes at that time.
     pub async fn by_hand(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(options.application_name("by hand").connect().await?)
     }
 
-    /// Adds machines of a provider that nobody has touched, scheduled by the engine.
+    /// Adds machines of a provider that no loop has worked on. The engine schedules them.
     pub async fn provided(&self, count: i64, provider: &str) -> anyhow::Result<Vec<MachineId>> {
         let ids: Vec<Uuid> = sqlx::query_scalar(
             "WITH m AS (INSERT INTO machine (machine_id, created_at)
@@ -102,8 +102,8 @@ impl Kit {
         Ok(ids.into_iter().map(MachineId).collect())
     }
 
-    /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that has
-    /// been there all the while. Nobody has noticed yet: the timers are due.
+    /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that existed
+    /// all that time. No sweep has noticed yet: the timers are due.
     pub async fn fall_silent(&self) -> anyhow::Result<()> {
         sqlx::raw_sql(
             "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
@@ -119,7 +119,7 @@ impl Kit {
         Ok(())
     }
 
-    /// As [`Kit::fall_silent`], and it was noticed.
+    /// As [`Kit::fall_silent`], after the silence was noticed.
     pub async fn silent(&self) -> anyhow::Result<()> {
         self.fall_silent().await?;
         self.sweep().await?;
@@ -167,7 +167,7 @@ impl Kit {
         .await
     }
 
-    /// Waits until a statement that ends with these words waits for a lock.
+    /// Waits until a statement that ends with this text waits for a lock.
     pub async fn until_blocked_in(&self, ending: &str) -> anyhow::Result<()> {
         until(&format!("a statement ending with {ending} waits for a lock"), async || {
             let waiting: i64 = sqlx::query_scalar(
@@ -183,7 +183,7 @@ impl Kit {
         .await
     }
 
-    /// Lets a session's deadline pass without waiting for it.
+    /// Moves a session's deadline into the past.
     pub async fn overdue(&self, session: &Session) -> anyhow::Result<()> {
         sqlx::query(
             "UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 second' WHERE session_id = $1",
@@ -222,7 +222,7 @@ pub fn settings(
     Ok(settings)
 }
 
-/// A hold on everything, without end.
+/// A hold on everything, without an end.
 #[must_use]
 pub fn hold(reason: &str) -> FactChange {
     FactChange::HoldSet(Hold {
@@ -233,29 +233,29 @@ pub fn hold(reason: &str) -> FactChange {
     })
 }
 
-/// A call for a person, after which nothing is due.
+/// A call for a person. Nothing is due after it.
 #[must_use]
 pub fn needs_human(reason: &str) -> FactChange {
     FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: reason.into() }
 }
 
-/// One process's share of the engine, without any loop.
+/// The engine as one process uses it, without any loop.
 pub struct Shepherd {
     /// Its handle on the database.
     pub bmdb: Bmdb,
-    /// Its sessions, which are renewed.
+    /// Its sessions, whose leases are renewed.
     pub sessions: Sessions,
     stop: CancellationToken,
     keeper: JoinHandle<()>,
 }
 
 impl Shepherd {
-    /// One that uses the database of a kit, with this interval of renewals.
+    /// Starts one that uses the database of a kit, with this interval of renewals.
     pub async fn start(kit: &Kit, application: &str, interval: Duration) -> anyhow::Result<Self> {
         Self::with(settings(&kit.database, application, 6)?, interval).await
     }
 
-    /// One with settings of its own.
+    /// Starts one with its own settings.
     pub async fn with(settings: ConnectionSettings, interval: Duration) -> anyhow::Result<Self> {
         let bmdb = Bmdb::connect(settings).await?;
         bmdb.read_policy().await?;
@@ -265,10 +265,10 @@ impl Shepherd {
         Ok(Self { bmdb, sessions, stop, keeper })
     }
 
-    /// Lets the server be as patient as the engine is, which waits for an answer for longer: a host that is away
-    /// for some seconds is no part of what is tried.
+    /// Makes the server wait as long as the engine does, which waits longer for a response. Tests do not cover a host
+    /// that stops for some seconds.
     pub async fn patient(self) -> anyhow::Result<Self> {
-        // All that the pool may have, at once, so that each is one of its own.
+        // All connections that the pool may have, at once, so that each is a different one.
         let mut connections = Vec::new();
         for _ in 0..self.bmdb.settings().max_connections {
             let mut connection = self.bmdb.pool().acquire().await?;
@@ -311,7 +311,7 @@ impl Shepherd {
     }
 }
 
-/// What a claim comes back with once it has looked everywhere, if it must.
+/// Claims until every provider was examined, and returns the result.
 pub async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<Claimed> {
     loop {
         match claimer.claim(std::slice::from_ref(session)).await? {
@@ -321,7 +321,7 @@ pub async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<
     }
 }
 
-/// Polls until a condition holds; red with its name when it does not within [`PATIENCE`].
+/// Polls until a condition holds. Fails with its name if it does not within [`PATIENCE`].
 pub async fn until(
     what: &str,
     mut condition: impl AsyncFnMut() -> anyhow::Result<bool>,
@@ -334,7 +334,7 @@ pub async fn until(
     Ok(())
 }
 
-/// Waits for a task with a deadline, so that a deadlock is a red test and not a hanging one.
+/// Waits for a task with a deadline, so that a deadlock fails the test instead of blocking it.
 pub async fn ended<T>(what: &str, task: JoinHandle<T>) -> anyhow::Result<T> {
     tokio::time::timeout(PATIENCE, task)
         .await

@@ -1,16 +1,16 @@
-//! Programs that a test starts, and that end with the test process, however that ends.
+//! Child processes of a test, which end with the test process, however that ends.
 //!
-//! A test process that is killed outright runs no destructor, and what it started would run on: a
-//! shepherd against a database that is gone, a simulator on its ports. Each child therefore has a
-//! watcher, a small shell that holds the other end of a pipe from us and kills its child when the pipe
-//! ends, even one that is stopped. `private_postgres` of `bmdb` says why a pipe and not the kernel's
-//! parent-death signal: that one fires when the *thread* that forked ends, and each test is a thread.
+//! A test process that is killed runs no destructor, and its children would go on: a shepherd without its database, a
+//! simulator on its ports. So each child has a watcher, a small shell that holds the other end of a pipe from the test
+//! process. When the pipe ends, it kills its child, even a stopped one. `private_postgres` of `bmdb` explains why this
+//! is a pipe and not the kernel's parent-death signal: that signal is sent when the *thread* that forked ends, and each
+//! test is a thread.
 //!
-//! What a program of ours detaches on purpose, as the role server does, is no child of anybody. It is
-//! found by a directory that is the test's alone: see [`Detached`].
+//! A program that our programs detach on purpose, as the role server does, has no parent. It is found by a directory
+//! that belongs to one test: see [`Detached`].
 //!
-//! The child keeps the process id that [`Child::id`] tells, because the shell in front of it becomes
-//! the program. Its standard input is empty: what is piped to it is our hold on it.
+//! The child has the process id that [`Child::id`] returns, because the shell in front of it becomes the program. Its
+//! standard input is empty: the pipe to it belongs to the watcher.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -30,10 +30,10 @@ const WATCHER: &str = include_str!("watcher.sh");
 const DETACHED: &str = include_str!("detached.sh");
 /// The name under which a watcher runs.
 const WATCHER_NAME: &str = "test-watcher";
-/// The name of what becomes the program once it has a watcher.
+/// The name of the shell that becomes the program as soon as its watcher runs.
 const GUARDED_NAME: &str = "test-guarded";
 
-/// A program to start with a watcher. The caller keeps its standard input open for as long as the program shall live:
+/// A program to start with a watcher. The caller keeps its standard input open for as long as the program must live:
 /// [`Command::output`] and [`Child::wait`] do not, and [`Program`] does.
 ///
 /// Its search path leads to the etcd that the tests use.
@@ -48,14 +48,15 @@ pub fn guarded(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The same as arguments of `/bin/sh`, for a command that is prepared otherwise; the program's own follow.
+/// The same as arguments of `/bin/sh`, for a command that is prepared in another way. The program's own arguments
+/// follow.
 #[must_use]
 pub fn shell_arguments(program: impl AsRef<OsStr>) -> Vec<OsString> {
     let program = program.as_ref().to_owned();
     vec!["-c".into(), code(GUARDED), GUARDED_NAME.into(), code(WATCHER), program]
 }
 
-/// A script as a process list should show it.
+/// A script in the form that a process list shows.
 fn code(script: &str) -> OsString {
     let code = script.lines().filter(|line| !line.trim_start().starts_with('#'));
     code.collect::<Vec<_>>().join("\n").into()
@@ -67,8 +68,8 @@ pub fn is_watcher(pid: u32) -> bool {
     command_line(pid).contains(&format!("\0{WATCHER_NAME}\0"))
 }
 
-/// Whether a guarded process is past the shell in front of it. In the middle of becoming another
-/// program, a process has no command line at all.
+/// Whether a guarded process has become its program. While a process becomes another program, it has no command line at
+/// all.
 fn has_become_the_program(pid: u32) -> bool {
     let line = command_line(pid);
     !line.is_empty() && !line.contains(&format!("\0{GUARDED_NAME}\0"))
@@ -78,14 +79,14 @@ fn command_line(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-/// Ends what names a directory of this test and is nobody's child, if the test process dies. A test that
-/// ends in order ends them itself.
+/// Ends processes without a parent that name a directory of this test, if the test process dies. A test that ends in
+/// order ends them itself.
 pub struct Detached {
     watcher: Child,
 }
 
 impl Detached {
-    /// Watches over every process that gets this path as an argument.
+    /// Watches every process that has this path as an argument.
     pub fn naming(directory: &Path) -> Result<Self> {
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(code(DETACHED)).arg("test-detached").env("DIRECTORY", directory);
@@ -96,7 +97,7 @@ impl Detached {
 
 impl Drop for Detached {
     fn drop(&mut self) {
-        // Before its input ends: there is nothing for it to do any more.
+        // It is killed before its input ends, because nothing is left for it to do.
         let _ = self.watcher.kill();
         let _ = self.watcher.wait();
     }
@@ -112,10 +113,10 @@ impl Program {
     /// Starts what [`guarded`] made.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let mut child = command.spawn()?;
-        // Taken, because waiting for a child closes the end that it still owns.
+        // Taken out, because waiting for a child closes the end that it still owns.
         let hold = child.stdin.take().context("no hold on it: was it made by `guarded`?")?;
         let mut program = Self { child, _hold: hold };
-        // A signal that stops the shell before it has made the watcher would leave it without one.
+        // A signal that stops the shell before it has started the watcher would leave the program without one.
         while program.ended()?.is_none() && !has_become_the_program(program.pid()) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -133,7 +134,7 @@ impl Program {
         self.child.id()
     }
 
-    /// What it was given pipes for.
+    /// The child, with the pipes that its command has.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -150,12 +151,12 @@ impl Program {
         Ok(())
     }
 
-    /// Whether it has ended by itself, and how.
+    /// The exit status of the child; `None` while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Asks it to stop, and waits for its exit.
+    /// Sends SIGTERM, and waits for its exit.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         let deadline = Instant::now() + PATIENCE;
@@ -171,7 +172,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both calls fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

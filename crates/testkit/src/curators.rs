@@ -112,25 +112,25 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// One with a new key.
+    /// Generates a new key.
     pub fn new() -> Result<Self> {
         let identity = Identity::generate()?;
         let key = PublicKey(identity.public_key());
         Ok(Self { identity, key, id: NodeId::from_key(&key) })
     }
 
-    /// With the certificate that this key signed for itself.
+    /// The key with the certificate that it signed for itself.
     pub fn itself(&self) -> Result<Arc<CertifiedKey>> {
         Ok(certified_key(self.identity.certificate_der(), self.identity.pkcs8())?)
     }
 
-    /// With a certificate that somebody gave it.
+    /// The key with a certificate that another key signed.
     pub fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
         Ok(certified_key(certificate, self.identity.pkcs8())?)
     }
 }
 
-/// How a test wants its curators.
+/// The options of a cluster of curators.
 pub struct ClusterOptions {
     /// The number of curators.
     pub size: usize,
@@ -146,8 +146,8 @@ impl Default for ClusterOptions {
     fn default() -> Self {
         Self {
             size: 1,
-            // A host that is busy with other tests may stand still for some seconds, and a leader that loses its lease
-            // ends all that hangs on it.
+            // A host that is busy with other tests may stop for some seconds, and a leader that loses its lease ends
+            // everything that depends on it.
             ttl: Duration::from_mins(1),
             sync_interval: Duration::from_millis(200),
             deadline: Duration::from_secs(30),
@@ -155,7 +155,7 @@ impl Default for ClusterOptions {
     }
 }
 
-/// Curators, each beside its own etcd. They end with it.
+/// Curators, each beside its own etcd. They end with this value.
 pub struct Cluster {
     running: Vec<Option<Running>>,
     /// The nodes that the curators run on.
@@ -183,7 +183,7 @@ struct Running {
 }
 
 impl Cluster {
-    /// One curator, which leads.
+    /// Starts one curator, which leads.
     pub async fn start() -> Result<Self> {
         let cluster = Self::start_with(ClusterOptions::default()).await?;
         cluster.until_one_leads(None).await?;
@@ -203,7 +203,7 @@ impl Cluster {
         let key = authority_record_key()?;
         let authority = decode_authority(&key, &client.get(&key).await?.context("authority")?.value)?;
         let mut certificates = vec![founded.certificate];
-        // The others have come in ways that other tests are about.
+        // Other tests cover the ways in which nodes join.
         for node in &nodes[1..] {
             let record = Node::new(node.key, NodeState::Up, time.now());
             client.put_unguarded(&Node::etcd_key(&node.id)?, &record.encode()?).await?;
@@ -218,7 +218,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the curator of a node, on another port than before; its node says where.
+    /// Starts the curator of a node, on another port than before. The node's status has the new port.
     pub async fn run(&mut self, number: usize) -> Result<()> {
         let node = &self.nodes[number];
         let client = self.client_of(number);
@@ -248,7 +248,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Stops a curator as its role server would, and says what it ended with.
+    /// Stops a curator as its role server does, and returns its result.
     pub async fn stop(&mut self, number: usize) -> Result<()> {
         let mut running = self.running[number].take().context("it does not run")?;
         running.cancel.cancel();
@@ -256,7 +256,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends a curator as a crash does: nothing is given back.
+    /// Ends a curator as a crash does: it releases nothing.
     pub fn kill(&mut self, number: usize) {
         self.running[number] = None;
     }
@@ -297,7 +297,7 @@ impl Cluster {
         self.channel(0, Some(self.owner.with(&claimed.certificate)?))
     }
 
-    /// Waits until one of the curators that run leads, other than the one that is left out: which.
+    /// Waits until one of the running curators leads, except the one that is left out. Returns its number.
     pub async fn until_one_leads(&self, left_out: Option<usize>) -> Result<usize> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -311,7 +311,7 @@ impl Cluster {
         }
     }
 
-    /// Whether a curator serves as the leader: it then refuses this call for want of a certificate alone.
+    /// Whether a curator serves as the leader: then it rejects this call only because there is no certificate.
     async fn leads(&self, number: usize) -> Result<bool> {
         let mut management = ManagementClient::new(self.channel(number, None)?);
         let asking = management.get_cluster(wire::GetClusterRequest {});
@@ -322,7 +322,7 @@ impl Cluster {
         }
     }
 
-    /// Takes a machine in as a node, with all that this takes; its certificate.
+    /// Adds a machine as a node, in all steps, and returns its certificate.
     pub async fn take_in(&self, node: &Holder) -> Result<Vec<u8>> {
         let owner = self.as_owner().await?;
         let ticket = ticket(owner.clone(), Some(1)).await?;
@@ -337,7 +337,7 @@ impl Cluster {
     }
 }
 
-/// What a test's cluster is founded with.
+/// The bootstrap of a test's cluster.
 pub fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<BootstrapRequest> {
     Ok(BootstrapRequest {
         authority: Arc::new(create_authority(id, now)?),
@@ -364,7 +364,7 @@ pub async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
     Ok(TicketsClient::new(owner).create(request).await?.into_inner().secret)
 }
 
-/// What a node says of itself whose curator listens there.
+/// The status that a node reports whose curator listens there.
 #[must_use]
 pub fn status(address: SocketAddr) -> wire::NodeStatus {
     wire::NodeStatus {
@@ -381,7 +381,7 @@ pub fn peer_url_of(address: &str) -> Result<String> {
     Ok(peer_url(address.parse()?))
 }
 
-/// What a call was refused with.
+/// The status with which a call was rejected.
 pub fn refusal<T: std::fmt::Debug>(answer: Result<tonic::Response<T>, Status>) -> Result<(Code, String)> {
     match answer {
         Ok(answer) => bail!("it was let through: {:?}", answer.into_inner()),
@@ -389,8 +389,8 @@ pub fn refusal<T: std::fmt::Debug>(answer: Result<tonic::Response<T>, Status>) -
     }
 }
 
-/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and no longer
-/// is. The second case is always possible: a leadership may end between the answer to `Leader/Watch` and the call.
+/// Whether a repetition may find a leader: the curator knows of none, or was the leader until a moment ago. The second
+/// case is always possible, because a leadership may end between the response to `Leader/Watch` and the call.
 #[must_use]
 pub fn found_no_leader(status: &Status) -> bool {
     match status.code() {

@@ -65,7 +65,7 @@ pub fn full_name(package: &str, test: &str) -> String {
     package.strip_prefix("shepherd-").map_or_else(|| test.to_owned(), |name| format!("{name}/{test}"))
 }
 
-/// What the lists state about a test, by the longest entry that names it; `None` if no entry does.
+/// The group that the lists give to a test, by the longest entry that names it; `None` if no entry does.
 #[must_use]
 pub fn listed(test: &str) -> Option<Listed> {
     let found = entries().into_iter().filter(|(entry, _)| names(entry, test));

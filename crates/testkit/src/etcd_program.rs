@@ -1,8 +1,8 @@
-//! Which etcd the tests use.
+//! Finds the etcd program that tests use.
 //!
 //! In this order: the program that `SHEPHERD_TEST_ETCD` names; the version of `tools/lib/kubernetes-versions.sh` in the
-//! cache of this user; `etcd` where programs are looked for. Every test that starts an etcd asks here. A role server of a
-//! test looks for `etcd` itself, so that each child of a test gets a search path that leads to the same one.
+//! cache of this user; `etcd` in the search path. Every test that starts an etcd uses this module. A role server of a
+//! test looks for `etcd` itself, so each child of a test gets a search path that leads to the same program.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 
 use crate::source;
 
-/// Names the program etcd that the tests use.
+/// The variable that names the program.
 pub const VARIABLE: &str = "SHEPHERD_TEST_ETCD";
 
 static CHOSEN: LazyLock<Result<PathBuf, String>> =
@@ -23,11 +23,11 @@ pub fn etcd_program() -> Result<PathBuf> {
     CHOSEN.clone().map_err(|error| anyhow!(error))
 }
 
-/// The search path by which a child finds the same etcd; none where it finds that one anyway, or where there is none.
+/// The search path by which a child finds the same etcd; `None` if it finds that one anyway, or if none exists.
 ///
 /// # Panics
 ///
-/// A program that was named and does not exist fails the test at once: another one must not be used in its place.
+/// Panics if a program was named and does not exist: another one must not be used in its place.
 #[must_use]
 pub fn search_path() -> Option<OsString> {
     let own = std::env::var_os("PATH").unwrap_or_default();
@@ -47,12 +47,12 @@ pub fn pinned_version() -> Result<String> {
     Ok(version.context("tools/lib/kubernetes-versions.sh has no line ETCD_VERSION=…")?.trim().to_owned())
 }
 
-/// Where an etcd may be.
+/// The places where an etcd may be.
 #[derive(Clone, Debug, Default)]
 struct Candidates {
-    /// What the variable names.
+    /// The program that the variable names.
     named: Option<PathBuf>,
-    /// In the cache of this user, where there is one.
+    /// The program in the cache of this user, if there is one.
     cached: Option<PathBuf>,
     /// The directories of the search path.
     path: OsString,

@@ -1,8 +1,8 @@
-//! Real etcd servers: clusters of one or more members on this host, each test's own.
+//! Real etcd servers: clusters of one or more members on this host, one per test.
 //!
-//! Members listen on UNIX sockets in a directory of the test's that only we can enter, for each other and for clients:
-//! no port is taken, and none can be taken from us. (etcd wants `host:port` after `unix://` and takes all of it as the
-//! socket's name, relative to where it runs.) What they write is not fsynced: a test's power does not fail.
+//! Members listen on UNIX sockets in a directory that only this user can enter, for each other and for clients. So no
+//! test needs a port. (etcd requires `host:port` after `unix://` and takes all of it as the socket's name, relative to
+//! its working directory.) Writes are not fsynced, because no test cuts the power.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,12 +20,12 @@ use crate::aloud::assertions_aloud;
 use crate::child::{Program, guarded};
 use crate::etcd_program::etcd_program;
 
-/// How long anything may take before a test gives up on it.
+/// The deadline of every wait.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A cluster whose members end with it.
+/// A cluster whose members end with this value.
 pub struct Cluster {
-    /// Before the directory, so that none writes there while it is removed.
+    /// Dropped before the directory, so that no member writes there while it is removed.
     members: Vec<Member>,
     directory: tempfile::TempDir,
     namespace: Namespace,
@@ -37,7 +37,7 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until it answers.
+    /// Starts a cluster and waits until it responds.
     pub async fn start(size: usize) -> Result<Self> {
         Self::start_named((0..size).map(|number| format!("m{number}")).collect()).await
     }
@@ -47,7 +47,7 @@ impl Cluster {
         assertions_aloud();
         let size = names.len();
         let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
-        // Only we can enter it: `tempdir` makes it so.
+        // `tempdir` makes a directory that only its owner can enter.
         let mut cluster =
             Self { members: Vec::new(), directory: tempfile::tempdir()?, namespace: Namespace::new("test")? };
         for name in names {
@@ -101,7 +101,7 @@ impl Cluster {
     #[must_use]
     pub fn client_of(&self, members: &[usize]) -> Client {
         let endpoints = members.iter().map(|member| self.endpoint(*member)).collect();
-        // A host that runs hundreds of tests is slow; tests of silence set a deadline of their own.
+        // A host that runs hundreds of tests is slow. Tests of silence set their own deadline.
         Client::new(endpoints, self.namespace.clone()).with_deadline(Duration::from_secs(30))
     }
 
@@ -111,11 +111,11 @@ impl Cluster {
         self.client_of(&[0])
     }
 
-    /// Stops a member as `SIGSTOP` does: it holds its connections and says nothing.
+    /// Stops a member as `SIGSTOP` does: it keeps its connections and sends nothing.
     pub fn silence(&self, member: usize) -> Result<()> {
         let program = self.program(member)?;
         program.signal(Signal::STOP)?;
-        // The signal is sent when this returns, and threads that run on another processor go on for a moment.
+        // The signal is sent when this returns, but threads on other processors continue for a moment.
         let end = Instant::now() + PATIENCE;
         while !every_thread_is_stopped(program.pid())? {
             ensure!(Instant::now() < end, "it does not stop");
@@ -124,7 +124,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Continues a member that [`Self::silence`] stopped.
     pub fn let_speak(&self, member: usize) -> Result<()> {
         self.program(member)?.signal(Signal::CONT)
     }
@@ -134,7 +134,7 @@ impl Cluster {
         self.members[member].program.take().context("it does not run")?.kill()
     }
 
-    /// Starts a member again that was killed, with what it has on its disk. Does not wait until it answers.
+    /// Starts a killed member again, with the data on its disk. Does not wait until it responds.
     pub fn restart(&mut self, member: usize) -> Result<()> {
         let name = &self.members[member].name;
         // A killed etcd leaves its socket behind, and etcd does not listen on an existing one.
@@ -153,7 +153,7 @@ impl Cluster {
         Ok(self.members.len() - 1)
     }
 
-    /// What a member counts under this name, all labels together.
+    /// The value of a member's metric, summed over all labels.
     pub async fn metric(&self, member: usize, name: &str) -> Result<f64> {
         let mut stream = UnixStream::connect(self.path(&socket_name(&self.members[member].name))).await?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
@@ -172,7 +172,7 @@ impl Cluster {
         self.members[member].program.as_ref().context("it does not run")
     }
 
-    /// Waits until a member answers what needs a quorum.
+    /// Waits until a member responds to a request that needs a quorum.
     pub async fn wait_until_it_answers(&mut self, member: usize) -> Result<()> {
         let client = self.client_of(&[member]).with_deadline(Duration::from_secs(3));
         let end = Instant::now() + PATIENCE;
@@ -193,7 +193,7 @@ impl Cluster {
 
 fn every_thread_is_stopped(pid: u32) -> Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that has ended meanwhile does nothing either.
+        // A thread that has ended meanwhile does nothing either.
         let Ok(stat) = std::fs::read_to_string(thread?.path().join("stat")) else { continue };
         let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
         if !state.is_some_and(|state| state.starts_with('T')) {
@@ -203,7 +203,7 @@ fn every_thread_is_stopped(pid: u32) -> Result<bool> {
     Ok(true)
 }
 
-/// Where a member listens for others.
+/// The URL at which a member listens for other members.
 #[must_use]
 pub fn peer_url(name: &str) -> String {
     format!("unix://{name}-peer:1")
@@ -213,7 +213,7 @@ fn socket_name(member: &str) -> String {
     format!("{member}-client:1")
 }
 
-/// Waits until this is so.
+/// Waits until the condition holds.
 pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !condition().await? {
@@ -223,7 +223,7 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>)
     Ok(())
 }
 
-/// Waits for this for as long as anything may take.
+/// Waits for this work until the deadline.
 pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T> {
     tokio::time::timeout(PATIENCE, work).await.with_context(|| format!("waited in vain for {what}"))
 }

@@ -1,7 +1,7 @@
-//! How much memory something takes.
+//! Measures how much memory a piece of code uses.
 //!
-//! The allocator of the test program counts what each thread has and had at most. That is how a test
-//! sees that a few bytes from outside cannot be made into many.
+//! The allocator of the test program counts the bytes that each thread has now, and the most that it had. That is how a
+//! test proves that a few bytes from outside cannot expand into many.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,7 +12,7 @@ struct Metered;
 static METERED: Metered = Metered;
 
 thread_local! {
-    // Without destructors, so that they can be used while a thread ends.
+    // They have no destructor, so they can be used while a thread ends.
     static NOW: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -23,7 +23,7 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(now));
 }
 
-// SAFETY: every call is handed on to the system's allocator as it came; counting allocates nothing.
+// SAFETY: every call is passed on to the system's allocator unchanged; counting allocates nothing.
 unsafe impl GlobalAlloc for Metered {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for Metered {
     }
 }
 
-/// What `work` returns, and the most bytes that it held on this thread at one time.
+/// The result of `work`, and the most bytes that this thread had allocated at one time.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);

@@ -1,9 +1,9 @@
-//! Ports of the loopback address that stay a test's own while nothing listens on them.
+//! Ports of the loopback address that a test owns while nothing listens on them.
 //!
-//! A port that was bound and given back may be anybody's a moment later: another test's server, or the near
-//! end of some connection. So each is held by a socket that is bound and never listens: the system gives it to
-//! nobody else and refuses connections to it, and a server that sets `SO_REUSEADDR`, as all of ours do, can come
-//! and go. They are held until the run ends.
+//! A port that was bound and released may belong to another program a moment later: to another test's server, or to the
+//! near end of a connection. So each port is held by a socket that is bound and never listens. The system gives the
+//! port to no other program and refuses connections to it. A server that sets `SO_REUSEADDR`, as all of ours do, can
+//! start and stop there. Ports are held until the run ends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
@@ -21,8 +21,7 @@ pub fn reserved() -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// Keeps a port, or any for 0, from everybody but servers that come and go there. It can begin only while nobody
-/// listens on it.
+/// Reserves a port, or any port for 0, for servers that start and stop there. Fails while a program listens on it.
 pub fn reserve_port(port: u16) -> Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;

@@ -5,9 +5,8 @@
 //! `bmdb::connection::private_postgres`. The first test also makes the template with the test clock and all migrations,
 //! unless an earlier process of the same run has made it, and every test gets a copy (about 30 ms).
 //!
-//! A thread of its own, the keeper, makes and drops the databases one after the other. PostgreSQL
-//! wants nobody connected to a template while it is copied, and each test has an async runtime that
-//! ends with it, so no connection can be shared between tests.
+//! One thread makes and drops the databases one after the other. PostgreSQL forbids connections to a template while it
+//! is copied, and each test has an async runtime that ends with it, so tests cannot share a connection.
 
 use std::sync::{LazyLock, mpsc};
 use std::thread;
@@ -28,14 +27,14 @@ use tokio::sync::oneshot;
 use crate::aloud::assertions_aloud;
 use crate::dialect;
 
-/// How many connections each test that runs beside others may count on.
+/// The number of connections that each test may use.
 const CONNECTIONS_PER_TEST: usize = 60;
-/// By the number of connections the server measures the room for what SERIALIZABLE transactions have read, which it
-/// keeps for as long as any of them is open, in whatever database. Without room it fails transactions of one test
-/// for what it has forgotten of others, and goes on failing them until the oldest has ended.
+/// The server sizes the memory for predicate locks of SERIALIZABLE transactions by its number of connections, and keeps
+/// these locks for as long as any of the transactions is open, in any database. Without enough memory it fails
+/// transactions of one test because it summarized the locks of another, until the oldest transaction has ended.
 const ROOM: usize = 4;
 const TEMPLATE: &str = "shepherd_template";
-/// The address of the server that a run shares.
+/// The variable with the address of the server that a run shares.
 const SHARED: &str = "SHEPHERD_TEST_POSTGRES";
 
 static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
@@ -47,7 +46,7 @@ enum Request {
 
 /// The server of this run.
 enum Server {
-    /// Started by this process, and ends with it.
+    /// Started by this process. It ends with this process.
     Own(PrivatePostgres),
     /// Shared by several processes: the address of its maintenance database.
     Shared(String),
@@ -89,8 +88,7 @@ impl TestDatabase {
         Ok(Self { name, url, dialect, server: urls.server })
     }
 
-    /// The address, which carries the run's dialect and the test clock with it: any process that
-    /// connects with it, in this one or a child, has both.
+    /// The address, with the run's dialect and the test clock in it: any process that connects with it has both.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -102,7 +100,7 @@ impl TestDatabase {
         self.dialect
     }
 
-    /// The address of the server's maintenance database, for tests that look at the server.
+    /// The address of the server's maintenance database, for tests that inspect the server.
     #[must_use]
     pub fn server_url(&self) -> &str {
         &self.server
@@ -118,16 +116,16 @@ impl TestDatabase {
         Ok(bmdb)
     }
 
-    /// A pool for a test's own looking and preparing. It ends with the test's runtime.
+    /// A pool for the statements of the test itself. It ends with the test's runtime.
     ///
-    /// What prepares must not fail because of what the engine does at that moment, whatever the dialect.
+    /// Its statements must not fail because of what the engine does at that time, whatever the dialect.
     pub async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(PgPoolOptions::new().max_connections(10).connect_with(options).await?)
     }
 
-    /// Moves the database's clock forward for everyone connected to it.
+    /// Moves the database's clock forward for all connections.
     pub async fn advance(&self, by: Duration) -> anyhow::Result<()> {
         let options: PgConnectOptions = self.url.parse()?;
         let mut connection = options.connect().await?;
@@ -144,7 +142,7 @@ impl TestDatabase {
 }
 
 impl Drop for TestDatabase {
-    /// Fails the test when something it ran sent a statement that the dialect does without.
+    /// Fails the test if one of its statements is one that the dialect must not send.
     fn drop(&mut self) {
         let (answer, answered) = mpsc::channel();
         let sent = clone_request_sender()
@@ -197,11 +195,11 @@ async fn serve(server: &Server, request: Request) {
             let statement = format!("CREATE DATABASE \"{name}\" TEMPLATE {TEMPLATE}");
             let created = administer(server, statement).await;
             let urls = created.map(|()| Urls { plain: server.url(&name), server: server.url("postgres") });
-            // Nobody listens when the test was given up meanwhile; the server's end tidies up.
+            // Nobody receives it if the test was given up meanwhile. The end of the server removes the database.
             let _ = answer.send(urls);
         }
         Request::Drop { name, answer } => {
-            // Somebody listens, unless the process is ending.
+            // Somebody receives it, unless the process is ending.
             let _ = answer.send(sent_statements(server, &name).await);
             let statement = format!("DROP DATABASE \"{name}\" WITH (FORCE)");
             if let Err(error) = administer(server, statement).await {
@@ -231,18 +229,18 @@ async fn prepare() -> anyhow::Result<Server> {
     if has_template(&server).await? {
         return Ok(server);
     }
-    // Under another name until it is whole: a process that ended in the middle leaves no half of it.
+    // The template has another name until it is complete, so a process that is killed leaves no half of it.
     let unfinished = format!("{TEMPLATE}_unfinished");
     administer(&server, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await?;
     administer(&server, format!("CREATE DATABASE {unfinished}")).await?;
-    // `public` first, so that tables are made there; what the migrations bind for good (defaults,
-    // views) then still finds the test clock before PostgreSQL's own.
+    // `public` comes first, so that tables are created there. Names that the migrations resolve for good (defaults,
+    // views) still find the test clock before PostgreSQL's own.
     let mut settings = ConnectionSettings::from_url(&server.url(&unfinished), "shepherd tests")?;
     settings.search_path = Some("public, shim, pg_catalog".to_owned());
     let template = Bmdb::connect(settings).await?;
     sqlx::raw_sql(include_str!("shim.sql")).execute(template.pool()).await.context("shim.sql")?;
     template.migrate().await?;
-    // Nobody may be connected to a database that is copied.
+    // A database with connections cannot be copied.
     template.close().await;
     administer(&server, format!("ALTER DATABASE {unfinished} RENAME TO {TEMPLATE}")).await?;
     Ok(server)
@@ -259,15 +257,15 @@ async fn has_template(server: &Server) -> anyhow::Result<bool> {
     Ok(exists)
 }
 
-/// Enough for as many tests as run at once: libtest has a thread per processor unless configured otherwise. A
-/// semaphore instead would stop a test that wants two databases from ever getting its second.
+/// Enough for as many tests as run at once: libtest has a thread per processor by default. With a semaphore instead, a
+/// test that needs two databases might never get its second.
 fn server_connections() -> u16 {
     let number = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
     let at_once = number.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
     u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST * ROOM).unwrap_or(u16::MAX).min(5000)
 }
 
-/// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
+/// Every statement that was sent to a database. The server then forgets them, because it counts 5,000 in all.
 async fn sent_statements(server: &Server, name: &str) -> anyhow::Result<Vec<String>> {
     let options: PgConnectOptions = server.url("postgres").parse()?;
     let mut connection = options.connect().await?;

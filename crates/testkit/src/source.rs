@@ -1,7 +1,7 @@
-//! Reading our own source the way a reviewer does: code apart from comments and strings.
+//! Reads our own source code: code apart from comments and strings.
 //!
-//! This is a small lexer and no parser: its questions ("which rooms does this file name", "does a string
-//! hold SQL") need no more, and a syntax tree would be one more dependency.
+//! This is a small lexer and no parser. Its questions ("which modules does this file name", "does a string contain
+//! SQL") need no more, and a syntax tree would be one more dependency.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// One file's text, taken apart.
+/// The text of one file, split into code and strings.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// The code, with every comment and string blanked; lines keep their numbers.
@@ -43,8 +43,8 @@ pub fn files(folder: &str, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Every Rust file of what programs consist of: of the root package's `src` and of each crate, without integration tests
-/// and this kit.
+/// Every Rust file of the programs: those of the root package's `src` and of each crate, without integration tests and
+/// this kit.
 pub fn rust_files() -> anyhow::Result<Vec<PathBuf>> {
     let mut crates = files("crates", "rs")?;
     crates.retain(|path| {
@@ -60,7 +60,7 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(root().join(path)).with_context(|| path.display().to_string())
 }
 
-/// Takes Rust text apart.
+/// Splits Rust text.
 #[must_use]
 pub fn take_apart(text: &str) -> Source {
     let characters: Vec<char> = text.chars().collect();

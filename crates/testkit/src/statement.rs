@@ -4,12 +4,12 @@ use std::path::Path;
 
 use crate::source::{self, Source};
 
-/// One statement.
+/// One SQL statement, and its place.
 #[derive(Clone, Debug)]
 pub struct Statement {
     /// Its file; in Rust, also the line.
     pub place: String,
-    /// What is sent.
+    /// The text that is sent.
     pub text: String,
 }
 
@@ -48,10 +48,10 @@ pub fn in_code(path: &Path, source: &Source) -> Vec<Statement> {
         .collect()
 }
 
-/// What `sqlx::query!`, `query_as!` and `query_scalar!` are given as statements, each with its line.
+/// The statements of `sqlx::query!`, `query_as!` and `query_scalar!`, each with its line.
 #[must_use]
 pub fn checked_texts(source: &Source) -> Vec<(usize, &str)> {
-    // Where a string stands in code, the code has one quotation mark.
+    // For each string, the code has one quotation mark.
     let strings = source.strings.iter().zip(source.code.split('"'));
     strings
         .filter(|(_, before)| opens_checked_macro(before))
@@ -59,7 +59,7 @@ pub fn checked_texts(source: &Source) -> Vec<(usize, &str)> {
         .collect()
 }
 
-/// Whether the next argument after this code is the statement of a macro.
+/// Whether the next argument after this code is the statement of a checked macro.
 fn opens_checked_macro(before: &str) -> bool {
     let Some((_, call)) = before.rsplit_once("sqlx::query") else { return false };
     match call.split_once("!(") {

@@ -45,7 +45,7 @@ impl SignatureVerifier {
             AcceptedSignatures::Tls12 => {
                 verify_tls12_signature(message, certificate, signature, &self.algorithms)
             }
-            // The one error of rustls that says this. There is no QUIC here.
+            // The one error of rustls for a wrong signature scheme. It mentions QUIC, which is not used here.
             AcceptedSignatures::Ed25519 | AcceptedSignatures::Tls13 => {
                 Err(Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic))
             }

@@ -70,8 +70,8 @@ impl Party {
     }
 }
 
-/// Signs by its own choice. A peer that keeps the rules would end a handshake by itself if no scheme that it has is
-/// offered, and the verifier would never be called.
+/// Chooses its signature scheme without regard to the offer. A peer that follows the rules would end a handshake by
+/// itself if none of its schemes were offered, and the verifier would never be called.
 #[derive(Debug)]
 struct UnofferedScheme(Arc<dyn SigningKey>);
 
@@ -114,12 +114,12 @@ pub(crate) fn server(
     Arc::new(config.with_cert_resolver(Arc::new(SingleCertAndKey::from(own.certified_key()))))
 }
 
-/// How a handshake ended at both ends. In TLS 1.3 a client that the server rejects has finished before.
+/// How a handshake ended at both ends. In TLS 1.3 a client finishes before the server rejects it.
 #[derive(Debug)]
 pub(crate) struct Handshake {
     pub(crate) client: Result<(), Error>,
     pub(crate) server: Result<(), Error>,
-    /// What the server knows, if it finished.
+    /// The protocol that the server negotiated, if it finished.
     pub(crate) protocol: Option<Vec<u8>>,
     pub(crate) client_certificate: Option<Vec<u8>>,
     pub(crate) kind: Option<HandshakeKind>,
@@ -131,7 +131,7 @@ pub(crate) async fn run_handshake(client: Arc<ClientConfig>, server: Arc<ServerC
     let (mut client, mut server) =
         tokio::join!(TlsConnector::from(client).connect(name, near), TlsAcceptor::from(server).accept(far));
     if let (Ok(client), Ok(server)) = (&mut client, &mut server) {
-        // The tickets of TLS 1.3 come after the handshake, and a client takes them when it reads.
+        // The tickets of TLS 1.3 follow the handshake, and a client receives them when it reads.
         server.write_all(b"!").await.unwrap();
         server.flush().await.unwrap();
         client.read_exact(&mut [0]).await.unwrap();

@@ -179,7 +179,7 @@ mod tests {
     const BAD_SIGNATURE: Error = Error::InvalidCertificate(CertificateError::BadSignature);
     const TOO_OLD: Error = Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic);
 
-    /// What a client of `accepted` makes of this server.
+    /// The result of the client's check of this server.
     async fn judge_server(
         accepted: AcceptedSignatures,
         version: &'static SupportedProtocolVersion,
@@ -189,7 +189,7 @@ mod tests {
         run_handshake(client(verifier, None), server(None, shown, version)).await.client
     }
 
-    /// What a server makes of this client.
+    /// The result of the server's check of this client.
     async fn judge_client(
         auth: ClientAuth,
         version: &'static SupportedProtocolVersion,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(accepted(AcceptedSignatures::Ed25519).await, Err(BAD_SIGNATURE));
         assert_eq!(accepted(AcceptedSignatures::Tls13).await, Ok(()));
         assert_eq!(accepted(AcceptedSignatures::Tls12).await, Ok(()));
-        // An Ed25519 certificate, signed for with an ECDSA key.
+        // An Ed25519 certificate, with a signature by an ECDSA key.
         let mixed = Party::generate(&PKCS_ED25519).with_key_of(&party);
         for shown in [&party, &mixed] {
             assert_eq!(judge_client(ClientAuth::Required, &TLS13, Some(shown)).await, Err(BAD_SIGNATURE));

@@ -1,4 +1,4 @@
-//! Reading and writing, and what it is like when etcd does not answer.
+//! Reads and writes, and what a caller gets while etcd does not respond.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -54,12 +54,12 @@ async fn long_list_is_read_as_it_was_at_one_moment() -> TestResult {
     assert_eq!(keys, (0..250).map(|number| format!("/nodes/{number:03}")).collect::<Vec<_>>());
     assert_eq!(client.list(&KeySelector::One("/nodes".to_owned())).await?.records.len(), 1);
 
-    // While another deletes and writes all of them at once, over and over.
+    // Meanwhile another task deletes and writes all of them, again and again.
     let writer = tokio::spawn(delete_and_write_over_and_over(client.clone()));
     for _ in 0..20 {
         let list = client.list(&KeySelector::Prefix("/nodes/".to_owned())).await?;
         for (number, record) in list.records.iter().enumerate() {
-            // In one moment there are the first so many, and never a hole.
+            // At one revision a listing has the first keys without a gap.
             assert_eq!(record.key, format!("/nodes/{number:03}"), "of {}", list.records.len());
             assert!(record.mod_revision <= list.revision);
         }

@@ -1,4 +1,4 @@
-//! Who of several leads, and who stops when he does not any more.
+//! Which of several candidates leads, and when a former leader stops.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 use testkit::aloud::TestResult;
 use testkit::etcd_servers::{Cluster, PATIENCE, in_time};
 
-/// Longer than any test: what happens within a test does not happen by its end.
+/// Longer than any test, so that the event does not happen during one.
 const NEVER: Duration = Duration::from_hours(1);
-/// Long enough for a host that runs hundreds of tests to keep it alive.
+/// Long enough that a busy host, which runs hundreds of tests, keeps the lease alive.
 const TTL: Duration = Duration::from_secs(10);
 
-/// One curator's part in the election.
+/// One curator's candidacy in the election.
 struct Stander {
     name: String,
     client: Client,
@@ -57,7 +57,7 @@ impl Stander {
         }
     }
 
-    /// Waits until it follows this one.
+    /// Waits until it follows this leader.
     async fn follows(&mut self, guard: &LeaderGuard) -> Result<String> {
         let follows =
             |now: &CandidateRole| matches!(now, CandidateRole::Follower(leader) if leader.guard == *guard);
@@ -71,7 +71,7 @@ impl Stander {
         self.until("it is neither", |now| *now == CandidateRole::Unknown).await.map(drop)
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Cancels it, and waits until it has stopped.
     async fn stop(mut self) -> Result<()> {
         self.cancel.cancel();
         in_time("its end", self.task.join_next()).await?.context("it ran")??;
@@ -86,7 +86,8 @@ async fn write(client: &Client, guard: &LeaderGuard, value: &str) -> Result<i64,
     client.write_guarded(guard, &[change]).await
 }
 
-/// Waits until one of them leads and all others follow it, but for the one that is left out: which, and its guard.
+/// Waits until one candidate leads and all others follow it, except the one that is left out. Returns the leader's
+/// index and guard.
 async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, LeaderGuard)> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -113,13 +114,13 @@ async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, Lead
     }
 }
 
-/// Scenario C-1: each beside an etcd of its own; the leader's falls silent.
+/// Scenario C-1: each candidate uses an etcd of its own, and the leader's etcd stops responding.
 #[tokio::test]
 async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResult {
     let etcd = Cluster::start(3).await?;
     let client = |number: usize| etcd.client_of(&[number]).with_deadline(Duration::from_secs(5));
-    // Only the one whose end is waited for can lose what it has by time: on a slow host the next leader would too, and
-    // nobody could say who comes after it.
+    // Only the candidate whose end is awaited may lose its lease by time. On a slow host the next leader could lose it
+    // too, and the order of the leaders would be undefined.
     let leader = 0;
     let mut all = vec![Stander::new(client(leader), "node-0", 2 * TTL)];
     all[leader].leads().await?;
@@ -129,7 +130,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     write(&client(leader), &guard, "first").await?;
 
     etcd.silence(leader)?;
-    // Its write of now arrives when it no longer leads.
+    // The write that is sent now arrives after it has lost the leadership.
     let late = tokio::spawn({
         let (client, guard) = (client(leader).with_deadline(PATIENCE), guard.clone());
         async move { write(&client, &guard, "late").await }
@@ -139,7 +140,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     assert!(next_guard.key != guard.key && next_guard.create_revision > guard.create_revision);
     assert_eq!(all[leader].now(), CandidateRole::Unknown, "it cannot know who leads");
     write(&all[next].client, &next_guard, "second").await?;
-    // By whatever way the former leader reaches etcd.
+    // The result is the same whichever etcd the former leader reaches.
     let error = write(&all[next].client, &guard, "first again").await.unwrap_err();
     assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
 
@@ -186,7 +187,7 @@ async fn one_that_ends_without_a_word_is_followed_when_its_lease_has_ended() -> 
     first.task.abort_all();
     assert!(in_time("its end", first.task.join_next()).await?.context("it ran")?.is_err());
     assert_eq!(*first.standing.borrow(), CandidateRole::Unknown, "dropped, and no leader is left to be read");
-    // Kept alive last within a third of its time before it ended.
+    // The lease was last renewed less than a third of its time to live before it ended.
     let next = second.leads().await?;
     assert!(dropped.elapsed() > TTL / 3, "its lease did not end, it was given back");
     assert_ne!(next, guard);
@@ -260,7 +261,7 @@ async fn leader_has_stopped_before_its_lease_can_have_ended() -> TestResult {
     let silent = Instant::now();
     etcd.silence(0)?;
     leader.is_neither().await?;
-    // Confirmed at the latest right before; with room for a host that has other things to do.
+    // The last renewal was right before this. The allowance is for a busy host.
     assert!(silent.elapsed() < TTL + Duration::from_mins(1), "{:?}", silent.elapsed());
     assert!(in_time("its end", leader.stop()).await.is_ok(), "though etcd does not take the lease back");
     Ok(())

@@ -61,7 +61,7 @@ async fn former_leader_writes_and_reads_nothing() -> TestResult {
     client.delete_unguarded(&KeySelector::One(guard.key.clone())).await?;
     for again in [false, true] {
         if again {
-            // The same name, of another life.
+            // The same name, elected again.
             assert_ne!(lock(&client).await?, guard);
         }
         for expected in [ExpectedRevision::Any, ExpectedRevision::At(first), ExpectedRevision::Absent] {

@@ -1,5 +1,5 @@
-//! A stand-in for an etcd that loses events: one in this process, without a disk, whose watches a test controls. It
-//! serves the requests of a follower and no others: ranges and watches.
+//! A fake etcd that loses events: a server in this process, without a disk, whose watches a test controls. It serves
+//! the requests of a watcher and no others: ranges and watches.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,10 +27,10 @@ use tonic_prost::ProstCodec;
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 type Events = mpsc::Sender<Result<wire::WatchResponse, Status>>;
 
-/// The stand-in. It ends with this value.
+/// The fake server. It ends when this value is dropped.
 pub(crate) struct LossyEtcd {
     store: Arc<Mutex<Store>>,
-    /// How many of the ranges that are held back may be answered. They are read before.
+    /// How many of the delayed responses may be sent. Each was read before it was delayed.
     released_ranges: watch::Sender<usize>,
     directory: tempfile::TempDir,
     _server: JoinSet<()>,
@@ -48,11 +48,11 @@ struct Store {
     watch_starts: Vec<i64>,
     watches: Vec<Events>,
     holds_ranges: bool,
-    /// How many answers to ranges were held back.
+    /// How many responses to ranges were delayed.
     held_ranges: usize,
 }
 
-/// Whether a change is delivered to those who watch.
+/// Whether watches receive a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Delivered,
@@ -107,17 +107,17 @@ impl LossyEtcd {
         self.store().watch_starts.clone()
     }
 
-    /// From now on holds back the answer to each range, which has the state at the time of the read.
+    /// From now on delays the response to each range. The response has the state at the time of the read.
     pub(crate) fn hold_ranges(&self) {
         self.store().holds_ranges = true;
     }
 
-    /// How many ranges were held back so far.
+    /// How many responses were delayed so far.
     pub(crate) fn held_ranges(&self) -> usize {
         self.store().held_ranges
     }
 
-    /// Answers the ranges that were held back so far, and no later ones.
+    /// Sends the responses that were delayed so far, and no later ones.
     pub(crate) fn release_held_ranges(&self) {
         let held = self.held_ranges();
         self.released_ranges.send_replace(held);
@@ -167,7 +167,7 @@ impl Store {
     }
 
     /// Begins a watch as etcd 3.4.23 does: it is rejected if it begins before the compacted revision. If it begins at
-    /// that revision, it misses what the compaction took.
+    /// that revision, it misses what the compaction removed.
     fn begin_watch(&mut self, request: &wire::WatchCreateRequest, to: Events) {
         self.watch_starts.push(request.start_revision);
         if let Some(key) = self.deleted_before_watch.take() {
@@ -212,7 +212,7 @@ fn socket(directory: &Path) -> PathBuf {
     directory.join("client")
 }
 
-/// A key as it is in the store. The namespace of the client stands before it.
+/// A key as it is in the store, behind the namespace of the client.
 fn outside(key: &str) -> Vec<u8> {
     format!("namespaced:test{key}").into_bytes()
 }
@@ -262,7 +262,7 @@ impl UnaryService<wire::RangeRequest> for Services {
             0
         };
         Box::pin(async move {
-            // Its other half lives as long as the test.
+            // The sender lives as long as the test.
             let _ = released_ranges.wait_for(|released| *released >= number).await;
             Ok(Response::new(answer))
         })

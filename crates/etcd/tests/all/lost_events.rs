@@ -1,4 +1,5 @@
-//! A follower is right although etcd loses events, and although listings and events overtake each other.
+//! A watcher delivers the right values although etcd loses events, and although listings and events overtake each
+//! other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +14,13 @@ use super::value::{follow_listing, next, nothing_comes, short, under, up_to};
 use testkit::aloud::TestResult;
 use testkit::etcd_servers::{Cluster, in_time, until};
 
-/// No listing comes for its time.
+/// No periodic listing happens during a test.
 const NEVER: Duration = Duration::from_hours(24);
 const SOON: Duration = Duration::from_millis(20);
-/// Much longer than a listing takes that comes soon.
+/// Much longer than a listing without a pause takes.
 const LONG: Duration = Duration::from_mins(1);
 
-/// What etcd before 3.4.34 and 3.5.16 does: issue 18089.
+/// The behaviour of etcd before 3.4.34 and 3.5.16: issue 18089.
 #[tokio::test]
 async fn deletion_that_was_compacted_before_the_watch_began_is_noticed() -> TestResult {
     let etcd = LossyEtcd::start()?;
@@ -63,7 +64,7 @@ async fn listing_that_events_overtook_changes_nothing() -> TestResult {
     etcd.put("/r/b", "1", Delivery::Delivered);
     let mut follower = follow_listing(&etcd.client()?, under("/r/"), SOON);
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=1", "/r/b=1", "|"]);
-    // From here on a listing is read, and its answer held back.
+    // From here on a listing is read, and its response is delayed.
     etcd.hold_ranges();
     until("a listing is on its way", async || Ok(etcd.held_ranges() == 1)).await?;
     etcd.put("/r/a", "2", Delivery::Delivered);
@@ -79,7 +80,7 @@ async fn listing_that_events_overtook_changes_nothing() -> TestResult {
     Ok(())
 }
 
-/// Listings without a pause beside a real watch: every interleaving that time allows.
+/// Listings without a pause beside a real watch, to try every interleaving that timing allows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn follower_that_lists_all_the_time_tells_nothing_twice_and_nothing_old() -> TestResult {
     const KEYS: usize = 5;

@@ -42,7 +42,7 @@ async fn learner_is_added_catches_up_votes_and_is_removed() -> TestResult {
     let error = client.promote_learner(added.id).await.unwrap_err();
     assert!(matches!(error, MemberError::NotLearner { .. }), "{error:?}");
 
-    // A vote that was connected too short a time counts as one that is not.
+    // etcd counts a voter that connected a moment ago as one that is not connected.
     let removed = async || match client.remove_member(added.id).await {
         Ok(()) => Ok(true),
         Err(MemberError::Unhealthy { .. }) => Ok(false),
@@ -84,7 +84,7 @@ async fn healthy_member_is_not_removed_beside_a_dead_one_and_the_dead_one_is() -
     for member in [0, 1] {
         let noticed = async || Ok(etcd.metric(member, "etcd_network_active_peers").await? < 1.5);
         until("both know that the third is gone", noticed).await?;
-        // It may have been the leader, and etcd loses a change of members that it receives while it has no leader.
+        // It may have been the leader, and etcd loses a change of the membership that arrives while there is no leader.
         etcd.wait_until_it_answers(member).await?;
     }
     let error = client.remove_member(healthy).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! A copy of all that etcd keeps.
+//! A snapshot of everything in etcd.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,14 +13,14 @@ use testkit::etcd_servers::Cluster;
 async fn snapshot_is_whole_ours_alone_and_of_the_revision_it_says() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
-    // More than one piece of what etcd sends (32 KiB).
+    // More than one chunk of what etcd sends (32 KiB).
     for number in 0..20 {
         client.put_unguarded(&format!("/{number}"), &vec![number; 100_000]).await?;
     }
     let revision = client.put_unguarded("/last", b"the last words").await?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("snapshot");
-    // What a crash left, which others could read.
+    // A file that a crash left, which others could read.
     fs::write(directory.path().join("snapshot.partial"), b"old")?;
     let saved = client.save_snapshot(&path).await?;
     assert_eq!(saved.revision, revision);

@@ -1,4 +1,4 @@
-//! Following keys: the scenarios of the public system's event values, those that it loses, and etcd in trouble.
+//! Watching keys: the scenarios of the public system's event values, those that it loses, and faults of etcd.
 
 use std::collections::BTreeMap;
 use std::num::ParseIntError;
@@ -14,7 +14,8 @@ use tokio::time::timeout;
 use testkit::aloud::TestResult;
 use testkit::etcd_servers::{Cluster, PATIENCE, in_time, until};
 
-/// Long enough for what comes to have come, where a test expects nothing. It may only miss a fault, never invent one.
+/// Long enough for an event to arrive, where a test expects none. Too short a time can only hide a fault, never cause
+/// one.
 const QUIET: Duration = Duration::from_millis(300);
 
 pub(super) type Text = fn(&str, &[u8]) -> Result<String, Utf8Error>;
@@ -27,7 +28,7 @@ fn run_watch(client: &Client, keys: KeySelector) -> KeyWatcher<Text> {
     KeyWatcher::new(client, keys, text)
 }
 
-/// A follower that lists its keys so often.
+/// A watcher that lists its keys at this interval.
 pub(super) fn follow_listing(client: &Client, keys: KeySelector, interval: Duration) -> KeyWatcher<Text> {
     KeyWatcher::with_listing_interval(client, keys, interval, text)
 }
@@ -54,7 +55,7 @@ pub(super) async fn next(follower: &mut KeyWatcher<Text>) -> Result<String> {
     Ok(short(in_time("an event", follower.next_event()).await?))
 }
 
-/// Everything up to this event, which must come.
+/// All events up to this one, which must arrive.
 pub(super) async fn up_to(follower: &mut KeyWatcher<Text>, last: &str) -> Result<Vec<String>> {
     let mut events = Vec::new();
     loop {
@@ -119,7 +120,7 @@ async fn range_tells_every_key_with_its_newest_value() -> TestResult {
     Ok(())
 }
 
-/// Scenario E-3, as strictly as it can be had: whatever is dropped, and whenever, nothing is lost.
+/// Scenario E-3, as strictly as possible: a future may be dropped at any time, and no event is lost.
 #[tokio::test]
 async fn dropped_wait_loses_nothing() -> TestResult {
     let etcd = Cluster::start(1).await?;
@@ -201,7 +202,7 @@ async fn follower_leaves_a_member_that_is_silent() -> TestResult {
     Ok(())
 }
 
-/// Scenario E-6, and that the loss is seen, which the public system hides.
+/// Scenario E-6, and that the loss of the connection is visible, which the public system hides.
 #[tokio::test]
 async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> TestResult {
     let mut etcd = Cluster::start(3).await?;
@@ -209,12 +210,12 @@ async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> 
     writer.put_unguarded("/a", b"one").await?;
     let mut follower = run_watch(&client, under("/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=one", "|"]);
-    // The member lives and answers, and knows nothing of what the others do. Which, as they are, is nothing.
+    // The member lives and responds, but receives nothing from the other members.
     etcd.silence(1)?;
     etcd.silence(2)?;
     let WatchStatus::Disconnected { .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
     nothing_comes(&mut follower).await?;
-    // Now the others know of each other, and not of it.
+    // Now the others are connected to each other, and not to it.
     etcd.kill(0)?;
     etcd.let_speak(1)?;
     etcd.let_speak(2)?;
@@ -259,7 +260,7 @@ async fn deletion_is_reported_of_what_was_reported_before() -> TestResult {
     assert_eq!(next(&mut single).await?, "/r/a=1", "back as it was");
     assert_eq!(next(&mut range).await?, "/r/a=1");
     client.delete_unguarded(&under("/r/")).await?;
-    // All in one answer, in the order of etcd's.
+    // All of them in one response, in etcd's order.
     let mut gone = [next(&mut range).await?, next(&mut range).await?, next(&mut range).await?];
     gone.sort();
     assert_eq!(gone, ["-/r/a", "-/r/b", "-/r/c"]);
@@ -267,7 +268,7 @@ async fn deletion_is_reported_of_what_was_reported_before() -> TestResult {
     Ok(())
 }
 
-/// Scenario E-10, over and over: whatever lies between the first look and the watch.
+/// Scenario E-10, repeated: any number of changes between the first listing and the watch.
 #[tokio::test]
 async fn nothing_falls_between_the_look_and_the_watch() -> TestResult {
     let etcd = Cluster::start(1).await?;
@@ -310,7 +311,7 @@ async fn value_that_cannot_be_understood_is_an_error_of_its_own() -> TestResult 
     Ok(())
 }
 
-/// Scenarios E-12 and E-13: nobody asks while much happens, several events in one answer among them.
+/// Scenarios E-12 and E-13: the caller takes nothing while much happens, including several events in one response.
 #[tokio::test]
 async fn slow_reader_gets_the_newest_value_of_each_key_once() -> TestResult {
     let etcd = Cluster::start(1).await?;
@@ -357,7 +358,7 @@ async fn backlog_ends_once_and_what_comes_later_is_not_in_it() -> TestResult {
     Ok(())
 }
 
-/// What the public system loses.
+/// The changes that the public system loses.
 #[tokio::test]
 async fn deletion_while_etcd_was_unreachable_is_reported_and_the_rest_is_not_repeated() -> TestResult {
     let mut etcd = Cluster::start(3).await?;
@@ -391,15 +392,15 @@ async fn compaction_that_was_faster_makes_a_follower_relist() -> TestResult {
         client.put_unguarded("/r/a", format!("{round}a").as_bytes()).await?;
         let revision = client.delete_unguarded(&one("/r/b")).await?;
         client.compact(revision).await?;
-        // A new look tells deletions first.
+        // A new listing delivers deletions first.
         let mut both = [next(&mut follower).await?, next(&mut follower).await?];
         both.sort();
         assert_eq!(both, ["-/r/b".to_owned(), format!("/r/a={round}a")]);
         client.put_unguarded("/r/b", format!("{round}b").as_bytes()).await?;
         assert_eq!(next(&mut follower).await?, format!("/r/b={round}b"));
     }
-    // Out of sight, and everything that happened meanwhile is forgotten. The follower may list right before the deletion, so
-    // that its watch begins at the compacted revision: see `lost_events.rs`.
+    // The member is killed, and everything that happened meanwhile is compacted. The watcher may list right before the
+    // deletion, so that its watch begins at the compacted revision: see `lost_events.rs`.
     etcd.kill(0)?;
     sight(&follower, true).await?;
     etcd.restart(0)?;

@@ -141,7 +141,7 @@ impl<P> Tree<P> {
         effects
     }
 
-    /// The run has reported that it is done; that holds once it has returned.
+    /// The run has reported that it is done. The report takes effect when the run has returned.
     pub(super) fn mark_done(&mut self, run: RunId) {
         if let Some(node) = self.node_mut(run) {
             node.failures_in_a_row = 0;

@@ -1,4 +1,5 @@
-//! The supervisor's tree at work: who starts again when, what cancels whom, and what a test may wait for.
+//! The supervisor's tree at work: which runnables restart and when, what a failure cancels, and what a test may wait
+//! for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,12 +19,12 @@ use tokio::sync::{Notify, mpsc};
 use testkit::aloud::TestResult;
 use testkit::memory::peak_of;
 
-/// A tree that has not come so far by then never will.
+/// The deadline of every wait. A tree that has not reached a state by then never will.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// Dead ones start again soon.
+/// Dead runnables restart soon.
 const SOON: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(1), factor: 1.5, max: Duration::from_millis(20) };
-/// Dead ones do not start again while a test runs.
+/// Dead runnables do not restart while a test runs.
 const NEVER: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_hours(24), factor: 1.0, max: Duration::from_hours(24) };
 
@@ -31,7 +32,7 @@ fn supervisor(backoff: ExponentialBackoff, root: Runnable) -> Supervisor {
     Supervisor::start(root, SupervisorSettings { backoff, observer: None })
 }
 
-/// Is healthy, and ends when its scope is cancelled.
+/// Reports that it is healthy, and ends when its scope is cancelled.
 async fn rest(starting: Starting) -> Result<Done, RunnableError> {
     let healthy = starting.mark_healthy();
     Err(healthy.scope().cancelled().await.into())
@@ -41,7 +42,7 @@ fn resting() -> Runnable {
     Runnable::new(rest)
 }
 
-/// Is healthy, and fails at each notification.
+/// Reports that it is healthy, and fails at each notification.
 fn failing_when(notify: &Arc<Notify>) -> Runnable {
     let notify = notify.clone();
     Runnable::new(move |starting: Starting| {
@@ -54,7 +55,7 @@ fn failing_when(notify: &Arc<Notify>) -> Runnable {
     })
 }
 
-/// A root that starts what `start` starts.
+/// A root whose children `start` starts.
 fn root(start: impl Fn(&Starting) -> Result<(), RunnableError> + Send + Sync + 'static) -> Runnable {
     let start = Arc::new(start);
     Runnable::new(move |starting: Starting| {
@@ -100,7 +101,7 @@ async fn members_of_a_group_become_healthy_and_share_the_fate_of_a_dead_one() ->
     Ok(())
 }
 
-/// How many of some run, and how many of them ran at once at the most.
+/// Counts the runs that exist now, and the most that existed at once.
 #[derive(Default)]
 struct Running {
     now: AtomicUsize,
@@ -117,7 +118,7 @@ impl Running {
     }
 }
 
-/// One of them, as long as it is there.
+/// Counts one run while it exists.
 struct Counted(Arc<Running>);
 
 impl Counted {
@@ -134,7 +135,7 @@ impl Drop for Counted {
     }
 }
 
-/// Starts a tree of binary groups, and counts those that run. The lowest take their time to return.
+/// Starts a tree of binary groups, and counts the runs. The leaves return slowly.
 fn binary(depth: usize, running: Arc<Running>) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let running = running.clone();
@@ -218,7 +219,7 @@ async fn backoff_of_a_dead_child_ends_with_its_parent() -> TestResult {
     let report = until(&tree, waits).await?;
     let delay = report.get("root.parent.child").and_then(|entry| entry.restart_in).context("it waits")?;
     assert!(delay > Duration::from_hours(10) && delay < Duration::from_hours(37), "{delay:?}");
-    // The parent dies with its group, and not of itself: it starts again at once.
+    // The parent dies because of its group, not by itself: it restarts at once.
     notify.notify_one();
     until(&tree, |report| starts(report, "root.parent") == 2 && waits(report)).await?;
     assert_eq!(
@@ -311,8 +312,8 @@ async fn own_cancellation_is_distinguished_from_everything_that_looks_like_it() 
     #[derive(Debug, thiserror::Error)]
     #[error("reading from the server failed")]
     struct Read(#[source] Cancelled);
-    // A member of the group takes the cancellation of another one for its own; another one answers to its own with
-    // an error of its connection; one answers properly, behind another error.
+    // One member of the group takes the cancellation of another run for its own. Another one reacts to its own
+    // cancellation with an error of its connection. A third one returns its cancellation behind another error.
     let notify = Arc::new(Notify::new());
     let tree = {
         let notify = notify.clone();
@@ -366,7 +367,7 @@ async fn own_cancellation_is_distinguished_from_everything_that_looks_like_it() 
     Ok(())
 }
 
-/// One that gives away what says that it is done, and one that takes it for its own.
+/// A runnable that passes on its own `Done`, and one that returns the `Done` of the other.
 fn one_who_gives_its_end_away() -> (Runnable, Runnable) {
     let kept: Arc<std::sync::Mutex<Option<Done>>> = Arc::default();
     let hands_out = {
@@ -408,7 +409,7 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
         supervisor(
             SOON,
             root(move |starting| {
-                // Never looks at the cancellation of its scope, and takes a worker's time all the while.
+                // Never checks the cancellation of its scope, and occupies a worker thread all the time.
                 let deaf = {
                     let let_go = let_go.clone();
                     Runnable::new(move |starting: Starting| {
@@ -468,7 +469,7 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
         })
         .await?;
     }
-    // The dead one waits for the deaf one below nobody; those of its group wait for nobody else.
+    // The dead runnable waits for the deaf one below `nobody`. The others of its group wait for nothing else.
     let report = until(&tree, |report| {
         report.get("root.takes").is_some_and(|entry| entry.last_failure.is_some())
             && starts(report, "root.beside-deaf") > 1
@@ -524,7 +525,7 @@ async fn observer_sees_every_change_of_each_in_its_order() -> TestResult {
     Ok(())
 }
 
-/// From a role to what the role makes run, through a decision, with the death of everybody in between.
+/// From a role to the runnables that the role requires, by a decision in between, while everything on the way dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> TestResult {
     const ROUNDS: u32 = 200;
@@ -567,8 +568,8 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
                         Ok(healthy.mark_done())
                     }
                 });
-                // A group of its own, restarted at once by one who dies with every change and never backs off: who
-                // died with its group waits for nobody.
+                // A group of its own, which a runnable without a backoff restarts at once when it dies at each change.
+                // Runnables that died with their group wait for nothing.
                 Ok(starting.start("launcher", launcher)?)
             }),
         )
@@ -654,7 +655,7 @@ async fn children_with_wrong_names_are_refused_with_words() -> TestResult {
 
 const RUNNABLES: usize = 10_000;
 
-/// Restarts of ten thousand cost no memory that stays: all of them run on this thread, whose bytes are counted.
+/// Ten thousand restarts leave no memory allocated. All of them run on this thread, whose bytes are counted.
 #[test]
 fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -665,7 +666,7 @@ fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
                 && report.is_healthy()
                 && starts(report, "root.many") == round
         };
-        // Not by looking at each change, which would be ten thousand lines for each of ten thousand.
+        // This does not look at every change: each of ten thousand changes would print ten thousand lines.
         let looking = async {
             while !whole(&tree.report()) {
                 tree.wait_quiescent().await;
@@ -692,14 +693,16 @@ fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
         })
     });
     restarted?;
-    // The tree beside itself is as much again. One that kept anything of each start would be nineteen times it.
+    // The tree uses as much again beside itself. If anything of each start were stored, it would use nineteen times as
+    // much.
     assert!(more < first + first / 2, "{first} bytes at first, {more} more in the end");
     assert!(first < RUNNABLES * 8192, "{} bytes for each", first / RUNNABLES);
     runtime.block_on(tree.stop());
     Ok(())
 }
 
-/// Ten thousand in a hundred groups, all of them in a group with one that fails at each notification.
+/// Starts ten thousand runnables in a hundred groups, which are all in a group with one that fails at each
+/// notification.
 fn many(starting: &Starting, notify: &Arc<Notify>) -> Result<(), RunnableError> {
     let groups = root(|starting| {
         for group in 0..RUNNABLES / 100 {
