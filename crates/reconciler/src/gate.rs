@@ -102,7 +102,7 @@ pub fn check_gate(
     if done < wanted {
         return Err(GateWait::ObjectsTooOld { current: done, required: wanted });
     }
-    // It does not matter whether objects are being changed. The status tells what holds meanwhile.
+    // It does not matter whether objects are being changed: the status describes what holds meanwhile.
     Ok(())
 }
 

@@ -315,7 +315,8 @@ impl Leadership {
         };
     }
 
-    /// The status was not written, because it or a node's record has changed since it was read. All is decided again.
+    /// The status was not written, because it or a node's record has changed since it was read. Everything is decided
+    /// again.
     pub fn on_write_conflict(&mut self) {
         self.phase = LeadershipPhase::Unread;
     }

@@ -102,7 +102,7 @@ pub async fn watch_releases(
             }
         }
         let _ = tokio::time::timeout(RELEASE_POLL_INTERVAL, follower.next_event()).await;
-        // Many events lead to one read.
+        // Several events cause one read.
         while follower.next_event().now_or_never().is_some() {}
     }
 }

@@ -241,7 +241,7 @@ impl SshSession {
         password: &SecretString,
     ) -> Result<AuthResult, russh::Error> {
         let mut answer = self.handle.authenticate_keyboard_interactive_start(user, None).await?;
-        // PAM prompts once, then sends an empty round; further prompts of a host are not for this password.
+        // PAM prompts once, then sends an empty round. Further prompts of a host are not answered with this password.
         for _ in 0..4 {
             match answer {
                 KeyboardInteractiveAuthResponse::Success => return Ok(AuthResult::Success),

@@ -300,7 +300,7 @@ mod tests {
         let found: Vec<&str> = [("sha256sum", "dash"), ("openssl", "dash"), ("shasum", "perl")]
             .into_iter()
             .filter_map(|(tool, _)| {
-                // A PATH that has only this program.
+                // A PATH that contains only this program.
                 let only = home.path().join(format!("only-{tool}"));
                 std::fs::create_dir(&only).unwrap();
                 for name in ["sh", "uname", "id", "env", "perl", tool] {
@@ -383,11 +383,11 @@ mod tests {
     #[test]
     fn full_filesystem_is_reported() {
         let home = tempfile::tempdir().unwrap();
-        // `cat` as it fails on a full disk: /dev/full gives a real ENOSPC.
+        // `cat` as it fails on a full disk: `/dev/full` returns a real ENOSPC.
         let bin = home.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
-        // Not written by this process: a child that another test starts meanwhile would hold it open for writing, and a
-        // file that is open for writing cannot be executed.
+        // Another process writes this file. A child that another test starts meanwhile would inherit our descriptor,
+        // and a file that is open for writing cannot be executed.
         let mut writer = Command::new("/bin/sh");
         let script = r#"printf '#!/bin/sh\nexec /bin/cat >/dev/full\n' >"$0" && chmod 755 "$0""#;
         writer.args(["-c", script]).arg(bin.join("cat"));

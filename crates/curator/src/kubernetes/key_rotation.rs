@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// Every state on the way, for each kind: what signs, what is trusted, and who would be rejected.
+    /// Each stage, for each kind of key: what signs, what is trusted, and who would be rejected.
     #[test]
     fn no_component_is_rejected_during_a_rotation() {
         for which in KeyPurpose::ALL {

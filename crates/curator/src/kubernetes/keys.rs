@@ -3,9 +3,9 @@
 //! All keys are in one record, so a step of a rotation is one write, and the record's *generation* counts these steps.
 //! A node that reports the generation of its running components has thereby reported everything about their keys.
 //!
-//! The generation never starts over. When Kubernetes is deleted, a record with nothing but the generation stays: a node
-//! that was away meanwhile, and whose last report is about the Kubernetes before, must not seem to run with the keys of
-//! the new one. For the same reason a cluster that is restored begins far above any generation that it may have reached
+//! The generation never starts over. When Kubernetes is deleted, a record with the generation alone stays. Otherwise a
+//! node that was away meanwhile, and whose last report is about the former Kubernetes, would seem to run with the keys
+//! of the new one. For the same reason a restored cluster begins far above any generation that it may have reached
 //! after the snapshot ([`after_restore`](KubernetesKeys::after_restore)).
 
 use std::collections::{BTreeMap, BTreeSet};

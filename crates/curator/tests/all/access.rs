@@ -29,7 +29,7 @@ async fn call(channel: &Channel, method: &str) -> Result<Code> {
     Ok(answer(channel, method).await?.code())
 }
 
-/// Status of the first response to a call with an empty request; OK if the call is let in and answered.
+/// Status of the first response to a call with an empty request; OK if the call is accepted and answered.
 async fn answer(channel: &Channel, method: &str) -> Result<Status> {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await?;
@@ -41,7 +41,7 @@ async fn answer(channel: &Channel, method: &str) -> Result<Status> {
             Ok(answers) => answers.into_inner(),
             Err(status) => return status,
         };
-        // A watch without events yet counts as let in: only the authorisation is tested.
+        // A watch without events yet counts as accepted: only the authorisation is tested.
         match tokio::time::timeout(Duration::from_secs(1), answers.message()).await {
             Ok(Err(status)) => status,
             _ => Status::ok(""),
@@ -55,7 +55,8 @@ const fn refused(code: Code) -> bool {
     matches!(code, Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented)
 }
 
-/// The first half of "a node with valid credentials tries every call that it may not make", and the same for everybody.
+/// The first half of "a node with valid credentials tries every call that it may not make", and the same for every
+/// other kind of peer.
 #[tokio::test]
 async fn each_kind_of_peer_is_let_into_its_own_calls_alone() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -78,7 +79,7 @@ async fn each_kind_of_peer_is_let_into_its_own_calls_alone() -> TestResult {
             let status = answer(channel, row.method).await?;
             let code = status.code();
             let expected = match (may, who) {
-                // The handler itself refuses a key or a ticket that it does not know.
+                // The handler itself rejects a key or a ticket that it does not know.
                 (true, "who registers") => {
                     assert!(
                         !matches!(code, Code::Unauthenticated | Code::Unimplemented),
@@ -129,7 +130,7 @@ async fn node_writes_its_own_record_alone() -> TestResult {
     let of_other = matches!(&event, wire::node_event::Event::Present(record) if record.status.is_none());
     assert!(of_other, "nothing was written: {event:?}");
 
-    // Whatever is about nobody by name is about whom the certificate names.
+    // A call that names no node concerns the node of the certificate.
     nodes.renew_certificate(wire::RenewCertificateRequest {}).await?;
     let owner = cluster.as_owner().await?;
     let listed =
@@ -142,8 +143,8 @@ async fn node_writes_its_own_record_alone() -> TestResult {
     Ok(())
 }
 
-/// "Certificates expired, of another cluster, revoked: refused." Each tries every call that such a certificate opens
-/// otherwise.
+/// "Certificates expired, of another cluster, revoked: refused." Each peer tries every call that such a certificate
+/// opens otherwise.
 #[tokio::test]
 async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -200,7 +201,7 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
             assert_eq!(status.code(), Code::Unauthenticated, "{what} called {method}: {}", status.message());
             assert!(status.message().contains(words), "{what}: {}", status.message());
         }
-        // A holder of an expired certificate still finds the leader, so that it can come back with its key.
+        // The holder of an expired certificate still finds the leader, so that it can join again with its key.
         assert_eq!(call(&channel, "Leader/Watch").await?, Code::Ok, "{what}");
     }
     let channel = cluster.channel(0, Some(node.with(&good)?))?;

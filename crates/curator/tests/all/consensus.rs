@@ -1,4 +1,4 @@
-//! Roles and the members of etcd: which of both leads, and that they come to agree.
+//! Roles and the members of etcd: which of them decides, and how they become consistent.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ async fn order_about_roles_is_judged_by_what_the_node_would_have() -> TestResult
     management.update_roles(roles(&node, &["kubernetes-worker"], &[])).await?;
     assert_eq!(roles_of(&cluster, &node).await?, ["kubernetes-worker"]);
 
-    // A member first, then the role: it is one by now, learns, and its role says which.
+    // Membership first, then the role: by now the node is a member and a learner, and its role names the member.
     let given = roles(&node, &["kubernetes-controller", "consensus-member"], &["kubernetes-worker"]);
     let given = management.update_roles(given).await?.into_inner().node.context("no node")?;
     let role = given.roles.context("no roles")?;
@@ -119,7 +119,7 @@ async fn order_about_roles_is_judged_by_what_the_node_would_have() -> TestResult
     Ok(())
 }
 
-/// A node that is not up is given nothing.
+/// A node that is not up gets no role.
 #[tokio::test]
 async fn node_that_nobody_approved_is_given_no_role() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -141,7 +141,7 @@ async fn node_that_nobody_approved_is_given_no_role() -> TestResult {
     Ok(())
 }
 
-/// Scenario C-20: what was left half-done, in each of the three ways.
+/// Scenario C-20: a change that was interrupted, in each of the three ways.
 #[tokio::test]
 async fn members_and_records_come_to_agree_whatever_was_left_half_done() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -158,14 +158,14 @@ async fn members_and_records_come_to_agree_whatever_was_left_half_done() -> Test
         client.put_unguarded(&key, &record.encode()?).await?;
         anyhow::Ok(())
     };
-    // The record of the leader itself loses its role: etcd lists it, and that counts.
+    // The record of the leader itself loses its role. etcd lists its member, and etcd decides.
     write(&cluster.nodes[0], &|node| node.roles.consensus_member = None).await?;
     until("the leader has its role", async || {
         Ok(roles_of(&cluster, &cluster.nodes[0]).await? == [NodeRole::ConsensusMember.to_string()])
     })
     .await?;
 
-    // A member that belongs to nobody, and a role without a member.
+    // A member that belongs to no node, and a role without a member.
     client.add_learner(&[peer_url_of("127.77.0.9")?]).await?;
     write(&no_member, &|node| {
         node.roles.consensus_member = Some(ConsensusMember { member_id: 7, peers: BTreeMap::new() });
@@ -182,7 +182,7 @@ async fn members_and_records_come_to_agree_whatever_was_left_half_done() -> Test
     Ok(())
 }
 
-/// A member that does not run is distinguished from one that answers, and the quorum is counted accordingly.
+/// A member that does not run is distinguished from one that responds, and the quorum is counted accordingly.
 #[tokio::test]
 async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     let mut cluster = Cluster::start_with(ClusterOptions { size: 3, ..ClusterOptions::default() }).await?;
@@ -203,9 +203,9 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
         Ok(!connected.contains(&its) && connected.contains(&the_thirds))
     })
     .await?;
-    // The dead one may have led etcd: nothing can be read until another one does.
+    // The dead one may have led etcd: nothing can be read until another one leads.
     until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
-    // Two of three answer: neither of those may go.
+    // Two of three respond: neither of those may be removed.
     let owner = curator_client::certificate::Validity::starting(
         cluster.time.now(),
         std::time::Duration::from_mins(5),

@@ -1,4 +1,4 @@
-//! What silence means to the leader that hears it.
+//! How the leader evaluates missing heartbeats.
 
 use anyhow::{Context as _, Result};
 use proto::curator::v1 as wire;

@@ -1,4 +1,4 @@
-//! Kubernetes in the curator: the requests that nodes and owners send, and what it answers.
+//! Kubernetes in the curator: the requests that nodes and owners send, and the responses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use testkit::etcd_servers::{in_time, until};
 
 const WORKER: &str = "kubernetes-worker";
 
-/// A node that was taken in, as it calls.
+/// A node of the cluster, and its calls.
 struct Caller {
     holder: Holder,
     channel: Channel,
@@ -42,7 +42,7 @@ impl Caller {
         self.holder.id.to_string()
     }
 
-    /// Says where it is, and which generation its components act on.
+    /// Reports its address, and the generation that its components run with.
     async fn say(&self, generation: u64) -> Result<()> {
         let kubernetes =
             (generation > 0).then(|| wire::KubernetesStatus { generation, ..Default::default() });
@@ -146,7 +146,7 @@ async fn settings_are_put_sent_and_forgotten_and_a_role_needs_them() -> TestResu
     assert_eq!((known.revision, known.authorities.len(), known.rotations.len()), (2, 4, 0));
     assert_eq!(known.settings.as_ref().map(|settings| settings.bundle.clone()), Some("cd".repeat(32)));
 
-    // A bundle of its own.
+    // The node gets a bundle of its own.
     let mut watching = node.watch().await?;
     assert_eq!(next(&mut watching).await?, None, "it has no role");
     roles(&owner, &node, &[WORKER], &[]).await?;
@@ -229,7 +229,7 @@ async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> Tes
     (wrong.component, wrong.public_key) = (99, KeyPair::generate()?.subject_public_key_info());
     assert_eq!(refusal(calling.issue_certificate(wrong).await)?.0, Code::InvalidArgument);
 
-    // What it lost it has no certificates for.
+    // A node that lost the role gets no certificates for it.
     roles(&owner, &node, &[], &[WORKER]).await?;
     let refused = node.certificate(Component::Kubelet).await.err().context("it lost its role")?;
     assert_eq!(
@@ -306,7 +306,7 @@ async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
     Ok(())
 }
 
-/// Each kind of key, with a node that speaks late.
+/// Each kind of key, with a node that reports late.
 #[tokio::test]
 async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResult {
     use wire::KubernetesKeys as Keys;
@@ -326,7 +326,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
             .unwrap_or_default(),
     };
     for which in [Keys::Servers, Keys::Clients, Keys::FrontProxy, Keys::Etcd, Keys::ServiceAccounts] {
-        // Hours have passed since the last one, and an owner's certificate is good for one.
+        // Hours have passed since the last certificate, and an owner's certificate is valid for one hour.
         let owner = cluster.as_owner().await?;
         let mut watching = node.watch().await?;
         let before = wait_for_setup(&mut watching, |_| true).await?;
@@ -342,7 +342,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         let both = wait_for_setup(&mut watching, |setup| setup.generation > before.generation).await?;
         let both_trusted = trusted(&both, which);
         assert_eq!((both_trusted.len(), &both_trusted[0]), (2, &old[0]), "{which:?}: the old one signs");
-        // It has not spoken: nothing goes on, whatever time passes and however often it is looked at.
+        // The node has not reported: the rotation waits, whatever time passes and however often it is checked.
         cluster.time.pass(7200);
         let owner = cluster.as_owner().await?;
         let mut kubernetes = KubernetesClient::new(owner.clone());
@@ -370,7 +370,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
     Ok(())
 }
 
-/// Another leader goes on where the one before was.
+/// The next leader continues where the former one stopped.
 #[tokio::test]
 async fn replacement_goes_on_under_another_leader() -> TestResult {
     let mut cluster = Cluster::start().await?;
@@ -403,7 +403,7 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     Ok(())
 }
 
-/// A node whose certificates are revoked gets nothing more of Kubernetes, and the watch that it follows ends.
+/// A node whose certificates are revoked gets nothing more of Kubernetes, and its open watch ends.
 #[tokio::test]
 async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     use wire::KubernetesComponent as Component;
@@ -423,7 +423,7 @@ async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     CredentialsClient::new(owner.clone()).revoke(wire::RevokeCredentialsRequest { target: which }).await?;
     let ended = in_time("the end of what it follows", watching.message()).await?;
     assert_eq!(ended.map_err(|status| status.code()), Err(Code::Unauthenticated));
-    // Nor over a new connection, for any component that it requests.
+    // A new connection does not help either, for any component.
     let certificate = testkit::curators::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
     let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
     for component in [Component::Kubelet, Component::KubeletServer, Component::Proxy, Component::ApiServer] {

@@ -1,4 +1,4 @@
-//! Key rotation with three controllers and a worker, which act as their role servers would: a node that receives
+//! Key rotation with three controllers and a worker, which behave as their role servers would: a node that receives
 //! other keys stops, starts again, and reports it.
 
 use std::collections::BTreeMap;
@@ -93,7 +93,7 @@ impl Follower {
         })
     }
 
-    /// Reports the generation that its components act on, which is the same for all.
+    /// Reports the generation that its components run with, the same for all of them.
     async fn say(&self, generation: u64, kind: Kind) -> Result<()> {
         let component = wire::KubernetesComponentStatus {
             name: "kube-apiserver".to_owned(),
@@ -122,7 +122,7 @@ impl Follower {
     }
 }
 
-/// A cluster of three controllers and a worker, all of which act on the setup that they receive.
+/// A cluster of three controllers and a worker, which all follow the setups that they receive.
 struct Fleet {
     cluster: Cluster,
     owner: LeaderTracker,
@@ -154,7 +154,7 @@ impl Fleet {
         for node in &fleet.nodes {
             node.say(0, Kind::Starting).await?;
             let role = if node.id == worker.id.to_string() { WORKER } else { CONTROLLER };
-            // The three are members of etcd, which their curators find out by themselves.
+            // The three are members of etcd. Their curators notice that by themselves.
             until("it has its role", async || Ok(fleet.roles(node, &[role], &[]).await.is_ok())).await?;
         }
         for node in &fleet.nodes {
@@ -200,20 +200,20 @@ impl Fleet {
     }
 }
 
-/// What all of them see of each other.
+/// The observations of all nodes together.
 #[derive(Default)]
 struct Board {
-    /// Controllers that received a new generation and are not back.
+    /// Controllers that received a new generation and have not restarted yet.
     away: Vec<usize>,
-    /// The most that were away at once.
+    /// The most controllers that were away at once.
     most_away: usize,
-    /// The generation that each node acts on.
+    /// The generation that each node runs with.
     acts: BTreeMap<usize, u64>,
-    /// Whether the worker received the generation before all controllers acted on it.
+    /// Whether the worker received the generation before all controllers ran with it.
     worker_was_early: bool,
 }
 
-/// Stops and starts again whenever it receives another generation, until it acts on this one.
+/// Stops and starts again whenever it receives another generation, until it runs with this one.
 async fn act(number: usize, node: Arc<Follower>, board: Arc<Mutex<Board>>, last: u64) -> Result<()> {
     let see = || board.lock().unwrap_or_else(PoisonError::into_inner);
     let mut receiver = node.setup_receiver.clone();
@@ -275,7 +275,7 @@ async fn controllers_act_on_other_keys_one_after_the_other_and_the_worker_after_
     Ok(())
 }
 
-/// A leader is lost while one controller is away: the next leader gives the others the generation that they had. Then
+/// The leader is lost while one controller is away: the next leader sends the others the generation that they had. Then
 /// one controller is silent, and the rotation names it until its role is removed.
 #[tokio::test]
 async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_named() -> TestResult {
@@ -321,8 +321,8 @@ async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_na
     let third = others.into_iter().find(|number| *number != second).context("no third")?;
     assert_eq!(fleet.nodes[third].generation(), first, "two are away at once");
 
-    // It acts on it. But the third is silent, and receives the generation for that reason: no other node can lose
-    // anything by it.
+    // It runs with the generation. The third controller is silent, and receives the generation for that reason: it
+    // cannot harm the other nodes any more.
     fleet.nodes[third].is_silent.store(true, Ordering::SeqCst);
     fleet.nodes[second].say(first + 1, Kind::Healthy).await?;
     until("the third receives it", async || Ok(fleet.nodes[third].generation() == first + 1)).await?;

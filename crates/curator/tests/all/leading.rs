@@ -1,4 +1,4 @@
-//! Who leads, that nobody else answers, and that those who call find the next one by themselves.
+//! Which curator leads, that no other curator answers, and that callers find the next leader by themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,8 @@ async fn make_ticket(curators: &LeaderTracker, purpose: &str) -> Result<String> 
     made.ticket.map(|ticket| ticket.ticket_id).context("no ticket")
 }
 
-/// Scenarios C-1 and C-15: each says who leads, one does everything, the others nothing else.
+/// Scenarios C-1 and C-15: every curator names the leader, the leader serves everything, and the others serve nothing
+/// else.
 #[tokio::test]
 async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResult {
     let cluster = Cluster::start_with(three()).await?;
@@ -89,7 +90,7 @@ async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResul
         let channel = cluster.channel(number, None)?;
         let mut asking = LeaderClient::new(channel.clone());
         let mut response = None;
-        // One that has just started may not know yet.
+        // A curator that has just started may not know it yet.
         until("it says who leads", async || {
             let Ok(answers) = asking.watch(wire::WatchLeaderRequest {}).await else { return Ok(false) };
             response = answers.into_inner().message().await.ok().flatten();
@@ -121,7 +122,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     let (curators, _following) = way(&cluster)?;
     let mut made = vec![make_ticket(&curators, "before").await?];
 
-    // Stopped: it revokes its lease, so nobody waits for the lease to end.
+    // Stopped: the leader revokes its lease, so nobody waits for the lease to expire.
     let mut first = 0;
     until("calls go to who leads", async || {
         first = cluster.until_one_leads(None).await?;
@@ -132,7 +133,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     made.push(make_ticket(&curators, "after a stop").await?);
     cluster.run(first).await?;
 
-    // Killed: its lease ends by itself.
+    // Killed: the lease expires by itself.
     let second = cluster.until_one_leads(Some(first)).await?;
     cluster.kill(second);
     made.push(make_ticket(&curators, "after a crash").await?);
@@ -141,7 +142,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     // supplies them.
     curators.set_directory((0..3).filter_map(|number| cluster.address(number).ok()));
 
-    // Its etcd falls silent: it knows that it no longer leads before any other curator does.
+    // Its etcd stops responding: it knows that it no longer leads before any other curator leads.
     let third = cluster.until_one_leads(Some(second)).await?;
     cluster.etcd.silence(third)?;
     made.push(make_ticket(&curators, "after a silence").await?);
@@ -154,7 +155,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     assert!(matches!(code, Code::Unavailable | Code::Unimplemented), "{code:?} {text}");
     cluster.etcd.let_speak(third)?;
 
-    // A curator whose etcd answers again may lead again, too.
+    // A curator whose etcd responds again may lead again, too.
     let tickets = TicketsClient::new(curators.channel());
     let listing = async || tickets.clone().list(wire::ListTicketsRequest {}).await;
     let listed = call_leader("the tickets", listing).await?;
@@ -173,7 +174,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     Ok(())
 }
 
-/// A stream to a leader that no longer leads ends with the reason.
+/// A stream from a former leader ends with the reason.
 #[tokio::test]
 async fn streams_end_with_the_leadership_they_were_opened_in() -> TestResult {
     let mut cluster = Cluster::start_with(three()).await?;
@@ -222,7 +223,7 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
         asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.err().context("it was believed")?;
     let text = format!("{status:?}");
     assert!(text.contains("was expected"), "{text}");
-    // Nor is a curator of another cluster believed.
+    // A curator of another cluster is rejected as well.
     let other = Cluster::start().await?;
     let config = curator_client::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
     let mut asking =

@@ -1,4 +1,4 @@
-//! How a machine becomes a node and comes back, how it goes, and what owners order of it.
+//! How a machine becomes a node, joins again and leaves, and what owners order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ async fn node_of(owner: &Channel, id: &str) -> Result<wire::Node> {
     nodes.find(|node| node.node_id == id).context("it is not listed")
 }
 
-/// Scenario C-7, with each answer lost once: a repeated request gets the same answer.
+/// Scenario C-7, with each response lost once: a repeated request gets the same response.
 #[tokio::test]
 async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -80,7 +80,7 @@ async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -
     assert_eq!(record.roles, Some(wire::NodeRoles::default()), "a node that registers has no role");
     assert_eq!(record.machine_id, "11111111-1111-4111-8111-111111111111");
     assert_eq!(record.labels["row"], "7");
-    // At once: what was issued a moment ago is good, however late the curator's own view is.
+    // At once: a certificate that was issued a moment ago is accepted, even if the curator's cache is late.
     let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&membership.certificate)?))?);
     let renewed = nodes.renew_certificate(wire::RenewCertificateRequest {}).await?.into_inner();
     let again = taken_in(registration.commit(wire::CommitRequest {}).await?.into_inner())?;
@@ -144,7 +144,8 @@ async fn ticket_lets_in_whom_it_was_made_for_and_nobody_else() -> TestResult {
     Ok(())
 }
 
-/// Uses are counted in the transaction that registers: of many that come at once, only as many are let in as may be.
+/// Uses are counted in the transaction that registers: of many machines that register at once, only as many are
+/// admitted as the ticket allows.
 #[tokio::test]
 async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -176,7 +177,7 @@ async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -
     Ok(())
 }
 
-/// Each writes the ticket's record, so all but one of those that read it together must decide again.
+/// Each writes the ticket's record, so of those that read it together all but one must decide again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again() -> TestResult {
     const CROWD: u32 = 200;
@@ -191,7 +192,7 @@ async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again
         let request = wire::RegisterRequest { machine_id: String::new(), ..register(&ticket) };
         let together = together.clone();
         coming.spawn(async move {
-            // Connected by then: what comes one after the other is no crowd.
+            // They are connected before, so that they register at once and not one after the other.
             let connected =
                 LeaderClient::new(channel.clone()).get_ca_certificate(wire::GetCaCertificateRequest {}).await;
             together.wait().await;
@@ -255,7 +256,7 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     assert_eq!(gone.state(), wire::NodeState::Decommissioned);
     management.decommission(decommission()).await?;
 
-    // From that answer on nothing of it is good: no call, no stream that was open, no coming again.
+    // From that response on, its certificate is rejected: for calls, for open streams, and for joining again.
     let (code, text) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
     assert_eq!((code, text.contains("decommissioned")), (Code::Unauthenticated, true), "{text}");
     let end = loop {
@@ -334,7 +335,7 @@ async fn labels_change_all_or_none() -> TestResult {
     Ok(())
 }
 
-/// Scenarios C-11 and C-12; what health a list shows is the matter of `heartbeats`.
+/// Scenarios C-11 and C-12. `heartbeats.rs` tests the health that a list shows.
 #[tokio::test]
 async fn cluster_and_its_nodes_are_listed_as_requested() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -392,7 +393,7 @@ async fn cluster_and_its_nodes_are_listed_as_requested() -> TestResult {
     Ok(())
 }
 
-/// What was done before is found, and what is somebody else's is left alone.
+/// A repeated bootstrap finds its own records, and leaves those of others alone.
 #[tokio::test]
 async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
     let etcd = testkit::etcd_servers::Cluster::start(1).await?;

@@ -1,4 +1,4 @@
-//! Owners' keys: one comes beside another, and the other goes for ever.
+//! Owner keys: a key is added beside another one, and a removed key stays rejected for ever.
 
 use anyhow::Result;
 use proto::curator::v1 as wire;
@@ -44,7 +44,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let (code, text) = refusal(claim(&cluster, 0, &new).await?)?;
     assert_eq!((code, text.contains("not that of an owner")), (Code::PermissionDenied, true), "{text}");
 
-    // Beside the old one, in the leadership that began with the old one alone.
+    // The new key is added beside the old one, in the leadership that began with the old one alone.
     let mut credentials = CredentialsClient::new(by_old.clone());
     for _ in 0..2 {
         credentials.add_owner_key(add(&new)).await?;
@@ -52,7 +52,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let by_new = claimed(&cluster, 0, &new).await?;
     claimed(&cluster, 0, old).await?;
 
-    // Nothing goes before another one is seen to work, and never the last.
+    // No key is removed before another one is known to work, and the last one never.
     let (code, text) = refusal(credentials.remove_owner_key(remove(old)).await)?;
     assert_eq!(
         (code, text.contains("the one that this call was made with")),
@@ -61,7 +61,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     );
     claimed(&cluster, 0, old).await?;
 
-    // Something that stands on the old one is cut, and nothing is left to it.
+    // A stream that depends on the old key is cut, and no call with that key succeeds.
     let mut open = proto::curator::v1::nodes_client::NodesClient::new(by_old.clone())
         .watch_all(wire::WatchAllRequest {})
         .await?
@@ -86,7 +86,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let (code, text) = refusal(tickets.list(wire::ListTicketsRequest {}).await)?;
     assert_eq!((code, text.contains("was removed")), (Code::Unauthenticated, true), "{text}");
 
-    // Nor does it come back: not as a key, not by a certificate that another owner hands on.
+    // It cannot come back: neither as a key, nor by a certificate that another owner passes on.
     let (code, text) = refusal(credentials.add_owner_key(add(old)).await)?;
     assert_eq!((code, text.contains("cannot be added again")), (Code::FailedPrecondition, true), "{text}");
     let handed_on = wire::IssueOwnerRequest {
@@ -101,7 +101,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     assert!(of(old).len() == 3 && of(old).iter().all(|kept| kept.revoked), "{:?}", of(old));
     assert!(of(&new).len() == 1 && !of(&new)[0].revoked, "{:?}", of(&new));
 
-    // A person has a certificate and no key: a cluster that nobody could order anything is none.
+    // A person has a certificate and no key: a cluster without a key could get no more orders.
     let kim = Holder::new()?;
     let issued = wire::IssueOwnerRequest {
         public_key: kim.key.0.to_vec(),

@@ -77,7 +77,7 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     let (snapshot, founding) = take_snapshot(&owner, &restorer, &[]).await?;
     let etcd = etcd_servers::Cluster::start_named(vec![restorer.id.to_string()]).await?;
     let (client, now) = (etcd.client(), snapshot.taken_at);
-    // What an attempt that was cut off had written: some of it, and nothing of that counts.
+    // The records of an interrupted attempt: some of them, and none of them counts.
     for number in 0..3 {
         client.put_unguarded(&format!("{ROOT}later/{number}"), b"of before").await?;
     }
@@ -101,7 +101,7 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     assert_eq!(nodes(&there)?.len(), snapshot.nodes()?.len() + 1);
     assert!(Validity::from_der(&restored.certificate).is_some(), "it has a certificate");
 
-    // Once it is done it is done: what was written since stays.
+    // A restore that was completed is not repeated: what was written since stays.
     client.put_unguarded(&format!("{ROOT}later/0"), b"since").await?;
     bootstrap_cluster(&client, &founding, now).await?;
     let mut again = all(&client).await?;
@@ -109,7 +109,7 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     again.retain(|key, _| !CERTIFICATES.range().contains(key));
     assert!(again.iter().all(|(key, value)| there.get(key) == Some(value)), "it was written again");
 
-    // What was restored before is not taken for what was ordered since.
+    // A cluster that was restored before is distinguished from one that is ordered now.
     let restoring = founding.restore.clone().map(|restoring| RestoreSource { epoch: 4, ..restoring });
     let error = bootstrap_cluster(&client, &BootstrapRequest { restore: restoring, ..founding }, now).await;
     let error = error.map_err(|error| error.to_string());
@@ -118,8 +118,8 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     Ok(())
 }
 
-/// The desired state of Kubernetes, its authorities and the keys of its service accounts are those of the snapshot,
-/// so that a node that runs by them goes on. But all of it is sent again, in a generation that no node can have
+/// The desired state of Kubernetes, its authorities and the keys of its service accounts are those of the snapshot, so
+/// that a node that runs with them continues. But everything is sent again, in a generation that no node can have
 /// reported: what a node reported or received before the loss belongs to another generation.
 #[tokio::test]
 async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> TestResult {
@@ -175,7 +175,7 @@ async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> Tes
         assert_eq!(trusted(now), trusted(before), "{which}: what is trusted beside it is another one");
     }
     assert_eq!(keys.service_account_keys().len(), 2, "tokens of both are believed still");
-    // Whatever was made of it after the snapshot, in the cluster that is lost.
+    // The generation is higher than any that the lost cluster may have reached after the snapshot.
     assert!(keys.generation > under_way.generation + 1000 && keys.former.is_empty());
     let replacement =
         keys.key_ring(KeyPurpose::ServiceAccounts)?.replacement.clone().context("it goes on")?;

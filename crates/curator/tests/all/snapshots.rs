@@ -1,4 +1,4 @@
-//! Snapshots as an owner takes them: whole, and of one moment.
+//! Snapshots that an owner takes: complete, and of one revision.
 
 use anyhow::Result;
 use curator_client::cluster::authority_record_key;
@@ -33,7 +33,7 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let client = cluster.etcd.client();
-    // More than one piece, and more than one page of etcd's.
+    // More than one message, and more than one page of etcd's.
     for number in 0..300 {
         client.put_unguarded(&format!("{ROOT}later/{number}"), &vec![7; 2_000]).await?;
     }
@@ -57,7 +57,7 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
     assert!(nodes.iter().any(|known| known.id == node.id && known.state == NodeState::Up), "{nodes:?}");
     assert_eq!(taken.consensus_members()?, [cluster.nodes[0].id]);
 
-    // It has the key of the authority: no node reads it.
+    // It has the key of the authority, so no node may read it.
     let as_node = cluster.channel(0, Some(node.with(&certificate)?))?;
     let asking = SnapshotsClient::new(as_node).take(wire::TakeSnapshotRequest {}).await;
     let (code, text) = refusal(asking)?;

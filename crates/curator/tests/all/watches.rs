@@ -1,4 +1,4 @@
-//! What nodes follow: one node, all nodes, the declarations of their own roles.
+//! What nodes watch: one node, all nodes, the declarations of their own roles.
 
 use anyhow::{Context as _, Result, ensure};
 use curator_client::node::{Node, NodeState};
@@ -25,7 +25,7 @@ fn present(event: Event) -> Result<wire::Node> {
     }
 }
 
-/// Reads news until one says this of a node.
+/// Reads events until one matches.
 async fn until(
     watching: &mut Streaming<wire::WatchAllResponse>,
     says: impl Fn(&Event) -> bool,
@@ -52,7 +52,7 @@ async fn watch_of_one_node_tells_each_of_its_lives() -> TestResult {
         .watch(wire::WatchRequest { node_id: node.id.to_string() })
         .await?
         .into_inner();
-    // There is no event for a node that does not exist: the first one is that it has come.
+    // There is no event for a node that does not exist: the first one is its registration.
     let certificate = cluster.take_in(&node).await?;
     let mut record = present(one(&mut watching).await?)?;
     while record.state() != wire::NodeState::Up {
@@ -68,7 +68,7 @@ async fn watch_of_one_node_tells_each_of_its_lives() -> TestResult {
     let reported = record.status.context("no status")?;
     assert!(reported.reported_at_ms > 0, "by the curator's clock");
     assert_eq!(wire::NodeStatus { reported_at_ms: 0, ..reported }, node_status);
-    // The same status again is no event: the next event is the one that differs.
+    // The same status again causes no event: the next event is the one that differs.
     itself.update_status(report(node_status.clone())).await?;
     let other_reported =
         wire::NodeStatus { version: "2.0.0".to_owned(), curator_port: 0, ..node_status.clone() };
@@ -125,7 +125,7 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
     let node = Holder::new()?;
     let certificate = cluster.take_in(&node).await?;
     let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
-    // The view may lag behind what the test put past the curator.
+    // The cache may lag behind the records that the test wrote into etcd directly.
     let mut streaming = loop {
         let mut watching = nodes.watch_all(wire::WatchAllRequest {}).await?.into_inner();
         let (mut seen, mut messages) = (Vec::new(), 0);

@@ -222,7 +222,7 @@ impl KubernetesObjects {
             self.apply_action(api, plan, &mut expectation, &mut outcome, action).await;
         }
         for object in &items {
-            // An object that is in sync shows what the server makes of our request.
+            // An object that is in sync shows the server's result of our request.
             let key = ObjectKey::from_object(object);
             let is_applied = expectation.desired(&key).is_some_and(|wanted| wanted.add_on().is_some());
             if is_applied && expectation.evaluate(&key, object) == Verdict::InSync {
