@@ -56,10 +56,10 @@ const CRATES: &[(&str, &[&str])] = &[
 /// are open to all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
 const PLAN: &[(&str, &[&str])] = &[
     ("providers", &["bmdb", "model"]),
-    // It calls the curators of clusters as their nodes do: by the channel that follows their leader.
+    // The manager calls the curators of clusters as their nodes do: through the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator_client", "model"]),
-    // The service as a whole: the one room that knows both the loops and what listens, so that neither
-    // has to know the other. It starts the simulator as a process and takes its flags.
+    // The service as a whole: the one room that imports both the loops and the listeners, so that neither imports the
+    // other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
     (
         "bin",
@@ -225,7 +225,7 @@ fn unused_files(files: &[PathBuf], literals: &str) -> Vec<String> {
     files.filter(|path| !literals.contains(path) && !folder_is_embedded(literals, path)).collect()
 }
 
-/// `Cargo.toml` has no tests built for programs, so that one that stood there would never run.
+/// `Cargo.toml` builds no tests for programs, so a test in a program would never run.
 #[test]
 fn programs_hold_no_tests() -> TestResult {
     let files = source::files("src/bin", "rs")?;
@@ -341,7 +341,7 @@ fn only_transport_implements_certificate_verifiers() -> TestResult {
 /// Whether the code implements a certificate verifier, or gives the trait a name under which it could.
 fn implements_verifier(code: &str) -> bool {
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");
-    // Imported as `_`, it has no name: its methods can be called.
+    // Imported as `_`, the trait has no name, and only its methods can be called.
     let code = code.replace("CertVerifier as _", "");
     code.contains("CertVerifier for ") || code.contains("CertVerifier as ")
 }
@@ -360,10 +360,10 @@ fn verifier_is_found_however_it_is_written() {
     }
 }
 
-/// What goes to the pool by itself is neither counted nor given up when the answer never comes.
+/// A statement that is sent to the pool directly is neither counted nor given up when no response arrives.
 #[test]
 fn statements_go_the_counted_and_bounded_way() -> TestResult {
-    // A migration takes as long as it takes; notifications have a connection of their own.
+    // A migration may take any time; notifications have a connection of their own.
     let may = ["crates/bmdb/src/connection/schema.rs", "crates/bmdb/src/engine/wakeup.rs"];
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
@@ -381,8 +381,8 @@ fn statements_go_the_counted_and_bounded_way() -> TestResult {
     Ok(())
 }
 
-/// The test clock replaces `now()` and `clock_timestamp()`. What goes around them reads the server's
-/// time, so a test of a thirty-minute limit would have to wait for thirty minutes.
+/// The test clock replaces `now()` and `clock_timestamp()`. Other functions read the server's own clock, so a test of a
+/// thirty-minute limit would have to wait for thirty minutes.
 #[test]
 fn statements_ask_only_the_clock_that_tests_can_move() -> TestResult {
     let mut statements = [statement::all()?, statement::in_files("migrations")?].concat();
@@ -485,7 +485,7 @@ fn against_the_plan(room: &str, text: &str) -> Vec<String> {
         let imports = if is_root && follows(1) == "::" {
             first_segments(&tokens[at + 2..])
         } else if token == "use" && is_planned(CRATES, follows(1)) {
-            // One of our crates by its own name.
+            // One of our crates, by its own name.
             vec![follows(1).to_owned()]
         } else {
             continue;
@@ -515,7 +515,7 @@ fn is_planned(plan: &[(&str, &[&str])], name: &str) -> bool {
     plan.iter().any(|(known, _)| known.replace('-', "_") == name)
 }
 
-/// What stands right after `crate::`: one name, or the heads of a group.
+/// The names right after `crate::`: one name, or the first names of a group.
 fn first_segments(tokens: &[(usize, String)]) -> Vec<String> {
     if tokens.first().is_none_or(|(_, token)| token != "{") {
         return tokens.first().map(|(_, token)| token.clone()).into_iter().collect();
@@ -542,7 +542,7 @@ fn first_segments(tokens: &[(usize, String)]) -> Vec<String> {
     found
 }
 
-/// Words and `::` and single other characters, each with its line.
+/// Words, `::` and other single characters, each with its line.
 fn tokens(code: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let (mut line, mut in_word) = (1, false);
@@ -586,7 +586,7 @@ fn misplaced_sql(path: &Path, source: &Source) -> Vec<String> {
 }
 
 fn lines_with_sql(source: &Source) -> Vec<usize> {
-    // Where a string stands in code, the code has one quotation mark.
+    // For each string, the code has one quotation mark.
     let before: Vec<&str> = source.code.split('"').collect();
     let strings = source.strings.iter().zip(before);
     strings
@@ -595,7 +595,7 @@ fn lines_with_sql(source: &Source) -> Vec<usize> {
         .collect()
 }
 
-/// Whether the code before a string hands it to the database.
+/// Whether the code before a string passes it to the database.
 fn is_sent(before: &str) -> bool {
     let line = before.trim_end().rsplit(['\n', ';']).next().unwrap_or_default();
     line.ends_with('(')
@@ -613,7 +613,7 @@ fn starts_a_statement(literal: &str) -> bool {
     WORDS.contains(&word.trim_end_matches(';'))
 }
 
-/// Whether a text is a statement by itself, whatever is done with it.
+/// Whether a text is a statement by itself, whatever the code does with it.
 fn is_sql(literal: &str) -> bool {
     let words: Vec<String> = literal.split_whitespace().map(str::to_ascii_lowercase).collect();
     let word = |at: usize| words.get(at).map_or("", String::as_str);

@@ -1,5 +1,4 @@
-//! Artefacts as machines have them: fetched over the agent channel, from any shepherd, by a client that proves to be
-//! a machine.
+//! Artefacts that machines fetch over the agent channel, from any shepherd. The client proves that it is a machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,7 +47,7 @@ impl World {
         self.listener.server.local_addr
     }
 
-    /// The shepherds of a machine, by these ways.
+    /// The shepherds of a machine, by these addresses.
     fn shepherds(&self, agent: &TestAgent, ways: &[SocketAddr]) -> Result<ServerPool> {
         let ca_certificates = self.listener.server.current_ca_certificates();
         let way = |way: &SocketAddr| ServerEndpoint {
@@ -66,9 +65,9 @@ impl World {
     }
 }
 
-/// Something that no two pieces of are the same.
+/// A content of which no two pieces are equal.
 fn content(size: u64) -> Vec<u8> {
-    // At the beginning of each piece what could be taken for very many empty fields.
+    // At the beginning of each piece, bytes that could be decoded as very many empty fields.
     let odd = |at: u64| u8::try_from((at.wrapping_mul(2_654_435_761) >> 13) & 0xff).unwrap_or_default();
     let byte = |at: u64| if at % PIECE_BYTES < 40_000 { [10, 0][usize::from(at % 2 == 1)] } else { odd(at) };
     (0..size).map(byte).collect()
@@ -91,7 +90,7 @@ fn order() -> Order {
     }
 }
 
-/// Brings all of it but for the order to add it.
+/// Uploads all of it, without the order to add it.
 async fn bring(bmdb: &Bmdb, sha256: Sha256, bytes: &[u8]) -> Result<()> {
     let size = u64::try_from(bytes.len())?;
     let missing: Vec<u64> = (0..piece_count(size)).collect();
@@ -109,7 +108,7 @@ async fn add(bmdb: &Bmdb, bytes: &[u8]) -> Result<Sha256> {
     Ok(sha256)
 }
 
-/// A way to a server that ends each connection once it has carried so much from there.
+/// A proxy to a server that ends each connection once it has carried this many bytes from there.
 async fn breaking_off(to: SocketAddr, after: u64) -> Result<(SocketAddr, Arc<AtomicU64>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -142,7 +141,7 @@ async fn breaking_off(to: SocketAddr, after: u64) -> Result<(SocketAddr, Arc<Ato
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult {
     let world = World::new("artefacts_fetched").await?;
-    // More is missing wherever it breaks off than all buffers on the way hold: who sends it must see that it broke.
+    // Wherever it breaks off, more is missing than all buffers on the way hold: the sender must notice that it broke.
     let bytes = content(64 * PIECE_BYTES + 7);
     let digest = add(&world.listener.bmdb, &bytes).await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
@@ -163,7 +162,7 @@ async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult
     let length = world.shepherds(&agent, &[bad, counting])?.fetch_artefact(digest, &path).await?;
     assert_eq!((length, std::fs::read(&path)? == bytes), (u64::try_from(bytes.len())?, true));
     let again = carried.load(Ordering::SeqCst) - before + rest.load(Ordering::SeqCst);
-    // With what TLS and HTTP/2 add, and what was on its way when it broke.
+    // With the overhead of TLS and HTTP/2, and the bytes on the way when it broke.
     assert!(
         again < length - there + 3 * PIECE_BYTES,
         "{again} bytes were sent of the {} that were missing",
@@ -177,7 +176,7 @@ async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult
     assert!(good.fetch_artefact(digest, &path).await.is_err());
     assert_eq!(good.fetch_artefact(digest, &path).await?, length);
     assert_eq!(sha256(&std::fs::read(&path)?), digest);
-    // The sender counts a fetch a moment after all of it has come.
+    // The sender counts a download a moment after all of it has arrived.
     until("they are counted", async || {
         let sent = world.listener.counted("shepherd_artefact_downloads_total{result=\"sent\"}")?;
         ensure!(sent <= 3, "{sent} were sent");
@@ -208,7 +207,7 @@ async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
     let mut client = agent.connect(&world.listener.server).await?;
     let me = agent.machine.to_string();
 
-    // Nothing is sent of what nobody found right, however much of it is there.
+    // Nothing is sent of an upload whose digest was not verified, however complete it is.
     let digest = sha256(&bytes);
     bring(bmdb, digest, &bytes).await?;
     let absent = fetch(&mut client, &me, &digest.0, 0).await.err().context("it is not whole")?;
@@ -258,7 +257,7 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     let count = async |statement: &'static str| -> Result<i64> {
         Ok(sqlx::query_scalar(statement).fetch_one(&world.pool).await?)
     };
-    // Neither with a piece missing, nor with one of another file, nor with one of another length.
+    // Neither with a missing piece, nor with a piece of another file, nor with a piece of another length.
     assert_eq!(bmdb.begin_artefact_upload(right, size).await?, UploadState::Missing(vec![0, 1]));
     let refused =
         bmdb.store_artefact_piece(right, 1, bytes[..6].to_vec()).await.err().context("a piece too long")?;
@@ -276,7 +275,7 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     add(bmdb, &bytes).await?;
     assert_eq!(bmdb.artefact_size(right).await?, Some(size));
     assert_eq!(bmdb.begin_artefact_upload(right, size).await?, UploadState::Complete);
-    // What is whole is changed by nobody.
+    // Nothing changes a complete artefact.
     bmdb.store_artefact_piece(right, 1, vec![0; 5]).await?;
     assert_eq!(
         bmdb.artefact_piece(right, 1).await?.context("a piece")?,

@@ -1,8 +1,8 @@
-//! Bad input: one clear sentence each, 2 for what the caller got wrong and 1 for what failed, and
-//! nothing half-done left behind.
+//! Bad input: one clear sentence each, exit code 2 for a mistake of the caller and 1 for a failure, and nothing half
+//! done is left behind.
 //!
-//! The sentences are golden, in transcripts. Of the cases that need a machine, the RSA-only host and the
-//! changed host key are in `takeover.rs`, heartbeats in `callback.rs`.
+//! The sentences are in golden transcripts. Cases that need a machine are elsewhere: the RSA-only host and the changed
+//! host key in `takeover.rs`, heartbeats in `callback.rs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -39,7 +39,7 @@ impl<'a> Transcript<'a> {
         self.masks.iter().fold(self.place.masked(text), |text, (what, by)| text.replace(what, by))
     }
 
-    /// Runs it. `shown` are the arguments that matter, `rest` those that every run has.
+    /// Runs it. `shown` has the arguments of the case, `rest` those that every run has.
     fn refused(&mut self, shown: &[&str], rest: &[String]) -> anyhow::Result<()> {
         self.refused_as("", shown, rest)
     }
@@ -90,7 +90,7 @@ pub(crate) fn dialect_flag(dialect: Dialect) -> String {
     format!("--bmdb_dialect={}", dialect.as_str())
 }
 
-/// A database without anything in it, to see that nothing is put there.
+/// An empty database, to verify that nothing is written to it.
 struct EmptyDatabase {
     server: String,
     name: String,
@@ -354,8 +354,7 @@ async fn a_file_that_is_not_what_its_flag_wants_is_refused_before_the_database_i
     run("no such file", &[&good, "--agent_tls_key_path=/nonexistent"]);
     run("no CA", &[&good, &good_key, &flag("agent_endpoint_ca_certificate_path", &nonsense)]);
 
-    // An agent for a processor that is supported, but not that of the machine, is refused at the machine:
-    // `takeover.rs`.
+    // `takeover.rs` tests an agent for a supported processor that is not the machine's: the machine rejects it.
     let mut program = fs::read(env!("CARGO_BIN_EXE_roleserver")).unwrap();
     // The two bytes that name the processor in an ELF header: MIPS.
     program[18..20].copy_from_slice(&[8, 0]);
@@ -418,7 +417,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     }
     let text = transcript.text.lines().filter(|line| !line.starts_with("$ ")).collect::<String>();
     assert!(!text.contains("open-sesame"), "{text}");
-    // A log line's time and colour are no part of the sentence.
+    // A log line's time and colour are not part of the sentence.
     let words = transcript.text.lines().map(|line| match line.split_once(" WARN ") {
         Some((_, warning)) => format!("WARN {warning}"),
         None => line.to_owned(),

@@ -1,7 +1,7 @@
-//! What the statements of every minute cost on a hundred thousand machines, in buffers, by the plans
-//! that the server makes for the very files that are sent.
+//! Costs of the frequent statements on a hundred thousand machines, in buffers, by the server's plans for the very
+//! files that are sent.
 //!
-//! Buffers and not milliseconds: they are the same on a busy host.
+//! Buffers and not milliseconds, because they are the same on a busy host.
 
 use serde_json::Value;
 use shepherd::bmdb::connection::read_pool::ReadPool;
@@ -16,8 +16,8 @@ use uuid::Uuid;
 use crate::bmdb_kit::Kit;
 use crate::harness::aloud::TestResult;
 
-/// A fleet in which all is well but one in a hundred: its machines wait for an agent, in ten
-/// providers, three priorities, eight buckets.
+/// A fleet in which one machine in a hundred waits for an agent, with ten providers, three priorities and eight
+/// buckets.
 const FILL: &str = "
     INSERT INTO machine SELECT gen_random_uuid(), now() FROM generate_series(1, $1);
     CREATE TEMPORARY TABLE numbered AS SELECT machine_id, row_number() OVER () AS n FROM machine;
@@ -63,13 +63,12 @@ async fn filled(name: &str, machines: usize) -> anyhow::Result<(Kit, PgConnectio
     Ok((kit, connection))
 }
 
-/// Fills an empty database through a connection, which reads as committed from then on.
+/// Fills an empty database through a connection, which is READ COMMITTED from then on.
 pub(crate) async fn fill(connection: &mut PgConnection, machines: usize) -> anyhow::Result<()> {
     sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut *connection).await?;
     let fill = FILL.replace("$1", &machines.to_string());
     sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut *connection).await?;
-    // Sets the hint bits and the visibility map, as autovacuum has on a fleet that has been there for
-    // a while.
+    // Sets the hint bits and the visibility map, as autovacuum does on a fleet that has existed for a while.
     sqlx::raw_sql(
         "VACUUM machine, machine_due, machine_agent_heartbeat, machine_agent_started, session, intent, fleet_sample",
     )
@@ -78,12 +77,12 @@ pub(crate) async fn fill(connection: &mut PgConnection, machines: usize) -> anyh
     Ok(())
 }
 
-/// Pages touched by a claim of one machine.
+/// Pages that a claim of one machine touches.
 pub(crate) async fn claimed_at(connection: &mut PgConnection) -> anyhow::Result<i64> {
     Ok(claim_cost(connection, CLAIMING, "AgentStart").await?.buffers)
 }
 
-/// Pages touched, and the tables read from end to end.
+/// Pages touched, and the tables that were read from end to end.
 #[derive(Debug)]
 pub(crate) struct Cost {
     buffers: i64,
@@ -100,7 +99,7 @@ fn collect(node: &Value, scanned: &mut Vec<String>) {
     }
 }
 
-/// Runs a statement, says what it cost, and undoes it.
+/// Runs a statement, returns its cost, and rolls it back.
 pub(crate) async fn cost(
     connection: &mut PgConnection,
     file: &str,
@@ -108,7 +107,7 @@ pub(crate) async fn cost(
 ) -> anyhow::Result<Cost> {
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {file}");
     let mut last = None;
-    // The second run: the first one fills the session's caches and counts the catalogue's pages.
+    // The second run counts: the first one fills the session's caches and reads the catalogue's pages.
     for _ in 0..2 {
         let mut transaction = connection.begin().await?;
         let row = bind(sqlx::query(AssertSqlSafe(explain.clone()))).fetch_one(&mut *transaction).await?;
@@ -191,7 +190,7 @@ const CLOSING: &str = include_str!("../../sql/reap/close_expired_sessions.sql");
 const RENEWAL: &str = include_str!("../../sql/session/renew.sql");
 const LOCKING_OF_HEARTBEATS: &str = include_str!("../../sql/heartbeat/lock_batch.sql");
 
-/// As [`check`], but in words.
+/// As [`check`], but returns the violation.
 pub(crate) fn cheap(cost: &Cost, most: i64) -> bool {
     cost.scanned.is_empty() && cost.buffers <= most
 }
@@ -208,7 +207,7 @@ async fn probe_cost(
 const RACKS: [&str; 10] =
     ["rack-0", "rack-1", "rack-2", "rack-3", "rack-4", "rack-5", "rack-6", "rack-7", "rack-8", "rack-9"];
 
-/// Most pages a probe may touch, and a claim of one.
+/// Most pages that a probe may touch, and a claim of one machine.
 const PROBE: i64 = 10;
 const CLAIM: i64 = 400;
 
@@ -217,14 +216,14 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     let (_small_kit, mut small) = filled("explain_small", 10_000).await?;
     let (kit, mut connection) = filled("explain", 100_000).await?;
 
-    // Nothing of a process at all; nothing due though every machine has a row; something due. The
-    // probe is one for all providers and priorities, so their number costs nothing.
+    // A process without any row; a process with a row for every machine and nothing due; a process with due work. One
+    // probe covers all providers and priorities, so their number costs nothing.
     for process in ["Decommission", "Update", "Recovery", "AgentStart"] {
         let one = probe_cost(&mut connection, process, &RACKS).await?;
         check(&format!("probe for {process}"), &one, PROBE);
     }
-    // What is due first is another shepherd's: each class of ours is looked at once, whatever the size of
-    // the others' backlog.
+    // The first due row is another shepherd's: each class of ours is read once, whatever the size of the others'
+    // backlog.
     let foreign = probe_cost(&mut connection, "AgentStart", &["rack-elsewhere"]).await?;
     check("probe before a thousand foreign machines", &foreign, PROBE);
     let classes = include_str!("../../sql/claim/probe_classes.sql");
@@ -238,7 +237,7 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     check_singles(&mut connection).await?;
     check_lists(&kit).await?;
     check_planned_once(&mut connection).await?;
-    // Last, because they change the fleet for good.
+    // Last, because this changes the fleet permanently.
     check_due_timers(&mut connection).await?;
     Ok(planted_faults_are_found(&mut connection).await?)
 }
@@ -251,8 +250,8 @@ async fn check_frequent_statements(
     let there = claim_cost(small, CLAIMING, "AgentStart").await?;
     check("claim of one on 100,000", &here, CLAIM);
     check("claim of one on 10,000", &there, CLAIM);
-    // Ten times as many machines are one level more of an index, for each look through one: a look for
-    // each of two providers' classes, sixteen candidates by key, and some for what is written.
+    // Ten times as many machines add one level to each index, and so one page per lookup: one lookup for each of two
+    // providers' classes, sixteen candidates by key, and some for the writes.
     let more = here.buffers - there.buffers;
     assert!(
         (-50..=48 + 16 + 8).contains(&more),
@@ -271,7 +270,7 @@ async fn check_frequent_statements(
             .await?;
     let renewal = cost(connection, RENEWAL, |query| query.bind(sessions.clone())).await?;
     check("renewal of twenty sessions", &renewal, 600);
-    // A thousand open ones are looked at, and none of the twenty thousand that are over.
+    // It reads a thousand open sessions, and none of the twenty thousand closed ones.
     let closing = cost(connection, CLOSING, |query| query).await?;
     check("closing of expired sessions", &closing, 2_500);
     let reaping = cost(connection, FREEING, |query| query).await?;
@@ -292,8 +291,8 @@ async fn read_oldest_heartbeats(connection: &mut PgConnection) -> anyhow::Result
     Ok(sqlx::query_scalar(text).fetch_all(connection).await?)
 }
 
-/// The statements of every poll and every work item are planned once and for all by each connection. Planning
-/// some of them takes ten times as long as running them.
+/// Each connection plans the statements of every poll and every work item once. Planning some of them takes ten times
+/// as long as running them.
 async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()> {
     let machine: Uuid =
         sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut *connection).await?;
@@ -305,7 +304,7 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
         CLAIMING,
     ];
     let [probe, lock, read, end, claim] = files;
-    // PostgreSQL plans the first five runs each for itself, and then compares.
+    // PostgreSQL plans each of the first five runs, and then compares.
     for _ in 0..10 {
         sqlx::query(probe)
             .bind("Update")
@@ -363,7 +362,7 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
     Ok(())
 }
 
-/// What one page of a list costs, in buffers of all statements that it is made of.
+/// The cost of one page of a list, in buffers of all its statements.
 async fn page_cost(
     kit: &Kit,
     looks: &ReadPool,
@@ -380,7 +379,7 @@ async fn page_cost(
         .await?)
     };
     let mut cost = 0;
-    // The second one counts: the first one fills the connection's caches.
+    // The second run counts: the first one fills the connection's caches.
     for _ in 0..2 {
         let before = touched().await?;
         let (filter, after) = (filter.clone(), after.cloned());
@@ -396,8 +395,8 @@ async fn page_cost(
     Ok(cost)
 }
 
-/// A page of a hundred machines, whatever it is filtered by and wherever in the list it stands: a bounded number of
-/// lines is looked at, and each is a few looks through an index.
+/// A page of a hundred machines, whatever the filter and the position in the list: it reads a bounded number of rows,
+/// each by a few index lookups.
 async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     const A_LINE: i64 = 25;
     let looks = ReadPool::connect(&kit.bmdb, 2).await?;
@@ -431,7 +430,7 @@ async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What has one form.
+/// Statements with a single form.
 async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     let machine: Uuid =
         sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut *connection).await?;
@@ -488,7 +487,7 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// However much is done in a minute, its pace is computed from its newest lines.
+/// However much happens in a minute, the pace is computed from the newest lines.
 async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "INSERT INTO history (machine_id, at, event, edge, lane, fence, process)
@@ -509,7 +508,7 @@ async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A hundred timers of healthy machines: each costs its own rows, not the fleet's.
+/// A hundred timers of healthy machines: each costs its own rows, not those of the fleet.
 async fn check_due_timers(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "UPDATE machine_due SET ready_at = now() - INTERVAL '1 second' WHERE (machine_id, lane) IN (
@@ -523,7 +522,7 @@ async fn check_due_timers(connection: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bounds are bounds: without its index, each statement is beyond its own.
+/// The bounds are effective: without its index, each statement exceeds its own.
 async fn planted_faults_are_found(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::query("DROP INDEX machine_due_next").execute(&mut *connection).await?;
     let probe = probe_cost(connection, "AgentStart", &RACKS).await?;

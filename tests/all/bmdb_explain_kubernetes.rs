@@ -1,6 +1,6 @@
-//! What statements about Kubernetes of clusters cost on thousands of clusters, in buffers, as those of every minute do.
+//! Costs of statements about Kubernetes on thousands of clusters, in buffers, like those of the frequent statements.
 //!
-//! Each is about one cluster, one upgrade or one machine, and must cost that much, however many others there are.
+//! Each concerns one cluster, one upgrade or one machine, and must cost that much, however many others exist.
 
 use serde_json::{Value, json};
 use sqlx::postgres::PgArguments;
@@ -48,7 +48,7 @@ const FILL: &str = "
 const ONE: i64 = 40;
 const SOME: i64 = 120;
 
-/// The rows that the statements are about.
+/// The rows that the statements concern.
 #[derive(Clone)]
 struct About {
     cluster: Uuid,
@@ -77,7 +77,7 @@ impl About {
 }
 
 type Bound<'q> = Query<'q, Postgres, PgArguments>;
-/// A statement: its name, its text, what it is given, and the most that it may cost.
+/// A statement: its name, its text, its arguments, and its largest permitted cost.
 type Statement = (&'static str, &'static str, for<'q> fn(Bound<'q>, &About) -> Bound<'q>, i64);
 
 macro_rules! sql {
@@ -186,7 +186,7 @@ async fn costs(
     cost(connection, file, |query| bind(query, about)).await
 }
 
-/// Every file of both directories is looked at.
+/// Every file of both directories is checked.
 fn all_are_there() -> anyhow::Result<()> {
     for directory in ["kubernetes", "upgrade"] {
         for entry in std::fs::read_dir(crate::harness::source::root().join("sql").join(directory))? {
@@ -214,13 +214,13 @@ async fn statements_about_one_cluster_cost_no_more_for_all_the_others() -> TestR
         let cost = costs(&mut connection, &about, statement).await?;
         check(statement.0, &cost, statement.3);
     }
-    // The bounds are bounds: without its index, each statement is beyond its own.
+    // The bounds are effective: without its index, each statement exceeds its own.
     for (index, of) in [
         ("cluster_kubernetes_user_by_key", ["its people", "all certificates"]),
         ("cluster_upgrade_by_cluster", ["its upgrade", "all upgrades"]),
     ] {
         if of.contains(&"its upgrade") {
-            // Each of the two would do.
+            // Either of the two would suffice.
             sqlx::raw_sql("DROP INDEX cluster_upgrade_active").execute(&mut connection).await?;
         }
         sqlx::query(AssertSqlSafe(format!("DROP INDEX {index}"))).execute(&mut connection).await?;

@@ -1,4 +1,4 @@
-//! What is old is deleted in bounded batches, what is needed stays, and nobody waits for it.
+//! Old rows are deleted in bounded batches, rows that are needed stay, and no transaction waits for it.
 
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
@@ -22,7 +22,7 @@ const HISTORY: &str = include_str!("../../sql/retention/delete_history.sql");
 const INTENTS: &str = include_str!("../../sql/retention/delete_intents.sql");
 const SESSIONS: &str = include_str!("../../sql/retention/delete_sessions.sql");
 const OLD_SAMPLES: &str = include_str!("../../sql/retention/delete_samples.sql");
-/// Lines of history that are beyond thirty days.
+/// Lines of history that are older than thirty days.
 const OLD_LINES: &str = "SELECT count(*) FROM history WHERE at < now() - INTERVAL '30 days'";
 
 async fn kept_for_thirty_days(test_name: &str) -> anyhow::Result<Kit> {
@@ -37,7 +37,7 @@ async fn run(kit: &Kit, statements: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 2,500 lines that are too old and 500 that are not, each at a moment of its own.
+/// Inserts 2,500 lines that are too old and 500 that are not, each with a time of its own.
 async fn tell_of_the_past(kit: &Kit) -> anyhow::Result<()> {
     run(
         kit,
@@ -55,7 +55,7 @@ async fn tell_of_the_past(kit: &Kit) -> anyhow::Result<()> {
 async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
     let kit = kept_for_thirty_days("retention_batch").await?;
     tell_of_the_past(&kit).await?;
-    // In whole minutes, of which a busy host takes none.
+    // In whole minutes, because even a busy host takes less than one.
     let oldest =
         "SELECT floor(EXTRACT(EPOCH FROM now() - INTERVAL '31 days' - min(at)) / 60)::INT8 FROM history";
     assert_eq!(kit.count(oldest).await?, 2_500);
@@ -67,7 +67,7 @@ async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
     assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, 1_000).await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Newer'").await?, 500);
 
-    // Lines of one moment go together: there is nothing to tell them apart by.
+    // Lines of the same time are deleted together: they have no key that distinguishes them.
     run(
         &kit,
         "INSERT INTO history (machine_id, at, event)
@@ -146,7 +146,7 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     }
     assert_eq!(kit.bmdb.open_creations("rack").await?.len(), 5);
 
-    // What the two sessions held is freed by the reaper; then they may go.
+    // The reaper frees the leases of the two sessions. Then they may be deleted.
     run(&kit, "DELETE FROM work").await?;
     kit.bmdb.reap().await?;
     assert_eq!(kit.count("SELECT count(lease_session) FROM named_lease").await?, 0);
@@ -187,7 +187,7 @@ async fn a_longer_retention_counts_for_a_process_that_has_not_read_it() -> TestR
     Ok(())
 }
 
-/// Binds what the statement that deletes `what` is given, to keep `days`.
+/// Binds the arguments of the statement that deletes `what`, with a retention of `days`.
 fn batch_of<'q>(
     query: Query<'q, Postgres, PgArguments>,
     what: &str,
@@ -216,7 +216,7 @@ async fn history_is_written_while_a_batch_is_being_deleted() -> TestResult {
     let machine = work.machine();
     work.finish(Vec::new(), "beside it").await?;
     assert_eq!(kit.ends(machine).await?, ["Finished"]);
-    // Not committed until here: the deleting transaction was open all the while.
+    // Not committed before this line: the deleting transaction was open all the time.
     assert_eq!(kit.count(OLD_LINES).await?, 2_500);
     drop(by_hand);
     Ok(shepherd.stop().await?)
@@ -226,7 +226,8 @@ async fn history_is_written_while_a_batch_is_being_deleted() -> TestResult {
 async fn two_that_delete_at_once_delete_everything_once() -> TestResult {
     let kit = kept_for_thirty_days("retention_twice").await?;
     tell_of_the_past(&kit).await?;
-    // A deletion does not wait for ever: after its time limit it leaves a locked batch to the lock's holder.
+    // A deletion does not wait for ever: after its time limit it leaves a locked batch to the transaction that holds
+    // the lock.
     let by_hand = begin_a_batch(&kit).await?;
     assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, BATCH).await?, 0);
     drop(by_hand);
@@ -281,8 +282,8 @@ const FILL: &str = "
     SELECT now() - n * INTERVAL '86.4 seconds', now(), 7, '{}' FROM generate_series(100000, 1, -1) n;
     ANALYZE history, intent, session, fleet_sample";
 
-/// For each row: a page where it is found, two on the way to each of the two things that a session may
-/// hold, three on the way down to its key, and one each where it is looked at again and deleted.
+/// For each row: a page to find it, two on the way to each of the two things that a session may hold, three on the way
+/// down to its key, and one each to check it again and to delete it.
 const BATCH_PAGES: i64 = BATCH * 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
-//! Budgets that people set, and brakes that they look at: through the API, in the database, and heeded by a loop
-//! that runs.
+//! Budgets and brakes: operators set and read them through the API, the database has them, and a running loop respects
+//! them.
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -67,7 +67,7 @@ async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResu
         sqlx::query_scalar("SELECT outcome FROM audit ORDER BY at").fetch_all(&kit.pool).await?;
     assert_eq!(outcomes, ["changed", "changed", "unchanged", "refused"]);
 
-    // Three began, and two may: the next is free when the second newest of them leaves the window.
+    // Three steps began, and two are permitted: the next one is permitted when the second newest leaves the window.
     sqlx::query(
         "INSERT INTO intent (intent_id, kind, provider, session_id, fence, detail, begun_at)
          SELECT gen_random_uuid(), 'reboot', 'rack', gen_random_uuid(), 1, '',

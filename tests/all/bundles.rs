@@ -1,4 +1,4 @@
-//! Bundles of Kubernetes as the tool makes them and a node keeps them.
+//! Bundles of Kubernetes: the tool makes them, and a node stores them.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ fn digest_of(path: &Path) -> Result<Sha256> {
     parse_digest(&name).map_err(anyhow::Error::msg)
 }
 
-/// Brings a bundle to a node by hand.
+/// Puts a bundle on a node by hand.
 fn put(bundles: &BundleStore, file: &Path) -> Result<Sha256> {
     let digest = digest_of(file)?;
     let place = bundles.archive_path(digest);
@@ -42,7 +42,7 @@ async fn what_the_tool_makes_is_named_by_its_digest_and_runs_on_a_node() -> Test
     let other = kube_bundle::controllers(place.path(), "1.20.3")?;
     assert_ne!(one, other);
 
-    // The first piece says what it is: nobody has to fetch the rest to know.
+    // The first piece identifies a bundle: nobody has to fetch the rest for that.
     let bytes = std::fs::read(&one)?;
     let first = &bytes[..bytes.len().min(usize::try_from(PIECE_BYTES)?)];
     let manifest = archive::read_bundle_manifest(first).map_err(anyhow::Error::msg)?;
@@ -62,7 +62,7 @@ async fn what_the_tool_makes_is_named_by_its_digest_and_runs_on_a_node() -> Test
     let add_on = bundle.add_ons().first().context("it has no add-on")?;
     assert!(String::from_utf8(bundle.read_add_on(add_on)?)?.contains("ServiceAccount"));
 
-    // An upgrade beside it, the way back, and what nobody goes back to any more.
+    // An upgrade beside it, the way back, and a bundle that nothing goes back to any more.
     let next = put(&bundles, &other)?;
     assert_eq!(read_version(&bundles.ensure_bundle(&next).await?)?, "Kubernetes v1.20.3\n");
     bundles.remove_unneeded(&[digest, next]).await?;
@@ -82,7 +82,7 @@ async fn damaged_bundle_is_not_started_in_the_next_life() -> TestResult {
     let digest = put(&bundles, &file)?;
     let bundle = bundles.ensure_bundle(&digest).await?;
     let program = bundle.program_path(BundleComponent::KubeApiserver).map_err(anyhow::Error::msg)?;
-    // As long as it was: only its digest tells.
+    // The length is the same: only the digest shows the damage.
     std::fs::write(&program, std::fs::read_to_string(&program)?.replace("1.20.2", "1.20.9"))?;
 
     let next_life = BundleStore::open(directory, ServerPool::default());

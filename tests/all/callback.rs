@@ -1,4 +1,4 @@
-//! The callback server, spoken to over real TLS on the loopback address.
+//! The callback server, called over real TLS on the loopback address.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl World {
         Ok(Self { database, directory, pool, listener })
     }
 
-    /// One whose server lets handshakes take so long.
+    /// A world whose server permits handshakes of this duration.
     async fn patient(name: &str, handshake: Duration) -> anyhow::Result<Self> {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;
@@ -149,7 +149,7 @@ async fn repetition_is_answered_the_same_and_what_is_older_changes_nothing() -> 
     let before = rows(&world.pool, agent.machine).await?;
     for again in [heartbeat, agent.heartbeat(20)] {
         let mut again = say(&mut client, again).await?;
-        // Each answer says when it was made.
+        // Each response states when it was made.
         assert!(again.shepherd_time_ms >= answer.shepherd_time_ms);
         again.shepherd_time_ms = answer.shepherd_time_ms;
         assert_eq!(again, answer);
@@ -224,7 +224,7 @@ async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> 
     assert_eq!(refused(answer)?, (Code::InvalidArgument, text));
     let (code, _) = refused(say(&mut client, with_report_of(3_000_000)).await)?;
     assert_eq!(code, Code::OutOfRange);
-    // A megabyte that would be a hundred of them in memory.
+    // A megabyte that would expand to a hundred in memory.
     let mut many = agent.heartbeat(20);
     many.hardware_report =
         Some(HardwareReport { cpus: vec![Cpu::default(); 400_000], ..HardwareReport::default() });
@@ -302,7 +302,7 @@ impl rustls::client::ResolvesClientCert for Shows {
     }
 }
 
-/// Whether a peer that shows `chain` and signs with `pkcs8` gets to speak HTTP/2.
+/// Whether a peer that shows `chain` and signs with `pkcs8` can speak HTTP/2.
 async fn gets_in(
     server: &CallbackServer,
     chain: Vec<CertificateDer<'static>>,
@@ -337,7 +337,7 @@ async fn speaks(server: &CallbackServer, config: ClientConfig) -> anyhow::Result
     else {
         return Ok(false);
     };
-    // In TLS 1.3 a client learns only with the first byte it reads whether it was let in.
+    // In TLS 1.3 a client learns only with the first byte that it reads whether it was accepted.
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let mut settings = [0; 9];
     let talk = async {
@@ -384,7 +384,7 @@ async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> TestResult 
     ];
     for (refused, (name, chain, key)) in (1..).zip(cases) {
         assert!(!gets_in(server, chain, key).await?, "{name}");
-        // For what it showed, not for how it spoke.
+        // It is rejected because of its certificate, not because of its protocol.
         until(&format!("the refusal of {name} is counted"), async || {
             let counted =
                 world.listener.counted("shepherd_tls_handshake_failures_total{reason=\"certificate\"}")?;
@@ -397,12 +397,12 @@ async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> TestResult 
     let old = builder(server, &rustls::version::TLS12)?
         .with_client_auth_cert(vec![certificate.clone()], agent.identity.private_key())?;
     assert!(!speaks(server, old).await?, "TLS 1.2");
-    // What was refused left nothing behind that keeps others out.
+    // Rejected connections leave nothing behind that would block others.
     assert!(gets_in(server, vec![certificate], own).await?);
     Ok(world.listener.stop().await?)
 }
 
-/// Sends heartbeats over old and new connections; the times they took.
+/// Sends heartbeats over old and new connections, and returns how long they took.
 async fn times(
     world: &World,
     agents: &mut [(TestAgent, Client)],
@@ -426,8 +426,8 @@ async fn times(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_half_open_handshakes_delay_no_heartbeat() -> TestResult {
-    // What waited for a half-open handshake would wait for longer than this test may take, so none
-    // of the heartbeats below did; how long they took says what a thousand of them cost.
+    // A call that waited for a half-open handshake would wait for longer than this test may take, so none of the
+    // heartbeats below did. Their durations show what a thousand such handshakes cost.
     Ok(tokio::time::timeout(Duration::from_mins(5), beside_half_open_handshakes()).await??)
 }
 
@@ -436,7 +436,7 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
     let mut agents = vec![world.agent().await?, world.agent().await?];
     let mut seq = 0;
     let (mut quiet, mut busy) = (Vec::new(), Vec::new());
-    // In turn, because this host may become busier, or less so, without any doing of ours.
+    // In turns, because other programs may make this host busier or less busy.
     for _ in 0..3 {
         quiet.extend(times(&world, &mut agents, &mut seq).await?);
         let half_open = thousand_half_open(&world).await?;
@@ -463,7 +463,7 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
     world.listener.stop().await
 }
 
-/// A thousand connections that the server waits for to finish their handshakes.
+/// A thousand connections whose handshakes the server waits for.
 async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     let mut half_open = Vec::new();
     for number in 0..1000_u32 {
@@ -481,7 +481,7 @@ async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     Ok(half_open)
 }
 
-/// The certificate that the server shows to a client that connects now.
+/// The certificate that the server now shows to a new client.
 async fn fetch_server_certificate(
     server: &CallbackServer,
     agent: &TestAgent,
@@ -500,7 +500,7 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
     let day = Duration::from_hours(24);
-    // Began eight days ago; half of a certificate's life is seven.
+    // The certificate began eight days ago; half of a certificate's life is seven days.
     let began = SystemTime::now() - 8 * day;
     let (today, time) = watch::channel(began);
     let looks = Arc::new(AtomicU64::new(0));
@@ -545,7 +545,7 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
         "it is renewed once, not with every look"
     );
 
-    // Who was there is still there, on the connection made with the first certificate.
+    // A connected agent stays connected, on the connection that it made with the first certificate.
     say(&mut client, agent.heartbeat(2)).await?;
     until("the connections that only looked are gone", async || {
         Ok(listener.counted("shepherd_agent_connections")? == 1)
@@ -553,10 +553,10 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     .await?;
     say(&mut client, agent.heartbeat(3)).await?;
     assert_eq!(listener.counted("shepherd_agent_connections")?, 1, "no second connection was needed");
-    // And who comes believes the new one with the authority of old, as an agent does.
+    // A new connection verifies the new certificate with the old authority, as an agent does.
     say(&mut agent.connect(&listener.server).await?, agent.heartbeat(4)).await?;
 
-    // The clock was a month ahead and is set right: what was issued meanwhile nobody believes yet.
+    // The clock was a month ahead and is corrected: a certificate that was issued meanwhile is not valid yet.
     today.send(began + 38 * day)?;
     until("a certificate of the wrong month is issued", async || {
         Ok(fetch_server_certificate(&listener.server, &agent).await.is_err())
@@ -693,7 +693,8 @@ async fn stop_answers_what_is_under_way() -> TestResult {
                 .bind(machine.0)
                 .fetch_one(&world.pool)
                 .await?;
-        // The answer to the last one may have been lost with the connection; none that was given is untrue.
+        // The response to the last heartbeat may have been lost with the connection. Every response that arrived is
+        // true.
         assert!(stored > 0 && [0, 1].contains(&(sequence - i64::try_from(stored)?)), "{sequence} {stored}");
     }
     Ok(())
@@ -768,7 +769,7 @@ async fn metrics_and_health_are_shown() -> TestResult {
         get("/metrics Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await?;
     assert!(open.contains("\r\ncontent-type: application/openmetrics-text; version=1.0.0;"), "{open}");
     assert!(open.contains("\n# TYPE shepherd_heartbeats counter\n") && open.ends_with("# EOF\n"), "{open}");
-    // Health is that of one moment, and an overloaded host has moments in which the database is late.
+    // Health is that of one moment, and on an overloaded host the database is sometimes late.
     until("the service is healthy", async || Ok(get("/healthz").await?.ends_with("\r\n\r\nok\n"))).await?;
     assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
     world.listener.bmdb.close().await;

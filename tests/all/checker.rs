@@ -1,9 +1,8 @@
-//! A judge of what shepherds did, who shares nothing with them.
+//! A checker of what shepherds did. It shares no code with them.
 //!
-//! It reads rows as they stand in the BMDB and the simulator's journal of the calls that it received, and
-//! knows no more of the engine than what its tables promise. It says what was violated; an empty answer
-//! means that, as far as anybody outside can tell, every machine was worked on by one at a time, was made
-//! once, and nothing that was lost went untold.
+//! It reads rows of the BMDB and the simulator's journal of the calls that it received, and knows no more of the engine
+//! than what its tables promise. It returns the violations. An empty list means that, as far as an outside observer can
+//! tell, every machine was worked on by one worker at a time and was created once, and every lost lease was recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +49,7 @@ pub(crate) struct Provided {
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) start: u64,
-    /// `u64::MAX` for one that never ended.
+    /// `u64::MAX` for a call that never ended.
     pub(crate) end: u64,
     pub(crate) what: String,
     pub(crate) machine: Option<String>,
@@ -61,13 +60,13 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether it made a difference: its answer may be lost, or its caller have gone, after the deed.
+    /// Whether it had an effect: its response may be lost, or its caller have disconnected, after the effect.
     fn was_done(&self) -> bool {
         self.outcome == "ok" || self.result["done"] == true
     }
 }
 
-/// Everything that is judged.
+/// All records that are checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
     pub(crate) edges: Vec<Edge>,
@@ -79,7 +78,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Reads them from a database that nobody uses any more.
+    /// Reads the records from a database that no process uses any more.
     pub(crate) async fn read(pool: &PgPool, journal: &[Value]) -> Result<Self> {
         Ok(Self {
             edges: sqlx::query_as(
@@ -104,7 +103,7 @@ impl Records {
     }
 }
 
-/// Pairs the lines of a journal.
+/// Pairs the starts and ends of a journal.
 fn calls(journal: &[Value]) -> Result<Vec<Call>> {
     let mut found: BTreeMap<u64, Call> = BTreeMap::new();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -137,13 +136,13 @@ fn calls(journal: &[Value]) -> Result<Vec<Call>> {
 pub(crate) enum Violation {
     /// Two work items of one machine's lane were live at once, or two calls that touch one machine overlapped.
     Overlap(String),
-    /// A machine was made, recorded or adopted twice, or only one of the provider and the BMDB knows it.
+    /// A machine was created, recorded or adopted twice, or only one of the provider and the BMDB knows it.
     Twice(String),
     /// A lease was lost, and its end was not recorded exactly once.
     LostUntold(String),
-    /// A fence has no beginning, more than one, or more than one end, or was left out.
+    /// A fence has no beginning, more than one, or more than one end, or was skipped.
     Fence(String),
-    /// A machine accepted an order with an older fence than one that it had accepted, or with one that nobody held.
+    /// A machine accepted an order with a lower fence than one that it had accepted, or with one that no session held.
     WentBack(String),
     /// Something happened under a session after it was closed.
     AfterClose(String),
@@ -154,7 +153,7 @@ pub(crate) enum Violation {
 /// Calls by which a shepherd touches a machine. Calls that only read are not among them.
 pub(crate) const TOUCHES: [&str; 6] = ["probe", "upload", "enroll-command", "reboot", "power", "release"];
 
-/// Everything that these records show to have gone wrong.
+/// All violations in these records.
 pub(crate) fn check(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
     leases(records, &mut found);
@@ -238,11 +237,11 @@ fn touches(records: &Records, found: &mut Vec<Violation>) {
     }
 }
 
-/// What the provider made is what the BMDB knows, one for one.
+/// The machines that the provider created are exactly those that the BMDB knows.
 fn machines(records: &Records, found: &mut Vec<Violation>) {
     let twice = |what: String| Violation::Twice(what);
-    // Asking again under the same intent answers the same machine, and is no second one. An answer that
-    // was lost after the deed is a deed.
+    // A repeated request under the same intent returns the same machine, and is no second one. A request whose response
+    // was lost after the effect counts.
     let mut made: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut intents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for call in records.calls.iter().filter(|call| call.what == "create" && call.was_done()) {
@@ -304,7 +303,7 @@ fn machines(records: &Records, found: &mut Vec<Violation>) {
     }
 }
 
-/// The fences that a machine accepted never decrease, and each was held by somebody.
+/// The fences that a machine accepted never decrease, and a session held each of them.
 fn orders(records: &Records, found: &mut Vec<Violation>) {
     let held: BTreeSet<(String, i64)> = records
         .edges
@@ -348,7 +347,7 @@ fn left_behind(records: &Records, found: &mut Vec<Violation>) {
     }
 }
 
-/// A good record with one fault planted in it.
+/// Records without a violation, in which one fault is planted.
 pub(crate) mod planted {
     use super::{Call, Records};
 
@@ -360,7 +359,7 @@ pub(crate) mod planted {
         Some(records)
     }
 
-    /// A machine that was made is made again under another intent, as by a second provisioner.
+    /// A machine that exists is created again under another intent, as by a second provisioner.
     pub(crate) fn machine_twice(good: &Records) -> Option<Records> {
         let mut records = good.clone();
         let made = records.calls.iter().find(|call| call.what == "create" && call.outcome == "ok")?.clone();
@@ -403,7 +402,7 @@ mod tests {
         DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds)
     }
 
-    /// Two machines; the first was lost by a session that died and taken up by another.
+    /// Two machines. The first one was lost by a session that died, and another session took it over.
     fn good() -> Records {
         let (dead, living) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let machines = [Uuid::from_u128(10), Uuid::from_u128(11)];
@@ -509,7 +508,7 @@ mod tests {
         assert!(matches!(found.as_slice(), [Violation::AfterClose(_)]), "{found:?}");
         let found = judged(|records| records.calls[4].arguments["fence"] = json!(3));
         assert!(found.iter().all(|one| matches!(one, Violation::WentBack(_))) && found.len() == 2);
-        // A caller who died before his answer has made a machine all the same, and nobody else did.
+        // A caller that died before the response has created a machine all the same, and no other caller did.
         let dropped = |call: &mut Call| {
             call.outcome = "dropped".to_owned();
             call.result["done"] = json!(true);

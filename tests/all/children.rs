@@ -12,15 +12,15 @@ use crate::harness::aloud::TestResult;
 use crate::harness::child::{Detached, Program, guarded, is_watcher};
 use crate::harness::program::Place;
 
-/// How long anything may take before a test gives up on it.
+/// The deadline of every wait.
 const PATIENCE: Duration = Duration::from_mins(5);
 const STAND_IN: &str = "SHEPHERD_TEST_FAKE_PROGRAM";
 
-/// When a process began; a process id alone may be another's by the time it is looked at.
+/// When a process began: its process id alone may belong to another process later.
 fn began(pid: &str) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // Ended and not waited for is ended.
+    // A process that has ended and was not waited for counts as ended.
     (fields.first() != Some(&"Z")).then(|| fields[19].to_owned())
 }
 
@@ -45,7 +45,7 @@ fn children_of_a_test_process_that_is_killed_end_with_it() -> TestResult {
         let running = Program::spawn(guarded("sleep").arg("600"))?;
         let stopped = Program::spawn(guarded("sleep").arg("600"))?;
         stopped.signal(Signal::STOP)?;
-        // Nobody's child, and known by its last argument.
+        // A process without a parent, identified by its last argument.
         let directory = env::temp_dir().join("machine");
         let _watched = Detached::naming(&directory)?;
         let detach = "setsid tail -f /dev/null \"$1\" </dev/null >/dev/null 2>&1 & echo $!";
@@ -65,7 +65,7 @@ fn children_of_a_test_process_that_is_killed_end_with_it() -> TestResult {
             stopped.pid(),
             simulator.pid()
         )?;
-        // Until we are killed. The place stays: nobody is left to remove it, and it is small.
+        // Until this process is killed. The directory stays: nothing can remove it, and it is small.
         loop {
             thread::park();
         }

@@ -1,8 +1,7 @@
-//! `shepherdctl` as a person drives it: the real program against machines that the engine put where
-//! they are.
+//! `shepherdctl` as an operator uses it: the real program against machines whose states the engine has set.
 //!
-//! Transcripts are golden. What differs from run to run (ids, moments, host names) is masked, spans
-//! are not: the database's clock is moved by the test, and a second of the host's does not show.
+//! Transcripts are golden. What differs from run to run (ids, times, host names) is masked. Durations are not: the test
+//! moves the database's clock, and a second of the host's clock does not show.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,7 +38,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::dialect;
 use crate::harness::postgres::TestDatabase;
 
-/// A database with machines, and the program that asks about them.
+/// A database with machines, and the program that queries it.
 struct Site {
     database: TestDatabase,
     bmdb: Bmdb,
@@ -67,7 +66,7 @@ impl Site {
         Ok(())
     }
 
-    /// A machine that `provider` calls `id`, running at 192.0.2.7.
+    /// Adds a machine with the provider's id `id`, at the address 192.0.2.7.
     async fn machine(&self, provider: &str, id: &str) -> anyhow::Result<MachineId> {
         let provisioner = self.sessions("provisioner").await?;
         let lease = self.bmdb.acquire_named_lease(&provisioner.session, "provisioner", provider).await?;
@@ -84,7 +83,7 @@ impl Site {
         Ok(machine)
     }
 
-    /// Somebody listens for heartbeats, and has for an hour.
+    /// A callback server listens for heartbeats, and has done so for an hour.
     async fn listen(&self) -> anyhow::Result<()> {
         sqlx::query(
             "INSERT INTO fleet_listening (shard, since, last_commit) VALUES (0, clock_timestamp() - interval '1 h', \
@@ -95,7 +94,7 @@ impl Site {
         Ok(())
     }
 
-    /// A session of an `initializer` or such, kept by nobody for the length of a test.
+    /// Opens a session of an `initializer` or a similar component, which nothing renews during a test.
     async fn sessions(&self, component: &str) -> anyhow::Result<Worker> {
         let (sessions, keeper) =
             Sessions::new(self.bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
@@ -105,13 +104,13 @@ impl Site {
         Ok(Worker { sessions, session, stop, kept })
     }
 
-    /// What the program says: exit code, standard output and standard error, masked.
+    /// Runs the program: exit code, standard output and standard error, masked.
     fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         transcript(&self.program(arguments)?.output()?)
     }
 
-    /// The same on an endless line and with single spaces: for what holds host names, whose length
-    /// differs from host to host.
+    /// The same on an endless line and with single spaces: for output with host names, whose length differs from host
+    /// to host.
     fn ask_wide(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = transcript(&self.program(arguments)?.env("COLUMNS", "2000").output()?)?;
         let squeezed = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -170,7 +169,7 @@ fn command(url: Option<&str>, arguments: &[&str]) -> Command {
     command
 }
 
-/// Exit code (unless 0), then the output, with everything masked that differs from run to run.
+/// The exit code (unless 0), then the output, with masks for everything that differs from run to run.
 fn transcript(output: &Output) -> anyhow::Result<String> {
     let mut text = String::new();
     if !output.status.success() {
@@ -206,8 +205,8 @@ macro_rules! golden {
         settings.add_filter(r"src/([a-z_/]+\.rs):\d+", "src/$1:[line]");
         settings.add_filter(r"/tmp/[^ :]*", "[socket]");
         settings.add_filter(r"tests/all/cli\.rs:\d+", "tests/all/cli.rs:[line]");
-        // On a slow host seconds are added to these minutes, or a digit to the seconds. In a column they take the
-        // place of blanks, which come back with what is taken away.
+        // On a slow host seconds are added to these minutes, or a digit to the seconds. In a column they take the place
+        // of spaces, which are put back when they are masked.
         settings.add_filter(r"(\d+m)\d\ds( ago)?(  )", "$1$2   $3");
         settings.add_filter(r"(\d+m)\d\ds", "$1");
         settings.add_filter(r"\b\d\ds(  )", "[s] $1");
@@ -268,7 +267,7 @@ fn refused(key: &HostKey) -> FactChange {
     FactChange::HostKeyRefused { algorithm: key.algorithm.clone(), public_key: key.key.clone() }
 }
 
-/// An agent was put on it and has reported.
+/// The changes of a machine whose agent was installed and has reported.
 fn healthy() -> Vec<FactChange> {
     vec![agent(), beat("boot-1", 1000)]
 }
@@ -326,7 +325,7 @@ async fn lists_show_what_is_there() -> TestResult {
     }
     provisioner.end().await?;
     site.bmdb.set_recovery_brake("*", Some("brake: 40 of 50 machines in all fell silent within 10m")).await?;
-    // So long that a second more or less, as a busy host takes, makes no column wider.
+    // So long that a second more or less on a busy host does not make a column wider.
     site.advance(Duration::from_hours(72)).await?;
     golden!("providers", site.ask(&["get", "providers"])?);
     Ok(())
@@ -412,7 +411,7 @@ async fn json_has_documented_fields() -> TestResult {
     Ok(worker.end().await?)
 }
 
-/// Every path in a JSON document with the kind of value there.
+/// Every path in a JSON document with the type of its value.
 fn shape_of(path: &str, value: &serde_json::Value, shape: &mut BTreeMap<String, &'static str>) {
     use serde_json::Value;
     let kind = match value {
@@ -436,7 +435,7 @@ fn shape_of(path: &str, value: &serde_json::Value, shape: &mut BTreeMap<String, 
     shape.insert(path.to_owned(), kind);
 }
 
-/// A failure of `process` that the engine would record at this moment, without jitter.
+/// A failure of `process` as the engine would record it now, without jitter.
 async fn fail(site: &Site, machine: MachineId, process: Process, cause: &str) -> anyhow::Result<()> {
     let (_, policy) = site.bmdb.policy();
     let cause = cause.to_owned();
@@ -523,7 +522,7 @@ async fn why_of_a_changed_host_key_leads_to_allowing_it() -> TestResult {
     assert_eq!((after.key, after.source.as_str(), after.rejected), (new.clone(), "allowed", None));
     let facts = site.bmdb.read_machine_snapshot(machine).await?.facts;
     assert!(facts.needs_human.is_none() && facts.backoffs.is_empty(), "{facts:?}");
-    // It is due at once, and says nothing of keys any more.
+    // It is due at once, and its reason does not mention keys any more.
     let work = worker.claim(Process::AgentStart, "sim").await?;
     work.cancel("the test goes on").await?;
     golden!("why_host_key_allowed", site.ask(&["why", "sim-0007"])?);
@@ -797,7 +796,7 @@ async fn reader_that_goes_away_is_no_error() -> TestResult {
 async fn reading_locks_no_rows() -> TestResult {
     let site = Site::create("cli_locks").await?;
     let machine = site.machine("sim", "sim-0001").await?;
-    // Somebody holds every row of the machine; who only looks must not wait.
+    // A transaction holds every row of the machine; a query must not wait for it.
     let pool = site.database.pool().await?;
     let mut holder = pool.begin().await?;
     sqlx::query("SELECT 1 FROM machine_due d, machine_provided p WHERE d.machine_id = $1 FOR UPDATE")
@@ -813,7 +812,7 @@ async fn reading_locks_no_rows() -> TestResult {
         let output = site.ask(arguments)?;
         assert!(!output.contains("exit code"), "{output}");
     }
-    // And the other way: what reads cannot write, so it cannot hold anything up.
+    // The other way round, a query cannot write, so it cannot block anything.
     let refused = site
         .bmdb
         .transact_read_only(move |tx| {
@@ -829,8 +828,8 @@ async fn reading_locks_no_rows() -> TestResult {
     Ok(())
 }
 
-/// With 20,000 machines of two providers a plan that reads them all is dearer than any index, so the
-/// planner would choose it only where no index fits.
+/// With 20,000 machines of two providers a plan that reads all of them costs more than any index, so the planner
+/// chooses it only if no index fits.
 #[tokio::test]
 async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
     let site = Site::create("cli_plans").await?;
@@ -939,7 +938,7 @@ async fn what_is_wrong_is_listed_with_what_to_do() -> TestResult {
     let call =
         FactChange::NeedsHuman { obstacle: Obstacle::LoginRefused, reason: "it lets nobody in".into() };
     site.change(machine, vec![call]).await?;
-    // So long that a second more or less, as a busy host takes, makes no column wider.
+    // So long that a second more or less on a busy host does not make a column wider.
     site.advance(Duration::from_hours(72)).await?;
     golden!("issues", site.ask(&["issues"])?);
     golden!("yaml_issues", site.ask(&["issues", "-o", "yaml"])?);

@@ -1,4 +1,4 @@
-//! Certificates of people for a cluster: made, used at its curators without any shepherd, and ended.
+//! Certificates of people for a cluster: issued, used at its curators without any shepherd, and revoked.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::clusters::Field;
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::PATIENCE;
 
-/// Asks the curator that leads for the nodes, with the files that somebody has, and nothing else.
+/// Lists the nodes at the curator that leads, with a person's files and nothing else.
 async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result<Vec<wire::Node>, Status>> {
     let certificate = CertificateDer::from_pem_file(files.join(format!("{holder}.crt")))?;
     let key = PrivatePkcs8KeyDer::from_pem_file(files.join(format!("{holder}.key")))?;
@@ -36,7 +36,7 @@ async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result
                     let all = listed.into_inner().nodes;
                     return Ok(Ok(all.into_iter().filter_map(|listed| listed.node).collect()));
                 }
-                // It does not lead, or cannot say who does.
+                // It does not lead, or does not know the leader.
                 Err(status) if matches!(status.code(), Code::Unimplemented | Code::Unavailable) => {
                     ensure!(Instant::now() < end, "none of {curators:?} leads: {status}");
                 }
@@ -47,7 +47,7 @@ async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result
     }
 }
 
-/// The certificate of that id, as it is listed.
+/// The certificate of that id in the list.
 fn listed(field: &Field, id: &str) -> Result<Value> {
     let output = field.ctl(&["cluster", "credentials", "get", "ams", "-o", "json"])?;
     let all: Value = serde_json::from_str(&output)?;
@@ -80,7 +80,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let all = nodes(&files, "kim", &curators).await??;
     assert_eq!(all.len(), 3, "it is an owner's");
     for node in &all {
-        // As the simulator says of each model.
+        // The simulator defines this for each model.
         let expected = match node.labels.get("product").map(String::as_str) {
             Some("PowerEdge-R6615") => ["Dell-Inc", "64", "384"],
             Some("SYS-121C-TN10R") => ["Supermicro", "128", "512"],
@@ -91,7 +91,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
         assert_eq!(has, expected.map(Some), "{:?}", node.labels);
     }
 
-    // What is kept of it: no key, and what the audit says of it.
+    // What is stored of it: no key, and the audit's record.
     let kept: Vec<Vec<u8>> = sqlx::query_scalar(
         "SELECT public_key || certificate || convert_to(holder || coalesce(serial, ''), 'UTF8') FROM cluster_credential",
     )
@@ -124,7 +124,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let again = field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "once more"])?;
     assert!(again.contains("has nothing to end"), "{again}");
 
-    // It goes with its cluster.
+    // The certificate is deleted with its cluster.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_credential").await?);

@@ -1,5 +1,5 @@
-//! The shepherd's own key for a cluster: replaced by order and by schedule, through crashes, and after the cluster came
-//! back from a snapshot of before.
+//! The shepherd's own key for a cluster: replaced by order and by schedule, through crashes, and after the cluster was
+//! restored from an older snapshot.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::curators::found_no_leader;
 use crate::harness::fleet::{PATIENCE, endpoint};
 
-/// Holder of a present or former key of the shepherd, with the certificate that was claimed with it then.
+/// Holder of a present or former key of the shepherd, with the certificate that was claimed with it.
 struct Holder {
     key: Identity,
     certificate: Option<Vec<u8>>,
@@ -52,7 +52,7 @@ impl Holder {
         Ok(open_channel(&curator, client_config(TrustAnchor::parse(&ca)?, None, Some(own), Clock::system())?))
     }
 
-    /// Claims a certificate, and keeps it.
+    /// Claims a certificate, and stores it.
     async fn claim(&mut self, field: &Field) -> Result<Result<(), Status>> {
         let request = wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 };
         let end = Instant::now() + PATIENCE;
@@ -79,7 +79,7 @@ impl Holder {
         Ok(result.map(drop))
     }
 
-    /// Nothing is left to it.
+    /// Whether neither the key nor the certificate opens anything.
     async fn is_out(&mut self, field: &Field) -> Result<()> {
         let status = self.ask(field).await?.err().context("its certificate is taken")?;
         ensure!(
@@ -97,7 +97,7 @@ const REPLACED: &str =
     AND NOT EXISTS (SELECT 1 FROM cluster_former_key WHERE removed_at IS NULL)
     AND EXISTS (SELECT 1 FROM cluster_former_key)";
 
-/// A rotation that is ordered once: six shepherds each die after another step, and two more complete it.
+/// A rotation is ordered once: six shepherds die, each after another step, and two more complete it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_nothing() -> TestResult {
     let mut field = Field::start("cluster_keys", 1).await?;
@@ -128,11 +128,11 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
             assert!(Instant::now() < end, "nobody passed {place}: {}", field.fleet.explain().await?);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // Its sessions would be over in some seconds.
+        // Its sessions would expire in some seconds.
         sqlx::query("UPDATE session SET deadline = clock_timestamp() WHERE closed_at IS NULL")
             .execute(&field.fleet.pool)
             .await?;
-        // Until the next one was seen to work, and is in force.
+        // Until the next key is known to work and is in force.
         if number <= 3 {
             old.ask(&field).await??;
         }
@@ -156,7 +156,7 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
         "SELECT count(*) = 1 FROM audit WHERE rpc LIKE '%Clusters/RotateKey' AND outcome = 'changed'";
     assert!(field.fleet.holds(audited).await?);
 
-    // It goes with its cluster.
+    // The key is deleted with its cluster.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM sealed_secret WHERE name LIKE 'cluster/%'").await?);
@@ -164,7 +164,7 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
     Ok(())
 }
 
-/// Nobody orders anything: the key is a month old. Then the cluster comes back from a snapshot that knows the old key
+/// Nobody orders a rotation: the key is a month old. Then the cluster is restored from a snapshot that has the old key
 /// alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_before() -> TestResult {
@@ -190,7 +190,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
         ["cluster", "restore", "ams", "--snapshot", &snapshot, "--bypass_quorum", "--reason", "a test"];
     field.ctl(&restore)?;
     field.until("it is back", "ams", |cluster| settled(cluster) && cluster["epoch"] == 1).await?;
-    // What was removed is removed again: the snapshot knows of none of it.
+    // The removed key is removed again: the snapshot does not know of the removal.
     field.fleet.until("it knows the key in force", REPLACED).await?;
     old.is_out(&field).await?;
     let mut now = Holder::of_now(&field).await?;

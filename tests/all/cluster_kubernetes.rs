@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::clusters::{Field, machines};
 use crate::harness::aloud::TestResult;
 
-/// Adds a bundle that says to be of that version, and holds one program.
+/// Adds a bundle whose manifest has that version, with one program.
 fn add_bundle(field: &Field, name: &str, version: &str) -> Result<()> {
     let manifest = serde_json::json!({
         "format": 1, "name": name, "kubernetes": version, "needs_roleserver": "0.1.0", "add_ons": [], "images": [],
@@ -93,7 +93,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     let key = of("client-key-data:")?;
     let key = PrivatePkcs8KeyDer::from_pem_slice(&key)?;
     let key = key.secret_pkcs8_der();
-    // What is kept of it is no key.
+    // What is stored contains no key.
     let kept: Vec<Vec<u8>> = sqlx::query_scalar(
         "SELECT public_key || certificate || convert_to(servers::TEXT || holder, 'UTF8') FROM cluster_kubernetes_user",
     )
@@ -103,7 +103,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     let secret = &key[36..68];
     assert!(kept.iter().all(|row| !row.windows(32).any(|part| part == secret)), "the key went somewhere");
 
-    // Keys are replaced, and what that waits for is shown until it is over.
+    // Keys are replaced, and the output states what the rotation waits for until it is complete.
     let rotate =
         ["cluster", "kubernetes", "rotate", "ams", "--keys", "clients", "--reason", "a laptop was stolen"];
     field.ctl(&rotate)?;
@@ -120,7 +120,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     let again = field.ctl(&rotate)?;
     assert!(again.contains("replaced already"), "{again}");
 
-    // It goes: roles first, then what curators know.
+    // Kubernetes is removed: first the roles, then the curators' records.
     field.ctl(&["cluster", "kubernetes", "remove", "ams", "--reason", "the trial is over"])?;
     let gone = |cluster: &Value| {
         let left = |machine: &Value| machine["roles"].to_string().contains("kubernetes");

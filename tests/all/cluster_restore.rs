@@ -1,4 +1,4 @@
-//! A cluster whose control plane is lost for good comes back from its snapshot, and the old one stays out.
+//! A cluster whose control plane is lost for good is restored from its snapshot, and the old control plane stays out.
 //!
 //! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
 
@@ -15,7 +15,7 @@ fn name(machine: &Value) -> Result<String> {
     Ok(machine["name"].as_str().context("a name")?.to_owned())
 }
 
-/// Declares a role that sleeps, and has the worker run it; the one process that does.
+/// Declares a role that sleeps, assigns it to the worker, and returns the process that sleeps.
 async fn serving(field: &Field, seconds: u32) -> Result<u32> {
     let file = field.fleet.directory().join("web.toml");
     let text = format!(
@@ -60,14 +60,14 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
     let old: Vec<String> =
         machines(&cluster, "control-plane").into_iter().map(name).collect::<Result<_>>()?;
     let worker = name(machines(&cluster, "worker")[0])?;
-    // As long as nothing else on this host sleeps.
+    // A duration for which nothing else on this host sleeps.
     let seconds = 30_000_000 + std::process::id();
     let service = serving(&field, seconds).await?;
     let taken = "SELECT count(*) = 1 FROM cluster_snapshot WHERE why = 'ordered'";
     field.ctl(&["cluster", "snapshot", "ams", "--reason", "the front is declared"])?;
     field.fleet.until("a snapshot has all of it", taken).await?;
 
-    // Nothing is lost by an order that was not meant.
+    // An order that was given by mistake changes nothing.
     let refused = field.ctl(&["cluster", "restore", "ams", "--reason", "a mistake"]);
     let refused = refused.err().context("a cluster was restored that is well")?.to_string();
     assert!(refused.contains("3 of the 3 members of its control plane answered"), "{refused}");
@@ -83,7 +83,7 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
     let restoring = field.cluster("ams")?;
     assert_eq!(restoring["stage"], "restoring", "{restoring:#}");
 
-    // Other machines are its control plane; what was declared, and who runs it, is as in the snapshot.
+    // Other machines are its control plane. The declarations, and the nodes that run them, are as in the snapshot.
     let back = |cluster: &Value| {
         let members = machines(cluster, "control-plane");
         settled(cluster)
@@ -118,11 +118,11 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
         assert!(!kept.exists(), "the snapshot is still on a disk: {}", kept.display());
     }
 
-    // One of the old members comes back with its disk and a role server that was a part of the old control plane. It is
-    // ordered to leave, and nobody follows it.
+    // One of the old members comes back with its disk and a role server that was part of the old control plane. It is
+    // ordered to leave, and no caller follows it.
     let curators = cluster["curators"].clone();
     field.fleet.strike(&old[1], "heal").await?;
-    // Needed only if the ladder has given it up already.
+    // Needed only if the ladder has given the machine up already.
     let _ = field.ctl(&["retry", &old[1], "--reason", "it is back"]);
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,7 +1,7 @@
-//! Clusters of the fleet, from an order to nodes that work and back.
+//! Clusters of the fleet, from the order to working nodes and back.
 //!
-//! The machines are simulated; their nodes are not: each is the role server's own worker with a real etcd and a real
-//! curator, on an address of its own. What is ordered is ordered by `shepherdctl`.
+//! The machines are simulated, their nodes are not: each is the role server's own worker with a real etcd and a real
+//! curator, on an address of its own. Orders are given with `shepherdctl`.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 pub(crate) struct Field {
     pub(crate) fleet: Fleet,
     pub(crate) shepherd: Option<Program>,
-    // Behind the fleet: what is left of nodes goes when the simulator is gone.
+    // Dropped after the fleet: what is left of nodes is removed when the simulator has ended.
     nodes: Nodes,
 }
 
-/// Ends the etcds of a fleet that is gone, which are nobody's children then.
+/// Ends the etcds of a fleet that is gone. They have no parent then.
 struct Nodes {
     disks: std::path::PathBuf,
 }
@@ -93,7 +93,7 @@ impl Field {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Has the cluster `ams` made, of that many machines, and waits until it is settled.
+    /// Creates the cluster `ams` with this many machines, and waits until it has converged.
     pub(crate) async fn make_ams(&self, control_plane: usize, workers: usize) -> Result<Value> {
         let (control_plane, workers) = (control_plane.to_string(), workers.to_string());
         let create = ["cluster", "create", "ams", "--control_plane", &control_plane, "--workers", &workers];
@@ -122,7 +122,7 @@ impl Field {
         }
     }
 
-    /// Where the disk of a machine is.
+    /// The directory of a machine's disk.
     pub(crate) fn disk(&self, machine: &str) -> std::path::PathBuf {
         self.nodes.disks.join(machine)
     }
@@ -179,7 +179,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     snapshots_are_taken_sealed_and_listed(&field).await?;
     declared_role_runs_and_is_withdrawn(&field).await?;
 
-    // A member is retired: another machine takes its place first, and then it is given back.
+    // A member is retired: another machine replaces it first, and then it is released.
     let leaves = members[0]["name"].as_str().context("a name")?.to_owned();
     field.ctl(&["retire", &leaves, "--reason", "it is old"])?;
     let without = |cluster: &Value| {
@@ -222,7 +222,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     let at = |event: &str| messages.iter().position(|text| text == event);
     assert!(at("ClusterLeaving") < at("ClusterLeft") && at("ClusterLeft").is_some(), "{messages:?}");
 
-    // It ends, and its machines are free again.
+    // The cluster is deleted, and its machines are free again.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM named_lease WHERE kind = 'cluster'").await?);
@@ -268,7 +268,7 @@ async fn snapshots_are_taken_sealed_and_listed(field: &Field) -> Result<()> {
     Ok(())
 }
 
-/// What an operator declares runs on the workers, is replaced there, and is gone when it was taken and withdrawn.
+/// A declared role runs on the workers, is replaced there, and is gone after it was removed from them and withdrawn.
 async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     let file = field.fleet.directory().join("web.toml");
     let path = file.to_str().context("a path")?;
@@ -288,7 +288,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
         };
         settled(cluster) && !workers.is_empty() && !workers.iter().any(well)
     };
-    // As long as nothing else on this host sleeps, another run of these tests included.
+    // Durations for which nothing else on this host sleeps, including other runs of these tests.
     let (first, second) = (10_000_000 + 2 * std::process::id(), 10_000_001 + 2 * std::process::id());
     write(first)?;
     // A role that is not declared cannot be assigned, and the cluster reports so until it is declared.
@@ -397,7 +397,7 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     field.fleet.strike("sim-0002", "heal").await?;
     field.fleet.until("it is back in contact", ALL_READY).await?;
 
-    // The machine is dead, and its node with it: the others are most of the members, and it is helped.
+    // The machine is dead, and its node with it. The others are most of the members, so the machine may be recovered.
     field.fleet.strike("sim-0003", "dead").await?;
     let helped = "SELECT count(*) >= 1 FROM intent WHERE kind = 'power-cycle'";
     field.fleet.until("its power was cycled", helped).await?;
@@ -410,15 +410,15 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     Ok(())
 }
 
-/// A rack without heartbeats at the shepherd, whose cluster's curators receive those of every node: no machine is
-/// disturbed and none is replaced.
+/// The shepherd receives no heartbeats of a rack, and the curators of its cluster receive those of every node: no
+/// machine is disrupted and none is replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let field = Field::start("clusters_rack", 6).await?;
     let cluster = field.make_ams(3, 3).await?;
     let location = |machine: &Value| machine["location"].as_str().unwrap_or_default().to_owned();
     let everybody = cluster["machines"].as_array().context("machines")?;
-    // The racks differ in how many members of the control plane they have; the one with most of them is the worst.
+    // The racks differ in how many members of the control plane they have. The one with most of them is the worst case.
     let rack = machines(&cluster, "control-plane")
         .into_iter()
         .map(location)
@@ -480,7 +480,7 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
 }
 
 /// Three machines of one cluster fall silent in a fleet of a hundred, and their curators do not receive heartbeats of
-/// them either: the ladder helps one after the other.
+/// them either: the ladder recovers one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
     let simulator = ["--machine_count", "100", "--boot_seconds", "0.3", "--persistent_agent_percent", "100"];
@@ -550,7 +550,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     {
         assert!(message.contains(part), "{part:?} is not in {message}");
     }
-    // It is looked at again and again, and still nothing was done.
+    // It is polled several times, and still nothing was done.
     let again = "SELECT polled_at > created_at + INTERVAL '5 seconds' FROM cluster";
     field.fleet.until("it is looked at again", again).await?;
     let later = field.cluster("ams")?;

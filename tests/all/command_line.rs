@@ -1,5 +1,4 @@
-//! The command line as it is documented: help texts, `--check`, and which of flag, environment and file
-//! counts.
+//! The command line as documented: help texts, `--check`, and the precedence of flag, environment and file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,7 +23,7 @@ fn golden(name: &str, text: &str) {
 fn help(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program).args(arguments).env("COLUMNS", "100").stdin(Stdio::null()).output()?;
     anyhow::ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    // A line of blanks alone is the parser's; nobody sees it, and editors remove it.
+    // The parser writes lines of spaces alone, which nobody sees and which editors remove.
     let text = String::from_utf8(output.stdout)?;
     Ok(text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n"))
 }
@@ -123,7 +122,7 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
         let found = user(flags, environment).unwrap();
         assert!(found.ends_with(&format!(" as {expected}")), "{flags:?}, {environment:?}: {found}");
     }
-    // The file may be named by the environment, and a flag's value that looks like a subcommand is none.
+    // The environment may name the file, and a flag's value that looks like a subcommand is not one.
     let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo", list.as_str()]));
     command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
     let reported = Place::finish(command.spawn().unwrap()).unwrap();
@@ -161,7 +160,7 @@ fn every_flag_that_the_documents_name_exists() {
             .collect()
     };
     let known = flags(&known);
-    // Of other programs.
+    // Flags of other programs.
     let foreign = ["--system", "--home", "--shell", "--now", "--pwprompt", "--owner", "--create_home"];
     for document in ["README.md", "docs/deploying.md", "docs/keys.md"] {
         let named = flags(&source::read(&source::root().join(document)).unwrap());
@@ -172,7 +171,7 @@ fn every_flag_that_the_documents_name_exists() {
     }
 }
 
-/// Errors, help texts and comments send people to pages.
+/// Errors, help texts and comments refer to pages of the documentation.
 #[test]
 fn every_page_that_the_tree_names_exists() -> TestResult {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "_-/.".contains(c);
@@ -188,7 +187,7 @@ fn every_page_that_the_tree_names_exists() -> TestResult {
     ] {
         for path in source::files(folder, extension)? {
             for word in source::read(&source::root().join(path))?.split(|c| !is_part(c)) {
-                // A relative link, and a page of this name for each kind of issue, are others' business.
+                // Other tests check relative links, and the page of each kind of issue.
                 let page = word.trim_end_matches(|c| !char::is_ascii_alphanumeric(&c));
                 let is_page = Path::new(page).extension().is_some_and(|extension| extension == "md");
                 if page.starts_with("docs/") && is_page && page != "docs/issues/ID.md" {
@@ -203,8 +202,8 @@ fn every_page_that_the_tree_names_exists() -> TestResult {
     Ok(())
 }
 
-/// `make readme` follows the README on a fresh clone, which takes too long for a test. That it knows how to
-/// judge each of the README's commands is seen here.
+/// `make readme` follows the README on a fresh clone, which takes too long for a test. This test checks that it can
+/// evaluate each of the README's commands.
 #[test]
 fn every_command_of_the_readme_can_be_judged() {
     let list = |root: &Path| {
@@ -228,7 +227,7 @@ fn every_command_of_the_readme_can_be_judged() {
     ] {
         place.write("README.md", format!("{readme}{promise}")).unwrap();
         let (known, text) = list(&place.path(""));
-        // How many seconds it took stands between the two, and a busy host's are more than none.
+        // The number of seconds is between the two, and a busy host's is above 0.
         let refused = text.lines().any(|line| line.starts_with("not ok ") && line.contains(expected));
         assert!(!known && refused, "{promise}: {text}");
     }

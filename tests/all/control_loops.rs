@@ -1,4 +1,4 @@
-//! What the runner promises to every control loop, with loops that do what a test wants.
+//! What the runner guarantees to every control loop, tested with scripted loops.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
 use crate::harness::aloud::TestResult;
 
-/// What is done with a machine.
+/// The action on a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Act {
     /// Finished at once.
     #[default]
     Finish,
-    /// Finished when the gate lets one through.
+    /// Finished when the gate admits it.
     Wait,
     /// Never ended.
     Hang,
@@ -41,7 +41,7 @@ enum Act {
     Panic,
 }
 
-/// A loop that follows a script and remembers what it did.
+/// A loop that follows a script and records what it did.
 struct Script {
     acts: BTreeMap<MachineId, Act>,
     gate: Semaphore,
@@ -50,7 +50,7 @@ struct Script {
 
 #[derive(Default)]
 struct ScriptRecord {
-    /// Machine, fence and time of every begin.
+    /// Machine, fence and time of each start.
     begun: Vec<(MachineId, i64, Instant)>,
     now: BTreeSet<MachineId>,
     most: usize,
@@ -69,7 +69,7 @@ impl Script {
     }
 }
 
-/// Notices that a handler ended, and whether it was dropped in the middle.
+/// Records that a handler ended, and whether it was dropped before its end.
 struct Presence<'a> {
     script: &'a Script,
     machine: MachineId,
@@ -128,7 +128,7 @@ impl ControlLoop for Script {
                 Err(HandlerError { backoff, ..HandlerError::new("a known way to fail") })
             }
             Act::Panic => blow_up(),
-            // A machine that nobody has to look at again.
+            // A machine that needs no further work.
             _ => Ok(HandlerOutcome::finished(
                 vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "done".to_owned() }],
                 "done",
@@ -142,7 +142,7 @@ fn blow_up() -> Result<HandlerOutcome, HandlerError> {
     panic!("the handler's own words")
 }
 
-/// A script that runs.
+/// A running script.
 struct Running {
     shepherd: Shepherd,
     drain: CancellationToken,
@@ -150,12 +150,12 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-/// An interval of sessions for those tests in which a session is looked at, which happens four times in it. A host
-/// that is away for some seconds loses none.
+/// An interval of sessions for tests in which the runner checks a session, which happens four times in it. A host that
+/// stops for some seconds loses none.
 const LOOKED_AT: Duration = Duration::from_secs(20);
 
 impl Running {
-    /// Under sessions that nobody loses by accident.
+    /// Starts a script under sessions that do not expire during a test.
     async fn start(kit: &Kit, script: &Arc<Script>, parallelism: usize, rate: &str) -> Result<Self> {
         Self::under(LONG, kit, script, parallelism, rate).await
     }
@@ -366,7 +366,7 @@ async fn a_loop_sends_no_more_statements_than_its_limiter_lets_through() -> Test
     let running = Running::start(&kit, &script, 1, "150ms,2").await?;
     until_ended(&kit, 14).await?;
     let took = began.elapsed();
-    // Nothing is sent any more by then, and so all is counted that was.
+    // Nothing is sent any more, so everything has been counted.
     running.stop().await?;
     let lasted = began.elapsed();
     let sent: i64 = sqlx::query_scalar(
@@ -376,7 +376,7 @@ async fn a_loop_sends_no_more_statements_than_its_limiter_lets_through() -> Test
     .bind(sqlx::query_scalar::<_, String>("SELECT current_database()::TEXT").fetch_one(&kit.pool).await?)
     .fetch_one(&sqlx::PgPool::connect(kit.database.server_url()).await?)
     .await?;
-    // One worker takes one machine with each claim. Twelve of them waited for a token each.
+    // One worker claims one machine at a time. Twelve of these claims waited for a token each.
     assert!(took >= Duration::from_millis(12 * 150), "14 machines in {took:?}");
     let allowed = 2 + lasted.as_millis().div_ceil(150) + 1;
     assert!((14..=i64::try_from(allowed)?).contains(&sent), "{sent} statements in {lasted:?}");

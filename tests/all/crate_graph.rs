@@ -15,8 +15,8 @@ use crate::workspace;
 const PAGE: &str = "docs/architecture.md";
 const PICTURE: &str = "docs/architecture.svg";
 
-/// Crates, and modules that may become one, each with what it may depend on without a reason in the page. `backoff` is
-/// open to all, and the root package may depend on every crate.
+/// Crates, and modules that may become one, each with the dependencies that need no reason in the page. Any of them may
+/// depend on `backoff`, and the root package may depend on every crate.
 const IMPLIED: &[(&str, &[&str])] = &[
     ("backoff", &[]),
     ("bmdb", &["model", "proto"]),
@@ -43,7 +43,7 @@ fn crate_graph(tree: &Path, action: Option<&str>) -> anyhow::Result<Output> {
     tool.output().context("tools/crate-graph")
 }
 
-/// What `tools/crate-graph --check` complains about; `None` when it passes.
+/// The complaint of `tools/crate-graph --check`; `None` if it passes.
 fn complaints(tree: &Path) -> anyhow::Result<Option<String>> {
     let output = crate_graph(tree, Some("--check"))?;
     Ok(if output.status.success() { None } else { Some(String::from_utf8(output.stderr)?) })
@@ -177,7 +177,7 @@ fn explained(page: &str) -> BTreeSet<(String, Option<String>)> {
     .collect()
 }
 
-/// What is wrong with the reasons of a page for these packages.
+/// The errors in a page's reasons for these packages.
 fn wrong_reasons(packages: &BTreeMap<&str, BTreeSet<&str>>, page: &str) -> Vec<String> {
     let explained = explained(page);
     let mut wrong = Vec::new();
@@ -238,11 +238,11 @@ fn dependency_without_a_reason_is_found() {
     assert_eq!(wrong_reasons(&packages, &page(all)), Vec::<String>::new());
 }
 
-/// Folders of the tree that pages name files of.
+/// Folders of the tree whose files pages name.
 const FOLDERS: [&str; 11] =
     [".ci", "benches", "contrib", "crates", "docs", "migrations", "proto", "sql", "src", "tests", "tools"];
 
-/// What a page names between backticks, without its blocks of code.
+/// The names between backticks in a page, without its blocks of code.
 #[derive(Default)]
 struct Names<'a> {
     paths: BTreeSet<&'a str>,

@@ -1,4 +1,4 @@
-//! Files of a crate that import each other in a circle cannot be read one after the other: no cycle may be larger than
+//! Files of a crate that import each other in a cycle cannot be read one after the other: no cycle may be larger than
 //! its limit in `tests/all/cycles.txt`, and none may be new.
 
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
-/// What `tools/cycles --check` complains about; `None` when it passes.
+/// The complaint of `tools/cycles --check`; `None` if it passes.
 fn complaints(tree: &Path) -> anyhow::Result<Option<String>> {
     let tool = source::root().join("tools/cycles");
     let output =

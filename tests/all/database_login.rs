@@ -1,4 +1,4 @@
-//! Logging in to a database as sites have it: over TCP, with a password, with TLS that is verified.
+//! Logging in to a database as operators configure it: over TCP, with a password, with TLS that is verified.
 //!
 //! The server is one of our own with `ssl = on` and a certificate from a CA made for the test.
 
@@ -19,10 +19,10 @@ use crate::harness::program::{PATIENCE, Place, ProgramOutput};
 
 const PASSWORD: &str = "open-sesame-open";
 
-/// A server that wants a password and speaks TLS. Ended when dropped.
+/// A server that requires a password and TLS. It ends when this is dropped.
 struct TlsServer {
     child: Child,
-    /// Waiting for a child closes the end of the pipe that it still owns, and that would kill it.
+    /// Waiting for a child closes the end of the pipe that the child still owns, and that would kill it.
     _hold: ChildStdin,
     port: u16,
 }
@@ -122,7 +122,7 @@ impl Site {
         format!("postgres://{user}@{host}:{}/postgres{parameters}", self.server.port)
     }
 
-    /// Checks with that URL, as a flag or in the environment.
+    /// Runs `--check` with that URL, as a flag or in the environment.
     fn check(&self, flag: Option<&str>, environment: &[(&str, &str)]) -> anyhow::Result<ProgramOutput> {
         let mut arguments: Vec<String> =
             ["--check", "--components=updater", "--provider=static"].map(ToOwned::to_owned).into();

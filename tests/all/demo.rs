@@ -1,4 +1,4 @@
-//! `shepherd demo` as a newcomer drives it: the real program, its simulator and its PostgreSQL.
+//! `shepherd demo` as a newcomer runs it: the real program, its simulator and its PostgreSQL.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::harness::program::{PATIENCE, Place};
 /// A demo that runs, with its output so far. Killed when dropped.
 pub(crate) struct Demo {
     pub(crate) child: Child,
-    /// Waiting for a child closes the end of the pipe that it still owns, and that would kill it.
+    /// Waiting for a child closes the end of the pipe that the child still owns, and that would kill it.
     _hold: ChildStdin,
     lines: Receiver<String>,
     pub(crate) output_lines: Vec<String>,
@@ -46,7 +46,7 @@ impl Demo {
         Ok(Self { child, _hold: hold, lines, output_lines: Vec::new() })
     }
 
-    /// Waits for a line that holds `what`.
+    /// Waits for a line that contains `what`.
     pub(crate) fn until(&mut self, what: &str) -> anyhow::Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -71,7 +71,7 @@ impl Demo {
         }
     }
 
-    /// The machines that left Ready by its output, and are not yet back.
+    /// The machines that left Ready by its output, and have not come back.
     fn away(&self) -> BTreeSet<&str> {
         let mut away = BTreeSet::new();
         for line in &self.output_lines {
@@ -103,13 +103,13 @@ impl Demo {
         Ok((self.child.wait()?.code(), stderr.unwrap_or_default()))
     }
 
-    /// A command that was printed and holds `what`, as a person would paste it.
+    /// A printed command that contains `what`, as an operator would paste it.
     pub(crate) fn pasted(&self, place: &Place, what: &str) -> anyhow::Result<String> {
         sh(place, self.output_lines.iter().find(|line| line.contains(what)).context("not printed")?)
     }
 }
 
-/// What a person sees who pastes a line into a shell.
+/// The output of a line that an operator pastes into a shell.
 fn sh(place: &Place, line: &str) -> anyhow::Result<String> {
     let output = Command::new("/bin/sh")
         .args(["-c", line.trim()])
@@ -166,7 +166,7 @@ fn a_demo_whose_deadline_passes_says_why_of_the_rest() {
 #[test]
 fn the_rest_is_explained_as_shepherdctl_explains_it() {
     let place = Place::new().unwrap();
-    // One machine gets no agent for as long as its disk is full, the other two are Ready by then.
+    // One machine gets no agent as long as its disk is full. The other two are Ready by then.
     let directory = place.path("fleet");
     let arguments = ["--machines", "3", "--state_dir", directory.to_str().unwrap()];
     let mut demo = Demo::start(&place, &arguments).unwrap();
@@ -256,9 +256,9 @@ async fn a_demo_that_nobody_listens_to_any_more_ends_in_order() {
         directory.to_str().unwrap(),
     ]);
     let mut child = command.stdout(writer).spawn().unwrap();
-    // Waiting for a child closes the end of the pipe that it still owns, by which it may be held.
+    // Waiting for a child closes the end of the pipe that it still owns, and the pipe may hold it.
     let hold = child.stdin.take();
-    // What spawned it would hold the other end open.
+    // The command would keep the other end open.
     drop(command);
     let mut lines = BufReader::new(reader).lines();
     while !lines.next().unwrap().unwrap().contains("Ready 0") {}
@@ -322,7 +322,7 @@ fn a_machine_that_is_broken_as_printed_leaves_ready_and_comes_back() {
     demo.until("sim-0007  Ready → ").unwrap();
     assert!(demo.pasted(&place, "get machines").unwrap().contains("sim-0007"));
     assert!(demo.pasted(&place, "why sim-0007").unwrap().contains("sim-0007"));
-    // On a host with too much to do others may leave, and come back.
+    // On an overloaded host other machines may leave Ready, and come back.
     while !demo.away().is_empty() {
         demo.until("→ Ready, back after").unwrap();
     }
@@ -347,7 +347,7 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     demo.until("Ctrl-C ends the demo").unwrap();
     let printed = |what: &str| demo.output_lines.iter().find(|line| line.contains(what)).unwrap().clone();
     let (retire, fault) = (printed(" retire sim-0007 "), printed(" fault sim-0007 kill "));
-    // What was printed, with other words at its end.
+    // The printed command, with another end.
     let ctl = retire.split_once(" retire ").unwrap().0;
     let asks = |words: &str| sh(&place, &format!("{ctl} {words}")).unwrap();
     let until = |words: &str, what: &str| {
@@ -359,28 +359,28 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     };
     let is_retired = |machine: &str| until(&format!("why {machine}"), "\nRetired for ");
 
-    // Nothing goes wrong, and the order is given twice.
+    // Nothing fails, and the order is given twice.
     assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("is being retired"));
     assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("already"));
     is_retired("sim-0001");
-    // Its agent is gone, and all else on it.
+    // Its agent is gone, with everything else on it.
     sh(&place, &fault.replace(" sim-0007 kill ", " sim-0002 dead ")).unwrap();
     asks("retire sim-0002 --reason 'it is dead'");
     is_retired("sim-0002");
-    // Somebody is at work on it: it was killed, and its agent is put on it again.
+    // A shepherd works on it: its agent was killed, and is installed again.
     sh(&place, &fault.replace(" sim-0007 kill ", " sim-0003 hang ")).unwrap();
     until("why sim-0003", "under way");
     asks("retire sim-0003 --reason 'it hangs'");
     is_retired("sim-0003");
-    // It is held, stays until that is over, and is wanted after all before it is.
+    // It is held, waits for the end of the hold, and the retirement is cancelled before that.
     asks("hold sim-0004 --reason 'its disks are copied'");
     asks("retire sim-0004 --reason 'its lease ends'");
     assert!(asks("why sim-0004").contains("its disks are copied"));
     assert!(asks("retire cancel sim-0004").contains("is cancelled"));
     asks("release sim-0004");
     until("why sim-0004", "\nReady for ");
-    // Its provider is gone: the operator waives by name that nobody takes it back, in the words that the command
-    // requires.
+    // Its provider is gone: the operator waives the stage in which the provider takes it back, in the words that the
+    // command requires.
     sh(&place, &fault.replace(" sim-0007 kill ", " provider api-error ")).unwrap();
     asks("retire sim-0005 --reason 'its lease ends'");
     until("why sim-0005", " release --confirm ");
@@ -411,7 +411,7 @@ fn a_persisted_fleet_is_the_same_next_time_and_new_on_request() {
         let (code, stderr) = demo.end().unwrap();
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);
         place.must_be_clean().unwrap();
-        // Made once for a database, and sealing what is in it.
+        // The key is created once for a database, and seals what is in it.
         fs::read_to_string(place.path("fleet/secrets.key")).unwrap()
     };
     let first = run(&[]);

@@ -8,11 +8,11 @@ use anyhow::{Context as _, ensure};
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
-/// The service's own: a role server that linked them would be larger, and could reach what it must not.
+/// Packages of the service alone. A role server that linked them would be larger, and could reach what it must not.
 const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
-/// What a server of the API needs besides its services.
+/// Packages that a server of the API needs besides its services.
 const LISTENERS: &[&str] = &["axum", "prost-reflect", "tonic-health", "tonic-reflection"];
-/// A node's: thousands of types.
+/// Packages of a node with Kubernetes: they have thousands of types.
 const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
 /// The service's: no other program exports traces.
 const TRACES: &[&str] =

@@ -1,4 +1,4 @@
-//! What the end-to-end tests say to those who cannot run them.
+//! The messages of the end-to-end tests for users who cannot run them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::harness::aloud::TestResult;
 
-/// Somebody who is not root and has nothing.
+/// A user who is not root and owns nothing.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -18,7 +18,7 @@ fn user_who_is_not_root_reads_why_root_is_needed() -> TestResult {
         "tests/e2e_kubernetes/run",
         "tests/e2e_kube_bundle/run",
     ] {
-        // Alone with what it reads, in a place that everybody may read, because a home may be closed to others.
+        // Only the files that it reads, in a place that everybody may read, because a home may be closed to others.
         let place = tempfile::tempdir()?;
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
         for file in [

@@ -1,5 +1,6 @@
-//! The faults that `tools/faults` plants: each of them still applies to the engine as it is, and names a test
-//! that is there, by its package, its test program and its name there. Whether that test turns red takes a build for each, and is not looked at here.
+//! The faults that `tools/faults` plants: each of them still applies to the engine as it is, and names an existing test
+//! by its package, its test program and its name there. Whether that test fails takes a build for each, and is not
+//! checked here.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
-/// What stands behind `key: ` at the beginning of a patch.
+/// The text after `key: ` at the beginning of a patch.
 fn field<'t>(text: &'t str, key: &str) -> Result<&'t str> {
     let found = text.lines().take_while(|line| !line.is_empty());
     found
@@ -47,8 +48,8 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
     Ok(())
 }
 
-/// The end-to-end test of Kubernetes builds its other release with this patch. Without this test it would fail after half
-/// an hour of building.
+/// The end-to-end test of Kubernetes builds its other release with this patch. Without this test it would fail after
+/// half an hour of building.
 #[test]
 fn other_release_of_the_kubernetes_test_can_be_made() -> TestResult {
     let patch = "tests/e2e_kubernetes/next.patch";

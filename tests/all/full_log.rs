@@ -1,4 +1,4 @@
-//! A shepherd whose log is on a disk that has no room left.
+//! A shepherd whose log is on a full disk.
 
 use std::fs::File;
 
@@ -9,7 +9,7 @@ use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
 async fn a_shepherd_that_can_log_nothing_works_all_the_same() -> TestResult {
     let fleet = Fleet::start("full_log", &["--machine_count", "3"]).await?;
     let mut command = fleet.unheard_shepherd("unheard", &[endpoint()?], &[])?;
-    // Every line that is written fails, as on a full disk.
+    // Every write of a line fails, as on a full disk.
     command.env("RUST_LOG", "debug").stderr(File::create("/dev/full")?);
     let mut shepherd = Program::spawn(&mut command)?;
     fleet.until("every machine is Ready", ALL_READY).await?;

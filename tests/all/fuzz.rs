@@ -1,14 +1,13 @@
-//! Odd bytes for every decoder that faces outside.
+//! Fuzzing of every decoder of external input.
 //!
-//! A decoder takes bytes that somebody else made and answers them or says in a sentence what is wrong
-//! with them. Whatever the bytes are, it does not panic, does not take long, and does not hold much more
-//! memory than they have.
+//! A decoder takes bytes from an external source and returns a value, or a sentence about what is wrong with them.
+//! Whatever the bytes are, it does not panic, does not take long, and does not use much more memory than they have.
 //!
-//! To add one: a line in [`DECODERS`], and at least one good input in `tests/fuzz/corpus/NAME/`. What is
-//! in there is tried first and then changed in ways that decoders trip over. `make test` does that a few
-//! hundred times each, always the same; `make fuzz` for a minute each (`FUZZ_SECONDS`), each time
-//! differently (`FUZZ_DECODER` takes one alone). An input that a decoder trips over is written to
-//! `target/fuzz/` and belongs into the corpus once the decoder is mended.
+//! To add one: a line in [`DECODERS`], and at least one good input in `tests/fuzz/corpus/NAME/`. The inputs there are
+//! tried first and then changed in ways that decoders often handle wrongly. `make test` does that a few hundred times
+//! each, always the same; `make fuzz` for a minute each (`FUZZ_SECONDS`), each time differently (`FUZZ_DECODER` selects
+//! one). An input that breaks a decoder is written to `target/fuzz/` and belongs into the corpus once the decoder is
+//! fixed.
 
 #![expect(clippy::unwrap_used, reason = "where the test's own files cannot be written, the test ends")]
 #![expect(clippy::unnecessary_wraps, reason = "decoders have one shape, those that take anything too")]
@@ -53,11 +52,11 @@ use shepherd::takeover::steps;
 use crate::harness::aloud::TestResult;
 use crate::harness::memory;
 
-/// Takes bytes from outside; the error is what a person would read.
+/// Decodes external bytes; the error is the text that a person would read.
 type Decode = fn(&[u8]) -> Result<(), String>;
 
 const DECODERS: &[(&str, Decode)] = &[
-    // What the shepherd is sent.
+    // Input of the shepherd.
     ("certificate", |bytes| stringify_error(client_verifier::verified_agent_key(&bytes.to_vec().into()))),
     ("enrol-answer", |bytes| stringify_error(steps::parse_enroll(&answer(bytes)))),
     ("hardware-report", |bytes| {
@@ -74,7 +73,7 @@ const DECODERS: &[(&str, Decode)] = &[
     ("provider-answer", provider_answer::decode),
     ("ssh-probe", |bytes| stringify_error(steps::parse_probe(&answer(bytes)))),
     ("ssh-upload", |bytes| stringify_error(steps::parse_upload(&answer(bytes), "00"))),
-    // What the shepherd's operator writes.
+    // Files that operators of the shepherd write.
     ("certificate-files", certificate_files),
     ("configuration", |bytes| {
         in_file(bytes, |path| {
@@ -82,7 +81,7 @@ const DECODERS: &[(&str, Decode)] = &[
         })
     }),
     ("device-list", |bytes| stringify_error(device_list::parse_device_list(&String::from_utf8_lossy(bytes)))),
-    // What the role server is sent, and what it reads on its machine.
+    // Input of the role server, and what it reads on its machine.
     ("disk-and-port-answers", disk_and_port_answers),
     ("dmi-table", dmi_table),
     ("endpoint", endpoint),
@@ -93,11 +92,11 @@ const DECODERS: &[(&str, Decode)] = &[
     ("state-files", state_files),
 ];
 
-/// Longest input that is made.
+/// Longest input that is generated.
 const LONGEST: usize = 256 << 10;
-/// What a decoder may hold at one time, whatever it is given.
+/// The memory that a decoder may use at one time, whatever its input is.
 const MEMORY: usize = 48 << 20;
-/// What it may take of a processor; what it waits for a disk is the host's.
+/// The processor time that a decoder may use. Time in which it waits for a disk does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_FORM_CASES: u32 = 300;
 
@@ -111,7 +110,7 @@ fn in_file(bytes: &[u8], read: impl FnOnce(&Path) -> Result<(), String>) -> Resu
     read(file.path())
 }
 
-/// What a command on a machine printed, on both streams.
+/// The output of a command on a machine, on both streams.
 fn answer(bytes: &[u8]) -> CommandOutput {
     let (stdout, stderr) = (bytes.to_vec(), bytes.to_vec());
     let exit = if bytes.len().is_multiple_of(5) {
@@ -125,7 +124,7 @@ fn answer(bytes: &[u8]) -> CommandOutput {
 fn heartbeat(bytes: &[u8]) -> Result<(), String> {
     let request = codec::decode::<wire::HeartbeatRequest>(bytes.to_vec().into())?;
     let heartbeat = parse_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
-    // What is stored can be shown.
+    // A stored text can be shown.
     let shown = heartbeat
         .hardware
         .map(|report| shepherd::cli::machine::hardware_report::describe_report(&report.report));
@@ -214,7 +213,7 @@ fn disk_and_port_answers(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A machine each of whose files holds the same.
+/// A machine whose files all have the same content.
 fn machine_files(bytes: &[u8]) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let put = |path: &str, content: &[u8]| {
@@ -260,7 +259,7 @@ fn machine_files(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A state directory each of whose files holds the same.
+/// A state directory whose files all have the same content.
 fn state_files(bytes: &[u8]) -> Result<(), String> {
     let directory = tempfile::tempdir().unwrap();
     let names = [
@@ -288,12 +287,12 @@ fn state_files(bytes: &[u8]) -> Result<(), String> {
     });
     let others = [state.read_last_heartbeat().map(|_| false), state.read_identity().map(|_| false)];
     let outcomes = [agent, learned, enrolled].into_iter().chain(others);
-    // Nothing can be all of them at once.
+    // No input is valid for all of them at once.
     let mut errors: Vec<_> = outcomes.filter_map(Result::err).map(|error| error.to_string()).collect();
     if errors.len() < 5 { Ok(()) } else { Err(errors.swap_remove(bytes.len() % 5)) }
 }
 
-/// One way of spoiling an input.
+/// One way to change an input.
 #[derive(Clone, Debug)]
 enum Change {
     Flip(Index, u8),
@@ -357,7 +356,7 @@ fn apply(change: &Change, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         }
         Change::Repeat(from, length, times) => {
             let from = place(from, bytes);
-            // Short pieces, mostly, because many of them fit.
+            // Mostly short pieces, because many of them fit.
             let end = from + place(length, &bytes[from..]).min(1 + times % 64);
             let times = (*times).min((LONGEST - bytes.len().min(LONGEST)) / (end - from).max(1));
             let more = bytes[from..end.min(bytes.len())].repeat(times);
@@ -374,13 +373,13 @@ fn apply(change: &Change, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
     bytes.truncate(LONGEST);
 }
 
-/// What this thread has had of a processor so far.
+/// The processor time of this thread so far.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap_or_default(), time.tv_nsec.try_into().unwrap_or_default())
 }
 
-/// What must hold of a decoder, whatever it is given.
+/// The rules for a decoder, whatever its input is.
 fn holds(decode: Decode, bytes: &[u8]) -> Result<(), TestCaseError> {
     let began = processor_time();
     let (outcome, peak) = memory::peak_of(|| decode(bytes));
@@ -417,7 +416,7 @@ enum Effort {
     Time(Duration),
 }
 
-/// An input that a decoder tripped over.
+/// An input that breaks a decoder.
 #[derive(Debug)]
 struct Tripped {
     bytes: Vec<u8>,
@@ -425,7 +424,7 @@ struct Tripped {
 }
 
 impl Tripped {
-    /// Keeps the input where a person finds it, and says so.
+    /// Writes the input to a file, and returns a sentence with its path.
     fn keep(&self, name: &str) -> String {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/fuzz");
         let digest = ring::digest::digest(&ring::digest::SHA256, &self.bytes);
@@ -436,7 +435,7 @@ impl Tripped {
     }
 }
 
-/// Tries one decoder; tells with how many inputs.
+/// Tries one decoder. Returns the number of inputs.
 fn fuzz(corpus: &[Vec<u8>], decode: Decode, effort: Effort) -> Result<u64, Tripped> {
     for bytes in corpus {
         let held = std::panic::catch_unwind(|| holds(decode, bytes));
@@ -542,7 +541,7 @@ fn what_a_decoder_takes_of_a_processor_is_seen() {
     }
 }
 
-/// The rules are worth something only if breaking them is seen.
+/// The rules are effective only if a violation is noticed.
 #[test]
 fn decoders_that_panic_hoard_or_say_nonsense_are_found() {
     fn unless_long(bytes: &[u8], odd: impl FnOnce() -> Result<(), String>) -> Result<(), String> {

@@ -1,9 +1,9 @@
 //! Process records by pid and start time, signals through a pidfd, and the digest of a program.
 //!
 //! A pid alone names the process that has it now. Enrolment stops agents by a record that may be days old, as root, on
-//! a machine that somebody depends on. So a record carries the boot and the start time too (`/proc/PID/stat`, field
-//! 22), and a signal goes through a pidfd that was opened before these were compared, so that the pid cannot be reused
-//! in between.
+//! a machine that people depend on. So a record carries the boot and the start time too (`/proc/PID/stat`, field 22),
+//! and a signal goes through a pidfd that was opened before these were compared, so that the pid cannot be reused in
+//! between.
 
 use std::io::{ErrorKind, Read as _};
 use std::ops::Deref;

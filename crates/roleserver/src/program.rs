@@ -139,8 +139,8 @@ pub fn run_program() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr.and(agent_log(&flags.verb)))
         .with_ansi(false)
-        // A line that could not be written is reported by `eprintln!`, which panics when standard error is
-        // what cannot be written to: a full disk under the log would end the agent and its supervisor.
+        // A line that could not be written is reported by `eprintln!`, which panics if standard error cannot be written
+        // to: a full disk under the log would end the agent and its supervisor.
         .log_internal_errors(false)
         .init();
     // An error means that a provider is installed already, which is just as good.

@@ -17,8 +17,8 @@ pub enum ObservableSsh {
 /// The observable state of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservableAgent {
-    /// Nothing is sent, and open connections stay open, so a peer that waits for data waits on. A hanging agent and a
-    /// machine without power look like this, because neither closes its connections.
+    /// Nothing is sent, and open connections stay open, so a peer that waits for data waits for ever. A hanging agent
+    /// and a machine without power are both observed as this, because neither closes its connections.
     Silent,
     /// No agent runs on a healthy machine: the kernel has closed the connections of a dead one.
     Absent,

@@ -1,4 +1,4 @@
-//! Who gets in, and who may call what.
+//! Who is authenticated, and who may make which call.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn every_role_tries_every_call() -> TestResult {
             let found = match answer.code {
                 401 => "no",
                 403 => "not allowed",
-                // An empty request may lack what the call needs; it was let in all the same.
+                // An empty request may lack what the call needs; it was authorized all the same.
                 200 | 400 | 404 => "let in",
                 _ => "failed",
             };
@@ -184,7 +184,7 @@ async fn credential_for_a_provider_reaches_its_machines_only() -> TestResult {
     Ok(api.stop().await?)
 }
 
-/// A machine with an id and names of the test's choice.
+/// Adds a machine with an id and names of the test's choice.
 async fn stands(pool: &PgPool, id: &str, provider: &str, provider_id: &str) -> anyhow::Result<()> {
     let id: Uuid = id.parse()?;
     sqlx::query("INSERT INTO machine VALUES ($1, clock_timestamp())").bind(id).execute(pool).await?;
@@ -358,7 +358,7 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn body_is_not_read_of_a_client_without_a_credential() -> TestResult {
     let api = Api::start("api_endless").await?;
-    // A body that never ends: a server that waited for it would answer late, and with another status.
+    // A body that never ends: a server that waited for its end would answer late, and with another status.
     let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]);
     let endless = reqwest::Body::wrap_stream(begun.chain(futures::stream::pending()));
     let refused = api

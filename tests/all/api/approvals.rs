@@ -1,4 +1,4 @@
-//! Two admins through the API, and at two keyboards.
+//! Orders that two admins have to agree on, through the API and with `shepherdctl`.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::api::command_line::Operator;
 use crate::api::{Answer, Api, order};
 use crate::harness::aloud::TestResult;
 
-/// The details of a refusal that say why, for programs.
+/// The details of a rejection that state the reason for programs.
 fn why(answer: &Answer) -> Value {
     let details = answer.json["error"]["details"].as_array().cloned().unwrap_or_default();
     let of = |detail: &Value| detail["@type"].as_str().is_some_and(|of| of.ends_with(".ErrorInfo"));

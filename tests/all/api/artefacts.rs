@@ -1,4 +1,4 @@
-//! `shepherdctl artefacts`: a file is brought through the API and straight into the database, and once.
+//! `shepherdctl artefacts`: a file is uploaded through the API and directly into the database, and is stored once.
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -19,7 +19,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let piece = usize::try_from(PIECE_BYTES)?;
-    // What could be taken for very many empty fields is none.
+    // Bytes that could be decoded as very many empty fields are not decoded as such.
     let empty = [10_u8, 0].into_iter().cycle().take(2 * piece);
     let bytes: Vec<u8> = empty.chain((0..=250).cycle().take(piece + 11)).collect();
     let (file, sha256) = (kim.home.path().join("server-1.4"), digest(&bytes));
@@ -31,7 +31,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     assert!(dry.contains("without --dry_run: the artefact server-1.4 is added once it is uploaded"), "{dry}");
     assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
 
-    // Somebody has begun and was cut off.
+    // An earlier upload was begun and interrupted.
     let operator = api.key(AccessRole::Operator, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": bytes.len() });
     let begun = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin.clone()).await?.ok()?;
@@ -55,7 +55,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
         sqlx::query_scalar("SELECT bytes FROM artefact_chunk ORDER BY number").fetch_all(&api.pool).await?;
     assert_eq!(digest(&kept.concat()), sha256);
 
-    // Again it is the same; under another name it is called that; another file of that name is another one.
+    // The same file again changes nothing; another name renames it; another file of that name is another artefact.
     let again = kim.direct(&add)?;
     assert!(again.contains("is there; nothing was changed"), "{again}");
     let renamed = kim.direct(&[&add[..], &["--name", "front"]].concat())?;

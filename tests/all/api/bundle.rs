@@ -35,7 +35,7 @@ fn parsed(files: &BTreeMap<String, String>, path: &str) -> Result<Value> {
     Ok(serde_json::from_str(text)?)
 }
 
-/// What people and programs have been seen to write.
+/// Texts as people and programs write them, with secrets in them.
 const WRITTEN: [&str; 16] = [
     "its BMC refuses password=hunter2",
     "PGPASSWORD=hunter2",
@@ -55,7 +55,7 @@ const WRITTEN: [&str; 16] = [
     "Authorization: Bearer hunter2hunter2",
 ];
 
-/// One machine waits for a person, another one is well.
+/// One machine waits for a person, another one is healthy.
 async fn fleet(api: &Api) -> Result<[MachineId; 2]> {
     let machines = [provided(&api.pool).await?, provided(&api.pool).await?];
     let given_up = "INSERT INTO machine_needs_human (machine_id, since, reason)
@@ -93,7 +93,7 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
         assert!(!text.contains("hunter2") && !text.contains("c2VjcmV0"), "{path}: {text}");
         assert!(path == "README.txt" || serde_json::from_str::<Value>(text).is_ok(), "{path}: {text}");
     }
-    // What it is made for: nothing of what is no secret is missing.
+    // The purpose of a bundle: nothing is missing that is no secret.
     for machine in [troubled, well] {
         let why = parsed(&reports, &format!("machines/{machine}/why.json"))?;
         assert_eq!(why["machine"], machine.to_string());

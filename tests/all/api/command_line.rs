@@ -1,5 +1,5 @@
-//! `shepherdctl` through the API: with a context that it made itself, and the same answers as from the
-//! database. What it orders while answers are lost is carried out once.
+//! `shepherdctl` through the API: with a context that it created itself, and with the same answers as from the
+//! database. What it orders while responses are lost is carried out once.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -35,12 +35,12 @@ impl Operator<'_> {
         command
     }
 
-    /// Asks the current context's API.
+    /// Calls the current context's API.
     pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         read_stdout(&self.command(arguments).output()?)
     }
 
-    /// Asks the current context's API, without keeping anybody waiting for it.
+    /// Calls the current context's API without blocking the runtime.
     pub(super) async fn run_command(&self, arguments: &[&str]) -> anyhow::Result<Output> {
         Ok(tokio::process::Command::from(self.command(arguments)).output().await?)
     }
@@ -56,7 +56,7 @@ impl Operator<'_> {
         self.home.path().join(".config/shepherd/contexts.toml")
     }
 
-    /// Lets the context `home` ask these servers.
+    /// Sets the servers of the context `home`.
     pub(super) fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
         let mut contexts = Contexts::read(&self.contexts())?;
         let home = contexts.contexts.get_mut("home").context("the context")?;
@@ -64,7 +64,8 @@ impl Operator<'_> {
         Ok(contexts.write(&self.contexts())?)
     }
 
-    /// Gives an order over a line that loses its answer: once `carried_out` counts `lines` it is cut.
+    /// Gives an order over a connection that loses its response: the connection is cut once `carried_out` counts
+    /// `lines`.
     async fn order_and_lose_the_answer(
         &self,
         line: Lossy,
@@ -136,7 +137,7 @@ async fn forward_without_answers(client: TcpStream, server: SocketAddr) -> std::
                 deaf.store(true, Ordering::SeqCst);
             }
             if length == 0 {
-                // A client that hangs up first gets no answer either.
+                // A client that disconnects first gets no response either.
                 return std::future::pending::<std::io::Result<()>>().await;
             }
             server_writes.write_all(&bytes[..length]).await?;
@@ -157,7 +158,8 @@ async fn forward_without_answers(client: TcpStream, server: SocketAddr) -> std::
     tokio::try_join!(up, down).map(|((), ())| ())
 }
 
-/// Whether one of these records of TLS is encrypted; the first of a client's is when it believes the server.
+/// Whether one of these records of TLS is encrypted. The first encrypted record of a client shows that it trusts the
+/// server.
 fn speaks(mut records: &[u8]) -> bool {
     while let [kind, _, _, high, low, rest @ ..] = records {
         if *kind == 23 {
@@ -226,7 +228,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         serde_json::from_str(&kim.direct(&["why", &machine, "-o", "json"])?)?,
     );
     for why in [&mut through, &mut straight] {
-        // The time of the request, and how long before it somebody did something.
+        // The time of the request, and how long before it an event happened.
         let fields = why.as_object_mut().context("an object")?;
         fields.remove("at");
         fields.remove("notes");
@@ -251,7 +253,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    // Pause and resume; label and unlabel; of the quarantine a dry run, a refusal, its head and the machine;
+    // Pause and resume; label and unlabel; of the quarantine a dry run, a rejection, its head row and the machine;
     // hold, release, retry, create, revoke.
     assert_eq!(orders, 13);
     Ok(api.stop().await?)
@@ -265,7 +267,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
 
-    // The one shepherd's answer is lost, and the other one knows it.
+    // The first shepherd's response is lost, and the second one knows the order.
     let holds = "SELECT count(*) FROM audit WHERE rpc LIKE '%Machines/Hold'";
     let line = Lossy::to(api.server.local_addr).await?;
     let address = line.address;
@@ -278,7 +280,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     assert!(progress.starts_with(&begun) && progress.contains("repeating the order"), "{progress}");
     assert_eq!(api.count(holds).await?, 1);
 
-    // A token that was in the lost answer is nobody's: it is ended, and there is another one.
+    // A token in a lost response belongs to nobody: it is revoked, and another one is created.
     let made = "SELECT count(*) FROM access_credential WHERE name = 'lee'";
     let line = Lossy::to(api.server.local_addr).await?;
     kim.reach(&[line.address])?;
@@ -317,7 +319,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     };
     let tokens = "SELECT count(*) FROM access_credential";
 
-    // What would fail in the end fails before there is a token.
+    // A path that cannot be written is an error before a token exists.
     std::fs::create_dir_all(kim.contexts().parent().context("a directory")?)?;
     std::fs::write(kim.contexts(), "no contexts")?;
     let refused = bootstrap("home").output()?;
@@ -343,7 +345,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     assert_eq!(both.status.code(), Some(2));
     assert!(String::from_utf8(both.stderr)?.contains("give only one of them"));
 
-    // Servers that publish no authority are verified against what the host trusts.
+    // Servers that publish no authority are verified against the trust store of this host.
     let publish_none = "UPDATE session SET runtime_info = runtime_info || '{\"ca_certificates\": []}'::JSONB \
                         WHERE component = 'api'";
     assert_eq!(sqlx::query(publish_none).execute(&api.pool).await?.rows_affected(), 1);

@@ -1,5 +1,5 @@
-//! Fifty programs that list machines without a pause, and twenty people who watch: the loops do not notice. A claim
-//! touches as many pages as without them, and no transaction of the loops has to be run again.
+//! Fifty programs that list machines without a pause, and twenty people who watch: the loops are not affected. A claim
+//! touches as many pages as without them, and no transaction of the loops has to be repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,25 +24,25 @@ use crate::bmdb_explain::{claimed_at, fill};
 use crate::bmdb_kit::{Shepherd, settings, surely, until};
 use crate::harness::aloud::TestResult;
 
-/// Of these one in a hundred waits for an agent.
+/// One in a hundred of these waits for an agent.
 const MACHINES: usize = 20_000;
 const POLLERS: u64 = 50;
 const WATCHERS: u64 = 20;
-/// Claims of each of three turns.
+/// Claims in each of three rounds.
 const CLAIMS: usize = 40;
 
-/// What the loops paid in one turn.
+/// The costs of the loops in one round.
 #[derive(Debug)]
 struct Paid {
-    /// Pages that a claim of one machine touched: the middle of several.
+    /// Pages that a claim of one machine touched: the median of several.
     buffers: i64,
-    /// Claims that found what they wanted in other hands.
+    /// Claims that found the work taken by another worker.
     contended: usize,
-    /// Transactions that had to be run again, and those that failed: which, and how often so far.
+    /// Transactions that had to be repeated, and those that failed: their names, and how often so far.
     again: Vec<String>,
 }
 
-/// Transactions of that handle that were not done at the first try.
+/// Transactions of that handle that did not succeed at the first attempt.
 fn again(shepherd: &Shepherd) -> Result<Vec<String>> {
     let metrics = Metrics::new();
     shepherd.bmdb.metrics().register(&metrics);
@@ -52,7 +52,7 @@ fn again(shepherd: &Shepherd) -> Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Claims machines one after the other and gives each an agent, and looks at what a claim touches.
+/// Claims machines one after the other, gives each an agent, and counts the pages that each claim touches.
 async fn turn(shepherd: &Shepherd, connection: &mut PgConnection) -> Result<Paid> {
     let before = again(shepherd)?;
     let session = shepherd.session().await?;
@@ -168,7 +168,8 @@ async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResu
     for _ in 0..5 {
         viewers.push(api.key(AccessRole::Viewer, &[], None).await?);
     }
-    // No renewal meanwhile, as with the API's own session: a claim that loses against one lost against no caller.
+    // Sessions are not renewed meanwhile, as with the API's own session: a claim that lost against another transaction
+    // did not lose against a caller.
     let unrenewed = Duration::from_hours(10);
     let shepherd = Shepherd::with(settings(&api.database, "loops", 4)?, unrenewed).await?;
 

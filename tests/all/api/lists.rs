@@ -1,4 +1,4 @@
-//! Lists, and what the API says of itself.
+//! Lists, and the API's description of itself.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -108,7 +108,7 @@ async fn every_request_gets_a_response() -> TestResult {
     assert_eq!(counts["counts"][0]["machines"], "1");
     let timeline = ask("Machines/Timeline", json!({ "machine": machine })).await?;
     assert_eq!(timeline["more"], false);
-    // A hold for longer than JSON can say moments leaves lists readable.
+    // A hold that lasts longer than JSON can express leaves lists readable.
     let hold = json!({ "machine": machine, "expiresAfter": "90000000d", "order": order("for ever", "k") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     ask("Machines/List", json!({})).await?;
@@ -156,7 +156,7 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
             // The time of the request.
             let fields = answer.as_object_mut().context("an object")?;
             fields.remove("readAt");
-            // They contain how long ago somebody did something.
+            // They contain how long ago an event happened.
             fields.remove("notes");
             answers.push(answer);
         }
@@ -232,7 +232,7 @@ async fn streams_that_anybody_may_open_end_with_the_server() -> TestResult {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    // Asks once, and says nothing more for ever.
+    // Sends one request, and then nothing more.
     let asking = tokio_stream::once(ask).chain(tokio_stream::pending());
     let mut streaming =
         ServerReflectionClient::new(channel).server_reflection_info(asking).await?.into_inner();
@@ -253,9 +253,9 @@ async fn read_that_takes_too_long_is_retried() -> TestResult {
             let tried = tried.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 let statement = match tried {
-                    // As a host does that has no time for it.
+                    // The database does not answer, as on a host without capacity.
                     0 => std::future::pending().await,
-                    // Longer than the server lets a statement take.
+                    // Longer than the server permits for a statement.
                     1 => "SELECT pg_sleep(60)::TEXT",
                     _ => "SHOW idle_in_transaction_session_timeout",
                 };

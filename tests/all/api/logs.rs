@@ -1,4 +1,4 @@
-//! Logs as operators read them: `shepherdctl` calls one shepherd, a real role server calls another one.
+//! Logs that operators read: `shepherdctl` calls one shepherd, and a real role server calls another one.
 
 use std::io::Write as _;
 use std::process::{Output, Stdio};
@@ -89,7 +89,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     assert!(lines.iter().any(|line| line.contains("heartbeat delivered")), "{lines:#?}");
     assert_eq!((&own["machine"], &own["note"]), (&json!(machine), &json!(null)));
 
-    // What a service wrote, without what would drive a terminal; the last lines, and those of the last hour.
+    // The output of a service, without control sequences; the last lines, and those of the last hour.
     let service = host.path().join("children/web_server");
     std::fs::create_dir_all(&service)?;
     let text = "2020-01-01T00:00:00Z old\n  its second line\n2999-01-01T00:00:00Z \u{1b}[31mred\u{1b}[0m\u{7}\nlast\n";
@@ -120,7 +120,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
         assert!(format_output(&unknown).contains(&expected), "{}", format_output(&unknown));
     }
 
-    // Who may, and what is written down of it.
+    // Who may request logs, and what the audit records of it.
     let (viewer, operator) =
         (api.key(AccessRole::Viewer, &[], None).await?, api.key(AccessRole::Operator, &[], None).await?);
     let elsewhere = api.key(AccessRole::Operator, &["another"], None).await?;
@@ -184,7 +184,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
         let line: Value = serde_json::from_str(&line?.context("it ended")?)?;
         assert_eq!(line["line"], expected);
     }
-    // Its role server is killed: the reader receives the reason as text.
+    // The role server is killed: the reader receives the reason as text.
     let agent = host.agent()?;
     agent.instance.send_signal(rustix::process::Signal::KILL)?;
     let ended = tokio::time::timeout(PATIENCE, following.wait()).await??;

@@ -1,5 +1,4 @@
-//! The fleet API as its callers have it: the real server on a real database, called over TLS by gRPC and
-//! as JSON.
+//! The fleet API as callers use it: the real server on a real database, called over TLS by gRPC and as JSON.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -45,7 +44,7 @@ mod same_answers;
 mod top;
 mod watch;
 
-/// A shepherd that only answers operators.
+/// A shepherd that only serves operators.
 struct Api {
     database: TestDatabase,
     bmdb: Bmdb,
@@ -60,13 +59,13 @@ struct Api {
     metrics: Metrics,
 }
 
-/// A credential of the test's.
+/// A credential that the test created.
 struct Key {
     id: uuid::Uuid,
     token: String,
 }
 
-/// What an answer was: the code of HTTP, and the JSON.
+/// An answer: the HTTP status and the JSON.
 #[derive(Debug)]
 struct Answer {
     code: u16,
@@ -74,18 +73,18 @@ struct Answer {
 }
 
 impl Answer {
-    /// The answer, if it was one.
+    /// The answer, if it is a success.
     fn ok(self) -> anyhow::Result<Value> {
         anyhow::ensure!(self.code == 200, "{}: {}", self.code, self.json);
         Ok(self.json)
     }
 
-    /// The sentence of a refusal.
+    /// The message of a rejection.
     fn message(&self) -> &str {
         self.json["error"]["message"].as_str().unwrap_or_default()
     }
 
-    /// When to try again, if it says so (`RetryInfo`).
+    /// When to retry, if the answer states it (`RetryInfo`).
     fn again_after(&self) -> Option<Duration> {
         let details = self.json["error"]["details"].as_array()?;
         let retry = details
@@ -124,8 +123,8 @@ impl Api {
         bmdb.read_policy().await?;
         let pool = database.pool().await?;
         let directory = tempfile::tempdir()?;
-        // Not renewed while a test lasts: if transactions are SERIALIZABLE, a renewal may cost the claimer a second
-        // try, and tests count those.
+        // Sessions are not renewed while a test lasts: if transactions are SERIALIZABLE, a renewal may cost the claimer
+        // a second attempt, and tests count attempts.
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
         let keeper = tokio::spawn(keeper.run(&keep)?);
@@ -143,7 +142,7 @@ impl Api {
         Ok(Self { database, bmdb, pool, sessions, server, http, stop, keep, keeper, directory, metrics })
     }
 
-    /// Ends it in order.
+    /// Stops it in order.
     async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
         self.server.wait_until_stopped().await;
@@ -151,7 +150,7 @@ impl Api {
         Ok(self.keeper.await?)
     }
 
-    /// A token, made in the database directly.
+    /// A token, created directly in the database.
     async fn key(&self, role: AccessRole, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
         key_in(&self.bmdb, role, providers, life).await
     }
@@ -161,8 +160,8 @@ impl Api {
         self.call_at(self.server.local_addr, key, rpc, body).await
     }
 
-    /// A call in JSON of one of the servers on this database. Where the server is too busy for it, it is
-    /// repeated as docs/api.md says: whatever orders something names the order by a key.
+    /// A call in JSON to one of the servers on this database. While the server is too busy, the call is repeated as
+    /// docs/api.md describes: every order has a key.
     async fn call_at(
         &self,
         server: SocketAddr,
@@ -200,12 +199,12 @@ impl Api {
         Ok((serve_api(bmdb, sessions, settings, Metrics::new(), stop.clone()).await?, stop))
     }
 
-    /// A connection by gRPC, with a client certificate or without.
+    /// A gRPC connection, with or without a client certificate.
     async fn channel(&self, identity: Option<Identity>) -> anyhow::Result<Channel> {
         self.channel_to(self.server.local_addr, identity).await
     }
 
-    /// A connection to one of the servers on this database.
+    /// A gRPC connection to one of the servers on this database.
     async fn channel_to(&self, server: SocketAddr, identity: Option<Identity>) -> anyhow::Result<Channel> {
         let authority = self.server.ca_certificates.first().context("a CA")?;
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(authority)));

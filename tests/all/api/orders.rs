@@ -1,4 +1,4 @@
-//! Orders: carried out once, written down, and tried in vain.
+//! Orders: carried out once, recorded in the audit, and rejected.
 
 use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
@@ -112,7 +112,7 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
     Ok(std::sync::Arc::into_inner(api).context("every caller has its response")?.stop().await?)
 }
 
-/// A request of this call that can be carried out.
+/// A valid request of this call.
 fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
         "Machines/Hold"
@@ -156,7 +156,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Clusters/UndeclareRole" => json!({ "name": "ams", "role": "front" }),
         "Clusters/ApproveMachine" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Snapshot" | "Clusters/RotateKey" | "Clusters/Delete" => json!({ "name": "ams" }),
-        // Nobody ever looked at it.
+        // Its curators never answered.
         "Clusters/Restore" => json!({ "name": "ams", "bypassQuorum": true }),
         "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),
         "ClusterCredentials/Revoke" => json!({ "name": "fra", "credentialId": credential }),
@@ -179,7 +179,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
     Ok(body)
 }
 
-/// Has the one cluster that there is be founded, and a snapshot of it be kept.
+/// Marks the one cluster as founded, and stores a snapshot of it.
 async fn found_cluster(api: &Api) -> anyhow::Result<()> {
     for statement in [
         "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]'",
@@ -215,7 +215,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .bind(machine.0)
     .execute(&api.pool)
     .await?;
-    // Something to approve, under an id that this test knows.
+    // A request to approve, under an id that this test knows.
     sqlx::query(
         "INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, requested_at, expires_at)
          VALUES ($1, 'lee@a', 'k', 'r', decode('00', 'hex'), 't', 'r', clock_timestamp(),
@@ -224,7 +224,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .bind(other.id)
     .execute(&api.pool)
     .await?;
-    // Something to roll out, and what is being rolled out already.
+    // A release to roll out, and a roll-out that is under way.
     for statement in [
         "INSERT INTO artefact VALUES (decode(repeat('cd', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'release',
              clock_timestamp(), 'kim')",
@@ -235,7 +235,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
-    // Kubernetes to change, and to upgrade.
+    // Kubernetes to change and to upgrade.
     for statement in [
         "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
          VALUES (decode(repeat('1a', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'older', clock_timestamp(), 'kim',
@@ -248,7 +248,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
-    // Something to end, under an id that this test knows.
+    // A credential to revoke, under an id that this test knows.
     sqlx::query(
         "INSERT INTO cluster_credential
          SELECT $1, cluster_id, decode(repeat('ef', 32), 'hex'), 'kim', 3600, clock_timestamp(), 'lee', NULL, NULL, NULL, NULL,
@@ -257,7 +257,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .bind(other.id)
     .execute(&api.pool)
     .await?;
-    // Something to add.
+    // An artefact to add.
     let begin = json!({ "sha256": ARTEFACT, "size": 3 });
     api.call(Some(&admin.token), "Artefacts/BeginUpload", begin).await?.ok()?;
     let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": { "bytes": "YWJj" } });
@@ -269,14 +269,14 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 continue;
             }
             let rpc = format!("{}/{}", service.name(), method.name());
-            // It is taken before it is upgraded, in the order of the contract.
+            // The settings are changed before they are upgraded, in the order of the contract.
             if rpc == "ClusterKubernetes/Rotate" {
                 sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
             }
             if rpc == "Clusters/Snapshot" {
                 found_cluster(&api).await?;
             }
-            // A machine with a reboot ordered cannot be switched otherwise.
+            // A machine with an ordered reboot cannot get another power order.
             let about = if rpc == "Machines/Power" { second } else { machine };
             api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;
             let written: Option<(String, String, Option<uuid::Uuid>)> =
@@ -294,7 +294,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     Ok(api.stop().await?)
 }
 
-/// An admin who cancels a retirement with a wipe can order one without.
+/// An admin who cancels a retirement with a wipe can order one without a wipe.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wipe_that_was_ordered_is_called_off_by_an_admin_alone() -> TestResult {
     let api = Api::start("api_wipe").await?;
@@ -325,7 +325,7 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
     let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
     let hold = |version: &Value, key: &str| {
-        // Held from power alone, a machine that waits for its agent is scheduled as before.
+        // With a hold on power alone, a machine that waits for its agent is scheduled as before.
         json!({ "machine": machine, "scope": "power",
                 "order": { "reason": "r", "idempotencyKey": key, "expectedVersion": version } })
     };
@@ -339,7 +339,7 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
             .await?;
     assert_eq!(written, [(refused.message().to_owned(), None)], "who was refused is in the audit, too");
 
-    // Corrected, it may be given under the same key.
+    // With a correction it may be given under the same key.
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
     let held = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?.ok()?;
     assert_eq!((&held["changed"], &held["replayed"]), (&json!(true), &json!(false)));
@@ -363,7 +363,7 @@ async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after()
     let fingerprint = |byte: u8| json!(key(byte).fingerprint());
     assert_eq!(keys(&believed["before"]), (fingerprint(1), fingerprint(2)));
     assert_eq!(keys(&believed["after"]), (fingerprint(2), json!(null)));
-    // The answer was lost, and the machine was refused for yet another key meanwhile.
+    // The response was lost, and meanwhile another key of the machine was rejected.
     refuse(&api, machine, 4).await?;
     let again = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(2, "k")).await?.ok()?;
     assert_eq!((&again["replayed"], &again["auditId"]), (&json!(true), &believed["auditId"]));
@@ -390,7 +390,7 @@ async fn pin_host_key(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result
     change(api, machine, pinned).await
 }
 
-/// The machine is refused for this host key.
+/// The machine is rejected because of this host key.
 async fn refuse(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
     let key = key(byte);
     change(api, machine, FactChange::HostKeyRefused { algorithm: key.algorithm, public_key: key.key }).await

@@ -19,7 +19,7 @@ use crate::harness::aloud::TestResult;
 /// Commands in the order in which they run. `M` is a machine that a cluster has, `N` a free one, `HOME` a folder with
 /// the files that the commands read.
 const SCRIPT: &[&str] = &[
-    // Reading.
+    // Reads.
     "get machines",
     "get machines --phase Ready",
     "get sessions --limit 1000",
@@ -124,16 +124,16 @@ const SCRIPT: &[&str] = &[
     "cluster kubernetes remove ams --reason over",
     "cluster delete ams --reason over",
     "cluster delete ams --reason over",
-    // What asks nobody, and what asks everybody.
+    // Commands that call nothing, and commands that call everything.
     "completions nonsense",
     "manual HOME/manual",
     "debug bundle --output_file HOME/bundle.tar.gz",
     "no-such-command",
 ];
-/// Commands that exist with the database alone, or do not end by themselves, and have tests of their own.
+/// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
 const ELSEWHERE: &[&str] = &["declare restored", "tokens bootstrap", "watch"];
 
-/// The word without what differs from run to run.
+/// The word without the parts that differ from run to run.
 fn mask_word(word: &str) -> String {
     let hexadecimal = word.len() >= 8 && word.chars().all(|c| c.is_ascii_hexdigit() || c == '-' || c == '…');
     if hexadecimal {
@@ -145,20 +145,20 @@ fn mask_word(word: &str) -> String {
             masked.push(c);
         }
     }
-    // A span of time.
+    // A duration.
     if masked.len() > 1 && masked.starts_with('0') && masked.chars().all(|c| "0dhms".contains(c)) {
         return "0s".to_owned();
     }
     masked
 }
 
-/// Each line's words, masked; of lines that are the same then, one.
+/// The words of each line, masked. Equal lines are then kept once.
 fn mask(text: &str) -> String {
     let mut masked: Vec<String> = Vec::new();
     for line in text.replace("just now", "0s ago").lines() {
         let mut words = Vec::new();
         for word in line.split_whitespace() {
-            // A word, with the punctuation and the name in front of it that belong to the sentence.
+            // A word, without the punctuation and the name in front of it that belong to the sentence.
             let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '…';
             let (mut rest, mut parts) = (word, String::new());
             while !rest.is_empty() {
@@ -176,7 +176,7 @@ fn mask(text: &str) -> String {
     masked.concat()
 }
 
-/// A fleet, and a person who gives it commands in one way.
+/// A fleet, and an operator who gives it commands in one of the two ways.
 struct Way<'a> {
     kim: Operator<'a>,
     direct: bool,
@@ -234,7 +234,7 @@ impl<'a> Way<'a> {
             text = text.replace(machine, name).replace(&machine[..8], name);
         }
         let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
-        // Machines of one moment are in the order of random identifiers.
+        // Machines of the same time are in the order of random identifiers.
         text = text
             .replace(&format!("kim@{}", host.trim()), "kim@HOST")
             .replace("rack/N, rack/M", "rack/M, rack/N");

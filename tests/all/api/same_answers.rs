@@ -1,5 +1,5 @@
-//! Consistent responses: two shepherds and the database itself return the same. Every command of `shepherdctl` is
-//! classified here as an order, a read or another one, so that no command that reads is left out.
+//! Consistent answers: two shepherds and the database itself return the same. Every command of `shepherdctl` is
+//! classified here as an order, a read or another one, so that no reading command is left out.
 
 use std::net::SocketAddr;
 
@@ -70,12 +70,12 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("policy get", &[&[]]),
     ("tokens get", &[&[]]),
 ];
-/// Commands that query only the database, that query nothing, that never end, and that collect the output of the
-/// others.
+/// Commands that query only the database, that query nothing, that never end, or that collect the output of other
+/// commands.
 const OTHERS: &[&str] =
     &["declare restored", "tokens bootstrap", "completions", "manual", "watch", "debug bundle"];
 
-/// Every command that has none below it, and whether it orders something.
+/// Every command without subcommands, and whether it is an order.
 pub(super) fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {
     if command.get_subcommands().next().is_none() {
         let orders = command.get_arguments().any(|argument| argument.get_id() == "idempotency_key");
@@ -105,7 +105,7 @@ fn every_command_is_known_for_what_it_does() {
 /// A response without the parts that depend on the time of the request.
 fn steady(text: &str) -> anyhow::Result<String> {
     let Ok(mut answer) = serde_json::from_str::<Value>(text) else {
-        // How long ago, and when.
+        // How long ago something happened, and when.
         let masked: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         let mut words: Vec<&str> = masked.split_whitespace().collect();
         words.dedup();
@@ -124,7 +124,7 @@ fn steady(text: &str) -> anyhow::Result<String> {
     Ok(answer.to_string())
 }
 
-/// A fleet with enough to list: more sessions, work and events than a page has, many of one moment.
+/// A fleet with enough to list: more sessions, work and events than a page has, many of them with the same time.
 pub(super) async fn populate(api: &Api) -> anyhow::Result<String> {
     let machine = provided(&api.pool).await?;
     provided(&api.pool).await?;
@@ -220,7 +220,7 @@ async fn every_reading_command_prints_the_same_for_every_source() -> TestResult 
             same(&kim, &arguments, &servers).await?;
         }
     }
-    // That they are the same says nothing of what there is nothing of.
+    // Equal answers prove nothing if there is nothing to list.
     let plan = kim.json(&["plan"])?;
     assert!(plan["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{plan}");
     let plan = kim.json(&["plan", "--diff", file])?;

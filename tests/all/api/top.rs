@@ -10,7 +10,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::screen::Screen;
 
-/// Holds what stands there against its golden file, with what differs from run to run masked.
+/// Compares the screen with its golden file, with masks for what differs from run to run.
 fn golden(name: &str, text: &str, servers: &[String]) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../golden/top");
@@ -25,7 +25,7 @@ fn golden(name: &str, text: &str, servers: &[String]) {
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[moment]"),
         (r"\b(\d+(ms|[smhd]))+\b", "[span]"),
         (r"\b(\[span\] ago|just now)", "[span] ago"),
-        // Columns are as wide as what was masked in them.
+        // Columns are as wide as the values that were masked in them.
         (r"(\S) {2,}", "$1  "),
     ] {
         settings.add_filter(pattern, mask);
@@ -33,7 +33,7 @@ fn golden(name: &str, text: &str, servers: &[String]) {
     settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
-/// A fleet of two providers with something of everything that a page tells.
+/// A fleet of two providers with an example of everything that a page shows.
 async fn populate(api: &Api) -> anyhow::Result<()> {
     for _ in 0..5 {
         provided(&api.pool).await?;
@@ -52,7 +52,7 @@ async fn populate(api: &Api) -> anyhow::Result<()> {
         "INSERT INTO work SELECT machine_id, 'access', ('00000000-0000-0000-0000-00000000000' || n)::UUID,
                 CASE WHEN n < 3 THEN 'AgentStart' ELSE 'Recovery' END, n, clock_timestamp() - n * INTERVAL '1 h'
          FROM (SELECT machine_id, row_number() OVER (ORDER BY machine_id) AS n FROM machine LIMIT 3) m",
-        // One in a second, within the last minute; each was begun two seconds before it ended.
+        // One per second, within the last minute. Each began two seconds before it ended.
         "WITH c AS MATERIALIZED (SELECT clock_timestamp() AS now)
          INSERT INTO history (machine_id, at, event, edge, lane, fence, process)
          SELECT machine_id, now - n * INTERVAL '1 s' - e * INTERVAL '2 s',
@@ -92,7 +92,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     // A change appears on the page by itself.
     provided(&api.pool).await?;
     screen.until(&["6 machines"]).await?;
-    // So it does after the server that it queried has stopped.
+    // The page also updates after the server that it queried has stopped.
     stop.cancel();
     other.wait_until_stopped().await;
     screen.until(&[&servers[1], "q quit", "6 machines"]).await?;
@@ -108,7 +108,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     let (status, text, restored) = screen.ended().await?;
     assert!(status.success() && restored, "by q: {status}\n{text}");
 
-    // Whose token is revoked sees no old page.
+    // A user whose token is revoked sees no old page.
     let refused = top()?;
     refused.until(&["7 machines"]).await?;
     sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'kim'")

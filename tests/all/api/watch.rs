@@ -1,4 +1,4 @@
-//! Watches: what they tell, and when they end.
+//! Watches: what they deliver, and when they end.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ async fn watch(
     Ok(watch_on(api.channel(None).await?, key, request).await??)
 }
 
-/// A watch by this connection, or why it is refused.
+/// Opens a watch over this connection. The error is the status with which it is rejected.
 async fn watch_on(
     channel: Channel,
     key: &Key,
@@ -45,7 +45,7 @@ async fn next(
         .context("the watch ended")
 }
 
-/// The next machine that the watch delivers, as (id, reason); `None` for one that is gone.
+/// The next machine that the watch delivers, as (id, reason); `None` for a machine that is gone.
 async fn next_machine(
     stream: &mut Streaming<WatchMachinesResponse>,
 ) -> anyhow::Result<(String, Option<String>)> {
@@ -78,7 +78,7 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
     assert_eq!(text, machine.to_string());
     assert!(reason.context("a line")?.contains("held"));
 
-    // A client that resumes receives what changed since, and not what exists.
+    // A client that resumes receives what changed since then, and not everything that exists.
     let still = provided(&api.pool).await?;
     let resumed = WatchMachinesRequest { resume_token: quiet.resume_token, ..Default::default() };
     let mut second = watch(&api, &viewer, resumed).await?;
@@ -171,7 +171,7 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
         resume = next(&mut stream).await??.resume_token;
     }
     drop(stream);
-    // Theirs changes first, so it would be delivered first, as gone.
+    // The other provider's machine changes first, so it would be delivered first, as gone.
     for (machine, key) in [(theirs, "1"), (ours, "2")] {
         let hold = json!({ "machine": machine, "order": order("r", key) });
         api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
@@ -183,7 +183,8 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))));
     assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
     assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))), "no other change arrives");
-    // Ours is released, and is delivered as gone to a watcher of held machines, though it began after the release.
+    // Our machine is released, and a watch of held machines delivers it as gone, although the watch began after the
+    // release.
     let release = json!({ "machine": ours, "order": order("r", "3") });
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
     let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume_token: resume }).await?;
@@ -259,7 +260,7 @@ async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stop
 async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
     let api = Api::start("api_watch_timer").await?;
     let operator = api.key(AccessRole::Operator, &[], None).await?;
-    // Machines are delivered in the order of their ids: a wrong event of the first one comes before the second.
+    // Machines are delivered in the order of their ids: a wrong event of the first machine precedes the second one.
     let (one, two) = (provided(&api.pool).await?, provided(&api.pool).await?);
     let (beats, held) = if one.0 < two.0 { (one, two) } else { (two, one) };
     let run = async |statement: &'static str| {
@@ -270,7 +271,7 @@ async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
     .await?;
     let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
     while !matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))) {}
-    // As rearm_timers.sql does; and a line of history, so that the watch looks at the machine again.
+    // The change that rearm_timers.sql makes, and a line of history, so that the watch reads the machine again.
     for statement in [
         "INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
          VALUES ($1, clock_timestamp(), 'b', 'i', 1)",
@@ -318,7 +319,7 @@ async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> TestResult 
         .execute(&mut *busy)
         .await?;
     let (mut given_up, end) = (BTreeSet::new(), std::time::Instant::now() + PATIENCE);
-    // More of them than one look tries by itself (look.rs), so the watch looked again.
+    // More failures than one read retries by itself, so the watch read again.
     while given_up.len() < 5 {
         assert!(std::time::Instant::now() < end, "no look is tried again: {given_up:?}");
         let waiting: Vec<String> = sqlx::query_scalar(

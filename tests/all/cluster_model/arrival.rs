@@ -1,7 +1,7 @@
-//! What a node decides follows from the newest of all that it knows, in whatever order that came.
+//! The decisions of a node follow from the newest state of all inputs, in whatever order these states arrived.
 //!
-//! Every order in which the states of all inputs can arrive is tried, each state after those before it of the same
-//! input; and in each, every choice of moments at which the reducer looks, so that it sees some states and passes over
+//! Every order in which the states of all inputs can arrive is tried, with the states of each input in sequence. In
+//! each order, every choice of the moments at which the reducer runs is tried, so that it sees some states and skips
 //! others.
 
 use anyhow::Result;
@@ -18,7 +18,7 @@ use crate::harness::aloud::TestResult;
 /// Sets one input to its next state.
 type Arrive<'a> = Box<dyn Fn(&NodeFacts) + 'a>;
 
-/// All orders in which this many states of each input can arrive, as which input is next.
+/// All orders in which this many states of each input can arrive, as the numbers of the inputs.
 fn orders(left: &[usize]) -> Vec<Vec<usize>> {
     if left.iter().all(|left| *left == 0) {
         return vec![Vec::new()];
@@ -35,8 +35,8 @@ fn orders(left: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// What is decided at the end of each order and each choice of looks, and how many there were. `may_decide` says after
-/// each look whether so much had arrived, by the states of each input, that something may be decided.
+/// The decisions at the end of each order and each choice of moments, and how many there were. After each run
+/// `may_decide` states, by the number of arrived states of each input, whether enough has arrived to decide something.
 async fn decisions<S: Clone + 'static, T>(
     arrivals: &[Vec<Arrive<'_>>],
     inputs: impl Fn(&NodeFacts) -> CombinedInputs<S>,
@@ -54,7 +54,7 @@ async fn decisions<S: Clone + 'static, T>(
             for (at, input) in order.iter().enumerate() {
                 arrivals[*input][arrived[*input]](&facts);
                 arrived[*input] += 1;
-                // At the end everybody has looked.
+                // At the end the reducer always runs.
                 if looks >> at & 1 == 1 || at + 1 == count {
                     while let std::task::Poll::Ready(known) = poll!(std::pin::pin!(inputs.next())) {
                         if let Some(now) = decide(&known) {
@@ -92,10 +92,11 @@ async fn startup_is_the_same_in_whatever_order_its_inputs_come() -> TestResult {
     let found = || -> Arrive<'_> { Box::new(|facts| facts.founding.set(Some(fixture.to_found.clone()))) };
     let founded = || -> Arrive<'_> { Box::new(|facts| facts.founding.set(None)) };
     for (inputs, expected) in [
-        // From the disk, and then as orders come, with a membership that ends and one that begins.
+        // Roles from the disk, and then from orders, with a membership that ends and one that begins.
         (vec![vec![], vec![give(Some(7)), give(None), give(Some(8))], vec![connect()]], "member 8"),
         (vec![vec![], vec![give(Some(7)), give(None)], vec![connect(), connect()]], "nothing"),
-        // A node that founds: it receives its roles when that is over, and nothing that comes first changes anything.
+        // A node that founds a cluster: it receives its roles when founding is complete, and no earlier input changes
+        // anything.
         (vec![vec![found()], vec![give(Some(7))], vec![connect()]], "founding"),
         (vec![vec![found(), founded()], vec![give(Some(7))], vec![connect()]], "member 7"),
         (vec![vec![found(), founded()], vec![give(Some(7)), give(None)], vec![connect()]], "nothing"),
@@ -114,7 +115,7 @@ async fn startup_is_the_same_in_whatever_order_its_inputs_come() -> TestResult {
     Ok(())
 }
 
-/// Too little never becomes a decision, however long it is waited for the rest.
+/// Too few inputs never cause a decision, however long the others do not arrive.
 #[tokio::test]
 async fn nothing_is_decided_without_the_roles_or_without_the_way() -> TestResult {
     let fixture = Fixture::new()?;

@@ -14,7 +14,7 @@ use super::invariants;
 use super::store::{Done, Etcd, Listed};
 use super::world::{State, World};
 
-/// How long etcd is waited for.
+/// How long a caller waits for etcd.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 fn away() -> ServiceError {
@@ -162,7 +162,7 @@ impl World {
         state.etcd.voters().all(|member| there.contains(&member.id))
     }
 
-    /// Gives a learner its vote, if it has learnt enough.
+    /// Gives a learner its vote, if it has caught up.
     pub(crate) async fn promote(&self, machine: usize, id: u64) -> Result<bool, ServiceError> {
         let _changing = self.begin_to_change();
         let learnt = {
@@ -188,7 +188,7 @@ impl World {
     }
 }
 
-/// The programs etcd, as far as nobody asks them: who leads them, who begins, who has ended, and what leases have.
+/// The etcd processes between calls: which one leads, which ones start and end, and when leases expire.
 pub(crate) async fn keep_etcd_running(world: World) {
     loop {
         world.sim.sleep(Duration::from_millis(400)).await;
@@ -208,7 +208,7 @@ pub(crate) async fn keep_etcd_running(world: World) {
     }
 }
 
-/// A leader that lost its quorum is followed by one that has it.
+/// When a leader has lost its quorum, a member that has a quorum is elected.
 fn elect(world: &World) {
     let mut state = world.change();
     let majority = |state: &State, machine: usize| {
@@ -224,7 +224,7 @@ fn elect(world: &World) {
     }
 }
 
-/// A program that was started begins its membership, continues it, or finds that it has ended.
+/// A process that was started begins its membership, continues it, or finds that it has ended.
 fn begin(world: &World, index: usize) {
     let mut state = world.change();
     let now = world.sim.now();

@@ -1,7 +1,7 @@
-//! A curator of the model: it stands for election, and leads with the decisions of the product.
+//! A curator of the model: it takes part in the election, and leads with the decisions of the product.
 //!
-//! What it reads and writes, and in which order, is what `service/` does; each read and write is a step, between which
-//! others act, etcd goes away, or the machine loses its power.
+//! What it reads and writes, and in which order, is the same as in `service/`. Each read and write is a step, and
+//! between two steps other tasks act, etcd becomes unavailable, or the machine loses its power.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(400);
 /// How often a decision is retried because records changed while it was being made.
 const TRIES: u32 = 10;
 
-/// A curator that runs.
+/// A running curator.
 pub(crate) struct Curator {
     pub(crate) process: Process,
     pub(crate) own: NodeId,
@@ -53,7 +53,7 @@ pub(crate) struct Leading {
     seen: Cell<i64>,
 }
 
-/// Keeps others from changing members meanwhile.
+/// While this exists, no other task changes members.
 pub(crate) struct Alone(
     Rc<Cell<bool>>,
     #[expect(dead_code, reason = "it is there as long as this is")] Changing,
@@ -161,7 +161,7 @@ impl Leading {
         Ok(())
     }
 
-    /// The view as etcd is now.
+    /// Updates the view to etcd's present state.
     fn follow(&self) {
         let state = self.world.look();
         if self.seen.replace(state.etcd.revision) == state.etcd.revision {
@@ -232,7 +232,7 @@ pub(crate) fn start(world: &World, machine: usize, own: NodeId) -> Rc<Curator> {
     curator
 }
 
-/// Gives a learner its vote, where this machine's etcd leads the others.
+/// Gives a learner its vote, if this machine's etcd leads.
 async fn promote(world: &World, machine: usize) -> Result<(), ServiceError> {
     let prefix = NODES.range().start;
     let records = world.ask(machine, |etcd, _| etcd.under(&prefix)).await?;
@@ -252,7 +252,7 @@ async fn promote(world: &World, machine: usize) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// One round of the election; ends with the lease that it had.
+/// One round of the election. It ends with its lease.
 async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i64, ServiceError> {
     let (election, name) = (election(), curator.own.to_string());
     let prefix = format!("{election}/");
@@ -274,7 +274,7 @@ async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i
             value: encode_candidate(&name, LEADER_TTL),
             expected: ExpectedRevision::Absent,
         };
-        // Guarded by its own absence alone.
+        // Guarded only by its own absence.
         let mut request = guarded_write_request(
             &world.namespace,
             &LeaderGuard { key: key.clone(), create_revision: 0 },

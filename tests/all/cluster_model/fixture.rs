@@ -1,4 +1,5 @@
-//! What decisions of a node carry along without looking into it: a way to the leader, and a cluster to be founded.
+//! Values that the decisions of a node pass on without reading them: a connection to the leader, and a cluster to
+//! found.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ impl Fixture {
             certificate: hex::encode(&issued.certificate),
             ca_certificate: hex::encode(&authority.anchor().certificate),
         };
-        // Nothing is there, and nothing reads it.
+        // The directory is empty, and nothing reads it.
         let files = ClusterFiles::in_state_directory(Path::new("/nonexistent"));
         let founding = BootstrapRequest {
             authority: Arc::new(authority),

@@ -1,6 +1,6 @@
-//! What must hold whatever happens, each as a function of what an observer sees who sees everything.
+//! The invariants of the model. Each is a function of the whole state, as an observer with complete knowledge sees it.
 //!
-//! Each returns the violation as a sentence. [`super`] lists which invariant is shown where.
+//! Each returns the violation as a sentence. [`super`] lists which test shows which invariant.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub(crate) fn one_curator_at_a_time(state: &State, at: usize) -> Result<(), Stri
     demand(state.machines[at].curator.is_none(), || format!("V1: machine {at} starts a second curator"))
 }
 
-/// V2 and V9: a control plane is restarted only when another membership, or none, should run. Other fields of the role
+/// V2 and V9: a control plane is restarted only if another membership, or none, should run. Other fields of the role
 /// and other roles never restart it.
 pub(crate) fn restarts_for_a_reason(
     running: Option<u64>,
@@ -57,8 +57,8 @@ pub(crate) fn connection_is_durable(disk: &Disk, at: usize) -> Result<(), String
     })
 }
 
-/// V6 and I-d on the node: the etcd data of a membership is removed only when etcd has ended that membership. So roles
-/// that were lost, or are old, never cost a vote.
+/// V6 and I-d on the node: the etcd data of a membership is removed only when etcd has ended that membership. So lost
+/// or outdated roles never cost a vote.
 pub(crate) fn only_what_is_over_is_removed(
     state: &State,
     at: usize,
@@ -79,7 +79,7 @@ pub(crate) fn report_is_complete(state: &State, at: usize, status: &wire::NodeSt
     })
 }
 
-/// V10 and V11, for everything that anybody writes.
+/// V10 and V11, for every write.
 pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&LeaderGuard>, done: &Done) {
     if !done.succeeded {
         return;
@@ -120,11 +120,11 @@ fn only_the_leader_writes(state: &State, machine: usize, guard: Option<&LeaderGu
     })
 }
 
-/// V11: the life of a node is that of 4F.
+/// V11: the lifecycle of a node is that of 4F.
 fn life_cycle_is_kept(before: Option<&Node>, after: Option<&Node>) -> Result<(), String> {
     let step = (before.map(|node| node.state), after.map(|node| node.state));
     let kept = match step {
-        // The founding node: nobody exists yet who could approve it.
+        // The founding node: no node exists yet that could approve it.
         (None, Some(Life::Up)) => after.is_some_and(|node| node.ticket.is_none()),
         (Some(before), Some(after)) if before == after => true,
         (_, None)
@@ -179,7 +179,7 @@ pub(crate) fn removal_leaves_a_living_quorum(
     })
 }
 
-/// V11, I-b: as long as no disk is lost that could not be spared, no order and no tick costs the cluster its quorum.
+/// V11, I-b: as long as no disk is lost that the quorum needed, no order and no tick costs the cluster its quorum.
 pub(crate) fn voters_keep_a_quorum(state: &State) -> Result<(), String> {
     let kept: BTreeSet<u64> =
         state.machines.iter().flat_map(|machine| machine.disk.etcd.values().copied()).collect();
@@ -220,7 +220,7 @@ pub(crate) fn health_is_what_the_leader_can_know(
     })
 }
 
-/// V3, and I-c of V11: what is left to be done once everything works again; nothing, in the end.
+/// V3, and I-c of V11: what remains to be done once everything works again; nothing, in the end.
 pub(crate) fn what_is_still_to_be_done(state: &State) -> Vec<String> {
     let mut left = Vec::new();
     let nodes = state.nodes();

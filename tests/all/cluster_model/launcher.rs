@@ -1,4 +1,4 @@
-//! The control plane of a node of the model: founding a cluster, carrying out a membership, and ending both.
+//! The control plane of a node of the model: it founds a cluster, runs a membership, and ends both.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ impl NodeLife {
         })
     }
 
-    /// What etcd has begun as in the data directory of a membership.
+    /// The member that etcd started as, in the data directory of a membership.
     fn begun(&self, membership: &EtcdMembership) -> EtcdDataState {
         self.disk()
             .etcd
@@ -45,7 +45,7 @@ impl NodeLife {
             .map_or(EtcdDataState::Empty, |member| EtcdDataState::Member(*member))
     }
 
-    /// One life of the control plane.
+    /// One run of the control plane.
     pub(crate) async fn launch(&self) -> Result<(), ServiceError> {
         self.stop_curator();
         self.update_facts(|facts| (facts.control_plane, facts.running, facts.settled) = (false, None, false));
@@ -101,7 +101,7 @@ impl NodeLife {
         }
     }
 
-    /// What runs is not what is to run any more.
+    /// The membership that runs is not the one that should run any more.
     fn end(&self, running: Option<u64>) {
         self.world.note(format_args!("machine {}: ends its control plane {running:?}", self.at));
         self.world.count("control planes ended");
@@ -125,7 +125,7 @@ impl NodeLife {
         let now = self.world.sim.now();
         self.world.judge(|state| invariants::one_etcd_at_a_time(state, self.at, membership));
         self.world.machine(self.at, |machine| {
-            // One that runs already, of this membership, is gone on with.
+            // A running etcd of this membership is kept.
             if machine.etcd.as_ref().is_none_or(|program| program.membership.data != membership.data) {
                 let (membership, seen) = (membership.clone(), Vec::new());
                 machine.etcd = Some(Program { membership, id: None, since: now, seen });
@@ -178,7 +178,7 @@ impl NodeLife {
         Ok(member)
     }
 
-    /// The first records of a cluster, unless they are there.
+    /// Writes the first records of a cluster, unless they exist.
     async fn first_records(&self, key: &PublicKey, member: u64) -> Result<(), ServiceError> {
         let (own, now) = (NodeId::from_key(key), self.world.time());
         let node_status = wire::NodeStatus {
@@ -197,13 +197,13 @@ impl NodeLife {
             value: node.encode()?,
             expected: ExpectedRevision::Absent,
         };
-        // Nobody leads yet: it is guarded by its own absence, and by nothing else.
+        // No curator leads yet: the write is guarded only by its own absence.
         let nobody = LeaderGuard { key: "/nobody".to_owned(), create_revision: 0 };
         let request = guarded_write_request(&self.world.namespace, &nobody, &[record])?;
         self.world.transact(self.at, &request, None).await.map(drop)
     }
 
-    /// Begins a membership; none when another is to run before this one has come to answer.
+    /// Begins a membership. Returns none if another membership should run before this one has responded.
     async fn run_member(
         &self,
         role: &ConsensusMember,

@@ -1,11 +1,12 @@
 //! Cluster model: the product's decisions, with everything else simulated.
 //!
-//! Five machines with disks, a network, an etcd, owners who order at random, and faults: role servers killed and
-//! stopped, power cut at one machine and at all, partitions, lost disks, damaged files, a month that passes at once.
-//! Time is virtual and one seed is one run. All decisions are the product's own: [`sim`] and the rest only connect one
-//! read or write to the next, as `crates/curator/src/service/` and `crates/roleserver/src/cluster/` do, and anything may
-//! come between two of those. After every write and every report an observer who sees everything checks the invariants
-//! ([`invariants`]). When the faults are over, all orders must take effect in bounded time ([`runs`]).
+//! Five machines with disks, a network, an etcd, owners who order at random, and faults: role servers are killed and
+//! stopped, power is cut at one machine and at all, the network is partitioned, disks are lost, files are damaged, and
+//! a month passes at once. Time is virtual and one seed is one run. All decisions are the product's own. [`sim`] and
+//! the rest only connect one read or write to the next, as `crates/curator/src/service/` and
+//! `crates/roleserver/src/cluster/` do, and anything may happen between two of those. After every write and every
+//! report an observer with complete knowledge checks the invariants ([`invariants`]). When the faults are over, all
+//! orders must take effect in bounded time ([`runs`]).
 //!
 //! To run one seed alone: `SHEPHERD_CLUSTER_MODEL_SEED=7 cargo test --test all cluster_model::runs`. A failing run
 //! prints its seed, its last events and the state of all machines.
@@ -23,12 +24,12 @@
 //! # What is simulated, and what follows
 //!
 //! The order of steps inside one call or one worker is repeated here from the product where it is not a decision; tests
-//! with real components show that part. Raft is taken for granted: there is one order of all writes, and the model
+//! with real components cover that part. Raft is taken for granted: there is one order of all writes, and the model
 //! keeps what Raft leaves open (`store.rs`). TLS is one comparison of dates and keys.
 //!
 //! # Which invariant is shown where
 //!
-//! Tests of the model are those of [`runs`]; those with a path are real components; names alone are unit tests.
+//! Tests of the model are those of [`runs`]. Those with a path use real components. Names alone are unit tests.
 //!
 //! | | in the model | otherwise |
 //! | --- | --- | --- |

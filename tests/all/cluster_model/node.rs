@@ -27,7 +27,7 @@ use super::service::{Caller, Committed};
 use super::sim::Process;
 use super::world::{Disk, Facts, StartupOrder, World};
 
-/// One life of a role server.
+/// One run of a role server.
 #[derive(Clone)]
 pub(crate) struct NodeLife {
     pub(crate) world: World,
@@ -63,7 +63,7 @@ pub(crate) fn start(world: &World, at: usize) -> Process {
     process
 }
 
-/// Ends the role server of a machine; etcd goes on beside it.
+/// Ends the role server of a machine; etcd continues.
 pub(crate) fn crash(world: &World, at: usize) {
     let (role_server, curator) = world.machine(at, |machine| {
         machine.facts = Facts::default();
@@ -78,7 +78,7 @@ pub(crate) fn crash(world: &World, at: usize) {
 }
 
 impl NodeLife {
-    /// What ends is begun again after a pause, as its supervisor does.
+    /// Restarts what ends, after a pause, as the supervisor does.
     async fn again_and_again(&self, life: impl AsyncFn() -> Result<(), ServiceError>) {
         let mut text = String::new();
         loop {
@@ -103,7 +103,7 @@ impl NodeLife {
         self.world.look().machines[self.at].facts.clone()
     }
 
-    /// Makes something durable; the power may go before and after it.
+    /// Writes to the disk. The power may fail before and after it.
     pub(crate) async fn write(&self, write: impl FnOnce(&mut Disk)) {
         self.world.sim.step().await;
         self.world.machine(self.at, |machine| write(&mut machine.disk));
@@ -143,7 +143,7 @@ impl NodeLife {
         key
     }
 
-    /// A node that is one, and may ask as one.
+    /// Publishes the connection of a machine that is a node and may make calls as one.
     pub(crate) fn connect(&self) {
         self.world.demand(invariants::connection_is_durable(&self.disk(), self.at));
         self.update_facts(|facts| (facts.address, facts.connection) = (true, true));
@@ -221,7 +221,7 @@ impl NodeLife {
         }
     }
 
-    /// Follows what the curator says that this node is to do.
+    /// Watches what the curator assigns to this node.
     async fn follow(&self) -> Result<(), ServiceError> {
         self.until(|facts| facts.connection.then_some(())).await;
         let (caller, id, key) = self.caller()?;
@@ -307,7 +307,7 @@ impl NodeLife {
         }
     }
 
-    /// Another certificate in time.
+    /// Renews the certificate in time.
     async fn renew(&self) -> Result<(), ServiceError> {
         self.until(|facts| facts.connection.then_some(())).await;
         loop {

@@ -1,4 +1,4 @@
-//! Those who disturb: owners who order at random, and faults that come when they come.
+//! Disturbances: owners who order at random, and faults at random times.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) fn declared() -> BTreeSet<DeclaredRole> {
     "web".parse().into_iter().collect()
 }
 
-/// Makes the ticket that machines join with, as soon as somebody leads.
+/// Makes the ticket that machines join with, as soon as a curator leads.
 pub(crate) async fn make_ticket(world: World) {
     let secret = TicketSecret::new(world.sim.bytes());
     loop {
@@ -35,7 +35,7 @@ pub(crate) async fn make_ticket(world: World) {
     }
 }
 
-/// Orders until `end`, and asks again what may pass.
+/// Gives orders until `end`, and repeats those that may succeed later.
 pub(crate) async fn order(world: World, end: Duration) {
     while world.sim.now() < end {
         world.sim.sleep(world.sim.between(500, 5000)).await;
@@ -84,7 +84,7 @@ async fn roles(world: &World) {
     let Some(id) = anyone(world) else { return };
     let (mut give, mut take) = (BTreeSet::new(), BTreeSet::new());
     match world.sim.below(10) {
-        // Consensus alone is seldom refused; so it comes and goes more often than by chance.
+        // Orders about consensus alone are seldom rejected, so that this role changes more often than by chance.
         0..2 => take.extend([NodeRole::ConsensusMember, NodeRole::KubernetesController]),
         2..4 => {
             give.insert(NodeRole::ConsensusMember);
@@ -104,7 +104,7 @@ async fn roles(world: &World) {
             }
         }
     }
-    // A contradiction now and then.
+    // A contradictory order now and then.
     if world.sim.percent(2) {
         take.extend(give.iter().cloned());
     }
@@ -167,7 +167,7 @@ async fn list(world: &World) {
     let _ = listed.await;
 }
 
-/// Lets a machine come up, if it is not.
+/// Starts a machine, unless it runs.
 fn power_on(world: &World, at: usize) {
     world.machine(at, |machine| machine.power = true);
     if world.look().machines[at].role_server.is_none() {
@@ -180,7 +180,7 @@ fn power_off(world: &World, at: usize) {
     world.machine(at, |machine| (machine.power, machine.etcd) = (false, None));
 }
 
-/// Gives the machine another disk, with a request to join on it.
+/// Gives the machine another disk, with an order to join on it.
 fn another_disk(world: &World, at: usize) {
     power_off(world, at);
     world.machine(at, |machine| machine.disk = Disk { order: Some(StartupOrder::Join), ..Disk::default() });
@@ -192,7 +192,7 @@ fn heal(world: &World) {
     }
 }
 
-/// Disturbs until `end`, and then everything works again.
+/// Causes faults until `end`. Then everything works again.
 pub(crate) async fn disturb(world: World, end: Duration) {
     while world.sim.now() < end {
         world.sim.sleep(world.sim.between(1000, 12_000)).await;
@@ -289,7 +289,7 @@ fn back_later(world: &World, at: usize) {
 }
 
 /// An owner who wants all machines in the cluster: machines that are out get another disk, machines that request to
-/// join are let in, and a node without a machine is deleted.
+/// join are approved, and a node without a machine is deleted.
 pub(crate) async fn tidy(world: World) {
     make_ticket(world.clone()).await;
     loop {

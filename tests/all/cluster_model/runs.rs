@@ -1,4 +1,4 @@
-//! The runs: each is a seed.
+//! The runs: one per seed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,16 +19,16 @@ use crate::harness::aloud::TestResult;
 
 /// How many runs there are.
 const RUNS: u64 = 200;
-/// One run alone: that of this seed.
+/// Runs only this seed.
 const SEED: &str = "SHEPHERD_CLUSTER_MODEL_SEED";
-/// How long it is disturbed.
+/// How long faults occur.
 const DISTURBED: Duration = Duration::from_mins(2);
-/// How long after that it may take until nothing is left to be done.
+/// How long it may take after that until nothing is left to be done.
 const SETTLING: Duration = Duration::from_mins(5);
-/// For how long nothing may be left to be done, then.
+/// How long nothing may be left to be done then.
 const SETTLED: Duration = Duration::from_secs(15);
 
-/// What over all runs must have happened, and how often at least, or they have shown nothing.
+/// What must have happened over all runs, and how often at least; otherwise they prove nothing.
 const AT_LEAST: &[(&str, u64)] = &[
     ("leaderships", 400),
     ("role servers killed", 400),
@@ -63,7 +63,7 @@ const AT_LEAST: &[(&str, u64)] = &[
     ("nodes whose health is healthy", 4000),
 ];
 
-/// What one seed came to.
+/// The counts of one run.
 fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
     let world = World::new(seed, fixture)?;
     world.sim.spawn(OUTSIDE, keep_etcd_running(world.clone()));
@@ -83,7 +83,7 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
         }
         Ok(())
     };
-    // Whatever was begun before the end of the faults comes to its end.
+    // Everything that was begun before the end of the faults has ended by then.
     until(DISTURBED + Duration::from_secs(32))?;
     world.sim.spawn(OUTSIDE, tidy(world.clone()));
     let mut quiet = Duration::ZERO;
@@ -103,7 +103,7 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
     Ok(counts)
 }
 
-/// Whom the one leader does not call healthy; that there is one leader, and the others know it.
+/// The nodes that the leader does not call healthy. Also checks that there is one leader and that the others know it.
 fn unhealthy(world: &World) -> Vec<String> {
     use shepherd::curator::node_health::NodeHealth;
     use shepherd::etcd::election_view::CandidateRole;

@@ -23,13 +23,13 @@ use super::curators::Leading;
 use super::sim::OUTSIDE;
 use super::world::{MACHINES, World};
 
-/// How long a view is waited for.
+/// How long a caller waits for the view.
 const VIEW_LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Who calls, from where.
+/// The caller and its location.
 #[derive(Clone)]
 pub(crate) struct Caller {
-    /// None is outside of all machines, and reaches each that has power.
+    /// `None` is outside of all machines, and reaches each machine that has power.
     pub(crate) machine: Option<usize>,
     pub(crate) peer: Peer,
     /// Validity of the certificate that it shows.
@@ -46,7 +46,7 @@ impl Caller {
         self.machine.map_or(state.machines[machine].power, |own| state.reaches(own, machine))
     }
 
-    /// The leader that a random curator within reach names. It counts only if it also believes to lead itself.
+    /// The leader that a random curator within reach names. It counts only if it also believes that it leads.
     fn leader(&self, world: &World) -> Option<Rc<Leading>> {
         let curators: Vec<_> = (0..MACHINES)
             .filter(|machine| self.reaches(world, *machine))
@@ -62,7 +62,7 @@ impl Caller {
         found.leading.borrow().clone()
     }
 
-    /// Makes a call. What fails may have been done all the same.
+    /// Makes a call. A failed call may have taken effect all the same.
     pub(crate) async fn call<T>(
         &self,
         world: &World,
@@ -102,7 +102,7 @@ impl Caller {
         answer
     }
 
-    /// A node's certificate is good for as long as it says, and as long as its record holds.
+    /// A node's certificate is accepted while it is valid and its record permits it.
     async fn prove(&self, world: &World, leading: &Leading) -> Result<(), ServiceError> {
         let Peer::Node { id, key, .. } = &self.peer else { return Ok(()) };
         let refused = |sentence: String| ServiceError::rejected(Code::Unauthenticated, sentence);
@@ -316,7 +316,7 @@ impl Leading {
         self.until_seen(id).await
     }
 
-    /// Waits until the view shows that a node is no part of the cluster any more.
+    /// Waits until the view shows that a node is no longer part of the cluster.
     async fn until_seen(&self, id: NodeId) -> Result<(), ServiceError> {
         let end = self.world.sim.now() + VIEW_LIMIT;
         while self.view.borrow().get(&id).is_some_and(|node| node.state == NodeState::Up) {
@@ -341,7 +341,7 @@ impl Leading {
     }
 }
 
-/// Cuts what a call does into a process of nobody, so that it goes on when the caller is gone.
+/// Moves the work of a call into a process of its own, so that it continues when the caller is gone.
 pub(crate) fn outside(world: &World, task: impl Future<Output = ()> + 'static) {
     world.sim.spawn(OUTSIDE, task);
 }

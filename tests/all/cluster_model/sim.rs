@@ -1,8 +1,8 @@
-//! Virtual time: tasks that only ever sleep, run one after the other in the order of their awakenings.
+//! Virtual time: tasks that only sleep, run one after the other in the order of their wake-up times.
 //!
-//! A task belongs to a process. A process is killed as a whole, between any two of its awaits, which is how a crash can
-//! come between any two steps; or stopped for a while, after which it goes on as if no time had passed. What is drawn at
-//! random is drawn from one generator, so a seed gives the same run every time.
+//! A task belongs to a process. A process is killed as a whole, between any two of its awaits, so a crash can come
+//! between any two steps. Or it is stopped for a while, and then continues as if no time had passed. All random values
+//! are drawn from one generator, so a seed gives the same run every time.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -17,7 +17,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// A process by its number; no two have the same.
 pub(crate) type Process = u64;
-/// The process of what is outside of all machines, which nobody kills.
+/// The process of everything outside of all machines. It is never killed.
 pub(crate) const OUTSIDE: Process = 0;
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
@@ -30,7 +30,7 @@ pub(crate) struct Sim {
     tasks: RefCell<BTreeMap<u64, (Process, Option<Running>)>>,
     stopped: RefCell<BTreeMap<Process, Duration>>,
     next: Cell<u64>,
-    /// Until when the task that is being run wants to sleep.
+    /// The time until which the running task wants to sleep.
     sleeps_until: Cell<Duration>,
 }
 
@@ -56,12 +56,12 @@ impl Sim {
         self.random.borrow_mut().random_range(0..end)
     }
 
-    /// Whether something happens that happens so often in a hundred times.
+    /// Whether an event with this probability in per cent happens.
     pub(crate) fn percent(&self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// A time between these, in milliseconds.
+    /// A duration between these, in milliseconds.
     pub(crate) fn between(&self, from: u64, to: u64) -> Duration {
         Duration::from_millis(self.random.borrow_mut().random_range(from..=to))
     }
@@ -70,7 +70,7 @@ impl Sim {
         self.random.borrow_mut().random()
     }
 
-    /// A number that was not given before.
+    /// A number that was not returned before.
     pub(crate) fn number(&self) -> u64 {
         self.next.set(self.next.get() + 1);
         self.next.get()
@@ -92,16 +92,16 @@ impl Sim {
             *of != process
         });
         self.stopped.borrow_mut().remove(&process);
-        // Only now: what is dropped may look at this.
+        // Dropped last, because what is dropped may read this.
         drop(dead);
     }
 
-    /// Has a process stand still for so long.
+    /// Stops a process for this long.
     pub(crate) fn stop_for(&self, process: Process, time: Duration) {
         self.stopped.borrow_mut().insert(process, self.now() + time);
     }
 
-    /// Has every process go on that stands still.
+    /// Continues every stopped process.
     pub(crate) fn go_on(&self) {
         self.stopped.borrow_mut().clear();
     }
@@ -118,7 +118,7 @@ impl Sim {
         .await;
     }
 
-    /// The time that one step takes, between which everything else may happen.
+    /// The time that one step takes. Anything may happen between two steps.
     pub(crate) async fn step(&self) {
         self.sleep(self.between(1, 30)).await;
     }
@@ -151,7 +151,7 @@ impl Sim {
             *place = Some(task);
             self.queue.borrow_mut().push(Reverse((wakes, id)));
         } else {
-            // It was killed by what it did, or has ended. What is dropped may look at this.
+            // The task was killed by its own action, or has ended. What is dropped may read this.
             tasks.remove(&id);
             drop(tasks);
             drop(task);

@@ -1,10 +1,10 @@
-//! A model of etcd: one store that all members agree on, reached through a member that sees a quorum.
+//! A model of etcd: one store that all members agree on, reached through a member that has a quorum.
 //!
-//! What raft makes sure of is taken for granted: there is one order of all writes. What it leaves open is here: a member
-//! without a quorum answers nothing but a list of members that may be old; a write whose answer is lost may have been
-//! done; a lease ends when nobody keeps it, and its keys with it; a removed member runs no more; one that was never
-//! started refuses to start where the list it was given is not the one there is. Transactions are those of the product,
-//! in etcd's own messages.
+//! What Raft ensures is taken for granted: there is one order of all writes. What it leaves open is modelled. A member
+//! without a quorum answers only with a member list that may be outdated. A write whose response was lost may have
+//! taken effect. A lease expires when it is not renewed, and its keys are deleted. A removed member stops. A member
+//! that was never started refuses to start if its initial member list differs from the current one. Transactions are
+//! those of the product, in etcd's own messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use shepherd::proto::etcdserverpb as wire;
 use wire::compare::{CompareResult, CompareTarget, TargetUnion};
 use wire::request_op::Request;
 
-/// What stands before every key of the product.
+/// The namespace in front of every key of the product.
 pub(crate) const NAMESPACE: &str = "curator";
 
 /// A member as the cluster knows it.
@@ -35,12 +35,12 @@ pub(crate) struct Pair {
     lease: i64,
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 pub(crate) struct Done {
     pub(crate) succeeded: bool,
     pub(crate) revision: i64,
     pub(crate) read: Vec<Record>,
-    /// Keys that were written or deleted, and what they were.
+    /// Keys that were written or deleted, and their former values.
     pub(crate) before: Vec<(String, Option<Pair>)>,
 }
 
@@ -49,15 +49,15 @@ pub(crate) struct Etcd {
     pub(crate) revision: i64,
     pub(crate) pairs: BTreeMap<String, Pair>,
     pub(crate) members: Vec<Listed>,
-    /// Time to live, and the end as etcd counts it.
+    /// Time to live, and the expiry as etcd computes it.
     leases: BTreeMap<i64, (Duration, Duration)>,
     /// The member that leads the others.
     pub(crate) leader: Option<u64>,
-    /// Numbers of memberships that are over.
+    /// Numbers of memberships that have ended.
     pub(crate) removed: std::collections::BTreeSet<u64>,
 }
 
-/// A key as the product says it.
+/// A key as the product writes it.
 fn inside(key: &[u8]) -> String {
     let text = String::from_utf8_lossy(key);
     let before = format!("namespaced:{NAMESPACE}");
@@ -141,7 +141,7 @@ impl Etcd {
         self.leases.insert(id, (ttl, now + ttl));
     }
 
-    /// Whether the lease lives, and does for its whole time again.
+    /// Whether the lease exists; if so, it lives for its whole time from now on.
     pub(crate) fn keep_alive(&mut self, id: i64, now: Duration) -> bool {
         self.leases.get_mut(&id).map(|(ttl, until)| *until = now + *ttl).is_some()
     }
@@ -153,7 +153,7 @@ impl Etcd {
         }
     }
 
-    /// Ends leases that nobody kept. Says how many.
+    /// Ends leases that were not renewed. Returns how many.
     pub(crate) fn expire(&mut self, now: Duration) -> usize {
         let over: Vec<i64> =
             self.leases.iter().filter(|(_, (_, until))| *until <= now).map(|(id, _)| *id).collect();
@@ -163,7 +163,8 @@ impl Etcd {
         over.len()
     }
 
-    /// Whether etcd itself lets a voting member go: those that were ever started must be a quorum of what is left.
+    /// Whether etcd itself permits the removal of a voting member: those that ever started must be a quorum of the
+    /// remaining ones.
     pub(crate) fn lets_go(&self, id: u64) -> bool {
         let left: Vec<&Listed> = self.voters().filter(|member| member.id != id).collect();
         let started = left.iter().filter(|member| !member.name.is_empty()).count();

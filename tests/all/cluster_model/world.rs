@@ -1,5 +1,4 @@
-//! State of the model: machines with their disks, which of them reach each other, etcd, and what was observed of it
-//! all.
+//! State of the model: machines with their disks, which of them reach each other, etcd, and all observations.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,7 +42,7 @@ pub(crate) struct Disk {
     pub(crate) roles: Option<NodeRoles>,
     pub(crate) credentials: Option<Validity>,
     pub(crate) proof: bool,
-    /// etcd's own: numbers of members by the name of the data directory.
+    /// etcd's own data: member numbers by the name of the data directory.
     pub(crate) etcd: BTreeMap<String, u64>,
 }
 
@@ -60,15 +59,15 @@ pub(crate) struct Facts {
     pub(crate) running: Option<u64>,
     /// Number of changes to these facts; readers compare it to see a change.
     pub(crate) update_count: u64,
-    /// Whether the launcher runs what it decided, and has nothing left to do.
+    /// Whether the launcher runs what was decided, and has nothing left to do.
     pub(crate) settled: bool,
 }
 
-/// The program etcd on a machine.
+/// The etcd process on a machine.
 #[derive(Clone)]
 pub(crate) struct Program {
     pub(crate) membership: EtcdMembership,
-    /// Its number, once it has begun.
+    /// Its number, once it has begun its membership.
     pub(crate) id: Option<u64>,
     pub(crate) since: Duration,
     /// The members as it last saw them.
@@ -87,7 +86,7 @@ pub(crate) struct Machine {
     pub(crate) curator: Option<Rc<Curator>>,
 }
 
-/// What happened, over a whole run: proof that there was something to withstand.
+/// How often each event happened over a whole run: proof that there were faults.
 pub(crate) type Counts = BTreeMap<&'static str, u64>;
 
 pub(crate) struct State {
@@ -96,7 +95,7 @@ pub(crate) struct State {
     /// Added to the time of day.
     pub(crate) leap: Duration,
     pub(crate) secrets: Vec<TicketSecret>,
-    /// The voters that lived within reach when a leader last listed the members, by its machine.
+    /// The voters that ran within reach when a leader last listed the members, by its machine.
     pub(crate) listed: BTreeMap<usize, BTreeSet<u64>>,
     /// Time of a node's last heartbeat at a leader, by the create revision of the leader's key and the node id.
     pub(crate) last_heartbeats: BTreeMap<(i64, NodeId), Duration>,
@@ -111,13 +110,13 @@ pub(crate) struct World {
     pub(crate) sim: Rc<Sim>,
     pub(crate) fixture: &'static Fixture,
     pub(crate) namespace: Rc<Namespace>,
-    /// Number of tasks that decide about members now from what they have just read: a disk that is lost meanwhile is
-    /// more than a quorum withstands.
+    /// Number of tasks that decide about members now from what they have just read. A disk that is lost meanwhile is
+    /// more than a quorum tolerates.
     pub(crate) changing: Rc<Cell<usize>>,
     state: Rc<RefCell<State>>,
 }
 
-/// As long as this is there, somebody decides about members.
+/// While this exists, a task decides about members.
 pub(crate) struct Changing(Rc<Cell<usize>>);
 
 impl Drop for Changing {
@@ -251,7 +250,7 @@ impl State {
         records.iter().filter_map(|record| Node::decode(&record.key, &record.value).ok()).collect()
     }
 
-    /// Whether all that is kept would be lost, or could be changed no more, with one more disk.
+    /// Whether one more lost disk would lose all stored data, or prevent further changes.
     pub(crate) fn can_lose_disk(&self, machine: usize) -> bool {
         let keeps = |index: usize, id: u64| {
             index != machine && self.machines[index].disk.etcd.values().any(|kept| *kept == id)

@@ -1,6 +1,6 @@
-//! Every kind of certificate that the curator signs for Kubernetes, checked by every component that checks one: in
-//! time and not, by this cluster's authority and by another one's, and by those that expect another kind. Once more
-//! by a real API server.
+//! Every kind of certificate that the curator signs for Kubernetes, verified by every component that verifies one:
+//! valid and expired ones, of this cluster's authority and of another one's, and by components that expect another
+//! kind. Once more by a real API server.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -44,7 +44,7 @@ enum Kind {
     OfUser(Access),
 }
 
-/// Who checks a certificate, and with which authority.
+/// A component that verifies a certificate, and its authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checker {
     /// A client, which checks the certificate of an API server or a kubelet.
@@ -72,7 +72,7 @@ impl Checker {
         }
     }
 
-    /// Whether it believes a certificate of this authority at this moment.
+    /// Whether it accepts a certificate of this authority at this moment.
     fn believes(self, authority: &Signer, certificate: &[u8], at: Timestamp) -> Result<bool> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(authority.certificate().to_vec()))?;
@@ -100,7 +100,7 @@ impl Checker {
 const ADDRESS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 impl Kind {
-    /// All that the contract knows of.
+    /// All kinds in the contract.
     fn all() -> Vec<Self> {
         let components =
             (0..100).filter_map(|number| Component::try_from(number).ok()).map(Self::OfComponent);
@@ -108,7 +108,7 @@ impl Kind {
         components.chain(users).filter(|kind| !kind.checked_by().is_empty()).collect()
     }
 
-    /// The checkers that believe this kind. A new kind must be added here.
+    /// The checkers that accept this kind. A new kind must be added here.
     const fn checked_by(self) -> &'static [Checker] {
         match self {
             Self::OfComponent(Component::Unspecified) | Self::OfUser(Access::Unspecified) => &[],
@@ -128,7 +128,7 @@ impl Kind {
         }
     }
 
-    /// Who it says that its holder is: what an API server goes by.
+    /// The identity in the certificate, by which an API server decides.
     fn says(self, node: &Node) -> (&'static str, String) {
         let own = |name: &str| ("", name.to_owned());
         match self {
@@ -151,7 +151,7 @@ impl Kind {
         }
     }
 
-    /// What the curator decides to sign for it.
+    /// The certificate that the curator decides to sign for it.
     fn decided(self, node: &Node) -> Result<(KeyPurpose, CertificateSubject)> {
         match self {
             Self::OfComponent(component) => {
@@ -180,11 +180,11 @@ fn node(now: Timestamp) -> Result<Node> {
     Ok(node)
 }
 
-/// What signs in a cluster.
+/// The authorities of a cluster.
 struct Authorities(Vec<(KeyPurpose, Signer)>);
 
 impl Authorities {
-    /// Those of a cluster: of this number, so that two of them have the same names, and other keys.
+    /// The authorities of the cluster of this number. Two clusters have the same names and other keys.
     fn new(now: Timestamp) -> Result<Self> {
         let validity =
             Validity { not_before: now - TimeDelta::days(30), not_after: now + TimeDelta::days(30) };
@@ -244,7 +244,7 @@ fn each_kind_is_trusted_in_its_time_by_the_checkers_it_is_for_and_by_no_others()
     Ok(())
 }
 
-/// What an API server lets somebody do follows from the name and the group alone: no kind is good for another's.
+/// What an API server permits follows from the name and the group alone: no kind is accepted as another one.
 #[test]
 fn no_kind_says_that_its_holder_is_another() -> TestResult {
     let node = node(now())?;
@@ -269,7 +269,7 @@ fn pem(label: &str, der: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-/// What an API server takes the holder of this pair for: its code, and its sentence.
+/// The answer of an API server to the holder of this pair: its code, and its sentence.
 async fn taken_for(
     address: SocketAddr,
     servers: &Signer,
@@ -295,7 +295,7 @@ async fn taken_for(
         let query = format!("GET /whoami HTTP/1.1\r\nHost: {address}\r\n{header}Connection: close\r\n\r\n");
         stream.write_all(query.as_bytes()).await?;
         let mut answer = Vec::new();
-        // It may end without saying so.
+        // It may end the connection without a message.
         let _ = stream.read_to_end(&mut answer).await;
         anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
     };
@@ -329,7 +329,7 @@ async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() 
     let Some(real) = Real::start_with(files).await? else { return Ok(()) };
     let (address, servers) = (real.address(), ours.of(KeyPurpose::Servers)?);
     let ask = async |pair: Option<&Pair>, header: &str| taken_for(address, servers, pair, header).await;
-    // The other side: who serves is known by this cluster's authority of servers alone.
+    // The other direction: the authority of this cluster's servers alone verifies a server.
     for wrong in [theirs.of(KeyPurpose::Servers)?, ours.of(KeyPurpose::Clients)?] {
         assert!(taken_for(address, wrong, Some(&reconciler), "").await.is_err());
     }
@@ -347,7 +347,7 @@ async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() 
             assert_eq!(code, 403, "{kind:?} {message}");
             assert!(message.contains(&format!("User \\\"{name}\\\"")), "{kind:?} {message}");
         }
-        // Only the front proxy may say who somebody else is.
+        // Only the front proxy may name another user.
         let expected = match kind {
             Kind::OfComponent(Component::FrontProxyClient) => 404,
             _ => code,

@@ -1,5 +1,5 @@
-//! A database restored from a backup, by the letter of `docs/backup.md`, and a second database on the same provider:
-//! neither repeats what was done, and both get the reason why they are rejected.
+//! A database restored from a backup as `docs/backup.md` describes, and a second database on the same provider: neither
+//! repeats what was done, and both get the reason why they are rejected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const FLAGS: [&str; 4] = [
     "--recovery_ladder=restart-agent:20s:3",
 ];
 
-/// The commands of the document, in its order: one text a block.
+/// The commands of the document, in its order: one text per block.
 fn commands_of_the_document() -> Vec<String> {
     let text = include_str!("../../../docs/backup.md");
     let mut blocks = Vec::new();
@@ -99,7 +99,7 @@ fn accepted_fences(journal: &[Value]) -> BTreeMap<String, Vec<i64>> {
     accepted
 }
 
-/// Orders that a machine was sent, whatever it answered.
+/// Orders that were sent to a machine, whatever it answered.
 fn orders(journal: &[Value], machine: &str) -> usize {
     let sent = journal.iter().filter(|line| line["phase"] == "start" && line["machine"] == machine);
     sent.filter(|line| ["enroll", "reboot", "power"].iter().any(|what| line["what"] == *what)).count()
@@ -146,7 +146,7 @@ fn ready(fleet: &Fleet, name: &str, machines: &str, endpoints: &[String]) -> Res
     fleet.shepherd(name, endpoints, &[&FLAGS, [most.as_str()].as_slice()].concat())
 }
 
-/// Four more machines, and three whose agents die and are brought back, which it returns.
+/// Creates four more machines, and kills three agents, which are recovered. Returns those three.
 async fn half_a_day_of_work(fleet: &Fleet, endpoints: &[String]) -> Result<Vec<String>> {
     let second = ready(fleet, "second", "12", endpoints)?;
     fleet
@@ -184,8 +184,8 @@ async fn half_a_day_of_work(fleet: &Fleet, endpoints: &[String]) -> Result<Vec<S
     Ok(known)
 }
 
-/// An operator who has not read what `why` says tries again and again, until our fences are beyond those that
-/// the machines have seen.
+/// An operator who has not read the output of `why` retries again and again, until our fences are higher than those
+/// that the machines have seen.
 async fn try_in_vain(fleet: &Fleet, shell: &Shell, machines: [&String; 2]) -> Result<i64> {
     let tries = Form::of_this_run().pick(5, 20);
     let fences =
@@ -209,14 +209,14 @@ async fn try_in_vain(fleet: &Fleet, shell: &Shell, machines: [&String; 2]) -> Re
     Ok(tries)
 }
 
-/// The backup knows of no step that was ever taken: one that is done was done with an old fence.
+/// The backup knows of no step that was ever taken: a step that is taken from it has an old fence.
 const OLD_FENCE_TAKEN: &str =
     "SELECT count(*) FROM intent WHERE kind = 'restart-agent' AND outcome LIKE 'done: %'";
 /// Machines that wait for a person.
 const NEED_HUMAN: &str =
     "SELECT count(*) FROM machine_due WHERE lane = 'access' AND phase_index = 'NeedsHuman'";
 
-/// `why` says of a machine that is ordered nothing what it has seen, and what to do.
+/// For a machine that gets no orders, `why` states which fence it has seen, and what to do.
 fn holding_back_is_explained(shell: &Shell, machine: &str) -> Result<()> {
     let why = shell.run(&format!("shepherdctl why {machine}"))?;
     ensure!(
@@ -226,7 +226,7 @@ fn holding_back_is_explained(shell: &Shell, machine: &str) -> Result<()> {
     Ok(())
 }
 
-/// `why` says of a machine that was created after the backup that it was not created from here.
+/// `why` states for a machine that was created after the backup that this database did not create it.
 async fn stranger_is_explained(fleet: &Fleet, shell: &Shell) -> Result<()> {
     let stranger: String = sqlx::query_scalar(
         "SELECT provider_id FROM machine_provided JOIN machine_quarantine USING (machine_id) LIMIT 1",
@@ -270,7 +270,7 @@ async fn restored_backup_repeats_nothing_and_names_what_to_do() -> TestResult {
     shell.run(restore)?;
     let fleet = &fleet.with_bmdb(fleet.bmdb_url.clone()).await?;
 
-    // Somebody starts a shepherd without saying so.
+    // A shepherd is started before the restore is declared.
     let hasty = ready(fleet, "hasty", "12", &endpoints)?;
     fleet
         .until(
@@ -360,7 +360,7 @@ async fn second_database_on_the_same_machines_is_refused_with_words() -> TestRes
     fleet.until("all are Ready", ALL_READY).await?;
     let before = fleet.journal()?;
 
-    // The same provider: its machines are somebody else's, and are not even touched.
+    // The same provider: its machines belong to another database, and are not touched.
     site.server.create_database("second").await?;
     let stranger = fleet.with_bmdb(site.server.url("second")).await?;
     let shepherd = ready(&stranger, "stranger", "0", &[endpoint()?])?;
@@ -381,7 +381,7 @@ async fn second_database_on_the_same_machines_is_refused_with_words() -> TestRes
     assert_eq!(machines, 0, "work is due on somebody else's machines");
     end(&stranger, shepherd).await?;
 
-    // The same hosts from a list: the machines themselves refuse.
+    // The same hosts from a list: the machines themselves reject the orders.
     site.server.create_database("third").await?;
     let listed = fleet.with_bmdb(site.server.url("third")).await?;
     let devices: Vec<Value> = fleet

@@ -1,8 +1,7 @@
-//! Time passes, and nothing grows without end: three months of work in a minute, and somebody who holds
-//! a snapshot meanwhile.
+//! Nothing grows without a bound: three months of work in a minute, and a transaction that holds a snapshot meanwhile.
 //!
-//! Days are those of the test clock. What autovacuum does in earnest, once a minute, the test does once
-//! a day: the days of the test are shorter than autovacuum's minute.
+//! Days are those of the test clock. Autovacuum runs once a minute; the test vacuums once a day, because its days are
+//! shorter than autovacuum's minute.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ use crate::fire::{Form, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, endpoint};
 
-/// What `Update` finds when nothing has changed.
+/// The result of `Update` if nothing has changed.
 pub(crate) fn unchanged_poll() -> FactChange {
     FactChange::ProviderPolled {
         details: ProviderDetails {
@@ -53,18 +52,17 @@ fn house_metrics() -> HousekeepingMetrics {
     ManagerMetrics::register(&Metrics::new()).housekeeping
 }
 
-/// What happens in a day of the test clock, and how long it is remembered.
+/// The events of a day of the test clock, and the retention time.
 struct Rates {
     machines: i64,
-    /// How often a day each machine is looked at, one creation is tried, and the workers' sessions
-    /// are replaced.
+    /// How often a day each machine is processed, one creation is attempted, and the workers' sessions are replaced.
     steps: i64,
     retention_days: i64,
 }
 
-/// Sessions of each step: two close in order, one is lost.
+/// Sessions of each step: two are closed in order, one is lost.
 const SESSIONS: i64 = 3;
-/// How long counts of the fleet are kept, whatever the policy says of history.
+/// How long samples of the fleet are stored, whatever the policy's retention of history is.
 const SAMPLES_KEPT_DAYS: i64 = 30;
 
 impl Rates {
@@ -72,8 +70,8 @@ impl Rates {
         self.machines * self.steps
     }
 
-    /// Most rows of a table. What is deleted by age is deleted once a day, so that a day more than the
-    /// retention time is there.
+    /// Most rows of a table. Rows are deleted by age once a day, so the rows of one day more than the retention time
+    /// exist.
     fn rows(&self, table: &str) -> i64 {
         let days = self.retention_days + 1;
         match table {
@@ -86,7 +84,7 @@ impl Rates {
             "work" => SESSIONS,
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
-            // A budget for each disturbance, for orders and for releases; a provider's, and the one for counting.
+            // A budget for each disruption, for orders and for releases; a provider's lease, and the one for counting.
             "named_lease" => i64::try_from(DisruptionKind::ALL.len()).unwrap_or(i64::MAX) + 4,
             "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
@@ -96,13 +94,13 @@ impl Rates {
         }
     }
 
-    /// Most versions of rows that a day leaves behind in a table, until the next vacuum.
+    /// Most row versions that a day leaves behind in a table, until the next vacuum.
     fn versions_a_day(&self, table: &str) -> i64 {
         match table {
             // As many as are deleted.
             "history" => self.cycles_a_day() * 2,
             "intent" | "work_backoff" | "fleet_listening" => self.steps * 2,
-            // Each is started, renewed and closed, and one from the past is deleted.
+            // Each is started, renewed and closed, and one old session is deleted.
             "session" => self.steps * SESSIONS * 4,
             // A claim, a rewrite of both lanes, a released lease, and a sweep.
             "machine_due" => self.cycles_a_day() * 5,
@@ -114,8 +112,8 @@ impl Rates {
         }
     }
 
-    /// Most bytes of a table with its indexes, by what its rows need when they are laid down afresh. A
-    /// page of an index that grew by splits is half full; and each of its files begins with some pages.
+    /// Most bytes of a table with its indexes, relative to a fresh copy of its rows. A page of an index that grew by
+    /// splits is half full, and each of its files begins with some pages.
     fn bytes(&self, table: &str, fresh: &Fresh) -> i64 {
         let rows = self.rows(table) + 2 * self.versions_a_day(table);
         fresh.empty + FREE_SPACE_MAP + 2 * (rows * fresh.a_thousand_rows / 1_000)
@@ -125,7 +123,7 @@ impl Rates {
 /// The map of free space (three pages), that of visible pages, and one page to come.
 const FREE_SPACE_MAP: i64 = 5 * 8_192;
 
-/// What a table's rows need at least, with all indexes.
+/// The size of a table's rows with all indexes, at least.
 struct Fresh {
     empty: i64,
     a_thousand_rows: i64,
@@ -144,7 +142,7 @@ async fn fresh(connection: &mut PgConnection, table: &str, rows: i64) -> Result<
     Ok(Fresh { empty, a_thousand_rows: (full - empty) * 1_000 / rows.max(1) })
 }
 
-/// Works on all that is due, under one session. Says how many machines that were.
+/// Processes everything that is due, under one session. Returns the number of machines.
 async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) -> Result<i64> {
     let session = shepherd.session().await?;
     let mut done = 0;
@@ -169,10 +167,9 @@ async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) 
     Ok(done)
 }
 
-/// A creation that comes to nothing, by a process that is killed then; the first one's outcome is never
-/// found out.
+/// A creation without a result, by a process that is then killed. The outcome of the first one stays unknown.
 async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
-    // Nobody renews its session. A keeper could do so while the clock moves on, and the lease would stay.
+    // Nothing renews its session. A keeper could do so while the clock moves on, and the lease would stay.
     let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), LONG);
     drop(keeper);
     let session = sessions.start("doomed", serde_json::json!({})).await?;
@@ -182,7 +179,7 @@ async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
     if !leave_open {
         ensure!(bmdb.resolve_creation(&lease, intent, "nothing was made").await?);
     }
-    // Neither the lease is given back nor the session closed: the clock moves on, and both are lost.
+    // The lease is not released and the session is not closed: the clock moves on, and both are lost.
     Ok(())
 }
 
@@ -200,7 +197,7 @@ async fn sample(shepherd: &Shepherd) -> Result<()> {
     Ok(shepherd.sessions.close(&session, "counted").await?)
 }
 
-/// Counts every table and holds it against its bound. Says what was counted of those that time makes grow.
+/// Compares the row count of every table with its bound. Returns the counts of those that grow with time.
 async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<String> {
     let mut connection = kit.pool.acquire().await?;
     let mut text = format!("day {day}:");
@@ -303,7 +300,7 @@ async fn a_running_shepherd_deletes_what_its_policy_does_not_keep() -> TestResul
     Ok(counted("retention by the service", "2500 of 2500 old lines deleted, 7 of 7 newer ones kept")?)
 }
 
-/// Begins a transaction that keeps everything that is there now from being removed.
+/// Begins a transaction that prevents the removal of all present rows.
 pub(crate) async fn hold_a_snapshot(options: &PgConnectOptions) -> Result<PgConnection> {
     let mut holder = options.clone().application_name("holder").connect().await?;
     sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM machine_due")
@@ -323,7 +320,7 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     let vacuum = "VACUUM machine_due";
     let dead = || metrics.dead_rows.get_or_create(&ByTable { table: "machine_due" }).get();
 
-    // A connection says what it left dead up to ten seconds after it did, which may be after a vacuum of all that.
+    // A connection reports its dead rows up to ten seconds later, which may be after a vacuum of all of them.
     until("nothing is held, and nothing dead", async || {
         sqlx::raw_sql(vacuum).execute(&mut maintenance).await?;
         housekeeping::sample_storage_once(&kit.bmdb, &metrics).await?;
@@ -359,7 +356,7 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     )?)
 }
 
-/// Pages that claims have touched so far, and how many there were.
+/// Pages that claims have touched so far, and the number of claims.
 async fn claims_so_far(kit: &Kit) -> Result<(i64, i64)> {
     let options: PgConnectOptions = kit.database.server_url().parse()?;
     let mut server = options.connect().await?;
@@ -374,8 +371,7 @@ async fn claims_so_far(kit: &Kit) -> Result<(i64, i64)> {
     .await?)
 }
 
-/// Machines on which nothing is due, so many that the planner does not read them all. The test decides when they are
-/// analysed.
+/// Machines without due work, so many that the planner does not read them all. The test decides when they are analysed.
 const OTHERS: &str = "
     INSERT INTO machine SELECT md5(n::TEXT)::UUID, now() FROM generate_series(1, 10000) n;
     INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
@@ -386,10 +382,10 @@ const OTHERS: &str = "
 
 const MACHINES: i64 = 64;
 const ROUNDS: i64 = 16;
-/// Between two rounds, and longer than what a claim looks back over at the most.
+/// Between two rounds, and longer than the longest period that a claim looks back over.
 const BETWEEN: Duration = Duration::from_secs(40);
 
-/// One look at every machine. Returns pages touched by claims, claims, and how long it took.
+/// One step on every machine. Returns the pages that claims touched, the number of claims, and the duration.
 async fn round(kit: &Kit, claimer: &mut Claimer, shepherd: &Shepherd) -> Result<(i64, i64, Duration)> {
     kit.database.advance(BETWEEN).await?;
     let session = shepherd.session().await?;
@@ -425,7 +421,7 @@ async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed(
     let shepherd = Shepherd::start(&kit, "worker", Duration::from_hours(10)).await?;
     let mut claimer = shepherd.claimer(Process::Update, "rack");
     let mut maintenance = kit.connection().await?;
-    // The first brings the machines into their rhythm.
+    // The first round spreads the machines over time.
     round(&kit, &mut claimer, &shepherd).await?;
     sqlx::raw_sql("VACUUM ANALYZE machine_due, work, session").execute(&mut maintenance).await?;
     let (pages, claims, _) = round(&kit, &mut claimer, &shepherd).await?;
@@ -437,10 +433,9 @@ async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed(
         let (pages, claims, took) = round(&kit, &mut claimer, &shepherd).await?;
         last = pages / claims;
         all += claims;
-        // Three looks by key pass the versions of that one row, five a round, and one those of its work
-        // item, two a round. What died in this round
-        // and, on a slow host, in the one before lies within what a claim looks back over. And every
-        // fifth second it begins at the beginning.
+        // Three lookups by key pass the versions of that one row, five per round, and one passes those of its work
+        // item, two per round. The versions that died in this round and, on a slow host, in the one before are within
+        // the period that a claim looks back over. Every fifth second it starts from the beginning.
         let versions = (3 * 5 + 2) * number;
         let full = i64::try_from(took.as_secs())? / 5 + 2;
         let bound = plain + versions + 2 * MACHINES + full * MACHINES * number / claims;

@@ -1,8 +1,8 @@
-//! What a held snapshot costs: processor time of the server for each claimed and finished machine, at
-//! full rate, before and while somebody holds one.
+//! The cost of a held snapshot: processor time of the server for each claimed and finished machine at full rate, before
+//! and while a transaction holds a snapshot.
 //!
-//! Only the long form judges it, because only there the host belongs to it alone. The short one shows
-//! that what is measured happens: machines are worked on while nothing that they leave can be removed.
+//! Only the long form evaluates it, because only then nothing else runs on the host. The short form shows that the
+//! measured events occur: machines are processed while none of their dead rows can be removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ use crate::harness::dialect;
 /// Ticks of a processor's time in a second, as `/proc` counts them for programs (`USER_HZ`).
 const TICKS: f64 = 100.0;
 const CLIENTS: usize = 8;
-/// What a minute under a held snapshot may make of a claim's cost.
+/// The largest factor by which a minute under a held snapshot may raise the cost of a claim.
 const MOST: f64 = 2.5;
 
 /// Machines of one provider that are due, in eight buckets, each a moment after the one before.
@@ -54,7 +54,7 @@ const FILL: &str = "
            1, 1, 0, 0, 0 FROM generate_series(1, $MACHINES) n;
     VACUUM ANALYZE";
 
-/// A server with a fleet of its own, and a shepherd's clients at full rate on it.
+/// A server with a fleet of its own, and clients of a shepherd at full rate.
 struct Site {
     server: PrivatePostgres,
     bmdb: Bmdb,
@@ -98,7 +98,7 @@ impl Site {
         Ok(self.server.log().parent().context("a log has a directory")?.join("data"))
     }
 
-    /// Milliseconds of processor time of the whole server for each machine, over so long.
+    /// Milliseconds of processor time of the whole server for each machine, over this period.
     async fn cost(&self, lasts: Duration) -> Result<f64> {
         let (seconds, done) = (server_seconds(&self.data()?)?, self.finished.load(Ordering::Relaxed));
         // The subject is a rate, which takes time.
@@ -151,7 +151,7 @@ async fn client(
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
-            // As a loop does, for which something is announced all the time.
+            // As a loop does whose work is announced all the time.
             Claimed::FullScanDeferred(rests) => {
                 tokio::time::sleep(rests.min(Duration::from_millis(10))).await;
             }
@@ -160,7 +160,7 @@ async fn client(
     Ok(())
 }
 
-/// Processor time of every process that works in this directory. One that has ended is its parent's.
+/// Processor time of every process that works in this directory. That of ended processes is counted by their parent.
 fn server_seconds(data: &Path) -> Result<f64> {
     let mut ticks = 0.0;
     for entry in fs::read_dir("/proc")? {
@@ -170,7 +170,7 @@ fn server_seconds(data: &Path) -> Result<f64> {
         }
         let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
         let Some((_, fields)) = stat.rsplit_once(')') else { continue };
-        // User and system time, its own and that of children that have ended.
+        // User and system time, of the process and of its ended children.
         ticks +=
             fields.split_whitespace().skip(11).take(4).filter_map(|n| n.parse::<f64>().ok()).sum::<f64>();
     }

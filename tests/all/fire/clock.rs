@@ -1,4 +1,4 @@
-//! One shepherd's wall clock is an hour off, either way: no difference.
+//! One shepherd's wall clock is an hour off in either direction: nothing changes.
 //!
 //! The child really has that clock: `libfaketime` sits between it and the C library. It leaves the
 //! monotonic and the boot-time clock alone, as a wrong battery clock does. These parts of a shepherd read the
@@ -27,11 +27,11 @@ use crate::fire::{BRAKES, Form, RECOVERED, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, endpoint};
 
-/// How far any time in the database may be from its clock: the longest interval of the flags below and a
-/// slow run are shorter, the hour is not.
+/// How far any time in the database may be from its clock. The longest interval of the flags below and a slow run are
+/// shorter than this, and the hour is longer.
 const NEAR: &str = "40 minutes";
 
-/// All are Ready, or there is no use in waiting for it.
+/// All machines are Ready, or one was suspected and waiting is useless.
 const READY_OR_SUSPECTED: &str = "SELECT EXISTS (SELECT 1 FROM history WHERE process = 'Recovery')
         OR (count(*) > 0 AND count(*) = (SELECT machines FROM provider_state)
             AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL))
@@ -52,7 +52,7 @@ fn off_by(offset: &str) -> Result<Otherwise> {
         ("FAKETIME", offset.into()),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
         ("DONT_FAKE_MONOTONIC", "1".into()),
-        // What is compared with a file's time would be off as well, and is not what this is about.
+        // Otherwise times that are compared with a file's time would be off as well, which is not the subject here.
         ("NO_FAKE_STAT", "1".into()),
     ];
     Ok(Otherwise { environment, ..Otherwise::default() })
@@ -67,7 +67,7 @@ async fn offset_in_the_log(fleet: &Fleet, name: &str) -> Result<TimeDelta> {
     Ok(last.context("no line of the log begins with its time")? - now)
 }
 
-/// Columns that hold a time far from the database's, each with how often.
+/// Columns with a time that is far from the database's clock, each with the number of rows.
 async fn far_times(fleet: &Fleet) -> Result<Vec<String>> {
     let columns: Vec<(String, String)> = sqlx::query_as(
         "SELECT c.table_name::TEXT, c.column_name::TEXT
@@ -105,7 +105,7 @@ async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Resu
     ];
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    // Longer than a busy host is away, and nothing beside an hour.
+    // Longer than a busy host stops, and short compared with an hour.
     let flags = [
         "--session_interval=30s",
         "--heartbeat_interval=1s",
@@ -114,7 +114,7 @@ async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Resu
         "--recovery_ladder=restart-agent:30s:3",
         "--update_interval_stable=1m",
     ];
-    // Alone at first: it makes the authority, orders every machine, enrols it and receives its heartbeats.
+    // Alone at first: it creates the authority, creates every machine, enrols it and receives its heartbeats.
     let odd = fleet.shepherd_otherwise(off_by(offset)?, "odd", &[first.clone(), second.clone()], &flags)?;
     fleet.until("all are Ready, or one is suspected", READY_OR_SUSPECTED).await?;
     assert_eq!(

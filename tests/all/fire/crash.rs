@@ -1,5 +1,5 @@
-//! Crashes: a shepherd dies at each step that leaves something behind. Its successor leaves nothing
-//! doubled, nothing orphaned, and every machine Ready once.
+//! Crashes: a shepherd dies at each step that leaves something behind. Its successor leaves nothing doubled, nothing
+//! orphaned, and every machine Ready once.
 //!
 //! One fleet serves all failpoints: each shepherd may make two machines more than its predecessor could, dies
 //! at its failpoint, and leaves its unfinished work to the next.
@@ -36,12 +36,12 @@ pub(super) async fn death(fleet: &Fleet, shepherd: &mut Program, place: &str) ->
     }
 }
 
-/// What the BMDB and the simulator's journal show to have gone wrong.
+/// The violations in the BMDB and the simulator's journal.
 pub(super) async fn judge(fleet: &Fleet) -> Result<()> {
     judge_records(fleet, &Records::read(&fleet.pool, &fleet.journal()?).await?).await
 }
 
-/// What happened, for a person who looks at a violation: the journal's lines, then history's.
+/// The events for a person who investigates a violation: the journal's lines, then history's.
 async fn story(fleet: &Fleet) -> Result<String> {
     let mut lines: Vec<String> = fleet.journal()?.iter().map(ToString::to_string).collect();
     let edges: Vec<String> = sqlx::query_scalar(
@@ -146,7 +146,7 @@ async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice
         BRIEF[0],
         BRIEF[1],
     ];
-    // A hung machine's second step is the reboot that helps it.
+    // The second step for a hung machine is the reboot, which revives it.
     const PLACES: [&str; 6] = [
         "recoverer.claimed",
         "recoverer.intended",

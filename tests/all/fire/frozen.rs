@@ -1,5 +1,5 @@
-//! A shepherd that is frozen for longer than its sessions last, in the middle of a call, and wakes when
-//! others have taken its machines over: nothing it does from then on takes effect.
+//! A shepherd that is frozen for longer than its sessions last, in the middle of a call, and resumes when others have
+//! taken over its machines: nothing that it does from then on takes effect.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::fire::{Form, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
-/// A call that the simulator was in the middle of when its caller froze.
+/// A call that the simulator was processing when its caller froze.
 #[derive(Debug)]
 pub(super) struct Caught {
     pub(super) call: u64,
@@ -23,7 +23,7 @@ pub(super) struct Caught {
     pub(super) intent: String,
 }
 
-/// The SSH key by which the journal knows who called, where a call came by SSH.
+/// The SSH key by which the journal identifies the caller of an SSH call.
 fn key_of(line: &Value) -> Option<&str> {
     line["arguments"]["key"].as_str()
 }
@@ -55,7 +55,7 @@ pub(crate) fn is_stopped(pid: u32) -> Result<bool> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread that has ended meanwhile was not stopped.
         let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else { return Ok(false) };
-        // The name before it may hold anything, a parenthesis too.
+        // The name before it may contain anything, including a parenthesis.
         let (_, after_name) = stat.rsplit_once(") ").context("a thread without its state")?;
         if !after_name.starts_with('T') {
             return Ok(false);
@@ -64,7 +64,7 @@ pub(crate) fn is_stopped(pid: u32) -> Result<bool> {
     Ok(true)
 }
 
-/// Freezes `shepherd`, alone on its fleet, when it is in the middle of one of these calls.
+/// Freezes `shepherd`, the only one of its fleet, while one of these calls is open.
 pub(super) async fn freeze(fleet: &Fleet, shepherd: &Program, wanted: &[&str]) -> Result<Vec<Caught>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -72,7 +72,7 @@ pub(super) async fn freeze(fleet: &Fleet, shepherd: &Program, wanted: &[&str]) -
         while !is_stopped(shepherd.pid())? {
             tokio::task::yield_now().await;
         }
-        // Not answered when its caller had stopped already.
+        // A call that was still open when its caller had stopped.
         let caught = open_calls(&fleet.journal()?, wanted);
         if !caught.is_empty() {
             return Ok(caught);
@@ -83,7 +83,7 @@ pub(super) async fn freeze(fleet: &Fleet, shepherd: &Program, wanted: &[&str]) -
     }
 }
 
-/// Whether every session of this process is over in the database.
+/// Whether every session of this process has ended in the database.
 pub(super) async fn all_over(fleet: &Fleet, pid: u32, what: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -104,10 +104,10 @@ pub(super) async fn all_over(fleet: &Fleet, pid: u32, what: &str) -> Result<()> 
 /// Provider's id of a machine, process that held it, from when, until when.
 type Lease = (String, i64, DateTime<Utc>, Option<DateTime<Utc>>);
 
-/// Calls after line `since` that touch a machine and began while nobody held a lease on it, or, where they
-/// came by SSH from `key`, while the process `pid` did not.
+/// Calls after line `since` that touch a machine and began while no process held a lease on it, or, for SSH calls by
+/// `key`, while the process `pid` did not.
 async fn without_a_lease(fleet: &Fleet, key: &str, pid: u32, since: u64) -> Result<Vec<String>> {
-    // Before the leases: what was called by then was leased by then.
+    // Read before the leases, so that a call in it had its lease by then.
     let journal = fleet.journal()?;
     let leases: Vec<Lease> = sqlx::query_as(
         "SELECT p.provider_id, (s.runtime_info->>'pid')::INT8, b.at, e.at
@@ -141,7 +141,7 @@ async fn without_a_lease(fleet: &Fleet, key: &str, pid: u32, since: u64) -> Resu
     Ok(found)
 }
 
-/// Freezes one of two shepherds in the middle of `wanted`, lets the other take over, and wakes it.
+/// Freezes one of two shepherds in the middle of `wanted`, lets the other take over, and resumes it.
 async fn frozen_in_the_middle_of(
     test_name: &str,
     machines: usize,
@@ -179,7 +179,7 @@ async fn frozen_in_the_middle_of(
     let journal = fleet.journal()?;
     let key = journal.iter().find_map(key_of).context("it has logged in somewhere")?.to_owned();
     let mut cut_off: Vec<u64> = open_calls(&journal, &TOUCHES).iter().map(|call| call.call).collect();
-    // Only now, so that whatever was caught is the victim's. It loses nothing itself, however busy the host is.
+    // Started only now, so that the caught call is the victim's. It loses no session, however busy the host is.
     let unhurried = [&flags[..], &["--session_interval=30s"]].concat();
     let survivor = fleet.shepherd("survivor", &[second, first], &unhurried)?;
     let frozen = victim.pid();
@@ -189,7 +189,7 @@ async fn frozen_in_the_middle_of(
     taken_over(&fleet, &caught_one.machine, frozen).await?;
     let journal = fleet.journal()?;
     let woken_after = journal.len() as u64;
-    // What it had sent before it froze may have arrived after that.
+    // A request that it had sent before it froze may have arrived after that.
     cut_off.extend(
         journal
             .iter()
@@ -210,7 +210,7 @@ async fn frozen_in_the_middle_of(
     end(&fleet, survivor).await?;
 
     let mut records = Records::read(&fleet.pool, &fleet.journal()?).await?;
-    // A call stays open on the machine for as long as its caller is frozen. It did what it did before.
+    // A call stays open on the machine for as long as its caller is frozen. Its effect came before.
     for call in records.calls.iter_mut().filter(|call| cut_off.contains(&call.start)) {
         call.end = call.start;
     }
@@ -233,7 +233,7 @@ async fn frozen_in_the_middle_of(
     Ok(())
 }
 
-/// Waits until a process that was frozen has sessions of its own again, and looks meanwhile at what it does.
+/// Waits until a process that was frozen has new sessions, and checks meanwhile what it does.
 pub(super) async fn works_again(
     fleet: &Fleet,
     pid: u32,
@@ -285,7 +285,7 @@ async fn frozen_in_the_middle_of_ssh() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_in_the_middle_of_a_power_call() -> TestResult {
-    // An API that takes five seconds for everything: long enough to be in the middle of it.
+    // An API that takes five seconds for every call: long enough to freeze its caller meanwhile.
     let strike = ("api-slow", ["dead", "dead"].as_slice());
     Ok(frozen_in_the_middle_of("fire_frozen_power", 6, &["power"], Some(strike)).await?)
 }

@@ -1,11 +1,10 @@
-//! A shepherd that is frozen while it orders a machine from a provider, for longer than its session and
-//! its provisioner's lease last. Another one takes the lease over and resolves the intent. Then the
-//! first one wakes. It sends no more orders, no machine is made twice, and none is made for an intent
-//! that was resolved.
+//! A shepherd that is frozen while it orders a machine from a provider, for longer than its session and its
+//! provisioner's lease last. Another one takes over the lease and resolves the intent. Then the first one resumes. It
+//! sends no more orders, no machine is created twice, and none is created for an intent that was resolved.
 //!
-//! There are three places to freeze in: the intent is written and no request is sent, the provider is at
-//! work, and its response has arrived and is not recorded. The test meets the second by watching the
-//! simulator's journal. The others are failpoints of `src/manager/failpoint.rs`.
+//! There are three places to freeze it: the intent is written and no request is sent; the provider is processing the
+//! request; its response has arrived and is not recorded. The test finds the second place by watching the simulator's
+//! journal. The others are fail points of `src/manager/failpoint.rs`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
 const FLAGS: [&str; 2] = ["--session_interval=3s", "--outward_call_timeout=8s"];
 
-/// Intents of the orders that a provider was sent after line `since`.
+/// Intents of the orders that a provider received after line `since`.
 fn ordered_since(journal: &[Value], since: u64) -> Vec<String> {
     let orders = journal.iter().filter(|line| line["phase"] == "start" && line["what"] == "create");
     orders
@@ -40,7 +39,7 @@ fn last_line(journal: &[Value]) -> u64 {
     journal.iter().filter_map(|line| line["seq"].as_u64()).max().unwrap_or(0)
 }
 
-/// Settled creations, by how each ended: machines, and none.
+/// Resolved creations, by their outcome: with a machine, and without one.
 async fn outcomes(fleet: &Fleet) -> Result<(i64, i64)> {
     Ok(sqlx::query_as(
         "SELECT count(*) FILTER (WHERE outcome LIKE 'machine %'),
@@ -51,7 +50,7 @@ async fn outcomes(fleet: &Fleet) -> Result<(i64, i64)> {
     .await?)
 }
 
-/// Ends both, and judges what they left.
+/// Ends both shepherds, and checks their records.
 async fn judge(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> {
     assert_eq!(count(fleet, BRAKES).await?, 0, "{}", fleet.explain().await?);
     let put_aside = count(fleet, "SELECT count(*) FROM machine_quarantine").await?;
@@ -67,7 +66,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     let machines: i64 = Form::of_this_run().pick(6, 40);
     let flags = ["--machine_count", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start("fire_frozen_create", &flags).await?;
-    // Five seconds for everything: long enough to be in the middle of it.
+    // Five seconds for every call: long enough to freeze the caller meanwhile.
     fleet.strike("provider", "api-slow").await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let victim = fleet.shepherd("victim", &[first.clone(), second.clone()], &FLAGS)?;
@@ -77,7 +76,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     let survivor = fleet.shepherd("survivor", &[second, first], &flags)?;
     all_over(&fleet, frozen, "frozen").await?;
     fleet.strike("provider", "heal").await?;
-    // The provider makes the machine although no client waits for the response.
+    // The provider creates the machine although no client waits for the response.
     let deadline = Instant::now() + PATIENCE;
     while !open_calls(&fleet.journal()?, &["create"])
         .iter()
@@ -108,7 +107,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     Ok(())
 }
 
-/// The process that held the provisioner's lease last, once the machine of an intent is recorded.
+/// The process that last held the provisioner's lease, once the machine of an intent is recorded.
 async fn adopted_by(fleet: &Fleet, intent: &str) -> Result<i64> {
     let intent: uuid::Uuid = intent.parse()?;
     Ok(sqlx::query_scalar(
@@ -120,7 +119,7 @@ async fn adopted_by(fleet: &Fleet, intent: &str) -> Result<i64> {
     .await?)
 }
 
-/// Freezes a shepherd at `place`, lets another one look after what it had begun, and wakes it.
+/// Freezes a shepherd at `place`, lets another one take over its work, and resumes it.
 #[cfg(debug_assertions)]
 async fn frozen_at(
     test_name: &str,
@@ -131,7 +130,7 @@ async fn frozen_at(
     let flags = ["--machine_count", "8", "--boot_seconds", "0.5"];
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    // The survivor makes none itself: what the late order wants is there to be had.
+    // The survivor creates no machine itself, so the capacity for the late order is available.
     let brief = ["--session_interval=10s", "--outward_call_timeout=2s", "--provisioner_max_machines=3"];
     let victim = fleet.shepherd_dying_at(place, "victim", &[first.clone(), second.clone()], &brief)?;
     let frozen = victim.pid();
@@ -145,7 +144,7 @@ async fn frozen_at(
             .fetch_all(&fleet.pool)
             .await?;
     ensure!(open.len() == 1, "{place} is not in the middle of an order: {open:?}");
-    // Nor does it lose the lease again, however busy the host is.
+    // It does not lose the lease again, however busy the host is.
     let brief = ["--session_interval=30s", "--outward_call_timeout=2s", "--provisioner_max_machines=2"];
     let survivor = fleet.shepherd("survivor", &[second, first], &brief)?;
     all_over(&fleet, frozen, place).await?;
@@ -155,7 +154,7 @@ async fn frozen_at(
     let known: BTreeSet<String> = recorded(&fleet).await?;
     victim.signal(Signal::CONT)?;
     works_again(&fleet, frozen, async || Ok(())).await?;
-    // Before anything is waited for: a machine that nobody here ordered never becomes Ready.
+    // Before any wait: a machine that no shepherd here ordered never becomes Ready.
     let late = ordered_since(&fleet.journal()?, last_line(&before));
     assert_eq!(late, Vec::<String>::new(), "an order went out for an intent that others had settled");
     fleet.until("all are Ready", ALL_KNOWN_READY).await?;

@@ -1,13 +1,12 @@
-//! What happens to such a service in its first years happens to it here: it and its database are away,
-//! it dies, it freezes, it is restarted and upgraded, all in the middle of work, and the machines are as
-//! machines are.
+//! Fault injection: the service and its database are unavailable, the service dies, freezes, is restarted and upgraded,
+//! all in the middle of work, and machines behave as real machines do.
 //!
-//! Nearly every test runs real `shepherd` processes against a simulator, and most are judged by
-//! `checker.rs`. Each has a short form, which is part of the suite, and a long one with more machines and
-//! repetitions, which `make fire` runs (`SHEPHERD_FAULT_SUITE=long`). Either prints a line that says what was
-//! counted, which `tools/fire` puts under a heading by the name of the module.
+//! Nearly every test runs real `shepherd` processes against a simulator, and `checker.rs` checks most of them. Each has
+//! a short form, which is part of the suite, and a long one with more machines and repetitions, which `make fire` runs
+//! (`SHEPHERD_FAULT_SUITE=long`). Both print a line with counts, which `tools/fire` puts under a heading with the name
+//! of the module.
 //!
-//! That these tests can fail is shown by `tools/faults`, which breaks the engine on purpose.
+//! `tools/faults`, which breaks the engine on purpose, proves that these tests can fail.
 
 mod backup;
 mod bloat;
@@ -34,7 +33,7 @@ use anyhow::Result;
 
 use crate::harness::fleet::{Fleet, Program};
 
-/// How much is thrown at it.
+/// The form of a test.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// As part of the suite.
@@ -62,7 +61,7 @@ impl Form {
     }
 }
 
-/// Says what was counted, as a line of the file that `make fire` reads.
+/// Prints counts as a line of the file that `make fire` reads.
 fn counted(what: &str, figures: impl Display) -> Result<()> {
     let Some(file) = std::env::var_os("SHEPHERD_FIRE_COUNTED") else { return Ok(()) };
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file)?;
@@ -74,21 +73,21 @@ async fn count(fleet: &Fleet, statement: &'static str) -> Result<i64> {
     Ok(sqlx::query_scalar(statement).fetch_one(&fleet.pool).await?)
 }
 
-/// Ends a shepherd and insists that it ended well.
+/// Ends a shepherd, and requires that it exits with success.
 async fn end(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
     let status = shepherd.terminate().await?;
     anyhow::ensure!(status.code() == Some(0), "it ended with {status}\n{}", fleet.explain().await?);
     Ok(())
 }
 
-/// Every machine that is known is Ready, and nothing is under way at a provider.
+/// Every known machine is Ready, and no intent of a provider is open.
 const ALL_KNOWN_READY: &str = "SELECT count(*) > 0 AND count(*) = (SELECT count(*) FROM machine)
         AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
      FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
 /// Machines for which a recovery was ever claimed.
 const RECOVERED: &str = "SELECT count(DISTINCT machine_id) FROM history WHERE process = 'Recovery'";
-/// Steps that disturb a machine, begun at any time.
+/// Disruptive steps, begun at any time.
 const DISTURBED: &str = "SELECT count(*) FROM intent WHERE kind <> 'create'";
-/// Brakes that are on.
+/// Brakes that are engaged.
 const BRAKES: &str = "SELECT (SELECT count(*) FROM brake)
         + (SELECT count(*) FROM provider_state WHERE brake IS NOT NULL)";

@@ -1,5 +1,5 @@
-//! Machines that are not as they should be, with everything real but their hardware: what `docs/machines.md`
-//! promises of each is what `shepherdctl why` says of it, and what becomes of the machine.
+//! Machines in odd conditions, with everything real but their hardware: `shepherdctl why` states what
+//! `docs/machines.md` promises for each of them, and the machine ends as described there.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::harness::line::{Line, Quality};
 use crate::harness::rack::Rack;
 use crate::sshd::Setup;
 
-/// A login shell that has much to say before it does anything.
+/// A login shell that prints much text before it does anything.
 const BANNER: &str = "#!/bin/sh\necho Welcome to $(hostname); echo os=Plan9; echo digest=none; printf '\\001\\002 no line'; echo\n\
                       exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
-/// A login shell that finds no more than what is in `~/bin`.
+/// A login shell that finds only the programs in `~/bin`.
 const BARE: &str = "#!/bin/sh\nPATH=$HOME/bin\nexport PATH\nexec /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
 
 /// Files that were made under a machine's home.
@@ -70,7 +70,7 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
     let mut sentences = 0;
     for id in ["noexec", "full", "readonly", "bare", "reset"] {
         let why = rack.why(id)?;
-        // Each tries again by itself, and says when.
+        // Each is retried, and states when.
         assert!(why["next"]["at"].is_string() || why["work"][0].is_string(), "{why:#}");
         sentences += 1;
     }
@@ -109,7 +109,7 @@ async fn an_address_that_another_machine_got_is_recognized_by_its_key_and_that_m
     let shepherd = rack.shepherd("shepherd", &endpoint()?, &flags)?;
     rack.until_why("ours", "Ready", &[]).await?;
 
-    // Ours goes away, and the network assigns its address to another machine.
+    // Our machine disconnects, and the network assigns its address to another machine.
     address.lead_to(stranger.port());
     rack.silence("ours")?;
     let (pinned, offered) = (fingerprint(rack.sshd("ours")?)?, fingerprint(&stranger)?);

@@ -1,5 +1,5 @@
-//! Machines as they are found: what each oddity ends in, with the real loops against real OpenSSH
-//! servers. What stands in `why` afterwards must be true, and nothing is rebooted that answers.
+//! Machines in odd conditions: how each condition ends, with the real loops against real OpenSSH servers. The output of
+//! `why` afterwards must be true, and no machine that answers is rebooted.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -41,13 +41,13 @@ use crate::harness::aloud::TestResult;
 use crate::recovery::fall_silent;
 use crate::sshd::{Setup, Sshd, write_program};
 
-/// A machine's own state, and somebody else who keeps its agent alive: nobody does.
+/// A machine with its own state directory, and with an external supervisor of its agent, which does not exist.
 fn enrolling(state: &Path) -> Setup {
     let environment = format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=external", state.display());
     Setup { environment, ..Setup::default() }
 }
 
-/// One shepherd's loops, a device list, and a directory in which machines' programs leave their traces.
+/// The loops of one shepherd, a device list, and a directory in which the commands of machines leave traces.
 struct Site {
     kit: Kit,
     shepherd: Shepherd,
@@ -91,7 +91,7 @@ impl Site {
         self.directory.path().join("traces")
     }
 
-    /// Writes the device list: every machine by its id and server, with commands that leave traces.
+    /// Writes the device list: every machine with its id and server, and with commands that leave traces.
     fn list(&self, devices: &[(&str, &Sshd)], reboot: &[&str]) -> Result<()> {
         let mut list = Vec::new();
         for (id, sshd) in devices {
@@ -192,7 +192,7 @@ impl Site {
         text
     }
 
-    /// Obstacle and reason for which a person is called.
+    /// The obstacle and the reason of a machine that needs a person.
     async fn call(&self, machine: MachineId) -> Result<(String, String)> {
         Ok(sqlx::query_as("SELECT obstacle, reason FROM machine_needs_human WHERE machine_id = $1")
             .bind(machine.0)
@@ -200,7 +200,7 @@ impl Site {
             .await?)
     }
 
-    /// The steps that were taken for a machine, with how each ended.
+    /// The steps that were taken for a machine, with the outcome of each.
     async fn steps(&self) -> Result<Vec<String>> {
         Ok(sqlx::query_scalar(
             "SELECT kind || ' ' || split_part(COALESCE(outcome, 'open'), ':', 1) FROM intent ORDER BY begun_at",
@@ -282,7 +282,7 @@ async fn a_clone_is_distinguished_from_its_original_and_is_welcome_under_an_iden
     let initializer = site.initializer(sshd.settings())?;
     site.run(initializer)?;
     site.until_phase(first, "AgentStarting").await?;
-    // What answers at the second one's address has the first one's disk, key and all.
+    // The machine at the second one's address has the first one's disk, with its key.
     let second = site.machine("m2", &sshd).await?;
     site.until_phase(second, "NeedsHuman").await?;
     let (obstacle, reason) = site.call(second).await?;
@@ -294,7 +294,7 @@ async fn a_clone_is_distinguished_from_its_original_and_is_welcome_under_an_iden
     let keys: i64 = site.kit.count("SELECT count(*) FROM machine_agent_started").await?;
     assert_eq!(keys, 1, "the first one is enrolled still, and alone");
 
-    // The provider gives it another address, where a machine of its own answers.
+    // The provider gives it another address, where another machine answers.
     let elsewhere = sshd.beside(&enrolling(&own))?;
     site.list(&[("m1", &sshd), ("m2", &elsewhere)], &["true"])?;
     let updater = Updater { providers: site.providers()? };
@@ -381,11 +381,11 @@ async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() ->
     }
     let machine = site.machine("m1", &sshd).await?;
     let mut settings = sshd.settings();
-    // More than a busy host needs to greet, and ten of them are nothing beside what is waited for.
+    // More than a busy host needs to greet. Ten such limits are short compared with the test's own deadline.
     settings.greeting_timeout = Duration::from_secs(2);
     let initializer = site.initializer(settings)?;
     site.run(initializer)?;
-    // A log-in's minute for each of them would be longer than any patience.
+    // The login limit of a minute for each of them would exceed the test's deadline.
     site.until_phase(machine, "AgentStarting").await?;
     let causes: Vec<String> =
         sqlx::query_scalar("SELECT DISTINCT cause FROM work_backoff").fetch_all(&site.kit.pool).await?;

@@ -1,4 +1,4 @@
-//! We are away, not the machines: nobody is suspected for not having reached us.
+//! Outages of our own: no machine is suspected because it could not reach us.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::fire::{BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
-/// Machines whose agents reported since the database's clock showed `since`, each with when it first did.
+/// Machines whose agents reported since the database's clock showed `since`, each with the time of its first report.
 async fn first_returns(
     fleet: &Fleet,
     since: chrono::DateTime<chrono::Utc>,
@@ -36,7 +36,7 @@ async fn first_returns(
     Ok(first)
 }
 
-/// How many of the returns fall into the fullest tenth of the time they took.
+/// How many of the returns fall into the fullest tenth of the whole duration.
 fn fullest_tenth(first: &BTreeMap<Uuid, chrono::DateTime<chrono::Utc>>) -> (usize, chrono::TimeDelta) {
     let (Some(begin), Some(end)) = (first.values().min(), first.values().max()) else {
         return (0, chrono::TimeDelta::zero());
@@ -50,14 +50,14 @@ fn fullest_tenth(first: &BTreeMap<Uuid, chrono::DateTime<chrono::Utc>>) -> (usiz
     (tenths.into_iter().max().unwrap_or(0), *end - *begin)
 }
 
-/// The most that lie within one second, wherever that second begins.
+/// The largest number within one second, wherever that second begins.
 fn fullest_second(milliseconds: &[u64]) -> usize {
     let within = |begin: &u64| milliseconds.iter().filter(|ms| (*begin..*begin + 1000).contains(ms)).count();
     milliseconds.iter().map(within).max().unwrap_or(0)
 }
 
-/// The pauses that agents chose after their last failure. They are looked at instead of arrivals, because a host
-/// that stalls for a second makes one wave of any arrivals.
+/// The pauses that agents chose after their last failure. The test uses them instead of arrivals, because a host that
+/// stalls for a second turns any arrivals into one wave.
 async fn pauses(fleet: &Fleet) -> Result<Vec<u64>> {
     let machines = fleet.truth().await?;
     let pause = |machine: &serde_json::Value| machine["heartbeats"]["pause_ms"].as_u64();
@@ -71,8 +71,8 @@ async fn now(fleet: &Fleet) -> Result<chrono::DateTime<chrono::Utc>> {
     Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?)
 }
 
-/// Machines for which a recovery was claimed before this moment of the database's clock. That clock goes on while a
-/// busy host looks after nobody.
+/// Machines for which a recovery was claimed before this time of the database's clock. That clock continues while a
+/// busy host runs nothing.
 async fn recovered_before(fleet: &Fleet, moment: chrono::DateTime<chrono::Utc>) -> Result<i64> {
     Ok(sqlx::query_scalar(
         "SELECT count(DISTINCT machine_id) FROM history WHERE process = 'Recovery' AND at < $1",
@@ -82,8 +82,8 @@ async fn recovered_before(fleet: &Fleet, moment: chrono::DateTime<chrono::Utc>) 
     .await?)
 }
 
-/// Away for an hour of the test clock, with a limit of three minutes. Those whose agents died
-/// meanwhile are suspected one full limit after we listened again, and nobody else ever.
+/// An outage of an hour of the test clock, with a limit of three minutes. The machines whose agents died meanwhile are
+/// suspected one full limit after we listened again, and no others ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> TestResult {
     let machines = Form::of_this_run().pick(24, 200);
@@ -112,11 +112,11 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Tes
     let shepherd = fleet.shepherd("after", &endpoints, &flags)?;
     let alive = machines - dead.len();
     let back = first_returns(&fleet, back_at, alive).await?;
-    // Nearly none of that hour has passed for the agents, so when they come back says little; the test
-    // in real time holds them to it.
+    // Nearly none of that hour has passed for the agents, so the times of their returns prove little. The test in real
+    // time checks them.
     let (fullest, took) = fullest_tenth(&back);
 
-    // In steps shorter than the longest gap in listening, or the pause would be ours again.
+    // In steps shorter than the longest gap in listening. Otherwise the pause would be ours again.
     let mut listened = Duration::ZERO;
     while listened + Duration::from_secs(30) < limit.to_std()? {
         let early = recovered_before(&fleet, back_at + limit).await?;
@@ -159,10 +159,10 @@ async fn listen_on(fleet: &Fleet, alive: usize) -> Result<()> {
     Ok(())
 }
 
-/// The same in real time, with limits lowered by policy, and every agent hammering at a closed port.
+/// The same in real time, with lower limits by policy, while every agent retries at a closed port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -> TestResult {
-    // Enough that chance alone fills no second with three quarters of them.
+    // Enough machines that chance alone does not put three quarters of them into one second.
     let machines = Form::of_this_run().pick(60, 200);
     let flags = [
         "--machine_count",
@@ -185,8 +185,8 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
             "SELECT max(at) < clock_timestamp() - INTERVAL '32 s' FROM machine_agent_heartbeat",
         )
         .await?;
-    // They lost us at one moment, and their pauses are the same but for what is random in them: two seconds by
-    // now. Without that they would all come back within the second over which heartbeats are spread.
+    // They lost the connection at the same time, and their pauses differ only by their random part: two seconds by now.
+    // Without it they would all come back within the second over which heartbeats are spread.
     let fullest = fullest_second(&pauses(&fleet).await?);
     assert!(
         fullest * 4 <= machines * 3,
@@ -210,7 +210,7 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
     Ok(())
 }
 
-/// PostgreSQL itself stops in the middle of taking machines over, stays away, and comes back.
+/// PostgreSQL itself stops while machines are taken over, stays unavailable, and starts again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() -> TestResult {
     let form = Form::of_this_run();
@@ -231,7 +231,7 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
 
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // No table is there before the shepherd has made the schema.
+        // The tables do not exist before the shepherd has created the schema.
         let known: i64 = count(&fleet, "SELECT count(*) FROM pg_tables WHERE tablename = 'work'").await?;
         if known > 0 && count(&fleet, "SELECT count(*) FROM work WHERE process = 'AgentStart'").await? > 2 {
             break;

@@ -1,13 +1,13 @@
-//! Forecasts: `shepherdctl plan` lists the work that will begin, then time passes over real loops, and
-//! history must show the same machines, processes and moments.
+//! Forecasts: `shepherdctl plan` lists the work that will begin. Then time passes over real loops, and history must
+//! show the same machines, processes and times.
 //!
-//! The loops are the service's own, on a database whose clock stands still until the test moves it from
-//! one due moment to the next; the machines are a simulator's, reached over its provider API and SSH. Of
-//! agents the test plays the reports, because they count by the database's clock: an agent reports a
-//! second after it was put on its machine, and then goes on. The moments to move to are read from the
-//! schedule in the database and never from the plan.
+//! The loops are the service's own, on a database whose clock is frozen until the test moves it from one due time to
+//! the next. The machines are a simulator's, reached over its provider API and SSH. The test itself sends the reports
+//! of agents, because they count by the database's clock: an agent reports a second after it was installed on its
+//! machine, and then regularly. The test reads the times to move to from the schedule in the database and never from
+//! the plan.
 //!
-//! Each fleet is random by a number that a failure prints, and that `SHEPHERD_PLAN_SEED` picks alone.
+//! Each fleet is random, by a seed that a failure prints and that `SHEPHERD_PLAN_SEED` selects.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -54,10 +54,10 @@ use crate::fire::{Form, counted};
 use crate::harness::aloud::TestResult;
 use crate::simulator::Running;
 
-/// Time that no session outlives.
+/// Longer than any session.
 const FOR_EVER: Duration = Duration::from_hours(1000);
 
-/// A work item that was, or will be, begun.
+/// A work item that has begun, or will begin.
 type Begun = (MachineId, String, Timestamp);
 
 /// A random fleet with loops that are not started yet.
@@ -68,11 +68,11 @@ struct Site {
     random: ChaCha8Rng,
     begin: Timestamp,
     horizon: Span,
-    /// Machines whose agent goes on reporting, with its key and boot id.
+    /// Machines whose agent continues to report, with its key and boot id.
     speaking: BTreeMap<MachineId, Agent>,
-    /// When the current agent of a machine was installed, as far as the test has seen.
+    /// When the current agent of a machine was installed, as far as the test has observed.
     started: BTreeMap<MachineId, Timestamp>,
-    /// First reports to come.
+    /// First reports that are pending.
     to_report: BTreeMap<MachineId, Timestamp>,
     sequence: i64,
 }
@@ -83,7 +83,7 @@ struct Agent {
     boot_id: String,
 }
 
-/// The clock of this database stands still from now on, and is where it is put.
+/// From now on the clock of this database is frozen at the time that a test sets.
 const FREEZE: &str = "
     CREATE SEQUENCE shim.stands_at;
     SELECT setval('shim.stands_at', 1900000000000000);
@@ -102,7 +102,7 @@ impl Site {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let policy = random_policy(&mut random);
         kit.bmdb.change_policy("test", move |stored| policy.clone_into(stored)).await?;
-        // Somebody has listened for a while, and will.
+        // A callback server has listened for a while, and continues.
         sqlx::query("INSERT INTO fleet_listening (shard, since, last_commit) VALUES (99, $1, $2)")
             .bind(begin - TimeDelta::minutes(random.random_range(0..60)))
             .bind(begin + TimeDelta::days(30))
@@ -130,7 +130,7 @@ impl Site {
         Ok(site)
     }
 
-    /// Machines in random circumstances.
+    /// Adds machines in random states.
     async fn furnish(&mut self) -> Result<()> {
         let count = self.random.random_range(2..=8);
         let shepherd = Shepherd::start(&self.kit, "provisioner", FOR_EVER).await?;
@@ -177,7 +177,7 @@ impl Site {
         Ok(())
     }
 
-    /// Lets something random have befallen a machine.
+    /// Puts a machine into a random state.
     async fn befall(&mut self, machine: MachineId, there: bool) -> Result<()> {
         if self.random.random_range(0..4) != 0 {
             let (looked_at, unchanged) = (self.before(40), self.random.random());
@@ -253,7 +253,7 @@ impl Site {
         Ok(())
     }
 
-    /// Its agent was started once, and reports, or fell silent, or is being brought back.
+    /// Its agent was started once, and reports, has fallen silent, or is being recovered.
     async fn take_over(&mut self, machine: MachineId) -> Result<()> {
         let agent = Agent { public_key: key_of(machine), boot_id: format!("boot of {machine}") };
         let started = FactChange::AgentStarted(NewAgent {
@@ -305,7 +305,7 @@ impl Site {
         Ok(())
     }
 
-    /// A ladder that somebody is half-way up.
+    /// A ladder of which some steps were taken.
     fn ladder(&mut self, policy: &Policy, agent: &Agent) -> Recovery {
         let rung = self.random.random_range(0..policy.ladder.len());
         let what = policy.ladder[rung];
@@ -375,7 +375,7 @@ impl Site {
         Ok(rows)
     }
 
-    /// Lets the real loops work until the horizon.
+    /// Runs the real loops until the horizon.
     async fn live(&mut self) -> Result<()> {
         let shepherd = Shepherd::start(&self.kit, "loops", FOR_EVER).await?;
         let (drain, wake_ups) = (CancellationToken::new(), WakeUps::default());
@@ -391,7 +391,7 @@ impl Site {
             drain: drain.clone(),
             abort: CancellationToken::new(),
         };
-        // One recoverer: where a budget is for one of two that are due at one moment, the older claim gets it.
+        // One recoverer: if the budget permits one of two that are due at the same time, the older claim gets it.
         let initializer = Initializer { providers: providers.clone(), access: access.clone() };
         let recoverer = Recoverer { providers: providers.clone(), access, brakes };
         let updater = Updater { providers };
@@ -410,7 +410,7 @@ impl Site {
         passed
     }
 
-    /// Moves the clock from one moment at which something is to happen to the next.
+    /// Moves the clock from one due time to the next.
     async fn pass_time(&mut self, wake_ups: &WakeUps) -> Result<()> {
         let end = self.begin + self.horizon.0;
         let (_, policy) = self.kit.bmdb.policy();
@@ -434,7 +434,7 @@ impl Site {
         }
     }
 
-    /// Waits until nothing is due any more and nobody works.
+    /// Waits until nothing is due any more and no worker is busy.
     async fn until_idle(&self, wake_ups: &WakeUps) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -456,8 +456,8 @@ impl Site {
         }
     }
 
-    /// Every agent that reports does so now; those that were put on their machines report for the first time
-    /// a second later.
+    /// Sends the report of every agent that reports. Agents that were just installed report for the first time a second
+    /// later.
     async fn report(&mut self, now: Timestamp) -> Result<()> {
         let first: Vec<MachineId> =
             self.to_report.iter().filter(|(_, at)| **at <= now).map(|(machine, _)| *machine).collect();
@@ -499,8 +499,7 @@ impl Site {
         Ok(())
     }
 
-    /// Agents that were put on machines since the last look are about to report, and what they replaced
-    /// reports no more.
+    /// Agents that were installed since the last check will report, and the agents that they replaced report no more.
     async fn look_for_new_agents(&mut self, new: bool) -> Result<()> {
         let rows: Vec<(Uuid, Timestamp)> =
             sqlx::query_as("SELECT machine_id, started_at FROM machine_agent_started")
@@ -525,10 +524,10 @@ impl Site {
         Ok(MachineAccess {
             ssh: SshSettings::new(key),
             user: "root".to_owned(),
-            // Simulated machines take any program and run none of it.
+            // Simulated machines accept any program and run none of it.
             agent_file: AgentFile::new("/bin/sh".into()),
             agent_path: "/root/roleserver".to_owned(),
-            // Nobody listens there: the test itself reports for the agents.
+            // Nothing listens there: the test itself reports for the agents.
             endpoints: vec!["127.0.0.1:9".to_owned()],
             ca_certificates: Box::new(Vec::new),
             bmdb_id: Uuid::from_u128(1),
@@ -619,7 +618,7 @@ async fn what_is_planned_is_what_history_tells_afterwards() -> TestResult {
             *begun.entry(process).or_insert(0) += count;
         }
     }
-    // What `make fire` shows beside the others.
+    // The line that `make fire` prints beside the others.
     counted("work items forecast and begun", format!("{begun:?}"))?;
     assert!(first.is_some() || begun.contains_key("Recovery"), "no machine was brought back: {begun:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Restarts that an operator makes: one shepherd after the other, and an older one beside a newer.
+//! Restarts by an operator: one shepherd after the other, and an older release beside a newer one.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ async fn heartbeats(fleet: &Fleet) -> Result<Vec<(u64, u64)>> {
         .collect()
 }
 
-/// Waits until every agent had `more` heartbeats answered than it had.
+/// Waits until every agent had `more` further heartbeats answered.
 async fn everybody_reported(fleet: &Fleet, more: u64) -> Result<()> {
     let before = heartbeats(fleet).await?;
     let deadline = Instant::now() + PATIENCE;
@@ -38,7 +38,7 @@ async fn everybody_reported(fleet: &Fleet, more: u64) -> Result<()> {
     }
 }
 
-/// Waits until a shepherd listens there: an agent that the other one sends away must find it.
+/// Waits until a shepherd listens there: an agent that the other shepherd refers to it must be able to connect.
 async fn until_it_listens(endpoint: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while tokio::net::TcpStream::connect(endpoint).await.is_err() {
@@ -106,7 +106,7 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
     Ok(())
 }
 
-/// Rows that a newer release wrote are not an older one's to claim, rewrite or sweep.
+/// An older release must not claim, rewrite or sweep rows that a newer release wrote.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> TestResult {
     let flags = ["--machine_count", "12", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
@@ -115,7 +115,7 @@ async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> Tes
     let (first, second) = (endpoint()?, endpoint()?);
     let shepherd = fleet.shepherd("older", &[first.clone(), second.clone()], &flags)?;
     fleet.until("all are Ready", ALL_READY).await?;
-    // As a newer release would have left them: half are its own, and it wants something done at once.
+    // As a newer release would have left them: half are its own, and some of its work is due at once.
     sqlx::query(
         "UPDATE machine_due SET rules_version = rules_version + 1, process = 'AgentStart', timer = false,
                 ready_at = clock_timestamp(), reason = 'decided by newer rules', priority = 0
@@ -123,7 +123,7 @@ async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> Tes
     )
     .execute(&fleet.pool)
     .await?;
-    // The others are as a still older release left them. A starting shepherd sweeps at once, in the order of the ids:
+    // The others are as an even older release left them. A starting shepherd sweeps at once, in the order of the ids:
     // when it has rewritten the last of these rows, it has passed all rows of the newer release.
     sqlx::query(
         "UPDATE machine_due SET rules_version = rules_version - 1, reason = 'decided by older rules'

@@ -1,15 +1,14 @@
-//! Interrupted shutdowns: a shepherd receives a signal to stop, and is killed during the grace period of its
-//! running work, hurried by a second signal, or dies between two steps of stopping. Its successor leaves
-//! nothing doubled and nothing orphaned, and every machine Ready once.
+//! Interrupted shutdowns: a shepherd receives a signal to stop, and is killed during the grace period of its running
+//! work, is hurried by a second signal, or dies between two steps of stopping. Its successor leaves nothing doubled and
+//! nothing orphaned, and every machine Ready once.
 //!
-//! One fleet serves all ways, as in `crash.rs`: each shepherd may make three machines more than the one before
-//! it, and is stopped when it works on two of them. Their SSH commands answer two seconds late, so that
-//! work lasts for longer than a signal takes.
+//! One fleet serves all ways, as in `crash.rs`: each shepherd may create three machines more than the one before, and
+//! is stopped while it works on two of them. Their SSH commands answer two seconds late, so that work lasts longer than
+//! a signal takes.
 //!
-//! A command that a shepherd has begun on a machine goes on there for these two seconds after the shepherd
-//! has ended, and nobody can cancel it: the fence is for that. So a call counts until its caller's end, and no
-//! longer. A call that the machine begins only after that, because the caller died in these two seconds, does
-//! not count.
+//! A command that a shepherd has begun on a machine continues there for these two seconds after the shepherd has ended,
+//! and cannot be cancelled; the fence exists for that case. So a call counts until its caller's end, and no longer. A
+//! call that the machine begins only after that, because the caller died in these two seconds, does not count.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,16 +23,16 @@ use crate::fire::{ALL_KNOWN_READY, Form, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 
-/// A session that a busy host lets run out leaves its work to the reaper while its last command goes on at the machine
-/// for two seconds, while the next shepherd starts. Nobody died there, and this test does not examine that case.
+/// A session that expires on a busy host leaves its work to the reaper while its last command continues at the machine
+/// for two seconds and the next shepherd starts. No shepherd died there, and this test does not examine that case.
 const UNHURRIED: &str = "--session_interval=15s";
 
-/// How a stop is cut short.
+/// How a shutdown is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Killed while it waits for its running work.
     Killed,
-    /// A second signal, and then left to come to its end.
+    /// A second signal; then it may run to its end.
     Hurried,
     /// One signal, and dies at this failpoint.
     DeadAt(&'static str),
@@ -58,7 +57,7 @@ impl Way {
         }
     }
 
-    /// Whether it dies with work that nobody has ended, or certainly without any.
+    /// Whether it dies with unfinished work, or certainly without any.
     fn leaves_work(self) -> Option<bool> {
         match self {
             Self::Killed | Self::DeadAt(_) => Some(true),
@@ -68,7 +67,7 @@ impl Way {
     }
 }
 
-/// Machines that a process has worked on for at least so many milliseconds, as the BMDB has it.
+/// Machines that a process has worked on for at least this many milliseconds, by the BMDB.
 async fn works_on(fleet: &Fleet, pid: u32, milliseconds: i64) -> Result<i64> {
     Ok(sqlx::query_scalar(
         "SELECT count(*) FROM work w JOIN session s USING (session_id)
@@ -81,7 +80,7 @@ async fn works_on(fleet: &Fleet, pid: u32, milliseconds: i64) -> Result<i64> {
     .await?)
 }
 
-/// Signals it to stop, and waits until its log shows that it does.
+/// Sends the signal to stop, and waits until the log shows that the shepherd stops.
 async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<()> {
     shepherd.signal(Signal::TERM)?;
     let deadline = Instant::now() + PATIENCE;
@@ -92,7 +91,7 @@ async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<(
     Ok(())
 }
 
-/// Waits until the database has ended what a shepherd that is gone had sent: an end of work whose commit was on
+/// Waits until the database has completed the statements of a shepherd that is gone: an end of work whose commit was on
 /// its way still takes effect.
 async fn unheard(fleet: &Fleet) -> Result<()> {
     let gone = "SELECT count(*) = 0 FROM pg_stat_activity
@@ -100,11 +99,11 @@ async fn unheard(fleet: &Fleet) -> Result<()> {
     fleet.until("the dead shepherd's connections are closed", gone).await
 }
 
-/// Stops a shepherd in this way. Returns the number of machines with work that it left behind.
+/// Stops a shepherd in this way. Returns the number of machines whose work it left unfinished.
 async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> Result<i64> {
     let pid = shepherd.pid();
     let deadline = Instant::now() + PATIENCE;
-    // A machine that is still booting refuses at once; one that is up takes many seconds.
+    // A machine that is still booting refuses connections at once; one that is up takes many seconds.
     while works_on(fleet, pid, 1000).await? < 2 {
         ensure!(Instant::now() < deadline, "{way:?}: it never works on two\n{}", fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -157,13 +156,13 @@ fn key_of(arguments: &Value) -> Option<&str> {
 struct ShepherdExits(HashMap<String, u64>);
 
 impl ShepherdExits {
-    /// The shepherd of this name is.
+    /// Records that the shepherd of this name is gone.
     fn note(&mut self, fleet: &Fleet, name: &str) -> Result<()> {
         self.0.insert(fleet.ssh_key(name)?, fleet.journal()?.len() as u64);
         Ok(())
     }
 
-    /// Ends each call where its caller was gone, and leaves out what a slow machine began only then.
+    /// Ends each call at the end of its caller, and leaves out calls that a slow machine began only after that.
     fn end_calls(&self, records: &mut Records) {
         records.calls.retain_mut(|call| {
             let gone = key_of(&call.arguments).and_then(|key| self.0.get(key)).copied().unwrap_or(u64::MAX);

@@ -1,7 +1,7 @@
-//! Machines at the end of a long or a thin line, with the limits that operators have.
+//! Machines behind a slow or narrow line, with the default limits.
 //!
-//! A takeover is some ten round trips, and the first heartbeat two more. The limits are the program's
-//! own: that a line with three seconds to each round trip is within them is what this is about.
+//! A takeover takes some ten round trips, and the first heartbeat two more. The limits are the program's own: a line
+//! with three seconds per round trip must be within them.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use crate::harness::line::{Line, Quality};
 use crate::harness::rack::Rack;
 use crate::sshd::{Setup, wait_until};
 
-/// Round trips of SSH without which nobody is taken over: keys, log-in, and three commands that are each
-/// opened, started, and answered; then TLS and a heartbeat.
+/// The round trips of SSH that a takeover needs at least: keys, login, and three commands that are each opened,
+/// started, and answered; then TLS and a heartbeat.
 const ROUND_TRIPS: u32 = 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -24,7 +24,7 @@ async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -
     rack.add("far", Setup::default())?;
     let to_machine = Line::to(rack.sshd("far")?.port(), quality).await?;
     rack.behind("far", to_machine.port());
-    // Its agent calls back over a line that is as long.
+    // Its agent calls back over a line that is as slow.
     let here = endpoint()?;
     let port = here.rsplit(':').next().unwrap_or_default().parse()?;
     let to_shepherd = Line::to(port, quality).await?;
@@ -59,7 +59,7 @@ async fn a_line_too_thin_for_the_upload_is_named_by_its_limit_and_is_enough_with
     let mut rack = Rack::new("fire_thin_line").await?;
     rack.add("thin", Setup::default())?;
     let size = std::fs::metadata(rack.agent()?)?.len();
-    // Ten seconds for the upload, and two to make it in.
+    // The upload takes ten seconds over this line, and the first limit is two seconds.
     let line = Line::to(rack.sshd("thin")?.port(), Quality { upward: size / 10, ..Quality::PERFECT }).await?;
     rack.behind("thin", line.port());
     let address = rack.address("thin")?;

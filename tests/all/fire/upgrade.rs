@@ -1,9 +1,9 @@
-//! A database of the release before this one, upgraded with all that stands in it, and under way.
+//! A database of the previous release, upgraded with all its content, and while shepherds run.
 //!
-//! The short form takes the schema back to that release's, gives it rows as that release wrote them, and
-//! lets two shepherds of this one find it at once. The long form runs that release's own program, built
-//! from its commit by `tools/previous`, and upgrades the schema live under it: it goes on with its
-//! sessions, hears agents, and from then on leaves every machine to the newer rules.
+//! The short form takes the schema back to that release's, gives it rows as that release wrote them, and starts two
+//! shepherds of this one at once. The long form runs that release's own program, built from its commit by
+//! `tools/previous`, and upgrades the schema under it: it continues with its sessions, receives heartbeats of agents,
+//! and from then on leaves every machine to the newer rules.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,20 +27,20 @@ const FLAGS: [&str; 4] = [
     "--recovery_ladder=restart-agent:30s:3",
 ];
 
-/// A number that `tests/upgrade/previous` tells of the release before this one.
+/// A number from `tests/upgrade/previous` about the previous release.
 fn previous(what: &str) -> Result<i64> {
     let text = include_str!("../../upgrade/previous");
     let line = text.lines().find_map(|line| line.strip_prefix(what)).context("a line of that name")?;
     Ok(line.trim().parse()?)
 }
 
-/// What has another name in the release before this one: the name now, and that one.
+/// What has another name in the previous release: the present name, and the former one.
 fn previous_names(of: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let text = include_str!("../../upgrade/previous");
     text.lines().filter_map(move |line| line.strip_prefix(of)?.strip_prefix(' ')?.split_once(" was "))
 }
 
-/// Tables are made, and found, in `public` first, as in a database without the test clock.
+/// Tables are created, and found, in `public` first, as in a database without the test clock.
 fn place(database: &TestDatabase) -> Result<String> {
     let url = database.url().replace("search_path=shim,public", "search_path=public,shim");
     ensure!(url != database.url(), "the test database's URL names no search path");
@@ -52,7 +52,7 @@ async fn connect(fleet: &Fleet) -> Result<PgConnection> {
     Ok(options.connect().await?)
 }
 
-/// Rows as the release before this one wrote them.
+/// Rows as the previous release wrote them.
 const OLD_ROWS: &str = "
     UPDATE machine_due SET rules_version = 1;
     -- A person was called for one whose agent reports: that release knew no obstacles.
@@ -129,7 +129,7 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
 
     let one = fleet.shepherd("one", &endpoints, &FLAGS)?;
     let two = fleet.shepherd("two", &[second, first], &FLAGS)?;
-    // A row that the old release wrote may call a machine Ready on which it had begun something.
+    // A row that the old release wrote may call a machine Ready on which it had begun work.
     until_all_follow(&fleet).await?;
     fleet.until("all are Ready", ALL_READY).await?;
     assert_eq!(schema(&fleet).await?, supported_version());
@@ -155,13 +155,13 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
     Ok(())
 }
 
-/// What the checker finds, but for the session that no process of ours ever had.
+/// The violations that the checker finds, except for the session that no process of ours ever had.
 async fn check_known(fleet: &Fleet) -> Result<Vec<String>> {
     let records = Records::read(&fleet.pool, &fleet.journal()?).await?;
     Ok(check(&records).into_iter().map(|violation| format!("{violation:?}")).collect())
 }
 
-/// The program of the release before this one, in the long form.
+/// The program of the previous release, in the long form.
 fn previous_program() -> Result<Option<PathBuf>> {
     if Form::of_this_run() == Form::Short {
         return Ok(None);
@@ -187,8 +187,8 @@ async fn claims(fleet: &Fleet, pid: u32, since: chrono::DateTime<chrono::Utc>) -
     .await?)
 }
 
-/// The newer one finds the older at work. Without the older one's program, as part of the suite, this is
-/// the other half of `restart.rs`: there newer rules are written by hand under one shepherd of this release.
+/// The newer one finds the older at work. Without the older one's program, as part of the suite, this is the other half
+/// of `restart.rs`: there newer rules are written by hand under one shepherd of this release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_runs() -> TestResult {
     let Some(program) = previous_program()? else {
@@ -238,7 +238,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         fleet.explain().await?
     );
 
-    // From now on every machine is the newer one's, while the older one lives and hears agents.
+    // From now on every machine belongs to the newer one, while the older one runs and receives heartbeats.
     let since: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?;
     let dead = 6;
@@ -285,7 +285,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     Ok(())
 }
 
-/// A shepherd of the release before that starts again gets the reason why it may not.
+/// A shepherd of the previous release that starts again gets the reason why it may not.
 async fn refused_at_its_start(fleet: &Fleet, program: Otherwise) -> Result<()> {
     let mut again = fleet.shepherd_otherwise(program, "again", &[endpoint()?], &FLAGS)?;
     let deadline = Instant::now() + PATIENCE;
@@ -304,22 +304,22 @@ async fn refused_at_its_start(fleet: &Fleet, program: Otherwise) -> Result<()> {
     Ok(())
 }
 
-/// Newer rules come to a living shepherd's database while it works, as an upgrade brings them.
+/// Newer rules arrive in a running shepherd's database while it works, as during an upgrade.
 async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     let flags = ["--machine_count", "12", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("fire_upgrade_rules", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    // That a busy host costs no session is not what is looked at.
+    // This test does not cover sessions that a busy host loses.
     let flags = [&FLAGS[..], &["--session_interval=30s"]].concat();
     let mut older: Program = fleet.shepherd("older", &[first.clone(), second.clone()], &flags)?;
     fleet.until("all are Ready", ALL_READY).await?;
-    // A first report is a fact, and not an older one's to take.
+    // A first report changes a fact, and an older release must not store it.
     fleet.until("all have reported hardware", "SELECT count(*) = 12 FROM machine_hardware_report").await?;
     sqlx::query("UPDATE machine_due SET rules_version = rules_version + 1").execute(&fleet.pool).await?;
     let since: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?;
     let disturbed = count(&fleet, RECOVERED).await? + count(&fleet, DISTURBED).await?;
-    // One that starts later sweeps at once, and reports what it leaves alone.
+    // A shepherd that starts later sweeps at once, and reports what it leaves alone.
     let later = fleet.shepherd("later", &[second, first], &flags)?;
     let deadline = Instant::now() + PATIENCE;
     while !fleet.read_log("later")?.contains("a newer release decides for these machines") {
@@ -332,7 +332,7 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     }
     fleet.strike("sim-0001", "kill").await?;
     fleet.strike("sim-0002", "kill").await?;
-    // Their silence lasts for two limits, and heartbeats of the others arrive all the while.
+    // Their silence lasts for two limits, and heartbeats of the others arrive all that time.
     fleet
         .until(
             "two are silent and ten send heartbeats",

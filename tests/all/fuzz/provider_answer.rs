@@ -1,7 +1,7 @@
-//! Answers of a hosting company's API, to any request.
+//! Responses of a hosting company's API, to any request.
 //!
-//! An input is a line with the status, and then the body. Each request is fed each answer, because an API that mixes
-//! up its answers is one more thing that happens.
+//! An input is a line with the status, and then the body. Each request gets each response, because an API may also mix
+//! up its responses.
 
 use reqwest::StatusCode;
 use shepherd::model::ids::IntentId;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 const ID: &str = "sim-0001";
 const INTENT: IntentId = IntentId(Uuid::from_u128(0x5a0c_2c4e_0000_4000_8000_0000_0000_0001));
 
-/// Asks everything; an error is one that no question got an answer by.
+/// Makes every request; the error is that no request accepted the response.
 pub(super) fn decode(bytes: &[u8]) -> Result<(), String> {
     let (first, body) = match bytes.iter().position(|byte| *byte == b'\n') {
         Some(end) => (&bytes[..end], &bytes[end + 1..]),
@@ -54,7 +54,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(), String> {
     }));
     observed(parse_accepted(status, body).map(|_| Vec::new()));
     for refusal in &refusals {
-        // That a machine is gone is believed of a 404 with a sentence alone.
+        // Only a 404 with an error sentence proves that a machine does not exist.
         assert_ne!(refusal.class, ErrorClass::NotFound);
         assert!(printable(&refusal.message), "{refusal:?}");
         assert!(refusal.message.chars().count() < 1000, "nobody reads so much: {refusal:?}");

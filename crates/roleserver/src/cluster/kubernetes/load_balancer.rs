@@ -140,7 +140,7 @@ async fn forward_connection(
         let _ = servers.wait_for(|servers| !servers.contains(&server)).await;
     };
     tokio::select! {
-        // The result needs no report: closing the streams tells both sides.
+        // The result needs no report: closing the streams ends both sides.
         _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream) => {}
         () = gone => tracing::info!(%server, "a connection to a removed API server is closed"),
     }

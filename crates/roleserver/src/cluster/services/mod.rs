@@ -44,8 +44,8 @@
 //! # Notes for the next implementor
 //!
 //! * The Kubernetes components of a node run in a second service manager, side by side with this one.
-//!   [`service_runtime::ServiceOwner`][] tells whose services are whose, and [`service_runtime::ServiceHooks`][] do
-//!   what a component needs on the host.
+//!   [`service_runtime::ServiceOwner`][] distinguishes the services of the two, and [`service_runtime::ServiceHooks`][]
+//!   do what a component needs on the host.
 //! * A new property of a service either belongs to [`desired::RenderedService`][], where a change restarts it, or to
 //!   [`service_state::RunRecord::adjusted`][], where a change applies to the running service.
 //! * A new phase has to be handled by [`plan`][], by [`status`][] and by
