@@ -1,5 +1,5 @@
-//! A provider that takes calls and never answers holds a worker each time. It is left alone for a while, and
-//! the workers serve the machines of the others.
+//! A provider that accepts calls and never answers holds a worker with each call. After some failures it is not called
+//! for a while, and the workers serve the machines of other providers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ use crate::harness::aloud::TestResult;
 
 const WORKERS: usize = 2;
 
-/// A provider whose API reboots machines, or takes the order and says nothing.
+/// A provider whose API reboots machines, or accepts the order and sends no response.
 struct Api {
     name: ProviderName,
     hangs: bool,
@@ -124,7 +124,7 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
         .await?;
     kit.provided(12, "hung").await?;
     kit.provided(4, "well").await?;
-    // Nothing but its provider can help a machine that is not to be reached.
+    // Only its provider can help a machine that cannot be reached.
     sqlx::query("UPDATE machine_provided SET address = NULL").execute(&kit.pool).await?;
     kit.silent().await?;
 
@@ -149,7 +149,7 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     let looked_after =
         "SELECT count(DISTINCT machine_id) FROM history WHERE edge = 'end' AND process = 'Recovery'";
     until("every machine was looked after", async || Ok(kit.count(looked_after).await? == 16)).await?;
-    // Those that were under way when it opened, and one more whenever a pause was over.
+    // The calls that were in progress when the breaker opened, and one more whenever a pause was over.
     let tries = began.elapsed().as_secs() / 30;
     let most = FAILURE_THRESHOLD as usize - 1 + WORKERS + usize::try_from(tries)?;
     let (requested, served) = (hung.orders(), well.orders());

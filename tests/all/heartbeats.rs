@@ -1,5 +1,5 @@
-//! Heartbeats in the BMDB: a group has the same effect as single heartbeats in sequence, a poisoned heartbeat
-//! spoils no other, and the records of who listens are true.
+//! Heartbeats in the BMDB: a group has the same effect as single heartbeats in sequence, a malformed heartbeat does not
+//! affect the others, and the records of listeners are true.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> ReceivedHeartbeat 
     }
 }
 
-/// What is stored of a machine, without times.
+/// The stored state of a machine, without times.
 async fn stored(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<Option<String>>> {
     let text = "SELECT boot_id || incarnation || sequence || version || coalesce(previous_boot_id, '-')
                 FROM machine_agent_heartbeat WHERE machine_id = $1
@@ -95,7 +95,7 @@ async fn group_means_the_same_as_one_after_the_other() -> TestResult {
     for step in 0..80 {
         let number = random.random_range(0..pairs.len());
         let (grouped, single) = &pairs[number];
-        // Often the same again, mostly the same boot.
+        // Often the same value again, mostly the same boot.
         let fresh = (["a", "a", "a", "b", "c"][random.random_range(0..5)], random.random_range(0..12));
         let (boot, sequence) =
             if random.random_range(0..3) == 0 { last[number].unwrap_or(fresh) } else { fresh };
@@ -154,8 +154,8 @@ async fn poisoned_heartbeat_spoils_no_other() -> TestResult {
     Ok(committing.end().await?)
 }
 
-/// An agent sends its report with every heartbeat until it is stored. One that never can be must not make its
-/// machine look dead.
+/// An agent sends its report with every heartbeat until it is stored. A report that can never be stored must not make
+/// its machine look dead.
 #[tokio::test]
 async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> TestResult {
     let database = TestDatabase::create("unstorable_report").await?;
@@ -187,8 +187,9 @@ async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> TestResu
     Ok(committing.end().await?)
 }
 
-/// A database that was restored from a backup has issued lower fences than the machine has seen. The first
-/// heartbeat that shows this is recorded in history, on either way in. The others write what they always do.
+/// A database that was restored from a backup has issued lower fences than the machine has seen. The first heartbeat
+/// that shows this is recorded in history, whether it arrives in a group or alone. Later heartbeats write what they
+/// always write.
 #[tokio::test]
 async fn fence_that_was_never_granted_is_recorded_once_and_explained_by_why_until_it_is_declared()
 -> TestResult {
@@ -208,7 +209,7 @@ async fn fence_that_was_never_granted_is_recorded_once_and_explained_by_why_unti
             let text = "SELECT fence FROM history WHERE machine_id = $1 AND event = 'NewerFence' ORDER BY at";
             Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(&pool).await?)
         };
-        // The first one of a machine is judged singly. Fence 1 is the one it was enrolled under.
+        // The first heartbeat of a machine is processed alone. Fence 1 is the one that it was enrolled under.
         bmdb.store_heartbeat(Arc::new(says(1, 1))).await?;
         committing.heartbeats.store(says(2, 1)).await?;
         committing.heartbeats.store(says(3, 0)).await?;
@@ -232,7 +233,7 @@ async fn fence_that_was_never_granted_is_recorded_once_and_explained_by_why_unti
                 .any(|note| note.contains("has seen fence 9") && note.contains("declare restored")),
             "{way}: {messages:?}"
         );
-        // Tries in vain do not answer it, however many they are; only lifting the fences does.
+        // Rejected attempts do not resolve it, however many they are; only raising the fences does.
         sqlx::query("UPDATE machine_due SET fence = 100 WHERE machine_id = $1")
             .bind(machine.0)
             .execute(&pool)
@@ -266,8 +267,8 @@ async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> TestRes
     )
     .await;
     let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or("error", kind)).collect();
-    // Whether they met in one group is up to the clock; that the newer one stays is not. The older one
-    // that came first may have been stored first.
+    // Whether both were in one group depends on timing. The newer one stays in either case, and the older one that
+    // arrived first may have been stored first.
     assert!(["stored", "stale"].contains(&kinds[0]), "{kinds:?}");
     assert_eq!(kinds[2], "stale", "{kinds:?}");
     let mut sevens = [kinds[1], kinds[3]];
@@ -360,7 +361,7 @@ async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> TestResult {
     assert!(listening.len() == 1 && seconds(50.0, 80.0)(listening[0].1), "{listening:?}");
     assert!(seconds(0.0, 30.0)(listening[0].2), "{listening:?}");
 
-    // Another listener that starts while this one is there counts as listening since this one started.
+    // Another listener that starts while this one exists counts as listening since this one started.
     bmdb.store_heartbeat_group(7, none.clone()).await?;
     let listening = age().await?;
     assert!(listening.len() == 2 && (listening[0].1 - listening[1].1).abs() < 1.0, "{listening:?}");
@@ -396,7 +397,7 @@ async fn silent_machine_that_sends_a_heartbeat_is_ready_again() -> TestResult {
     assert_eq!(phase(&pool, agent.machine).await?, "AgentStarting");
     committing.heartbeats.store(heartbeat(&agent, "a", 1)).await?;
     assert_eq!(phase(&pool, agent.machine).await?, "Ready");
-    // Eleven minutes in which a listener was there and no heartbeat came.
+    // Eleven minutes in which a listener existed and no heartbeat arrived.
     database.advance(Duration::from_mins(11)).await?;
     sqlx::query("UPDATE fleet_listening SET last_commit = clock_timestamp()").execute(&pool).await?;
     bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 100).await?;

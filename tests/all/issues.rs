@@ -1,4 +1,4 @@
-//! Issues: each has its page, and a real service that is driven into trouble reports the right one.
+//! Issues: each has its page, and a real service with real faults reports the right one.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 use crate::harness::source;
 
-/// Limits that a test can wait for.
+/// Limits that are short enough for a test.
 const SHORT: [&str; 5] = [
     "--heartbeat_interval=1s",
     "--recovery_first_heartbeat_timeout=20s",
@@ -44,7 +44,7 @@ fn every_issue_has_its_page_and_every_page_its_issue() -> TestResult {
     Ok(())
 }
 
-/// What the program says in this form.
+/// The output of the command in this format.
 fn run_issues_command(fleet: &Fleet, form: &str) -> Result<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
         .args(["issues", "-o", form])
@@ -68,7 +68,7 @@ fn issues(fleet: &Fleet) -> Result<Vec<(String, String, String)>> {
         .collect())
 }
 
-/// Waits until there is an issue of this kind, about this, whose evidence holds these words.
+/// Waits until there is an issue of this kind with this subject, whose evidence contains these words.
 async fn until(fleet: &Fleet, id: &str, about: &str, words: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -117,7 +117,7 @@ async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
     until(&fleet, "silent-agent", "sim/sim-0001", "its agent last reported").await?;
     until(&fleet, "needs-human", "sim/sim-0001", "tried in vain: restart-agent, reboot").await?;
 
-    // Its agent has to be put there again, and what answers there has another key.
+    // Its agent has to be installed again, and the server there has another key.
     fleet.strike("sim-0002", "new-host-key").await?;
     fleet.strike("sim-0002", "kill").await?;
     until(&fleet, "host-key-changed", "sim/sim-0002", "another SSH host key").await?;
@@ -148,7 +148,7 @@ async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
     let host = format!("host {}", rustix::system::uname().nodename().to_string_lossy());
     until(&fleet, "clock-skew", &host, "behind the database's").await?;
 
-    // Killed, it closes no session, and nobody else is there to do it.
+    // A killed shepherd closes no session, and no other shepherd exists that could.
     shepherd.kill()?;
     assert!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
     fleet.database.advance(Duration::from_mins(10)).await?;

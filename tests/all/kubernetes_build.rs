@@ -1,8 +1,7 @@
-//! `tools/kubernetes` with a stand-in for Go: what it builds, what it rejects with a message, and what it leaves
-//! behind.
+//! `tools/kubernetes` with a fake Go: what it builds, what it rejects with a message, and what it leaves behind.
 //!
-//! The stand-in `go` writes scripts that print a version in the place of programs. A real build takes minutes; `make
-//! kube-apiserver` is that test.
+//! The fake `go` writes scripts that print a version in the place of programs. A real build takes minutes; `make
+//! kube-apiserver` tests that.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -18,7 +17,7 @@ use crate::harness::source;
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A Go that compiles nothing. `GO_MODE` says how a build goes.
+/// A Go that compiles nothing. `GO_MODE` selects the result of a build.
 const GO: &str = r#"#!/bin/bash
 case $1 in
 version) echo "go version ${GO_CLAIMS:-go1.26.8} linux/amd64" ;;
@@ -46,7 +45,7 @@ build)
 esac
 "#;
 
-/// A folder with all programs of this host but Go, the stand-in, and a cache.
+/// A folder with all programs of this host but Go, the fake, and a cache.
 struct Build {
     place: tempfile::TempDir,
 }
@@ -61,7 +60,7 @@ impl Build {
                 let path = entry?.path();
                 let name = path.file_name().context("no name")?;
                 if name != "go" && !programs.join(name).exists() {
-                    // A link that leads nowhere is there and does not exist.
+                    // A dangling link is listed and does not exist.
                     let _ = symlink(&path, programs.join(name));
                 }
             }
@@ -97,14 +96,14 @@ impl Build {
         Ok(self.command(arguments)?.envs(settings.iter().copied()).output()?)
     }
 
-    /// Runs it, and gives what it prints.
+    /// Runs it, and returns its output.
     fn succeed(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run(arguments, &[])?;
         ensure!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Runs it, and gives the last line of its complaint.
+    /// Runs it, and returns the last line of its error.
     fn refused(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Result<String> {
         let output = self.run(arguments, settings)?;
         let error = String::from_utf8(output.stderr)?;
@@ -112,7 +111,7 @@ impl Build {
         Ok(error.lines().last().context("no complaint")?.to_owned())
     }
 
-    /// The files of the cache but its lock, as paths from there.
+    /// The files of the cache except its lock, as relative paths.
     fn cached(&self) -> Result<Vec<String>> {
         let cache = self.path("cache/shepherd");
         let (mut found, mut folders) = (Vec::new(), vec![cache.clone()]);
@@ -137,7 +136,7 @@ impl Build {
         fs::read_to_string(self.path("builds")).unwrap_or_default().lines().count()
     }
 
-    /// Starts a build that waits for a signal to go on, and waits until it compiles.
+    /// Starts a build that waits for a signal, and waits until it compiles.
     fn start_slow(&self) -> Result<Child> {
         let child = self.command(&["etcd"])?.env("GO_MODE", "slow").spawn()?;
         let end = Instant::now() + PATIENCE;
@@ -273,7 +272,7 @@ fn a_program_that_is_damaged_or_of_another_version_is_built_again() -> TestResul
     };
     for program in [&etcd_files()?[0], &all_files()?[3]] {
         damage(program, &|path| Ok(fs::write(path, "")?))?;
-        // It still prints its version, as a program that has lost its last bytes may.
+        // It still prints its version, as a program may that has lost its last bytes.
         damage(program, &|path| Ok(fs::write(path, fs::read_to_string(path)? + " ")?))?;
         damage(program, &|path| Ok(fs::write(path, "#!/bin/sh\necho 1.2.3\n")?))?;
         damage(program, &|path| Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o644))?))?;
@@ -294,7 +293,7 @@ fn what_a_killed_build_left_is_removed_by_the_next() -> TestResult {
     build.succeed(&["etcd"])?;
     assert_eq!(build.cached()?, etcd_files()?);
 
-    // A build that is terminated tidies up itself.
+    // A build that is terminated removes its own files.
     let build = Build::new()?;
     let child = build.start_slow()?;
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)?;
@@ -324,7 +323,7 @@ fn of_two_at_once_the_second_waits_and_builds_nothing() -> TestResult {
     Ok(())
 }
 
-/// A program claims the version that the linker writes into it, whatever was compiled.
+/// A program reports the version that the linker writes into it, whatever was compiled.
 #[test]
 fn pinned_modules_are_of_the_versions_that_are_built() -> TestResult {
     for (module, package, name) in [

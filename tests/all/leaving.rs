@@ -1,5 +1,5 @@
-//! Machines on their way out that are not where they are looked for: their provider does not know them, its list has
-//! lost them meanwhile, or the database that sent them away was restored.
+//! Retiring machines that their provider does not know, that its list has lost meanwhile, or whose retirement a
+//! restored database has forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,12 +33,12 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
 use crate::harness::aloud::TestResult;
 
-/// A provider that lists only these machines, and that releases others while its list is read. A machine that it gets
-/// the order to take back has just disappeared from its list.
+/// A provider that lists only these machines, and that releases others while its list is read. A machine whose release
+/// is ordered has just disappeared from its list.
 struct Rack {
     name: ProviderName,
     listed: Vec<String>,
-    /// Whether machines can be given back to it.
+    /// Whether the provider can take machines back.
     takes_back: bool,
     given_back: Vec<MachineId>,
     bmdb: Bmdb,
@@ -73,7 +73,7 @@ fn listed(id: &str) -> ProviderMachine {
     }
 }
 
-/// That it is to leave, and what became of that.
+/// The events of a retirement.
 fn leaving(then: impl IntoIterator<Item = RetirementChange>) -> Vec<FactChange> {
     let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
     [requested].into_iter().chain(then).map(FactChange::Retirement).collect()
@@ -133,11 +133,11 @@ impl ReleaseControl for Rack {
     }
 }
 
-/// Who is unknown to its provider has left, and ends by the same questions and the same budget as any other; and
-/// while the provider's list cannot be right, it is not believed.
+/// A machine that its provider does not know has left. Its retirement ends with the same checks and the same budget as
+/// any other, and while the provider's list is implausible, it is not believed.
 #[tokio::test]
 async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> TestResult {
-    // Whether it can be given back, and whether that it is gone is seen only then.
+    // Whether the provider can take machines back, and whether only the release shows that the machine is gone.
     for (takes_back, late) in [(true, false), (false, false), (true, true)] {
         let kit = Kit::new("leaving_unknown").await?;
         let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
@@ -215,7 +215,7 @@ async fn machine_that_cannot_be_released_stays_and_may_be_ordered_to() -> TestRe
     Ok(shepherd.stop().await?)
 }
 
-/// A list may take long. Who was given back while it was read is no discrepancy.
+/// Reading a list may take long. A machine that is released meanwhile is no discrepancy.
 #[tokio::test]
 async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -> TestResult {
     let kit = Kit::new("leaving_meanwhile").await?;
@@ -237,7 +237,7 @@ async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -
         settings,
         stop.clone(),
     ));
-    // With the third list the first two passes are over.
+    // When the third list is read, the first two passes are over.
     until("three lists were read", async || Ok(rack.lists.load(Ordering::SeqCst) >= 3)).await?;
     stop.cancel();
     ended("the provisioner", running).await?;
@@ -268,7 +268,7 @@ async fn restored_database_keeps_machines_whose_release_was_not_ordered() -> Tes
         expected_version: None,
         request_digest: request_digest(&[]),
     };
-    // A declaration that is cut off releases no machine, and can be repeated.
+    // A declaration that is interrupted releases no machine, and can be repeated.
     sqlx::raw_sql("ALTER TABLE audit ADD CONSTRAINT cut_off CHECK (rpc <> 'restored')")
         .execute(&kit.pool)
         .await?;

@@ -1,6 +1,6 @@
-//! Logs of machines, as far as shepherds have to do with them: what they request of a machine, store of what it
-//! brings, and return to the client that requested it. What a real role server brings, and what `shepherdctl` makes
-//! of it, is in `api/logs.rs` and `logs/of_a_node.rs`.
+//! Logs of machines, from the side of shepherds: what they request of a machine, store of its uploads, and return to
+//! the client that requested it. `api/logs.rs` and `logs/of_a_node.rs` test what a real role server uploads and how
+//! `shepherdctl` shows it.
 
 mod of_a_node;
 
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// A heartbeat of a role server that can send logs.
+/// A heartbeat of a role server that can upload logs.
 fn knowing(agent: &TestAgent, seq: u64) -> HeartbeatRequest {
     HeartbeatRequest { supports_log_upload: true, ..agent.heartbeat(seq) }
 }
@@ -140,7 +140,8 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
         "{waits:?}"
     );
 
-    // A plain heartbeat, which is stored in a group, and again until it was brought; to this machine alone.
+    // A plain heartbeat, which is stored in a group. The request is repeated until the log was uploaded, and is sent to
+    // this machine alone.
     let expected = LogRequest {
         request_id: request.to_string(),
         log: "web/server".to_owned(),
@@ -154,7 +155,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
     }
     assert_eq!(say(&mut stranger, knowing(&other, 2)).await?.log_requests, Vec::new());
 
-    // Nobody else brings it: not by another machine's key, not as another machine.
+    // No other machine can upload it: neither with another machine's key, nor under another machine's id.
     let refused =
         bring(&mut stranger, part(&agent, request, 0, "mine\n")).await.err().context("it was taken")?;
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
@@ -162,7 +163,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
         UploadLogRequest { machine_id: other.machine.to_string(), ..part(&agent, request, 0, "mine\n") };
     assert_eq!(bring(&mut stranger, theirs).await?, OVER);
     for _ in 0..2 {
-        // The answer to the first was lost.
+        // The response to the first part was lost.
         assert_eq!(bring(&mut client, part(&agent, request, 0, "one\u{1b}[2J\ntwo\n")).await?, WANTED);
     }
     let last = UploadLogRequest {
@@ -179,7 +180,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
     let elsewhere = world.read(other.machine, request, 0).await;
     assert!(elsewhere.is_err(), "it is not a log of that machine");
     for _ in 0..2 {
-        // A client that lost the answer reads again from the same position.
+        // A client that lost the response reads again from the same position.
         let read = world.read(agent.machine, request, 0).await?;
         assert_eq!((read.lines.as_str(), read.parts_read), ("one [2J\ntwo\nthree\n", 2));
         assert_eq!((read.state, read.note.as_deref()), (LogRequestState::Ended(None), Some("that is all")));
@@ -263,7 +264,7 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     let world = World::new("logs_words").await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let mut client = agent.connect(&world.listener.server).await?;
-    // One of a release before this: it says nothing of logs.
+    // A role server of an earlier release: its heartbeats do not mention logs.
     say(&mut client, agent.heartbeat(1)).await?;
     let request = world.ask(agent.machine, build_log_query("", false)).await?;
     assert_eq!(say(&mut client, agent.heartbeat(2)).await?.log_requests, Vec::new());
@@ -271,14 +272,15 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     let text = failed(&read)?;
     assert!(text.starts_with("its role server (1) cannot send logs; update it"), "{text}");
 
-    // Restarted before it brought anything: its successor receives the request, and it brings nothing more itself.
+    // Restarted before it uploaded anything: its successor receives the request, and it uploads nothing more itself.
     let request = world.ask(agent.machine, build_log_query("etcd", false)).await?;
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
     let next = restart_agent(&agent);
     assert_eq!(say(&mut client, knowing(&next, 4)).await?.log_requests.len(), 1);
     assert_eq!(bring(&mut client, part(&agent, request, 0, "of before\n")).await?, OVER);
     assert_eq!(bring(&mut client, part(&next, request, 0, "one\n")).await?, WANTED);
-    // Restarted in the middle: the successor does not receive a request that its predecessor began, and nobody waits.
+    // Restarted in the middle: the successor does not receive a request that its predecessor began, and no client waits
+    // for it.
     let after = restart_agent(&agent);
     let requests = say(&mut client, knowing(&after, 5)).await?.log_requests;
     assert_eq!(requests, Vec::new(), "it receives the request that its predecessor began");
@@ -319,7 +321,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
         assert_eq!(bring(&mut client, part(&agent, requests[1], number, &text)).await?, WANTED, "{number}");
     }
     assert_eq!(bring(&mut client, part(&agent, requests[0], parts, "y\n")).await?, OVER);
-    // What is followed goes on once somebody has taken something of it.
+    // A followed log continues once a client has read a part of it.
     let later = UploadLogResponse { continue_upload: true, retry_later: true };
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, later);
     let bytes = world.count("SELECT sum(octet_length(lines))::INT8 FROM log_part").await?;
@@ -341,7 +343,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     world.read(agent.machine, requests[1], first.parts_read).await?;
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, WANTED);
 
-    // Nobody comes for it: it ends, its machine hears that, and after some minutes nothing of it is left.
+    // No client reads it: it ends, its machine is notified, and after some minutes nothing of it is left.
     assert_eq!(
         world.listener.bmdb.delete_expired(RetainedKind::LogParts, 100).await?,
         0,

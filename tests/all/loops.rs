@@ -1,4 +1,4 @@
-//! Loops that people pause: what begins, what does not, and what is reported about it.
+//! Paused loops: which work begins, which does not, and what is reported about it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
 use crate::harness::aloud::TestResult;
 
-/// Begins work on machines of two providers, and ends it when the gate lets one through for that machine.
+/// Begins work on machines of two providers, and ends it when the gate admits that machine.
 struct Gated {
     slow: MachineId,
     gate: Semaphore,
@@ -61,7 +61,7 @@ impl ControlLoop for Gated {
         if work.machine() == self.slow {
             self.gate.acquire().await.map_err(|error| HandlerError::new(error.to_string()))?.forget();
         }
-        // A machine that nobody has to look at again.
+        // A machine that needs no further work.
         let changes = vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "done".to_owned() }];
         Ok(HandlerOutcome::finished(changes, "done"))
     }
@@ -106,7 +106,7 @@ async fn paused_loop_begins_nothing_ends_what_it_began_and_goes_on_when_resumed(
 
     kit.bmdb.pause_loop(order("pause", None, false), new(LoopKind::Initializer, Some("rack"), None)).await?;
     let ordered = Instant::now();
-    // What the loop read a moment ago counts for some seconds; and a claim may have begun with it.
+    // The loop's last read is valid for some seconds, and a claim may have begun with it.
     until("what was read before counts no more", async || Ok(ordered.elapsed() > CACHE_TTL)).await?;
     for _ in 0..2 {
         let other = kit.provided(1, "other").await?[0];

@@ -1,5 +1,5 @@
-//! What is counted: the manual and the book are the same, rules and board name only what there is, and a real
-//! demo shows all of it in a form that Prometheus's own tool accepts.
+//! Metrics: the manual and the registry are the same, rules and dashboard name only existing metrics, and a real demo
+//! shows all of them in a form that `promtool` accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -27,7 +27,7 @@ const RULES: &str = "contrib/alerts.yml";
 const RULES_TEST: &str = "contrib/alerts-test.yml";
 const BOARD: &str = "contrib/grafana.json";
 
-/// Everything that a service counts.
+/// All metrics of a service.
 async fn everything(test_name: &str) -> Result<Metrics> {
     let kit = Kit::new(test_name).await?;
     let counted = Metrics::new();
@@ -52,7 +52,7 @@ async fn the_manual_of_metrics_is_what_the_code_counts() -> TestResult {
     Ok(())
 }
 
-/// A metric named in a query, and what its labels are compared with.
+/// A metric named in a query, and the values that its labels are compared with.
 #[derive(Debug, PartialEq, Eq)]
 struct Named {
     metric: String,
@@ -89,7 +89,7 @@ fn named(text: &str) -> Vec<Named> {
 /// Labels that Prometheus adds itself, and the one of a histogram's buckets.
 const OF_PROMETHEUS: [&str; 2] = ["instance", "le"];
 
-/// What is wrong with a metric as it is named, if anything is.
+/// The error in how a metric is named, if there is one.
 fn wrong(named: &Named, entries: &[MetricDescriptor]) -> Option<String> {
     let Some(entry) = entries.iter().find(|entry| entry.series_names().contains(&named.metric)) else {
         return Some(format!("there is no {}", named.metric));
@@ -125,7 +125,7 @@ async fn rules_and_board_name_metrics_and_labels_that_there_are() -> TestResult 
         }
     }
 
-    // The look finds what it is there for.
+    // The check finds the errors that it is for.
     let text =
         "rate(shepherd_work_finished_total{result=~\"failed|lost\",process!=\"Update\"}[5m]) / my_shepherd_x";
     let found = named(text);
@@ -168,7 +168,7 @@ fn each_alert_fires_where_it_should_and_none_in_a_healthy_fleet() -> TestResult 
     Ok(())
 }
 
-/// One sample of an answer.
+/// One sample of a response.
 #[derive(Debug)]
 struct Sample<'t> {
     name: &'t str,
@@ -176,7 +176,7 @@ struct Sample<'t> {
     value: f64,
 }
 
-/// Takes an answer apart, line by line.
+/// Parses a response, line by line.
 fn samples(text: &str) -> Result<Vec<Sample<'_>>> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines.map(|line| sample(line).with_context(|| line.to_owned())).collect()
@@ -214,7 +214,7 @@ fn sample(line: &str) -> Result<Sample<'_>> {
     Ok(Sample { name, labels, value: rest.trim().parse()? })
 }
 
-/// What an answer shows that the book does not have, or in another form.
+/// Samples of a response that the registry does not have, or has in another form.
 fn unheard_of(samples: &[Sample<'_>], entries: &[MetricDescriptor]) -> Vec<String> {
     let mut wrong = BTreeSet::new();
     let mut names: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
@@ -264,7 +264,7 @@ fn documented() -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// What is shown at an address.
+/// The response of an address.
 fn scraped(address: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
@@ -276,7 +276,7 @@ fn scraped(address: &str) -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// The sum of what is shown under a name with a label.
+/// The sum of the samples under a name with a label.
 fn sum(samples: &[Sample<'_>], name: &str, label: &str) -> f64 {
     let of_name = samples.iter().filter(|sample| sample.name == name);
     let labelled =
@@ -294,8 +294,8 @@ fn demo_shows(entries: &[MetricDescriptor]) -> Result<()> {
     let place = Place::new()?;
     let mut demo = Demo::spawn(place.program(["demo", "--machines", "8"]))?;
     demo.until("Ctrl-C ends the demo")?;
-    // Until a machine was brought back, and the fleet counted after that. The machine is Ready as soon as it is recovered,
-    // and counted as heartbeating after the next heartbeat of its new agent.
+    // Until a machine was recovered, and the fleet was sampled after that. The machine is Ready as soon as it is
+    // recovered, and counts as heartbeating after the next heartbeat of its new agent.
     demo.pasted(&place, "simulator fault sim-0007 kill")?;
     demo.until("sim-0007  Ready → ")?;
     let line =

@@ -1,5 +1,5 @@
-//! Power by hand: what a person orders is done once, or given up with words, whatever happens in between; and what is
-//! switched off stays off.
+//! Power orders of operators: an order is carried out once, or ends with a reason, whatever happens in between; and a
+//! machine that was switched off stays off.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn done(journal: &[Value], id: &str, what: &str) -> usize {
         .count()
 }
 
-/// The boot that a machine reported from last.
+/// The boot from which a machine reported last.
 async fn boot(fleet: &Fleet, id: &str) -> Result<String> {
     let boot = "SELECT boot_id FROM machine_agent_heartbeat JOIN machine_provided USING (machine_id)
                 WHERE provider_id = $1";
@@ -66,7 +66,7 @@ async fn state(fleet: &Fleet, id: &str) -> Result<String> {
     Ok(machine["state"].as_str().context("a word")?.to_owned())
 }
 
-/// How the machine's work about power ended, oldest first.
+/// How the machine's power work ended, oldest first.
 async fn endings(fleet: &Fleet, id: &str) -> Result<Vec<String>> {
     let ends = "SELECT h.event || ' ' || h.detail FROM history h JOIN machine_provided USING (machine_id)
                 WHERE provider_id = $1 AND h.process = 'Power' AND h.edge = 'end' ORDER BY h.fence";
@@ -155,7 +155,7 @@ async fn off_and_on(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// While nobody is there to begin it, what was ordered can be taken back.
+/// An order can be cancelled as long as no worker has begun it.
 async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     let id = "sim-0004";
     let why = ["--reason", "trying it"];
@@ -179,7 +179,7 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// One was rebooted before and two may be; the others wait, until what was ordered of them is given up.
+/// One was rebooted before and two may be. The others wait until their orders lapse.
 async fn within_the_budget(fleet: &Fleet) -> Result<()> {
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
@@ -197,12 +197,12 @@ async fn within_the_budget(fleet: &Fleet) -> Result<()> {
              WHERE reason = 'the budget to reboot the machine is used up (3 in 12h)'",
         )
         .await?;
-    // What they were put off for lasts for hours, and an order does not.
+    // They are postponed for hours, and an order does not last that long.
     bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
     Ok(())
 }
 
-/// Nobody answers where the provider was: the order is given up when its time is over.
+/// Nothing answers at the provider's address: the order ends when its time is over.
 async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<()> {
     let id = "sim-0005";
     let nowhere = format!("--simulated_url=http://{}", reserved()?);
@@ -211,7 +211,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
-        // An operator's request tries it again, and not a slow host that took longer to send one.
+        // Only an operator's request triggers another attempt, not a slow host that took longer to send one.
         let day = BackoffPolicy { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
         policy.backoff.insert(Process::Power, day);
         policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 20, window: Span::hours(12) });
@@ -223,7 +223,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     says(fleet, &["why", id], "failed once").await?;
     says(fleet, &["retry", id], "is tried again").await?;
     fleet.until("it has failed again", failed).await?;
-    // It is put off for a day by now, and given up all the same when its time is over.
+    // It is postponed for a day by now, and lapses all the same when its time is over.
     bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
     fleet.until("it is given up", NOTHING_ORDERED).await?;
     let ends = endings(fleet, id).await?;
@@ -237,7 +237,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     stop(fleet, shepherd).await
 }
 
-/// Programs built for use have no such places in them.
+/// Release builds have no fail points.
 #[cfg(not(debug_assertions))]
 async fn with_shepherds_that_die(_fleet: &Fleet, _endpoints: &[String]) -> Result<()> {
     Ok(())
@@ -312,7 +312,7 @@ async fn machine_is_switched_only_as_things_are_right_before() -> TestResult {
     work.finish(vec![FactChange::Power(PowerChange::Ended)], "done").await?;
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");
-    // Nothing of it is left to be found by the next order.
+    // Nothing of it is left for the next order to find.
     let facts = kit.bmdb.read_machine_snapshot(machine).await?.facts;
     assert_eq!(
         (facts.power_order.is_none(), machine_decision::retry_machine(&facts, "kim").changes.len()),

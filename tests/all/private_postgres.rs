@@ -1,4 +1,4 @@
-//! A PostgreSQL server of our own: it works, the data of a persistent one stays, and it ends with its owner.
+//! A private PostgreSQL server: it works, the data of a persistent one stays, and it ends with its owner.
 
 use std::env;
 use std::fs;
@@ -55,7 +55,7 @@ async fn a_server_whose_owner_is_killed_leaves_nothing() -> TestResult {
     if env::var_os(IN_CHILD).is_some() {
         let postgres = PrivatePostgres::start(throw_away()).await?;
         println!("\nserving in {}", directory_of(&postgres)?.display());
-        // Until we are killed.
+        // Until this process is killed.
         std::future::pending::<()>().await;
     }
     let mut owner = guarded(env::current_exe()?)
@@ -97,7 +97,7 @@ async fn a_staying_server_is_found_again_with_its_data() -> TestResult {
     assert!(matches!(refused, PrivatePostgresError::InUse { .. }), "{refused}");
     first.stop().await?;
 
-    // What a host that lost power leaves behind, with a number that somebody else has now.
+    // The files that a host leaves that lost power, with a pid that another process has now.
     let directory = parent.path().join("new/bmdb");
     fs::write(directory.join("data/postmaster.pid"), format!("{}\n", std::process::id()))?;
     let second = PrivatePostgres::start(options).await?;
@@ -213,7 +213,7 @@ fn throw_away() -> PrivatePostgresOptions {
     PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 20 }
 }
 
-/// With 0755 the server's user can enter too.
+/// With mode 0755 the server's user can enter too.
 fn directory_with_mode(mode: u32) -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode))?;
@@ -229,7 +229,7 @@ fn postmaster(directory: &Path) -> anyhow::Result<String> {
     Ok(text.lines().next().context("no process id")?.to_owned())
 }
 
-/// A server works in its data directory; the number alone may be somebody else's by now.
+/// A server works in its data directory. The pid alone may belong to another process by now.
 fn is_running(pid: &str, directory: &Path) -> bool {
     fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|works_in| works_in.starts_with(directory))
 }

@@ -1,7 +1,6 @@
-//! What every provider keeps to: one suite, run for each kind.
+//! The rules for every provider: one suite, run for each kind.
 //!
-//! A harness brings a provider whose world the suite can break and mend. The
-//! suite itself knows no kind.
+//! A harness has a provider whose source the suite can break and repair. The suite itself knows no kind.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -29,12 +28,12 @@ const PATIENCE: Duration = Duration::from_mins(5);
 
 type Deed<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
-/// A provider and its world.
+/// A provider and its source.
 trait Harness: Send + Sync {
     fn provider(&self) -> &dyn Provider;
     /// Makes the list unreadable.
     fn break_list(&self) -> Deed<'_>;
-    /// Makes it readable again.
+    /// Makes the list readable again.
     fn mend_list(&self) -> Deed<'_>;
 }
 
@@ -165,7 +164,7 @@ async fn power_is_seen(provider: &dyn Provider, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// A device list of three, whose power commands keep their state in files.
+/// A device list of three machines, whose power commands store their state in files.
 fn device_list(directory: &Path) -> Result<String> {
     let script = directory.join("power");
     std::fs::write(
@@ -319,7 +318,7 @@ async fn callers_that_wait_for_a_slow_list_share_one_reading() {
     let provider = statically(url).unwrap();
     let looks = futures::future::join_all((0..20).map(|_| provider.find_machine("a"))).await;
     assert!(looks.iter().all(|look| look.as_ref().is_ok_and(Option::is_some)), "{looks:?}");
-    // One that was under way when the others came, and one that began after they did.
+    // One that was in progress when the others came, and one that began after them.
     assert!(count.load(Ordering::Relaxed) <= 2, "{} readings for 20 callers", count.load(Ordering::Relaxed));
     provider.find_machine("a").await.unwrap();
     assert!(count.load(Ordering::Relaxed) <= 3, "the next one reads for itself");
@@ -350,7 +349,7 @@ async fn a_web_server_that_is_no_simulator_makes_no_machine_vanish() {
     assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Configuration);
 }
 
-/// A provider whose API responds to each call with `head`, and then with `tail` again and again unless it is empty.
+/// A provider whose API responds to each call with `head`, and then with `tail` repeatedly unless it is empty.
 async fn saying(head: &'static [u8], tail: &'static [u8]) -> Result<SimulatedProvider> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

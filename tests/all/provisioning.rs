@@ -1,4 +1,4 @@
-//! The provisioner against a simulator: what the provider has becomes machines, each of them once.
+//! The provisioner against a simulator: the provider's capacity becomes machines, each of them once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use crate::checker::{Records, check};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, Program, endpoint};
 
-/// A shepherd that provisions and does nothing else, under a session that it keeps on a host that is away for some
+/// A shepherd that provisions and does nothing else, under a session that it keeps on a host that stops for some
 /// seconds.
 fn provisioning(fleet: &Fleet, name: &str, flags: &[&str]) -> Result<Program> {
     let flags = [&["--components", "provisioner", "--session_interval", "15s"], flags].concat();
@@ -48,7 +48,7 @@ async fn stop(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
     Ok(())
 }
 
-/// A provisioner that will crash, step by step in the test's own hands.
+/// A provisioner that will crash. The test itself executes its steps.
 struct Doomed {
     bmdb: Bmdb,
     keep: CancellationToken,
@@ -69,7 +69,7 @@ async fn doomed(fleet: &Fleet) -> Result<(SimulatedProvider, NamedLease, Doomed)
 }
 
 impl Doomed {
-    /// It is gone, and its session's deadline passed.
+    /// The crash: it is gone, and its session's deadline has passed.
     async fn now(self, fleet: &Fleet) -> Result<()> {
         sqlx::query("UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 min'")
             .execute(&fleet.pool)
@@ -79,7 +79,7 @@ impl Doomed {
     }
 }
 
-/// What became of an intent; empty while that is open.
+/// The outcome of an intent; empty while it is open.
 async fn outcome(fleet: &Fleet, intent: IntentId) -> Result<String> {
     Ok(sqlx::query_scalar("SELECT COALESCE(outcome, '') FROM intent WHERE intent_id = $1")
         .bind(intent.0)
@@ -134,7 +134,7 @@ async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> TestRes
 async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
     let fleet = Fleet::start("provision_adopt", &["--machine_count", "4"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
-    // It crashes twice: after the provider made the machine, and before the provider got the request.
+    // It crashes twice: after the provider created the machine, and before the provider got the request.
     let free = provider.list().await?.first().context("capacity")?.id.clone();
     let id = crash.bmdb.begin_creation(&lease, &free).await?;
     let made = provider.create(id, Some(&free)).await?;
@@ -165,11 +165,11 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
     let (provider, lease, crash) = doomed(&fleet).await?;
     let late = crash.bmdb.begin_creation(&lease, "on its way").await?;
     crash.now(&fleet).await?;
-    // So long as that an order may be on its way, which nothing here waits for.
+    // An order may be on its way for so long that nothing here waits for it.
     let limits = ["--provisioner_max_machines", "2", "--outward_call_timeout", "30m"];
     let shepherd = provisioning(&fleet, "next", &limits)?;
     fleet.until("two are known", "SELECT count(*) = 2 FROM machine").await?;
-    // A shepherd that looks for it by now finds nothing.
+    // A shepherd that searches for it by now finds nothing.
     lists(&fleet, 2).await?;
     let made = provider.create(late, None).await?;
     fleet.until("it is known too", "SELECT count(*) = 3 FROM machine").await?;
@@ -184,7 +184,7 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
 async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -> TestResult {
     let fleet = Fleet::start("provision_two", &["--machine_count", "30"]).await?;
     let slow = ["--provisioner_device_creation_rate", "150ms,1"];
-    // One is left for the second, however late that comes.
+    // One is left for the second shepherd, however late it comes.
     let all_but_one = [&slow[..], &["--provisioner_max_machines", "29"]].concat();
     let mut first = provisioning(&fleet, "first", &all_but_one)?;
     fleet.until("the first has begun", "SELECT count(*) >= 2 FROM machine").await?;
@@ -271,7 +271,7 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> TestResult 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once() -> TestResult {
-    // One call in fourteen fails, some of them after the deed.
+    // One call in fourteen fails, some of them after their effect.
     let fleet =
         Fleet::start("provision_errors", &["--machine_count", "80", "--fault_profile", "harsh"]).await?;
     let shepherd = provisioning(&fleet, "shepherd", &[])?;
@@ -286,7 +286,7 @@ async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once()
     Ok(())
 }
 
-/// A provider that does what a test wants.
+/// A provider whose behaviour a test defines.
 struct Scripted {
     name: ProviderName,
     lists: Mutex<Vec<Instant>>,
@@ -430,14 +430,14 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> TestR
     Ok(shepherd.stop().await?)
 }
 
-/// Between the record of an order and the order nobody tells the provisioner that its session is over: what
-/// would tell it waits as long as it does. It has to look by itself.
+/// Between the record of an order and the order, nothing notifies the provisioner that its session is over: the
+/// notifier waits as long as it does. It has to check by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> TestResult {
     let kit = Kit::new("provision_outlasted").await?;
     let bmdb = Bmdb::connect(connection_settings(&kit.database, "provisioner", 6)?).await?;
     bmdb.read_policy().await?;
-    // Nobody keeps its sessions: they are neither renewed nor found to be over.
+    // Nothing renews its sessions, and nothing notices that they are over.
     let (sessions, _keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(2));
     let stop = CancellationToken::new();
     let provider = Scripted::new(0)?;
@@ -493,7 +493,7 @@ async fn a_provider_that_makes_nothing_is_called_at_the_reconcilers_pace() -> Te
     until("three passes were made", async || Ok(provider.lists().len() >= 3)).await?;
     stop.cancel();
     ended("the provisioner", running).await?;
-    // The first pass needs no token, the second takes the one that is there, and may be slow to ask after that: the
+    // The first pass needs no token. The second takes the one that exists, and may then be slow to request another: the
     // third one's token comes two seconds after it was taken.
     let lists = provider.lists();
     let between = lists[2] - lists[0];

@@ -1,4 +1,4 @@
-//! Searching the tree as a newcomer does: the obvious term leads to the file that has the answer.
+//! Searches the tree as a newcomer does: the obvious term leads to the file that has the answer.
 //!
 //! `tests/all/questions/list.txt` has the questions. A search is one `grep` over `crates`, `src` and `sql`, and succeeds
 //! when it finds the right file among at most [`MOST`].

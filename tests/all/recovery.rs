@@ -1,5 +1,5 @@
-//! The recoverer against a simulator: machines that fall silent come back by the gentlest step that
-//! helps, a person is called when none does, and nothing is disturbed that must not be.
+//! The recoverer against a simulator: silent machines are recovered by the mildest step that helps, a person is called
+//! if none does, and nothing is disrupted without permission.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
 
-/// Limits that a test can wait for, with room for a host that is busy with others.
+/// Limits that are short enough for a test, with room for a busy host.
 const SHORT: [&str; 4] = [
     "--heartbeat_interval=1s",
     "--recovery_first_heartbeat_timeout=20s",
@@ -32,7 +32,7 @@ pub(crate) async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> R
     let simulator = ["--machine_count", &count, "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start(test_name, &simulator).await?;
     let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&SHORT, flags].concat())?;
-    // None is missing, because the provisioner makes them all in one pass before it looks again.
+    // None is missing, because the provisioner creates them all in one pass before it reads the list again.
     fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
     fleet.until("all are Ready", ALL_READY).await?;
     let known: i64 = sqlx::query_scalar("SELECT count(*) FROM machine").fetch_one(&fleet.pool).await?;
@@ -110,14 +110,15 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Test
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> TestResult {
-    // A worker for each, because those who try to reach a hung machine are busy for longer than the brake lasts.
+    // A worker for each machine, because a worker that tries to reach a hung machine is busy for longer than the brake
+    // lasts.
     let brake =
         ["--recovery_brake_window=30s", "--recovery_brake_fraction=0.3", "--recoverer_loop_parallelism=8"];
     let (fleet, _shepherd) = ready("recover_brake", 12, &brake).await?;
     for machine in 1..=8 {
         fleet.strike(&format!("sim-{machine:04}"), "hang").await?;
     }
-    // Before the fifth is seen to be silent it is no mass failure yet, and the first are helped.
+    // Until the fifth machine is silent it is no mass failure, and the first ones are recovered.
     fleet
         .until(
             "recovery is held, of the provider and of all, and machines say so",
@@ -178,7 +179,7 @@ async fn silent(kit: &Kit, shepherd: &Shepherd) -> Result<(MachineId, Work)> {
     Ok((machine, shepherd.claim_one(&session, Process::Recovery).await?))
 }
 
-/// Gives a machine an agent that has been silent for long enough, to somebody who listened.
+/// Gives a machine an agent that has been silent for long enough, while a shepherd listened.
 pub(crate) async fn fall_silent(kit: &Kit, machine: MachineId) -> Result<()> {
     let agent = NewAgent {
         public_key: vec![7; 32],
@@ -239,7 +240,7 @@ async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Heartbea
         access_fence: 0,
     };
     let group: Arc<[Arc<Report>]> = Arc::new([Arc::new(heartbeat)]);
-    // As a callback server does: what is no plain heartbeat is judged singly.
+    // As a callback server does: a heartbeat that is not plain is processed alone.
     match kit.bmdb.store_heartbeat_group(1, group.clone()).await?.into_values().next() {
         Some(plain) => Ok(HeartbeatOutcome::Stored(plain.instructions)),
         None => Ok(kit.bmdb.store_heartbeat(group[0].clone()).await?),
@@ -351,7 +352,7 @@ async fn every_step_is_requested_right_before_it_is_taken() -> TestResult {
     kit.change(machine, vec![FactChange::HoldCleared]).await?;
     assert_eq!(refused(ask(&work, DisruptionKind::Reboot, Some("brake: x")).await?)?, "brake: x");
 
-    // The heartbeat that comes between the decision and the step.
+    // The heartbeat that arrives between the decision and the step.
     let decided_on = work.snapshot().await?.now;
     kit.change(machine, vec![FactChange::Heartbeat(heartbeat(2))]).await?;
     let step = DisruptionRequest {
@@ -366,7 +367,7 @@ async fn every_step_is_requested_right_before_it_is_taken() -> TestResult {
     assert_eq!(refused(work.begin_disruption(step).await?)?, "it reported a moment ago");
     assert_eq!(intents().await?, 0, "what was refused was not recorded");
 
-    // The same question in quiet times is granted, and recorded before anything is done.
+    // The same request is granted in quiet times, and recorded before anything is done.
     let granted = ask(&work, DisruptionKind::Reboot, None).await?;
     assert!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
     assert_eq!(intents().await?, 1);

@@ -1,6 +1,6 @@
-//! Machines on their way out, each in another way: as it should be, when the provider is gone, when the agent is,
-//! in the middle of work, twice at once, cancelled; and when the shepherd dies at the step that cannot be taken
-//! back. Each ends as `docs/retiring.md` says, and what the simulator saw was ordered once.
+//! Retirements, each in another way: without faults, without the provider, without the agent, in the middle of work,
+//! twice at once, cancelled; and with a shepherd that dies at the step that cannot be undone. Each ends as
+//! `docs/retiring.md` describes, and the simulator received each order once.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ use crate::harness::ordering::until_dead;
 use crate::harness::ordering::{ctl, phase, refuses, says, stop, until_phase};
 use crate::harness::port::reserved;
 
-/// Limits that a test can wait for, with room for a host that is busy with others. A machine that hangs keeps its
-/// worker for longer than anything here takes.
+/// Limits that are short enough for a test, with room for a busy host. A machine that hangs occupies its worker for
+/// longer than any step here takes.
 const LIMITS: [&str; 6] = [
     "--heartbeat_interval=1s",
     "--recovery_silence_timeout=15s",
@@ -37,7 +37,7 @@ const LIMITS: [&str; 6] = [
     "--agent_ssh_login_timeout=10m",
 ];
 
-/// How it ended, as its tombstone says.
+/// The outcome in its tombstone.
 async fn outcome(fleet: &Fleet, id: &str) -> Result<String> {
     let outcome = "SELECT outcome FROM machine_retirement JOIN machine_provided USING (machine_id)
                    WHERE provider_id = $1 AND finished_at IS NOT NULL";
@@ -56,7 +56,7 @@ fn taken_back(journal: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// How often it took that one back.
+/// How often it took that machine back.
 fn releases(journal: &[Value], id: &str) -> usize {
     taken_back(journal).into_iter().filter(|machine| *machine == id).count()
 }
@@ -177,7 +177,7 @@ async fn held_and_cancelled(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// One machine hangs, and somebody waits for its greeting; the other one is dead.
+/// One machine hangs, and a worker waits for its greeting; the other one is dead.
 async fn without_agent_in_the_middle_of_work(fleet: &Fleet) -> Result<()> {
     fleet.strike("sim-0002", "dead").await?;
     fleet.strike("sim-0003", "hang").await?;
@@ -204,7 +204,7 @@ async fn without_agent_in_the_middle_of_work(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Nobody answers where the provider was: a person says that it goes without.
+/// Nothing answers at the provider's address: an operator waives the release.
 async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<()> {
     let id = "sim-0006";
     let nowhere = format!("--simulated_url=http://{}", reserved()?);
@@ -240,7 +240,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     stop(fleet, shepherd).await
 }
 
-/// Programs built for use have no such places in them.
+/// Release builds have no fail points.
 #[cfg(not(debug_assertions))]
 async fn with_shepherds_that_die(fleet: &Fleet, _endpoints: &[String]) -> Result<()> {
     says(fleet, &retire("sim-0007"), "is being retired").await
@@ -274,12 +274,12 @@ async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<
 
 /// Machines of the order below.
 const MANY: usize = 500;
-/// Each of them takes a turn of a loop, which on a host that is busy with others is a long way.
+/// Each of them takes one iteration of a loop, which takes long on a busy host.
 const PATIENCE_WITH_MANY: Duration = Duration::from_mins(15);
-/// How many of them may be given back.
+/// How many of them may be released.
 const BUDGET: usize = 7;
 
-/// Names in what a command printed, one a line, the first word.
+/// The names in a command's output, one per line: the first word.
 fn names(text: &str) -> BTreeSet<&str> {
     text.split_whitespace().filter(|word| word.starts_with("sim/sim-")).collect()
 }
@@ -387,7 +387,7 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
-/// In a group and singly, and whatever its boot.
+/// In a group and alone, and whatever its boot is.
 #[tokio::test]
 async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing_is_written() -> TestResult {
     let kit = Kit::new("retire_refused").await?;

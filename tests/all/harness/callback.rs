@@ -1,4 +1,4 @@
-//! A shepherd that only hears agents, and agents that say what a test wants.
+//! A shepherd that only receives heartbeats, and agents whose heartbeats a test defines.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use uuid::Uuid;
 
 use crate::harness::postgres::TestDatabase;
 
-/// Settings for a free port of the loopback address, the secrets key standing in `directory`.
+/// Settings for a free port of the loopback address, with the secrets key in `directory`.
 pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
     let key = Arc::new(SecretsKey::open(&directory.join("secrets.key"))?);
     Ok(CallbackSettings {
@@ -46,7 +46,7 @@ pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
     })
 }
 
-/// A shepherd that only hears agents.
+/// A shepherd that only receives heartbeats.
 pub(crate) struct Listener {
     pub(crate) bmdb: Bmdb,
     pub(crate) server: CallbackServer,
@@ -68,7 +68,7 @@ impl Listener {
         Ok(Self { bmdb, server, metrics, stop, keep, keeper })
     }
 
-    /// Ends it in order.
+    /// Stops it in order.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
         self.server.wait_until_stopped().await;
@@ -76,7 +76,7 @@ impl Listener {
         Ok(self.keeper.await?)
     }
 
-    /// How often something is counted, by the beginning of its line.
+    /// The value of a metric, by the beginning of its line.
     pub(crate) fn counted(&self, line: &str) -> anyhow::Result<u64> {
         let text = self.metrics.encode()?;
         let found = text.lines().find_map(|shown| shown.strip_prefix(line)?.trim().parse().ok());
@@ -84,7 +84,7 @@ impl Listener {
     }
 }
 
-/// An agent that says what a test wants.
+/// An agent whose heartbeats a test defines.
 pub(crate) struct TestAgent {
     pub(crate) machine: MachineId,
     pub(crate) identity: Arc<Identity>,
@@ -133,14 +133,14 @@ impl TestAgent {
         }
     }
 
-    /// A new connection, made as the role server makes it.
+    /// Opens a new connection, as the role server does.
     pub(crate) async fn connect(&self, server: &CallbackServer) -> anyhow::Result<Client> {
         let config = client_config(&self.identity, &server.current_ca_certificates(), &untold()?)?;
         Ok(connect_server(server.endpoints.first().context("no endpoint")?, config).await?)
     }
 }
 
-/// The time as a machine knows it that no shepherd has given the time.
+/// The time of a machine to which no shepherd has reported the time.
 pub(crate) fn untold() -> anyhow::Result<Arc<TrustedTime>> {
     Ok(Arc::new(TrustedTime::new(Arc::new(HostClock::read()?), None)))
 }
@@ -194,7 +194,7 @@ pub(crate) async fn phase(pool: &PgPool, machine: MachineId) -> anyhow::Result<S
     Ok(sqlx::query_scalar(text).bind(machine.0).fetch_one(pool).await?)
 }
 
-/// Lines of history of a machine that are no edges of work, in the order in which they were written.
+/// Lines of history of a machine that are not about work, in the order in which they were written.
 pub(crate) async fn events(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<String>> {
     let text = "SELECT event FROM history WHERE machine_id = $1 AND edge IS NULL ORDER BY at, event";
     Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(pool).await?)

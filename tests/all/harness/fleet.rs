@@ -1,8 +1,8 @@
-//! A fleet as an operator has it: a simulator process, shepherd processes, and a BMDB of its own.
+//! A fleet as an operator runs it: a simulator process, shepherd processes, and a BMDB of its own.
 //!
-//! Every process is a child of the test: killed by its own id when its handle is dropped, and by its
-//! watcher when the test process is ([`child`][crate::harness::child]). What they say goes to files; a
-//! condition that never comes true is reported with the ends of them.
+//! Every process is a child of the test: killed by its own id when its handle is dropped, and by its watcher when the
+//! test process ends ([`child`][crate::harness::child]). Their output goes to files. If a condition never holds, the
+//! error contains the ends of these files.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -27,9 +27,9 @@ use crate::harness::child::guarded;
 use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 
-/// Longest time for anything that a quiet host does in some seconds.
+/// Longest time for anything that an idle host does in some seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
-/// Every machine is known and Ready, and nothing is under way at the one provider.
+/// Every machine is known and Ready, and nothing is under way at the only provider.
 pub(crate) const ALL_READY: &str = "SELECT count(*) > 0 AND count(*) = (SELECT count(*) FROM machine)
         AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
         AND (SELECT machines FROM provider_state) = count(*)
@@ -43,30 +43,30 @@ struct FaultLine {
     fault: FaultArgs,
 }
 
-/// How a shepherd is started, where that is not as usual.
+/// Changes to the usual start of a shepherd.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Otherwise {
     /// Another program than this release's.
     pub(crate) program: Option<PathBuf>,
-    /// What that program calls the mode of the database, where it is another name.
+    /// The name of the database dialect in that program, if it has another name.
     pub(crate) dialect: Option<&'static str>,
-    /// Flags that have another name there: the name here, and that one.
+    /// Flags that have another name there: the present name, and that one.
     pub(crate) renamed_flags: Vec<(&'static str, &'static str)>,
-    /// What stands in its environment besides.
+    /// Further environment variables.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
 
-/// A simulator on a database. Shepherds are started on it by [`Fleet::shepherd`].
+/// A simulator and a database. [`Fleet::shepherd`] starts shepherds on them.
 #[derive(Clone)]
 pub(crate) struct Fleet {
     _simulator: Arc<Program>,
-    /// Where the simulator's provider API is.
+    /// URL of the simulator's provider API.
     pub(crate) url: String,
-    /// The test's own connections.
+    /// The connections of the test itself.
     pub(crate) pool: PgPool,
     /// The database of the BMDB.
     pub(crate) database: Arc<TestDatabase>,
-    /// Where shepherds find it: elsewhere when a network or a server of the test's own is in between.
+    /// The URL by which shepherds connect to it: another address if a network or a server of the test is in between.
     pub(crate) bmdb_url: String,
     directory: Arc<TempDir>,
     logs: Arc<Mutex<Vec<PathBuf>>>,
@@ -78,13 +78,13 @@ impl Fleet {
         Self::start_at(test_name, flags, |database| Ok(database.url().to_owned())).await
     }
 
-    /// The same with the BMDB somewhere else than in the test's database.
+    /// The same with the BMDB at another URL than that of the test's database.
     pub(crate) async fn start_at(
         test_name: &str,
         flags: &[&str],
         place: impl FnOnce(&TestDatabase) -> Result<String>,
     ) -> Result<Self> {
-        // An error means that another test has done it.
+        // An error means that another test has installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let database = TestDatabase::create(test_name).await?;
         let bmdb_url = place(&database)?;
@@ -115,8 +115,8 @@ impl Fleet {
         Ok(Self { pool: looking(&url).await?, bmdb_url: url, ..self.clone() })
     }
 
-    /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and gives them all endpoints. The
-    /// name is that of its SSH key too, by which the simulator's journal distinguishes shepherds.
+    /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and sends them all endpoints. Its SSH
+    /// key has the same name, by which the simulator's journal distinguishes shepherds.
     pub(crate) fn shepherd(&self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Program> {
         self.shepherd_otherwise(Otherwise::default(), name, endpoints, flags)
     }
@@ -127,7 +127,7 @@ impl Fleet {
         Ok(key.public_key().fingerprint(HashAlg::Sha256).to_string())
     }
 
-    /// The same, which aborts or freezes at one of the places that `src/manager/failpoint.rs` tells of.
+    /// The same, for a shepherd that aborts or freezes at one of the fail points of `src/manager/failpoint.rs`.
     pub(crate) fn shepherd_dying_at(
         &self,
         place: &str,
@@ -180,7 +180,7 @@ impl Fleet {
         Program::spawn_logged(&mut command, &log)
     }
 
-    /// A shepherd that is not started yet, and whose errors go wherever they are sent.
+    /// A shepherd that is not started yet. The caller decides where its standard error goes.
     pub(crate) fn unheard_shepherd(
         &self,
         name: &str,
@@ -203,14 +203,14 @@ impl Fleet {
         renamed_flags: &[(&str, &str)],
     ) -> Result<Command> {
         let mut command = guarded(program);
-        // By the environment, as a password would be.
+        // In the environment, as an operator sets a password.
         command.env("SHEPHERD_BMDB_URL", &self.bmdb_url).args(["--provider_name", "sim"]);
         command.args(["--bmdb_dialect", dialect]);
         command.arg("--agent_listen_address").arg(endpoints.first().context("an endpoint")?);
         for endpoint in endpoints {
             command.arg("--agent_endpoint").arg(endpoint);
         }
-        // Simulated machines take any program and run none of it; this one is small.
+        // Simulated machines accept any program and run none of it. This one is small.
         command.args(["--agent_executable_path", "/bin/sh"]);
         command.arg("--ssh_key_path").arg(self.directory.path().join(format!("{name}.ssh_key")));
         command.arg("--secrets_key_path").arg(self.directory.path().join("secrets.key"));
@@ -219,7 +219,7 @@ impl Fleet {
         Ok(command)
     }
 
-    /// Where the simulator's and the shepherds' files are.
+    /// The directory with the simulator's and the shepherds' files.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -233,29 +233,29 @@ impl Fleet {
         Ok(std::fs::read_to_string(self.log_of(name))?)
     }
 
-    /// Breaks a machine, or `provider`.
+    /// Injects a fault into a machine, or into `provider`.
     pub(crate) async fn strike(&self, machine: &str, fault: &str) -> Result<()> {
         let line = FaultLine::try_parse_from(["fault", "--url", &self.url, machine, fault])?;
         fault_command::send_fault(&line.fault).await?;
         Ok(())
     }
 
-    /// What every machine really does.
+    /// The true state of every machine.
     pub(crate) async fn truth(&self) -> Result<Vec<Value>> {
         let client = reqwest::Client::builder().no_proxy().build()?;
         let answer: Value = client.get(format!("{}/v1/fleet", self.url)).send().await?.json().await?;
         Ok(answer["machines"].as_array().context("a fleet has machines")?.clone())
     }
 
-    /// Every line of the simulator's journal of calls that is there to its end: of one that goes from one page of
-    /// the file to the next, a reader can come upon the first half.
+    /// Every complete line of the simulator's journal of calls. A reader may see the first half of a line that spans
+    /// two pages of the file.
     pub(crate) fn journal(&self) -> Result<Vec<Value>> {
         let text = std::fs::read_to_string(self.directory.path().join("fleet.json.calls.jsonl"))?;
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
-    /// Waits until a statement that answers one truth value says yes.
+    /// Waits until a statement returns true.
     pub(crate) async fn until(&self, what: &str, condition: &'static str) -> Result<()> {
         self.until_within(what, condition, PATIENCE).await
     }
@@ -278,12 +278,12 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether a statement that answers one truth value says yes now.
+    /// Whether a statement returns true now.
     pub(crate) async fn holds(&self, condition: &'static str) -> Result<bool> {
         Ok(sqlx::query_scalar(condition).fetch_one(&self.pool).await?)
     }
 
-    /// What the BMDB and the logs say, for a person who looks at a failure.
+    /// The state of the BMDB and the logs, for a person who investigates a failure.
     pub(crate) async fn explain(&self) -> Result<String> {
         let machines: Vec<String> = sqlx::query_scalar(
             "SELECT d.phase_index || ': ' || d.reason || COALESCE(' (' || b.cause || ')', '') || ' × ' || count(*)
@@ -305,7 +305,7 @@ impl Fleet {
     }
 }
 
-/// Connections for looking only: a statement that cannot fail because of what it happened to see.
+/// Connections that only read: a statement cannot fail because of concurrent changes.
 async fn looking(url: &str) -> Result<PgPool> {
     let options: PgConnectOptions = url.parse()?;
     let options = options.options([("default_transaction_isolation", "read committed")]);
@@ -320,8 +320,8 @@ fn rename_flag(flag: &str, renamed_flags: &[(&str, &str)]) -> String {
     value.map_or_else(|| name.clone(), |value| format!("{name}={value}"))
 }
 
-/// Flags of a shepherd in a hurry. What comes after them counts. Its sessions it keeps on a host that is away for
-/// some seconds: one that is lost right before the shepherd ends would stay open.
+/// Flags of a shepherd with short intervals. Later flags take precedence. It keeps its sessions on a host that stops
+/// for some seconds: one that is lost right before the shepherd ends would stay open.
 const BRISK: [&str; 16] = [
     "--session_interval=15s",
     "--provisioner_max_machines=0",
@@ -341,7 +341,7 @@ const BRISK: [&str; 16] = [
     "--shutdown_grace=10s",
 ];
 
-/// `127.0.0.1:PORT` with nobody on it but the shepherds that are configured to listen there.
+/// `127.0.0.1:PORT`, a port that only the shepherds use that are configured to listen there.
 pub(crate) fn endpoint() -> Result<String> {
     Ok(reserved()?.to_string())
 }

@@ -1,4 +1,4 @@
-//! Bundles of Kubernetes whose programs are scripts: made by the tool that makes the real ones.
+//! Bundles of Kubernetes whose programs are scripts, made by the tool that makes the real ones.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::harness::source;
 
-/// A bundle for controllers, of this version, in a directory of its own below `place`; its name is its digest.
+/// A bundle for controllers of this version, in a directory of its own below `place`. Its name is its digest.
 pub(crate) fn controllers(place: &Path, version: &str) -> Result<PathBuf> {
     let programs = place.join(format!("programs-{version}"));
     std::fs::create_dir_all(&programs)?;

@@ -1,7 +1,7 @@
-//! Programs of Kubernetes that tests use where they are: where to look for them, and what happens without them.
+//! Programs of Kubernetes that tests use if they exist: where they are searched, and what happens without them.
 //!
-//! A test names the programs that it wants, as [`API_SERVER`]. It gets the folder that holds all of them. Without one it is
-//! skipped, with a line that `tools/test` counts. `REQUIRE_KUBERNETES` lists programs that must be there, for example
+//! A test names the programs that it needs, as [`API_SERVER`]. It gets the folder that has all of them. Without one it
+//! is skipped, with a line that `tools/test` counts. `REQUIRE_KUBERNETES` lists programs that must exist, for example
 //! `kube-apiserver,etcd`: a test that lacks one of these fails.
 //!
 //! Nothing here starts or installs a program. `make kube-apiserver` builds the API server of the version that
@@ -19,7 +19,7 @@ use crate::harness::source;
 
 const VERSIONS: &str = include_str!("../../../tools/lib/kubernetes-versions.sh");
 
-/// What `REQUIRE_KUBERNETES` may list. `tools/lib/kubernetes.sh` has the same list.
+/// The programs that `REQUIRE_KUBERNETES` may list. `tools/lib/kubernetes.sh` has the same list.
 pub(crate) const KNOWN: [&str; 7] = [
     "kube-apiserver",
     "etcd",
@@ -30,14 +30,14 @@ pub(crate) const KNOWN: [&str; 7] = [
     "bundle",
 ];
 
-/// Programs that a test wants.
+/// The programs that a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProgramSet {
-    /// kube-apiserver and etcd: `KUBEBUILDER_ASSETS`, or what `make kube-apiserver` has built.
+    /// kube-apiserver and etcd: `KUBEBUILDER_ASSETS`, or those that `make kube-apiserver` has built.
     ApiServer,
-    /// All programs of a controller: `KUBEBUILDER_ASSETS`, or what `make kube-programs` has built.
+    /// All programs of a controller: `KUBEBUILDER_ASSETS`, or those that `make kube-programs` has built.
     Controllers,
-    /// A bundle with the programs of a worker: what `make kube-bundle` has made.
+    /// A bundle with the programs of a worker: the one that `make kube-bundle` has made.
     Bundle,
 }
 
@@ -71,14 +71,14 @@ pub(crate) fn version(name: &str) -> Result<&'static str> {
     }
 }
 
-/// The folder with the programs, or `None` for a test that is to be skipped.
+/// The folder with the programs, or `None` for a test that has to be skipped.
 pub(crate) fn folder(wanted: ProgramSet) -> Result<Option<PathBuf>> {
     let required = required()?;
     let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(assets) = &assets
         && wanted == ProgramSet::ApiServer
     {
-        // A person who names a folder wants no other one.
+        // If a folder is named, no other one is used.
         let missing = missing_in(assets, wanted.programs());
         ensure!(
             missing.is_empty(),
@@ -104,7 +104,7 @@ pub(crate) fn folder(wanted: ProgramSet) -> Result<Option<PathBuf>> {
     }
 }
 
-/// A whole bundle, where one was made: the largest, because those of controllers alone are smaller.
+/// A complete bundle, if one was made: the largest, because bundles for controllers alone are smaller.
 pub(crate) fn bundle() -> Option<PathBuf> {
     let built = source::root().join("target/kubernetes/bundles");
     let beside = env::var_os("KUBEBUILDER_ASSETS").map(|folder| Path::new(&folder).join("../bundles"));
@@ -114,7 +114,7 @@ pub(crate) fn bundle() -> Option<PathBuf> {
     all.filter(|(size, _)| *size > 100 << 20).max().map(|(_, path)| path)
 }
 
-/// Whether a test of a whole bundle can run. If not, and `REQUIRE_KUBERNETES` allows it, the test is to be skipped.
+/// Whether a test of a complete bundle can run. If not, and `REQUIRE_KUBERNETES` allows it, the test has to be skipped.
 /// `obstacles` are what else is missing on this host.
 pub(crate) fn has_bundle(obstacles: &[&str]) -> Result<bool> {
     let required = required()?;
@@ -161,16 +161,17 @@ fn parse_required(list: &str) -> Result<Vec<&'static str>> {
     Ok(required)
 }
 
-/// The folder that `tools/kubernetes` builds into, of these values of `XDG_CACHE_HOME` and `HOME`.
+/// The folder that `tools/kubernetes` builds into, for these values of `XDG_CACHE_HOME` and `HOME`.
 fn cache(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let given = xdg_cache_home.map(PathBuf::from);
     let of_home = || home.map(|home| Path::new(&home).join(".cache"));
-    // The convention is that a relative path counts as none.
+    // By convention, a relative path counts as none.
     let base = given.filter(|path| path.is_absolute()).or_else(of_home)?;
     base.is_absolute().then(|| base.join("shepherd"))
 }
 
-/// The first folder that has all programs. Without one, the programs that no folder has, and all if each is somewhere.
+/// The first folder that has all programs. Without one, the programs that no folder has, and all if each exists in some
+/// folder.
 fn find(folders: &[PathBuf], programs: &[&'static str]) -> Result<PathBuf, Vec<&'static str>> {
     if let Some(folder) = folders.iter().find(|folder| missing_in(folder, programs).is_empty()) {
         return Ok(folder.clone());

@@ -1,9 +1,8 @@
-//! A line between two programs that is not what one wishes for: long, thin, or cut.
+//! A network line between two programs with a fault: slow, narrow, or interrupted.
 //!
-//! It sits in front of a real server on loopback. It delays data as a long cable does: nothing is
-//! dropped, reordered or sent again, and bytes that were sent together arrive together. Opening the
-//! connection costs nothing here, because the kernel answers for the listening server. A host that
-//! does not answer in time has tests of its own in `takeover.rs`.
+//! It is a proxy in front of a real server on loopback. It delays data as a long cable does: nothing is dropped,
+//! reordered or repeated, and bytes that were sent together arrive together. Opening the connection takes no time here,
+//! because the kernel answers for the listening server. `takeover.rs` tests hosts that do not answer in time.
 
 use std::io;
 use std::sync::Arc;
@@ -20,24 +19,24 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::harness::aloud::TestResult;
 
-/// Bytes read at one time; small compared with what a thin line transports in a second.
+/// Bytes read at one time; few compared with what a narrow line transports in a second.
 const PIECE: usize = 16 << 10;
-/// Pieces that are on the line at one time; more than a window of SSH.
+/// Pieces on the line at one time; more than an SSH window.
 const PIECES: usize = 4096;
 
-/// What a line is like.
+/// The quality of a line.
 #[derive(Clone, Copy)]
 pub(crate) struct Quality {
-    /// How long each way takes.
+    /// The delay in each direction.
     pub(crate) lag: Duration,
-    /// Bytes that it carries from client to server in a second.
+    /// Bytes that it transports from client to server in a second.
     pub(crate) upward: u64,
     /// Bytes from client to server after which a connection is reset.
     pub(crate) cut_after: u64,
 }
 
 impl Quality {
-    /// As good as none.
+    /// No delay and no limits.
     pub(crate) const PERFECT: Self = Self { lag: Duration::ZERO, upward: u64::MAX, cut_after: u64::MAX };
 }
 
@@ -57,7 +56,7 @@ impl Line {
         let (to, carried) = (Arc::new(AtomicU16::new(port)), Arc::<AtomicU64>::default());
         let (leading, counter) = (Arc::clone(&to), Arc::clone(&carried));
         let task = tokio::spawn(async move {
-            // Ends with this task, and its connections with it.
+            // The connections end with this task.
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 while connections.try_join_next().is_some() {}
@@ -68,17 +67,17 @@ impl Line {
         Ok(Self { port: here, to, forwarded_bytes: carried, task })
     }
 
-    /// Where clients find it.
+    /// The port that clients connect to.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Leads somewhere else from the next connection on.
+    /// Connects to another port from the next connection on.
     pub(crate) fn lead_to(&self, port: u16) {
         self.to.store(port, Ordering::Relaxed);
     }
 
-    /// Bytes carried from clients to the server.
+    /// Bytes transported from clients to the server.
     pub(crate) fn forwarded_bytes(&self) -> u64 {
         self.forwarded_bytes.load(Ordering::Relaxed)
     }
@@ -90,7 +89,7 @@ impl Drop for Line {
     }
 }
 
-/// Carries both ways until both have ended; when one breaks, the other does.
+/// Transports data in both directions until both have ended. If one breaks, the other one ends.
 async fn connect(client: TcpStream, to: u16, quality: Quality, carried: Arc<AtomicU64>) -> io::Result<()> {
     let server = TcpStream::connect(("127.0.0.1", to)).await?;
     client.set_nodelay(true)?;
@@ -99,7 +98,7 @@ async fn connect(client: TcpStream, to: u16, quality: Quality, carried: Arc<Atom
     let (from_server, to_server) = server.into_split();
     let downward = Quality { upward: u64::MAX, cut_after: u64::MAX, ..quality };
     let uncounted = AtomicU64::new(0);
-    // What is dropped with unread bytes in it is reset.
+    // A socket that is dropped with unread bytes is reset.
     tokio::try_join!(
         carry(from_client, to_server, quality, &carried),
         carry(from_server, to_client, downward, &uncounted),
@@ -159,7 +158,7 @@ async fn a_line_is_as_long_and_as_thin_as_configured_and_changes_nothing() -> Te
     accepted.write_all(b"yes").await?;
     let mut answer = [0; 3];
     client.read_exact(&mut answer).await?;
-    // All but the last piece were waited for.
+    // The test waited for all pieces but the last one.
     assert!(began.elapsed() >= lag * 2 + Duration::from_millis(150), "{:?}", began.elapsed());
     assert!(arrived == sent && &answer == b"yes");
     assert_eq!(line.forwarded_bytes(), 200_000);

@@ -1,4 +1,4 @@
-//! What the tests stand on.
+//! Fixtures of the integration tests.
 
 pub(crate) mod callback;
 pub(crate) mod fleet;
@@ -11,7 +11,7 @@ pub(crate) mod promtool;
 pub(crate) mod rack;
 pub(crate) mod screen;
 
-// What these tests share with those of crates.
+// Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{
     aloud, child, curators, dialect, etcd_program, etcd_servers, memory, port, postgres, source, statement,
 };

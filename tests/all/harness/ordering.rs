@@ -1,4 +1,4 @@
-//! What operators type at a fleet's database, and where that leads its machines.
+//! Orders that operators give with `shepherdctl`, and the states of machines that follow.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -30,14 +30,14 @@ pub(crate) async fn says(fleet: &Fleet, line: &[&str], part: &str) -> Result<()>
     Ok(())
 }
 
-/// The same of one that is refused.
+/// Runs a command that must be rejected with this text.
 pub(crate) async fn refuses(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
     let (code, text) = ctl(fleet, line).await?;
     ensure!(code == Some(2) && text.contains(part), "{line:?}: {code:?}, {text}");
     Ok(())
 }
 
-/// Where a machine is in its life.
+/// The phase of a machine.
 pub(crate) async fn phase(fleet: &Fleet, id: &str) -> Result<String> {
     let phase = "SELECT phase_index FROM machine_due JOIN machine_provided USING (machine_id)
                  WHERE lane = 'access' AND provider_id = $1";
@@ -53,14 +53,14 @@ pub(crate) async fn until_phase(fleet: &Fleet, id: &str, wanted: &str) -> Result
     Ok(())
 }
 
-/// Ends a shepherd, which must end well.
+/// Ends a shepherd, which must exit with success.
 pub(crate) async fn stop(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
     let status = shepherd.terminate().await?;
     ensure!(status.code() == Some(0), "it ended with {status}\n{}", fleet.explain().await?);
     Ok(())
 }
 
-/// Waits until a shepherd has died at its failpoint.
+/// Waits until a shepherd has died at its fail point.
 #[cfg(debug_assertions)]
 pub(crate) async fn until_dead(fleet: &Fleet, place: &str, shepherd: &mut Program) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;

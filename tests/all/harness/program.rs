@@ -1,4 +1,4 @@
-//! The service's own program, run as a person runs it, in a place that shows what it leaves behind.
+//! The service's own program, run as an operator runs it, in a place that shows what it leaves behind.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,10 +12,10 @@ use anyhow::{Context as _, ensure};
 use crate::harness::aloud::assertions_aloud;
 use crate::harness::child::guarded;
 
-/// How long anything may take before a test gives up on it.
+/// The deadline of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A directory with a home and a place for temporary files, both of which programs started here use.
+/// A directory with a home and a directory for temporary files, which programs started here use.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
 }
@@ -53,8 +53,7 @@ impl Place {
         Ok(path)
     }
 
-    /// The program, with nothing of this environment that it would read, and a watcher: see
-    /// [`guarded`].
+    /// The program, without the variables of this environment that it would read, and with a watcher: see [`guarded`].
     pub(crate) fn program<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
         command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -79,7 +78,7 @@ impl Place {
         Self::finish(self.program(arguments).spawn()?)
     }
 
-    /// Waits for a program's end; one that does not end is killed, and an error.
+    /// Waits for a program's end. A program that does not end is killed, and that is an error.
     pub(crate) fn finish(mut child: Child) -> anyhow::Result<ProgramOutput> {
         let mut stdout = child.stdout.take().context("its output was taken")?;
         let mut stderr = child.stderr.take().context("its errors were taken")?;
@@ -101,7 +100,7 @@ impl Place {
         Ok(ProgramOutput { code: child.wait()?.code(), stdout: text(stdout)?, stderr: text(stderr)? })
     }
 
-    /// Processes that were started here and still run, and temporary files that are still there.
+    /// Processes that were started here and still run, and temporary files that still exist.
     pub(crate) fn left_behind(&self) -> anyhow::Result<Vec<String>> {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.path("tmp"))? {
@@ -115,7 +114,7 @@ impl Place {
             if !is_process {
                 continue;
             }
-            // One that ends meanwhile, or that has ended and is not yet waited for, reads as empty.
+            // The files of a process that has ended read as empty.
             let read = |name: &str| {
                 String::from_utf8_lossy(&fs::read(path.join(name)).unwrap_or_default()).into_owned()
             };
@@ -149,7 +148,7 @@ impl Place {
     }
 }
 
-/// Installs a role server's program that a test may replace. It leaves out debug information if `strip` can do so,
+/// Installs a role server's program that a test may replace. Debug information is left out if `strip` can do so,
 /// because the program is sent over the network.
 pub(crate) fn own_role_server(path: &std::path::Path) -> anyhow::Result<()> {
     let whole = env!("CARGO_BIN_EXE_roleserver");

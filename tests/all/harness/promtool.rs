@@ -1,4 +1,4 @@
-//! Prometheus's own tool, which says what it does not like about metrics and rules.
+//! `promtool`, which checks metrics and rules.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::harness::source;
 
-/// Runs Prometheus's tool with a text to read. Anything that it says is a complaint.
+/// Runs `promtool` with a text as input. Any output is a complaint.
 pub(crate) fn promtool(arguments: &[&str], input: &str) -> Result<String> {
     let mut tool = Command::new("promtool")
         .args(arguments)

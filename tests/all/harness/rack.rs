@@ -1,7 +1,7 @@
 //! A rack of real OpenSSH servers, which real shepherds take over with the real role server.
 //!
-//! Every server is a machine of a device list, with a home and an agent of its own. The agents are real
-//! processes that outlive the sessions that started them; they end with the rack.
+//! Every server is a machine of a device list, with a home and an agent of its own. The agents are real processes that
+//! outlive the sessions that started them. They end with the rack.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -22,15 +22,15 @@ struct Machine {
     sshd: Sshd,
     state: PathBuf,
     _detached: Detached,
-    /// Where the list says that it is, when not at its server.
+    /// The port in the list, if it is not that of the server.
     port: Option<u16>,
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Unreadable is as good as absent: nobody runs that could be found.
+        // An unreadable state is treated as an absent one: no process can be found by it.
         let state = StateDirectory::from_path(self.state.clone());
-        // The supervisor first, or it would start the agent again.
+        // The supervisor first: it would start the agent again.
         for process in
             [state.read_supervisor_process(), state.read_agent_process()].into_iter().flatten().flatten()
         {
@@ -54,7 +54,7 @@ impl Rack {
         Ok(Self { machines: Vec::new(), fleet, directory })
     }
 
-    /// Adds a machine, whose agent is kept alive by a process of its own.
+    /// Adds a machine whose agent has a detached supervisor.
     pub(crate) fn add(&mut self, id: &'static str, setup: Setup) -> Result<()> {
         let state = self.directory.path().join(id);
         let environment = format!(
@@ -72,20 +72,20 @@ impl Rack {
         Ok(())
     }
 
-    /// Its server.
+    /// The SSH server of a machine.
     pub(crate) fn sshd(&self, id: &str) -> Result<&Sshd> {
         let machine = self.machines.iter().find(|machine| machine.id == id);
         Ok(&machine.with_context(|| format!("there is no {id}"))?.sshd)
     }
 
-    /// Puts a line before it: the list says the line's port.
+    /// Puts a proxy in front of it: the list has the proxy's port.
     pub(crate) fn behind(&mut self, id: &str, port: u16) {
         for machine in self.machines.iter_mut().filter(|machine| machine.id == id) {
             machine.port = Some(port);
         }
     }
 
-    /// Ends its agent and what keeps that alive, as a power cut would.
+    /// Kills its agent and the agent's supervisor, as a power cut would.
     pub(crate) fn silence(&self, id: &str) -> Result<()> {
         let machine = self.machines.iter().find(|machine| machine.id == id).context("no such machine")?;
         let state = StateDirectory::from_path(machine.state.clone());
@@ -95,8 +95,7 @@ impl Rack {
         Ok(())
     }
 
-    /// The role server without its debugging information: what is uploaded should be about as large as
-    /// what operators upload.
+    /// The role server without debug information, so that the upload has about the size that operators upload.
     pub(crate) fn agent(&self) -> Result<PathBuf> {
         let path = self.directory.path().join("roleserver");
         if !path.exists() {
@@ -107,13 +106,13 @@ impl Rack {
         Ok(path)
     }
 
-    /// Starts a shepherd for all that were added, which listens at `endpoint`.
+    /// Starts a shepherd for all machines that were added. It listens at `endpoint`.
     pub(crate) fn shepherd(&self, name: &str, endpoint: &str, flags: &[&str]) -> Result<Program> {
         let list = self.directory.path().join("devices.json");
         let devices = self.machines.iter().map(|machine| {
             let target = machine.sshd.target()?;
             let port = machine.port.unwrap_or(target.port);
-            // They are all this host: nobody shall reboot it.
+            // All of them are this host, which must not be rebooted.
             let reboot = ["true"];
             let id = machine.id;
             Ok(json!({
@@ -128,12 +127,12 @@ impl Rack {
         self.fleet.shepherd_of_list(name, &[endpoint.to_owned()], &list, &flags)
     }
 
-    /// What `shepherdctl why` says of a machine.
+    /// The output of `shepherdctl why` for a machine.
     pub(crate) fn why(&self, id: &str) -> Result<Value> {
         Ok(serde_json::from_str(&self.shepherdctl(&["why", &format!("sim/{id}"), "-o", "json"])?)?)
     }
 
-    /// What `shepherdctl` answers.
+    /// The output of `shepherdctl`.
     pub(crate) fn shepherdctl(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
             .args(arguments)
@@ -147,15 +146,15 @@ impl Rack {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Waits until `why` says of a machine that it is in this phase, and all of these words.
+    /// Waits until `why` shows a machine in this phase, with all of these words.
     pub(crate) async fn until_why(&self, id: &str, phase: &str, words: &[&str]) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            // Until the first pass of the provisioner nobody knows it.
+            // Before the first pass of the provisioner the machine is unknown.
             let result = self.why(id);
             if let Ok(why) = &result {
                 let text = why.to_string();
-                // As JSON writes them.
+                // In the form of JSON.
                 let there = |word: &&str| text.contains(json!(word).to_string().trim_matches('"'));
                 if why["phase"] == phase && words.iter().all(there) {
                     return Ok(());
@@ -170,7 +169,7 @@ impl Rack {
         }
     }
 
-    /// Where a machine's server is, as sentences write it.
+    /// The address of a machine's server, as sentences contain it.
     pub(crate) fn address(&self, id: &str) -> Result<String> {
         let machine = self.machines.iter().find(|machine| machine.id == id).context("no such machine")?;
         let mut target = machine.sshd.target()?;

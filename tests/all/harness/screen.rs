@@ -1,7 +1,7 @@
-//! A program on a terminal of its own, and what stands on that.
+//! A program on its own terminal, and the content of the screen.
 //!
-//! `script` makes the terminal and passes on what is typed; what the program writes is understood by an emulator, so that
-//! a test reads the screen as a person does.
+//! `script` makes the terminal and passes on the input. An emulator interprets the output, so that a test reads the
+//! screen as a person does.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -62,12 +62,12 @@ impl Screen {
         look(self.terminal.lock().unwrap_or_else(PoisonError::into_inner).screen())
     }
 
-    /// What stands there, lines without the blanks at their ends.
+    /// The text on the screen, without spaces at the ends of lines.
     pub(crate) fn text(&self) -> String {
         self.with_screen(vt100::Screen::contents)
     }
 
-    /// Waits until that holds all of these words, and returns it.
+    /// Waits until the screen contains all of these words, and returns its text.
     pub(crate) async fn until(&self, words: &[&str]) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -80,7 +80,7 @@ impl Screen {
         }
     }
 
-    /// Types.
+    /// Sends input.
     pub(crate) fn types(&mut self, keys: &[u8]) -> Result<()> {
         let keyboard = self.keyboard.as_mut().context("the keyboard")?;
         keyboard.write_all(keys)?;
@@ -93,8 +93,8 @@ impl Screen {
         rustix::process::Pid::from_raw(pid).context("a process")
     }
 
-    /// Waits for the program's end: how it ended, what stands there then, and whether the terminal is as it was found:
-    /// with the screen and the cursor that it had.
+    /// Waits for the program's end. Returns how it ended, the text on the screen, and whether the terminal is restored,
+    /// with its former screen and cursor.
     pub(crate) async fn ended(mut self) -> Result<(ExitStatus, String, bool)> {
         let end = Instant::now() + PATIENCE;
         let status = loop {

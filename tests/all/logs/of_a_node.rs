@@ -19,7 +19,7 @@ use crate::harness::callback::{Listener, provided, settings, until};
 use crate::harness::postgres::TestDatabase;
 use crate::nodes::services::{declare, founded, until_well};
 
-/// Says something, and then lives on.
+/// Writes a line, and then runs on.
 fn chatty() -> wire::Service {
     let source = Some(wire::program::Source::Path("/bin/sh".to_owned()));
     let program = wire::Program { source, url: String::new() };
@@ -45,7 +45,7 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     until_well(&owner, &node, "server", revision).await?;
     node.stop().await?;
 
-    // The same machine, as a shepherd has it.
+    // The same machine, as a shepherd knows it.
     let database = TestDatabase::create("nodes_logs").await?;
     let directory = tempfile::tempdir()?;
     let listener = Listener::start(&database, settings(directory.path())?).await?;
@@ -105,10 +105,10 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     assert_eq!(names, ["roleserver", "etcd", "web/server"], "{listed}");
     let service = ask(&["web/server"]).await?;
     assert_eq!(service["lines"], serde_json::json!([format!("served by {}", node.id()?)]));
-    // etcd says when; all that it wrote is younger than a day.
+    // etcd writes times; all of its lines are younger than a day.
     let etcd = ask(&["etcd", "--since", "1d", "--lines", "5"]).await?;
     assert_eq!((etcd["lines"].as_array().map(Vec::len), &etcd["note"]), (Some(5), &Value::Null), "{etcd}");
-    // Nobody kept what this role server says but itself.
+    // This role server's own lines are stored only by itself.
     let own = ask(&["roleserver", "--lines", "1000"]).await?;
     let adopted = |line: &Value| {
         line.as_str().is_some_and(|line| line.contains("a service that runs already was adopted"))

@@ -1,6 +1,7 @@
-//! A node that was cut off after each of the steps that it makes durable.
+//! A node that was interrupted after each of the steps that it makes durable.
 //!
-//! What is on the disk after each step is made of what is there at the end: whatever comes later is taken away again.
+//! The content of the disk after each step is derived from the content at the end: everything that is written later is
+//! removed again.
 
 use std::path::Path;
 
@@ -38,7 +39,7 @@ fn unnumbered(files: &ClusterFiles) -> Result<()> {
     Ok(files.write_membership(&EtcdMembership { member: None, ..membership })?)
 }
 
-/// What is on the disk after a step of founding, and whether etcd had the cluster's records by then.
+/// The content of the disk after a step of founding, and whether etcd had the cluster's records by then.
 type Step = (&'static str, bool, fn(&Path, &ClusterFiles) -> Result<()>);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +120,7 @@ async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> T
     Ok(())
 }
 
-/// Registered, approved and taken in, and each time the answer was lost or the power went before it was written down.
+/// Registered, approved and committed. Each time the response was lost, or the power failed before it was written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> TestResult {
     let mut owner = Owner::new()?;
@@ -146,7 +147,7 @@ async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> Test
         std::fs::remove_dir_all(node.disk())?;
         copy(end.path(), &node.disk())?;
         for name in lost {
-            // What was never written is not there.
+            // A file that was never written does not exist.
             let _ = std::fs::remove_file(node.disk().join(name));
         }
         node.start()?;
@@ -159,7 +160,7 @@ async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> Test
     Ok(())
 }
 
-/// What it was to do is lost, on the only member there is: nobody else could tell it.
+/// Its roles are lost on the only member: no other node could send them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestResult {
     let mut owner = Owner::new()?;

@@ -13,7 +13,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::until;
 
-/// A stand-in for etcd: a script that prints a version, writes down its arguments, and does nothing else.
+/// A fake etcd: a script that prints a version, writes its arguments to a file, and does nothing else.
 struct StandIn {
     place: tempfile::TempDir,
 }
@@ -27,7 +27,7 @@ impl StandIn {
         self.place.path().join("etcd")
     }
 
-    /// Puts another program in its place, whole.
+    /// Replaces it by another program, atomically.
     fn replace(&self, script: &str) -> Result<()> {
         let new = self.place.path().join("new");
         std::fs::write(&new, format!("#!/bin/sh\n{script}\n"))?;
@@ -44,7 +44,7 @@ impl StandIn {
         ))
     }
 
-    /// What it was started with, once it was.
+    /// The arguments that it was started with, once it was.
     async fn started_with(&self, node: &Node) -> Result<Vec<String>> {
         let file = self.place.path().join("started");
         until("it is started", async || Ok(file.exists())).await.with_context(|| node.report())?;
@@ -58,7 +58,7 @@ fn san_flag(arguments: &[String]) -> Option<&str> {
     arguments.iter().map(String::as_str).find(|argument| argument.contains("san-verification"))
 }
 
-/// Ends the etcd of a node, as a fault of its own does.
+/// Ends the etcd of a node, as a fault of etcd itself would.
 fn kill_etcd(node: &Node) -> Result<()> {
     let pid = node.etcd().context("no etcd")?.instance.pid;
     let pid = Pid::from_raw(pid).context("no process")?;
@@ -138,7 +138,7 @@ async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
     Ok(())
 }
 
-/// Inside of this process and as a program of its own, a role server starts the etcd that the tests chose.
+/// Inside this process and as a program of its own, a role server starts the etcd that the tests chose.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_server_starts_the_etcd_of_the_tests_by_flags_that_it_takes() -> TestResult {
     let program = etcd_program()?;

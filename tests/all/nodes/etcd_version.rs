@@ -1,4 +1,4 @@
-//! Which etcd these tests ran on, and which of them run on the oldest one, too.
+//! Which etcd these tests ran on, and which of them also run on the oldest one.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::Cluster;
 use crate::harness::source;
 
-/// A server of the harness says its version, and the run shows it: `-- nodes::etcd_version::…: etcd 3.7.3 serves the tests …`.
+/// A server of the harness reports its version, and the run prints it: `-- nodes::etcd_version::…: etcd 3.7.3 serves
+/// the tests …`.
 #[tokio::test]
 async fn server_is_the_etcd_that_was_chosen_for_the_tests() -> TestResult {
     let program = etcd_program()?;
@@ -23,7 +24,7 @@ async fn server_is_the_etcd_that_was_chosen_for_the_tests() -> TestResult {
     Ok(())
 }
 
-/// A filter that fits nothing would leave out what it was meant for, in silence.
+/// A filter that matches nothing would leave out its tests silently.
 #[test]
 fn filters_of_the_run_on_the_oldest_etcd_fit_tests() -> TestResult {
     let list = source::read(Path::new("tests/all/on_etcd_3_4.txt"))?;

@@ -5,7 +5,7 @@ use anyhow::Context as _;
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
 
-/// The first node and the third go through the same code; then leaders go, and everything at once.
+/// The first node and the third run the same code. Then leaders are stopped, and everything at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once() -> TestResult {
     let mut owner = Owner::new()?;
@@ -33,7 +33,7 @@ async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once()
     owner.learn(&[&first, &second, &third])?;
     owner.until_well(3, 3).await?;
 
-    // The leader's role server ends, and nothing else: its etcd goes on, with its pid, and is found again.
+    // The leader's role server ends, and nothing else: its etcd continues, with its pid, and is adopted.
     let leader = owner.curators()?.leader().context("nobody leads")?.node;
     let all = [&mut first, &mut second, &mut third];
     let leading = all.into_iter().find(|node| node.id().ok() == Some(leader)).context("no such node")?;
@@ -45,7 +45,7 @@ async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once()
     assert_eq!(leading.etcd().context("no etcd")?.instance, etcd.instance, "no second one was started");
     owner.until_well(3, 3).await?;
 
-    // The leader's machine loses its power, and comes back.
+    // The leader's machine loses its power, and starts again.
     let leader = owner.curators()?.leader().context("nobody leads")?.node;
     let all = [&mut first, &mut second, &mut third];
     let leading = all.into_iter().find(|node| node.id().ok() == Some(leader)).context("no such node")?;
@@ -54,7 +54,7 @@ async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once()
     leading.start()?;
     owner.until_well(3, 3).await?;
 
-    // All of them at once: what stands on their disks is enough.
+    // All of them at once: the content of their disks is sufficient.
     for node in [&mut first, &mut second, &mut third] {
         node.cut_power().await?;
     }

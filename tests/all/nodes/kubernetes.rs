@@ -1,8 +1,7 @@
-//! Controllers of Kubernetes: real role servers and a real curator, with stand-ins for the programs of a bundle, and
-//! once with real ones.
+//! Controllers of Kubernetes: real role servers and a real curator, with fakes of the programs of a bundle, and once
+//! with real ones.
 //!
-//! A stand-in serves its health checks on the port of its flags, and writes down the arguments that it was started
-//! with.
+//! A fake serves its health checks on the port of its flags, and writes its arguments to a file.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,7 +35,7 @@ pub(super) const CONTROLLER_MANAGER: &str = "kubernetes-controller_kube-controll
 pub(super) const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
 const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Serves by TLS, with the pair of its arguments or of its kubeconfig.
+/// Serves TLS, with the certificate and key of its arguments or of its kubeconfig.
 const STAND_IN: &str = r#"#!/usr/bin/python3
 import http.server, json, os, ssl, sys, time
 flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
@@ -62,13 +61,13 @@ server.serve_forever()
 
 /// A file of a bundle.
 pub(super) struct File {
-    /// What it is.
+    /// The component that it belongs to.
     pub(super) component: &'static str,
     pub(super) path: String,
     pub(super) content: Vec<u8>,
 }
 
-/// A bundle of these programs, all of one version; its digest, and its archive.
+/// A bundle of these programs, all of one version: its digest, and its archive.
 fn bundle(version: &str, programs: &[(&'static str, Vec<u8>)]) -> Result<(String, Vec<u8>)> {
     let file = |(component, content): &(&'static str, Vec<u8>)| File {
         component,
@@ -78,7 +77,7 @@ fn bundle(version: &str, programs: &[(&'static str, Vec<u8>)]) -> Result<(String
     archive(version, &programs.iter().map(file).collect::<Vec<_>>(), &[])
 }
 
-/// A bundle of these files and images, which are a name, a reference and a content; its digest, and its archive.
+/// A bundle of these files and images, each with a name, a reference and a content: its digest, and its archive.
 pub(super) fn archive(
     version: &str,
     files: &[File],
@@ -125,7 +124,7 @@ pub(super) fn archive(
     Ok((sha256(&archive), archive))
 }
 
-/// A bundle of stand-ins; with `broken` API servers end at once.
+/// A bundle of fakes. With `broken`, API servers end at once.
 pub(super) fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)> {
     let text = format!("{STAND_IN}# {version}\n").into_bytes();
     let ends = b"#!/bin/sh\necho it is broken >&2\nexit 1\n".to_vec();
@@ -156,7 +155,7 @@ pub(super) async fn put(owner: &Owner, bundle: &str) -> Result<()> {
     patiently(async || kubernetes.put(request.clone()).await).await.map(drop)
 }
 
-/// Last status of Kubernetes on a node that the curator received.
+/// The last Kubernetes status of a node that the curator received.
 pub(super) async fn fetch_kubernetes_status(
     owner: &Owner,
     node: &Node,
@@ -196,7 +195,7 @@ pub(super) fn all_well(status: &wire::KubernetesStatus) -> bool {
     status.components.len() == 3 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
 }
 
-/// Opens the gate, as a reconciler does that has made all objects.
+/// Opens the gate, as a reconciler does that has created all objects.
 pub(super) async fn open_gate(node: &Node) -> Result<()> {
     let client = Client::new(vec![etcd_member::client_endpoint(&node.files())], Namespace::new("curator")?);
     let status = ReconcilerStatus::completed_by(&Program::current());
@@ -204,7 +203,7 @@ pub(super) async fn open_gate(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Every start of a component, in order: when, and with which flags.
+/// Every start of a component, in order: its time and its flags.
 pub(super) fn starts(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
     let path = node.files().kubernetes_directory().join(child).join("started.log");
     std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
@@ -214,7 +213,7 @@ fn instances(node: &Node) -> Result<Vec<ProcessInstance>> {
     [API_SERVER, CONTROLLER_MANAGER, SCHEDULER].into_iter().map(|child| instance(node, child)).collect()
 }
 
-/// A cluster of one node that is a controller of stand-ins, all well.
+/// A cluster of one node that is a controller with fakes, all of them healthy.
 pub(super) async fn controlled() -> Result<(Owner, Node, String)> {
     let (owner, node) = founded().await?;
     let bundle = stand_ins("1.20.2", false)?;
@@ -252,7 +251,7 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(key)?.permissions());
     assert_eq!(mode & 0o777, 0o600);
 
-    // Killed, and replaced: the components notice nothing.
+    // Killed, and replaced: the components are not affected.
     let running = instances(&node)?;
     node.stop().await?;
     node.start_apart()?;

@@ -1,8 +1,8 @@
 //! Pods on a worker, with the programs of a real bundle: one node that is both controller and worker.
 //!
-//! kubelet, containerd and kube-proxy do things to the host that they run on. So this test runs itself once more in
-//! namespaces of its own for mounts and the network, where the node has a device with an address and the directories
-//! that belong to these programs alone are empty ones.
+//! kubelet, containerd and kube-proxy change the host that they run on. So this test runs itself once more in its own
+//! namespaces for mounts and the network. There the node has a device with an address, and the directories that belong
+//! to these programs alone are empty.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,11 +26,11 @@ use crate::harness::kubernetes::{bundle, has_bundle};
 /// Set where this runs in its own namespaces.
 const ENCLOSED: &str = "SHEPHERD_TEST_IN_NAMESPACE";
 const ADDRESS: &str = "10.99.0.1";
-/// What it needs of this host besides a bundle.
+/// Programs of this host that the test needs besides a bundle.
 const PROGRAMS: [&str; 6] = ["busybox", "conntrack", "iptables", "ip", "jq", "kubectl"];
 const IMAGE: &str = "localhost/web:1";
 
-/// Makes the namespaces what a node expects, and becomes the test.
+/// Prepares the namespaces for a node, and becomes the test.
 const ENCLOSE: &str = r#"
 set -e
 for place in /var/log /var/lib/cni /var/lib/kubelet /run; do
@@ -126,7 +126,7 @@ impl Kubectl {
         Ok(serde_json::from_str(&self.run(&words)?)?)
     }
 
-    /// Makes what a file says.
+    /// Creates the objects of a file.
     fn create(&self, objects: &Value) -> Result<()> {
         let path = self.0.with_extension("objects");
         std::fs::write(&path, objects.to_string())?;
@@ -142,7 +142,7 @@ impl Kubectl {
         Ok(there.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["status"]["phase"]))).collect())
     }
 
-    /// Waits until one pod of an application runs; gives its name.
+    /// Waits until one pod of an application runs, and returns its name.
     async fn until_runs(&self, app: &str) -> Result<String> {
         let mut last = Ok(Vec::new());
         let waited = until("its pod runs", async || {
@@ -273,7 +273,7 @@ async fn enclosed() -> Result<()> {
     until("its log is served", async || Ok(kubectl.run(&["logs", &pod]).is_ok_and(|log| log == "began\n")))
         .await?;
 
-    // The role server is replaced, and containerd dies: the pod notices nothing.
+    // The role server is replaced, and containerd dies: the pod is not affected.
     node.stop().await?;
     assert!(answers(&service), "nothing of it is the role server's");
     node.start()?;
@@ -293,7 +293,7 @@ async fn enclosed() -> Result<()> {
     let of_it = kubectl.json(&["get", "pod", &pod])?;
     assert_eq!(of_it["status"]["containerStatuses"][0]["restartCount"], 0);
 
-    // The role goes: pods go first, but for one that its budget keeps.
+    // The role is removed: pods are evicted first, except for one that its budget keeps.
     owner.roles(&node, &[], &["kubernetes-worker"]).await?;
     until("the pod is evicted, and the node closed", async || {
         let pods = kubectl.pods("web")?;
@@ -336,7 +336,7 @@ async fn enclosed() -> Result<()> {
         .await
         .with_context(|| node.report())?;
 
-    // And comes again: the node is open, and pods run there.
+    // The role is added again: the node is uncordoned, and pods run there.
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
     let open = |node: &Value| node["spec"].get("unschedulable").is_none();
     until("the node is there again, and open", async || Ok(own().is_ok_and(|node| open(&node))))
@@ -344,6 +344,6 @@ async fn enclosed() -> Result<()> {
         .with_context(|| node.report())?;
     until("containerd is there", async || Ok(import_image(&node, directory.path()).is_ok())).await?;
     kubectl.until_runs("web").await?;
-    // The test's end is a power cut, and leaves no mount behind: the namespace goes with it.
+    // The end of the test kills everything, and leaves no mount behind: the mounts end with the namespace.
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Certificates of a controller that come to half of their time while somebody asks its API server.
+//! Certificates of a controller that reach half of their validity while a client calls its API server.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ const CERTIFICATES: [&str; 6] = [
     "scheduler",
     "reconciler",
 ];
-/// A little more than half of their time.
+/// A little more than half of their validity.
 const HALF: Duration = Duration::from_hours(4 * 24);
 
 fn validity(directory: &Path, name: &str) -> Result<Validity> {
@@ -47,7 +47,7 @@ fn validity(directory: &Path, name: &str) -> Result<Validity> {
     Validity::from_der(&certificate).with_context(|| format!("{name} has no time"))
 }
 
-/// Whether an API server says that it is ready, to one who looks at what it shows now.
+/// Whether an API server reports that it is ready, to a client that verifies its present certificate.
 async fn is_answered(address: SocketAddr, servers: &Path) -> Result<()> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_file_iter(servers)? {
@@ -69,7 +69,7 @@ async fn is_answered(address: SocketAddr, servers: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sends requests until it is stopped, and returns for each whether there was an answer.
+/// Sends requests until it is stopped, and returns for each whether there was a response.
 fn spawn_prober(
     address: SocketAddr,
     servers: PathBuf,
@@ -92,12 +92,12 @@ fn spawn_prober(
     (end, counted, asking)
 }
 
-/// Each of them is another one by then, and good for as long; what read one of them once is started again, and nothing
-/// else is. Answers are missed while the API server starts again, and at no other time.
+/// Each of them is replaced, with the full validity. Components that read one of them only once are restarted, and no
+/// others. Responses are missing while the API server restarts, and at no other time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() -> TestResult {
     // The cluster's clock starts half of a lifetime before the host's. So the certificates are at half of their
-    // lifetime by the host's clock, and a component that uses it believes all of them.
+    // lifetime by the host's clock, and a component that uses it accepts all of them.
     let days = Arc::new(AtomicU32::new(0));
     let clock = {
         let (days, host) = (days.clone(), Clock::system());
@@ -139,8 +139,7 @@ async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() ->
     let (end, mut counted, asking) = spawn_prober(address, directory.join("servers.crt"));
     counted.wait_for(|count| *count >= 10).await?;
 
-    // Shortly before half of their lifetime nothing is requested. Certificates are checked again when anything
-    // changes.
+    // Shortly before half of their lifetime nothing is requested. Certificates are checked again when anything changes.
     let look = async |owner: &Owner, value: &str| {
         let mut management = ManagementClient::new(owner.curators()?.channel());
         let set = [("looked".to_owned(), value.to_owned())].into();
@@ -197,8 +196,8 @@ async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() ->
     Ok(())
 }
 
-/// Another authority of clients, on a node that runs: each of the three steps starts every component again, in order,
-/// and is reported as acted on only then. In the end nothing of the former authority is there.
+/// Another authority of clients, on a running node: each of the three steps restarts every component, in order, and is
+/// reported as applied only then. In the end nothing of the former authority is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_keys_start_every_component_again_step_by_step() -> TestResult {
     let (owner, node, _) = controlled().await?;

@@ -1,8 +1,8 @@
-//! Workers of Kubernetes: real role servers and a real curator, with stand-ins for the programs of a bundle.
+//! Workers of Kubernetes: real role servers and a real curator, with fakes of the programs of a bundle.
 //!
-//! Stand-ins do to the host what the real ones do: a kubelet mounts somebody's data below its directory and has a process
-//! in the control groups of pods, and containerd starts a shim that outlives it. The role server is in a mount namespace of
-//! its own, so that nothing of it is seen outside.
+//! Fakes change the host as the real ones do: a kubelet mounts data below its directory and has a process in the
+//! control groups of pods, and containerd starts a shim that outlives it. The role server is in a mount namespace of
+//! its own, so that nothing of it is visible outside.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ const IMAGE: &str = "kubernetes-worker_image-pause";
 const KUBELET: &str = "kubernetes-worker_kubelet";
 const PROXY: &str = "kubernetes-worker_kube-proxy";
 
-/// Each writes down that it was started, then does what one of its name does.
+/// Each records its start, and then behaves like the program of its name.
 const STAND_IN: &str = r#"#!/usr/bin/python3
 import glob, http.server, json, os, re, shutil, socket, subprocess, sys, time
 name = os.path.basename(sys.argv[0])
@@ -98,7 +98,7 @@ if name == "kube-proxy":
 fn stand_ins(version: &str, data: &Path) -> Result<(String, Vec<u8>)> {
     let text = STAND_IN.replace("DATA", &format!("{:?}", data.display().to_string()));
     let script = format!("{text}# {version}\n").into_bytes();
-    // What is started by that name is a program of that name, and no script.
+    // A process of that name must be a program, not a script.
     let sleep = std::fs::read("/bin/sleep")?;
     let mut files = Vec::new();
     for name in ["kubelet", "kube-proxy", "containerd", "ctr"] {
@@ -115,7 +115,7 @@ fn stand_ins(version: &str, data: &Path) -> Result<(String, Vec<u8>)> {
     archive(version, &files, &[("pause", "registry.k8s.io/pause:3.2", b"an image".to_vec())])
 }
 
-/// A mount namespace, for as long as this is held.
+/// A mount namespace. It exists as long as this value.
 struct Mounts(Program);
 
 impl Mounts {
@@ -130,7 +130,7 @@ impl Mounts {
         PathBuf::from(format!("/proc/{}/ns/mnt", self.0.pid()))
     }
 
-    /// A program that becomes the role server in there.
+    /// A program that becomes the role server in the namespace.
     fn role_server(&self, directory: &Path) -> Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt as _;
         let path = directory.join("roleserver");
@@ -141,7 +141,7 @@ impl Mounts {
         Ok(path)
     }
 
-    /// What is mounted in there below a path.
+    /// The mounts in the namespace below a path.
     fn below(&self, path: &Path) -> Result<Vec<String>> {
         let text = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.0.pid()))?;
         let path = path.display().to_string();
@@ -158,7 +158,7 @@ fn all_well(status: &wire::KubernetesStatus) -> bool {
     status.components.len() == 3 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
 }
 
-/// The number that a stand-in wrote down of what it started.
+/// The pid that a fake wrote for a process that it started.
 fn pid(node: &Node, child: &str, file: &str) -> Result<u32> {
     let path = node.files().kubernetes_directory().join(child).join(file);
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
@@ -227,7 +227,7 @@ async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_
     let (shim, pod) = (pid(&node, CONTAINERD, "shim.pid")?, pid(&node, KUBELET, "pod.pid")?);
     assert!(runs(shim) && runs(pod) && !pod_groups(&node)?.is_empty());
 
-    // containerd dies: what it started for pods goes on, and so does everybody else.
+    // containerd dies: the processes that it started for pods continue, and so do all other components.
     let before = instance(&node, CONTAINERD)?;
     before.stop(std::time::Duration::ZERO)?;
     until("containerd runs again", async || {
@@ -239,7 +239,7 @@ async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_
     wait_for_kubernetes_status(&owner, &node, "all are well again", all_well).await?;
     assert_eq!(pid(&node, CONTAINERD, "shim.pid")?, shim);
 
-    // Killed, and replaced: the components notice nothing.
+    // Killed, and replaced: the components are not affected.
     let running: Vec<ProcessInstance> = [CONTAINERD, KUBELET, PROXY]
         .into_iter()
         .map(|child| instance(&node, child))
@@ -256,7 +256,7 @@ async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_
     let kubernetes = node.files().kubernetes_directory();
     assert_eq!(mounts.below(&kubernetes)?.len(), 2, "{:?}", mounts.below(&kubernetes)?);
 
-    // Another bundle: all start again from it, and there is no API server that would know of a pod to be evicted.
+    // Another bundle: all components restart from it. No API server exists that could know of a pod to evict.
     let other = stand_ins("1.20.3", &data)?;
     put_bundle(&node, &other)?;
     put(&owner, &other.0).await?;

@@ -57,9 +57,9 @@ pub(crate) struct Node {
     pub(crate) facts: NodeFacts,
     /// Its clock, from its next start on.
     pub(crate) clock: Clock,
-    /// Where its components of Kubernetes listen, from its next start on.
+    /// The ports of its Kubernetes components, from its next start on.
     pub(crate) ports: ComponentPorts,
-    /// The program etcd of a role server that is a part of this process, from its next start on.
+    /// The program etcd of a role server that runs in this process, from its next start on.
     pub(crate) etcd_program: PathBuf,
     running: Option<Running>,
     directory: tempfile::TempDir,
@@ -81,13 +81,13 @@ impl Node {
         Self::at(address.into())
     }
 
-    /// The same, at the address of another one that is gone.
+    /// The same, at the address of a former node.
     pub(crate) fn at(address: IpAddr) -> Result<Self> {
         Ok(Self {
             address,
             facts: NodeFacts::default(),
             clock: Clock::system(),
-            // The loopback is the host's, and other nodes of it are beside this one.
+            // The loopback interface is the host's, and other nodes are on it too.
             ports: ComponentPorts {
                 load_balancer: SocketAddr::new(address, 6445),
                 ..ComponentPorts::default()
@@ -102,7 +102,7 @@ impl Node {
         ClusterFiles::in_state_directory(self.directory.path())
     }
 
-    /// Asks it to be something.
+    /// Gives the machine an order.
     pub(crate) fn ask(&self, what: OrderKind) -> Result<()> {
         let order = NodeOrder {
             generation: 0,
@@ -115,7 +115,7 @@ impl Node {
         Ok(self.files().write_order(&order)?)
     }
 
-    /// Starts its role server, as far as it is about the cluster.
+    /// Starts the cluster part of its role server.
     pub(crate) fn start(&mut self) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         self.facts = NodeFacts::default();
@@ -137,13 +137,13 @@ impl Node {
         Ok(())
     }
 
-    /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that is away.
+    /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that does not answer.
     pub(crate) fn start_apart(&mut self) -> Result<()> {
         let away = AgentSettings::new(&[reserved()?.to_string()], &[], 0);
         self.start_program(Path::new(LAUNCHER), away.map_err(anyhow::Error::msg)?)
     }
 
-    /// The same with this program, enrolled so unless it was before.
+    /// The same with this program. It is enrolled unless it was before.
     pub(crate) fn start_program(&mut self, program: &Path, settings: AgentSettings) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         let state = StateDirectory::open(self.directory.path())?;
@@ -165,13 +165,13 @@ impl Node {
         Ok(())
     }
 
-    /// The process of its role server, as that has written it down.
+    /// The process of its role server, by its record.
     pub(crate) fn role_server(&self) -> Result<Option<ProcessInstance>> {
         let state = StateDirectory::from_path(self.directory.path().to_owned());
         Ok(state.read_agent_process()?.map(|process| process.instance))
     }
 
-    /// Kills its role server outright, and nothing else.
+    /// Kills its role server and nothing else.
     pub(crate) fn kill_role_server(&mut self) -> Result<()> {
         match self.running.take() {
             Some(Running::Apart(mut program)) => program.kill(),
@@ -179,7 +179,7 @@ impl Node {
         }
     }
 
-    /// Ends its role server in order; what runs beside it goes on.
+    /// Ends its role server in order. Its children continue.
     pub(crate) async fn stop(&mut self) -> Result<()> {
         match self.running.take().context("it does not run")? {
             Running::Inside { tree, leaving } => {
@@ -192,7 +192,7 @@ impl Node {
 
     /// Ends everything on it, as a power cut does.
     pub(crate) async fn cut_power(&mut self) -> Result<()> {
-        // First what would start the others again.
+        // First the role server, which would restart the others.
         self.stop().await?;
         for name in self.children() {
             stop_child(&name, &self.places(), Duration::ZERO)?;
@@ -200,7 +200,7 @@ impl Node {
         Ok(())
     }
 
-    /// Names of all that was ever started beside its role server and is not forgotten.
+    /// Names of all children that were ever started and are still recorded.
     pub(crate) fn children(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.places().directory).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -228,7 +228,7 @@ impl Node {
         read_record(&self.places().record_path(etcd_member::NAME))
     }
 
-    /// What it keeps of its cluster.
+    /// The directory of its cluster state.
     pub(crate) fn disk(&self) -> PathBuf {
         self.directory.path().join("cluster")
     }
@@ -241,7 +241,7 @@ impl Node {
         Ok(NodeId::from_key(&self.key()?))
     }
 
-    /// The tree of its parts, for sentences.
+    /// The tree of its runnables, for messages.
     pub(crate) fn report(&self) -> String {
         match &self.running {
             None => "it does not run".to_owned(),
@@ -252,7 +252,7 @@ impl Node {
         }
     }
 
-    /// Waits until its curator runs, or does not.
+    /// Waits until its curator runs, or does not run.
     pub(crate) async fn until_control_plane(&self, runs: bool) -> Result<()> {
         let there = self.facts.control_plane.clone();
         let waited = until("the control plane is as it should", async || {
@@ -285,7 +285,7 @@ impl Drop for Node {
         for name in self.children() {
             let _ = stop_child(&name, &self.places(), Duration::ZERO);
         }
-        // What a worker's stand-ins put there, where its test failed.
+        // What a worker's fakes left there, if its test failed.
         let _ = PodCgroups::detect_host(&self.places().instance_name()).terminate(Duration::ZERO);
     }
 }
@@ -302,7 +302,7 @@ impl Owner {
         Ok(Self { key: Arc::new(Identity::generate()?), cluster: Uuid::new_v4(), curators: None })
     }
 
-    /// The same owner, who has claimed nothing yet.
+    /// The same owner, without a claimed certificate.
     pub(crate) fn again(&self) -> Self {
         Self { key: self.key.clone(), cluster: self.cluster, curators: None }
     }
@@ -318,7 +318,7 @@ impl Owner {
         }
     }
 
-    /// Claims a certificate from the cluster that this node is one of, and follows its leader from then on.
+    /// Claims a certificate from the cluster of this node, and follows its leader from then on.
     pub(crate) async fn claim(&mut self, node: &Node) -> Result<()> {
         let connection = node.facts.connection.latest().context("it is no node")?;
         let anchor = connection.anchor.clone();
@@ -337,7 +337,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Says where curators may be, too.
+    /// Adds the addresses of these nodes' curators.
     pub(crate) fn learn(&self, nodes: &[&Node]) -> Result<()> {
         let (curators, ..) = self.curators.as_ref().context("it owns nothing")?;
         let at = |node: &&Node| std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
@@ -349,7 +349,7 @@ impl Owner {
         Ok(&self.curators.as_ref().context("it owns nothing")?.0)
     }
 
-    /// The order for a machine that shall join, with a new ticket.
+    /// The order for a machine to join, with a new ticket.
     pub(crate) async fn join(&self, through: &Node) -> Result<OrderKind> {
         let (curators, _, anchor) = self.curators.as_ref().context("it owns nothing")?;
         let mut tickets = TicketsClient::new(curators.channel());
@@ -383,7 +383,7 @@ impl Owner {
         .with_context(|| node.report())
     }
 
-    /// Gives and takes roles; asks again for as long as it has to be waited for.
+    /// Adds and removes roles. Repeats the call for as long as it has to wait.
     pub(crate) async fn roles(&self, node: &Node, give: &[&str], take: &[&str]) -> Result<wire::Node> {
         let mut management = ManagementClient::new(self.curators()?.channel());
         let request = wire::UpdateRolesRequest {
@@ -404,7 +404,7 @@ impl Owner {
         Ok(())
     }
 
-    /// All nodes and what the leader thinks of each.
+    /// All nodes, and how the leader evaluates each.
     pub(crate) async fn nodes(&self) -> Result<Vec<wire::ListedNode>> {
         let mut management = ManagementClient::new(self.curators()?.channel());
         let listed =
@@ -428,12 +428,12 @@ impl Owner {
         Ok(patiently(async || management.get_consensus(wire::GetConsensusRequest {}).await).await?.members)
     }
 
-    /// Waits until this many members vote and are in reach, and this many nodes are healthy.
+    /// Waits until this many members vote and are reachable, and this many nodes are healthy.
     pub(crate) async fn until_well(&self, voters: usize, healthy: usize) -> Result<()> {
         self.until_counted(voters, voters, healthy).await
     }
 
-    /// The same where some of all these members are out of reach.
+    /// The same if some of all these members are out of reach.
     pub(crate) async fn until_well_without(&self, all: usize, voters: usize) -> Result<()> {
         self.until_counted(all, voters, voters).await
     }
@@ -474,7 +474,7 @@ fn way<const N: usize>(
     (curators, following)
 }
 
-/// Makes a call until it is answered with more than "ask again".
+/// Repeats a call until its response is not "try again".
 pub(crate) async fn patiently<T>(
     mut call: impl AsyncFnMut() -> Result<tonic::Response<T>, Status>,
 ) -> Result<T> {
@@ -490,7 +490,7 @@ pub(crate) async fn patiently<T>(
     }
 }
 
-/// A connection that breaks in the middle of an answer is no UNAVAILABLE to tonic.
+/// tonic reports a connection that breaks in the middle of a response as another code than UNAVAILABLE.
 fn passes(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Unimplemented)
 }

@@ -1,4 +1,4 @@
-//! Certificates that have ended.
+//! Expired certificates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,8 +14,8 @@ use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
-/// A month without any of them: the member of etcd makes itself another certificate, and the other node is given one
-/// for its key alone.
+/// A month after which no certificate is valid: the etcd member issues itself another certificate, and the other node
+/// gets one for its key alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> TestResult {
     let days = Arc::new(AtomicU32::new(0));
@@ -57,7 +57,7 @@ async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> T
         let kept = Validity::from_der(&hex::decode(kept)?).context("no certificate")?;
         assert!(kept.contains(clock.now()), "and keeps it");
     }
-    // With it, the control plane accepts it as the node that it is.
+    // With the new certificate, the control plane accepts it as the same node.
     node.until_control_plane(false).await?;
     Ok(())
 }

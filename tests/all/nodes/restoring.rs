@@ -1,4 +1,4 @@
-//! A cluster that comes back from a snapshot, at the very address of its old member, and a node that lived on.
+//! A cluster that is restored from a snapshot, at the very address of its old member, and a node that kept running.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
     Ok(encoded)
 }
 
-/// Who leads, to a node.
+/// The leader, as a node knows it.
 fn leader(node: &Node) -> Option<String> {
     let connection = node.facts.connection.latest()?;
     Some(connection.curators.leader()?.node.to_string())
@@ -52,7 +52,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     let (id, authority) =
         (ClusterSnapshot::decode(&taken)?.cluster, worker.files().read_credentials()?.context("one")?);
 
-    // Its only member is gone. Another machine has its address, and restores it.
+    // Its only member is gone. Another machine has its address, and restores the cluster.
     first.cut_power().await?;
     let mut second = Node::at(first.address)?;
     let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
@@ -79,7 +79,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     assert_eq!(members.len(), 1);
     assert_ne!(members[0].member_id, before, "a member of before could take itself for this one");
 
-    // The node that lived on receives the order, and goes on as the node that it is.
+    // The node that kept running receives the order, and continues as the same node.
     let inbox = OrderInbox::new(MachineId::generate(), worker.files(), worker.facts.clone());
     let curator = std::net::SocketAddr::new(second.address, CURATOR_PORT).to_string();
     let join = agent::JoinCluster {
@@ -107,7 +107,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     })
     .await?;
 
-    // The old member comes back, where the new one was, and leads all that it knows of: nobody listens to it.
+    // The old member comes back, where the new one was, and leads all that it knows of: no node follows it.
     second.cut_power().await?;
     first.start()?;
     first.until_control_plane(true).await?;

@@ -1,4 +1,4 @@
-//! Roles that come and go.
+//! Roles that are added and removed.
 
 use anyhow::Context as _;
 use shepherd::roleserver::cluster::etcd_member::{self, EtcdDataState};
@@ -7,7 +7,7 @@ use shepherd::roleserver::cluster::files::EtcdMembership;
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
 
-/// Quick turns, of which the node sees some and misses others; then what was ordered last is so.
+/// Quick changes, of which the node sees some and misses others. The last order takes effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> TestResult {
     let mut owner = Owner::new()?;
@@ -31,7 +31,7 @@ async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> T
     node.until_control_plane(true).await?;
     owner.until_well(2, 2).await?;
 
-    // Taken for good: etcd ends, and what it had kept goes with it.
+    // Removed for good: etcd ends, and its data is removed.
     let data =
         node.files().read_membership()?.map(|membership| node.disk().join("etcd").join(membership.data));
     assert!(data.as_ref().is_some_and(|data| data.exists()));

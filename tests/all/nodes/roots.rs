@@ -12,7 +12,7 @@ use super::services::{declare, every, founded, instance, until_nothing_is_left, 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
-/// Writes what it sees into its own directory, leaves a process behind, and ends on SIGTERM.
+/// Writes its observations into its own directory, leaves a process behind, and ends on SIGTERM.
 const PROGRAM: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// An archive with that program alone, where the node keeps artefacts; its digest.
+/// An archive with that program alone, in the node's artefact store; its digest.
 fn archive(node: &Node, name: &str) -> Result<String> {
     let place = tempfile::tempdir()?;
     let (source, program) = (place.path().join("program.c"), place.path().join("program"));
@@ -69,14 +69,14 @@ fn archive(node: &Node, name: &str) -> Result<String> {
     Ok(digest)
 }
 
-/// How many processes run the program of that name, wherever its file is.
+/// How many processes run the program of that name, whatever the path of its file.
 fn running(name: &str) -> usize {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let words = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     words.filter(|words| words.starts_with(format!("/bin/{name}\0").as_bytes())).count()
 }
 
-/// Control groups of services that this node's role server has made, in whatever hierarchy.
+/// Control groups of services that this node's role server has created, in any hierarchy.
 fn groups(node: &Node) -> Vec<PathBuf> {
     let family = node.places().instance_name();
     let (mut found, mut places) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
@@ -121,7 +121,7 @@ async fn wait_for_output(own: &Path, part: &str) -> Result<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_service() -> TestResult {
     let (owner, mut node): (Owner, Node) = founded().await?;
-    // As processes know it; other tests have none of that name.
+    // The name of the process. No other test uses it.
     let name = format!("box{}", std::process::id());
     let digest = archive(&node, &name)?;
     let first = declare(&owner, "box", &[service(&digest, &name, "one")]).await?;
@@ -142,14 +142,14 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     assert_eq!(running(&name), 2);
     assert!(!groups(&node).is_empty());
 
-    // Another role server continues it.
+    // Another role server adopts it.
     node.stop().await?;
     node.start()?;
     owner.until_well(1, 1).await?;
     until_well(&owner, &node, "server", first).await?;
     assert_eq!(instance(&node, "box_server")?, runs);
 
-    // The process that represents it is killed: nothing of it is left when it starts again.
+    // The process that represents it is killed: none of its processes is left when it starts again.
     runs.send_signal(rustix::process::Signal::KILL)?;
     let again = until_status(&owner, &node, "server", |status| {
         status.restarts > 0 && status.kind() == wire::service_status::Kind::Healthy
@@ -165,7 +165,7 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     assert!(own.join("ended").exists(), "the program of the previous declaration received no SIGTERM");
     assert_eq!(running(&name), 2);
 
-    // An artefact that is no archive is reported, and disturbs nothing else.
+    // An artefact that is not an archive is reported, and does not affect other services.
     let none = hex::encode(ring::digest::digest(&ring::digest::SHA256, b"no archive"));
     std::fs::write(node.disk().join("artefacts").join(&none), "no archive")?;
     let odd = wire::Service { name: "odd".to_owned(), ..service(&none, &name, "three") };

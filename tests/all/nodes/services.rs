@@ -1,6 +1,6 @@
 //! Services of operators' roles: declared to a real curator, run by real role servers.
 //!
-//! What runs is the shell and the Perl of a Debian host, which are there for its packages.
+//! The services run the shell and the Perl of a Debian host, which its packages need anyway.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -65,14 +65,14 @@ pub(super) fn web(at: SocketAddr, text: &str) -> wire::Service {
         run: Some(program("/usr/bin/perl")),
         arguments: vec!["server.pl".to_owned(), at.port().to_string(), text.to_owned()],
         files: vec![wire::File { path: "server.pl".to_owned(), contents: WEB.to_owned(), mode: 0o400 }],
-        // Nobody in particular.
+        // A user without an account.
         user: "65533".to_owned(),
         health_check: Some(every(500, wire::health_check::Probe::Http(http))),
         ..Default::default()
     }
 }
 
-/// What is answered to a request; all of it within the limit of a connection.
+/// The response to a request, complete within the time limit of a connection.
 pub(super) fn ask(at: SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect(at)?;
     stream.set_read_timeout(Some(Duration::from_mins(1)))?;
@@ -84,7 +84,7 @@ pub(super) fn ask(at: SocketAddr) -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// Asks again and again, and counts what is not answered.
+/// Repeats a request, and counts those without a response.
 pub(super) struct Traffic {
     over: Arc<AtomicBool>,
     request_count: Arc<AtomicU32>,
@@ -116,14 +116,14 @@ impl Traffic {
     }
 }
 
-/// Serves a file to every client, and breaks off after half of it if the request is from its beginning.
+/// Serves a file to every client, and breaks off after half of it if the request starts at its beginning.
 fn breaking_off(content: &'static [u8]) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}/program", listener.local_addr()?);
     // Ends with the test process.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A client that hangs up has made no request.
+            // A client that disconnects has made no request.
             let _ = serve_part(stream, content);
         }
     });
@@ -144,7 +144,7 @@ fn serve_part(mut stream: TcpStream, content: &[u8]) -> Result<()> {
     Ok(stream.write_all(&content[from..to])?)
 }
 
-/// Declares a role; gives its revision.
+/// Declares a role, and returns its revision.
 pub(crate) async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
     let declaration = wire::Declaration { role: role.to_owned(), services: services.to_vec(), revision: 0 };
     let mut declarations = DeclarationsClient::new(owner.curators()?.channel());
@@ -153,7 +153,7 @@ pub(crate) async fn declare(owner: &Owner, role: &str, services: &[wire::Service
     Ok(put.declaration.context("no declaration")?.revision)
 }
 
-/// How the services of a node do, as the curator lists it.
+/// The status of a node's services, as the curator lists it.
 async fn statuses(owner: &Owner, node: &Node) -> Result<BTreeMap<String, wire::ServiceStatus>> {
     let id = node.id()?.to_string();
     let listed = owner.nodes().await?.into_iter().filter_map(|listed| listed.node);
@@ -162,7 +162,7 @@ async fn statuses(owner: &Owner, node: &Node) -> Result<BTreeMap<String, wire::S
     Ok(services.into_iter().map(|status| (status.service.clone(), status)).collect())
 }
 
-/// Waits until the curator says this of a service.
+/// Waits until the curator reports this status of a service.
 pub(super) async fn until_status(
     owner: &Owner,
     node: &Node,
@@ -195,7 +195,7 @@ pub(super) fn instance(node: &Node, child: &str) -> Result<ProcessInstance> {
     Ok(node.child(child).with_context(|| format!("{child} is not there"))?.instance)
 }
 
-/// Waits until nothing is left of any service: no process, no directory, no word of it.
+/// Waits until nothing is left of any service: no process, no directory, no status.
 pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<()> {
     let mut last = String::new();
     let waited = until("nothing is left of services", async || {
@@ -218,7 +218,7 @@ pub(crate) async fn founded() -> Result<(Owner, Node)> {
     Ok((owner, node))
 }
 
-/// How many tasks the control group of a process may have, where the host has such groups.
+/// How many tasks the control group of a process may have, if the host has such groups.
 fn most_tasks(of: &ProcessInstance) -> Result<Option<String>> {
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", of.pid))?;
     let below = groups.lines().find_map(|line| line.strip_prefix("0::").map(|path| ("", path)));
@@ -264,7 +264,7 @@ async fn service_answers_on_while_its_role_server_is_replaced_and_killed() -> Te
         failures.len()
     );
 
-    // What can be changed while it runs is; it is another revision, and the same process.
+    // What can be changed while it runs is changed: it is another revision, and the same process.
     let limits = Some(wire::Limits { tasks: 50, ..Default::default() });
     let second = declare(&owner, "web", &[wire::Service { limits, ..web(at, "one") }]).await?;
     until_well(&owner, &node, "server", second).await?;
@@ -273,14 +273,14 @@ async fn service_answers_on_while_its_role_server_is_replaced_and_killed() -> Te
         assert_eq!(most, "50");
     }
 
-    // Other arguments: it is started again, once.
+    // Other arguments: it is restarted, once.
     let third = declare(&owner, "web", &[web(at, "two")]).await?;
     let status = until_well(&owner, &node, "server", third).await?;
     assert_eq!((ask(at)?.as_str(), status.restarts, status.message.as_str()), ("two", 0, ""));
     let next = instance(&node, "web_server")?;
     assert!(next != runs && !runs.is_alive() && next.is_alive());
 
-    // Its health is checked all the time: a service that does not answer any more is reported.
+    // Its health is checked all the time: a service that stops responding is reported.
     next.send_signal(rustix::process::Signal::STOP)?;
     let ill = until_status(&owner, &node, "server", |status| status.kind() == Kind::Unhealthy).await?;
     assert!(ill.message.contains("its health check fails: it took longer than 500 ms"), "{}", ill.message);
@@ -320,7 +320,7 @@ async fn services_start_when_those_they_depend_on_are_well_and_stop_in_the_oppos
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    // Their names are in no order that would do.
+    // The order of their names is not the order of their dependencies.
     let (middle, top) = (line("and-middle", "a", &["base"]), line("a-top", "a", &["and-middle", "base"]));
     let first = declare(&owner, "line", &[base("a"), middle.clone(), top.clone()]).await?;
     owner.roles(&node, &["line"], &[]).await?;
@@ -341,7 +341,7 @@ async fn services_start_when_those_they_depend_on_are_well_and_stop_in_the_oppos
     until("all have spoken", async || Ok(lines().len() == 3)).await?;
     assert_eq!(lines(), ["start base a", "start and-middle a", "start a-top a"]);
 
-    // What is changed starts again; what depends on it goes on.
+    // A changed service is restarted, and the services that depend on it continue.
     let second = declare(&owner, "line", &[base("b"), middle, top]).await?;
     for name in ["base", "and-middle", "a-top"] {
         until_well(&owner, &node, name, second).await?;
@@ -436,7 +436,7 @@ async fn node_that_comes_back_runs_its_services_before_any_curator_is_reachable(
     assert_eq!(ask(at)?, expected);
     let before = instance(&node, "web_server")?;
 
-    // Everything is off, and only the node that is no consensus member comes back.
+    // Everything is off, and only the node that is no consensus member starts again.
     first.cut_power().await?;
     node.cut_power().await?;
     assert!(!before.is_alive());
@@ -447,7 +447,7 @@ async fn node_that_comes_back_runs_its_services_before_any_curator_is_reachable(
     let runs = instance(&node, "web_server")?;
     assert_ne!(runs, before);
 
-    // What it is to run is lost from its disk while what runs goes on.
+    // Its declarations are lost from its disk while its services continue.
     node.stop().await?;
     let kept = node.disk().join("declarations.json");
     let whole = std::fs::read(&kept)?;
@@ -505,7 +505,7 @@ async fn program_is_fetched_to_the_end_and_run_only_if_it_is_the_right_one() -> 
     };
     let runs = instance(&node, "made_right")?;
 
-    // From elsewhere it is the same, and goes on; what nothing is made of any more is removed.
+    // The same artefact from another URL changes nothing. Artefacts that nothing uses any more are removed.
     let moved = declare(
         &owner,
         "made",

@@ -1,4 +1,4 @@
-//! A node's role server becomes another release while what it runs is used.
+//! A node's role server becomes another release while its services are used.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -34,14 +34,14 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let program = place.path().join("roleserver");
     own_role_server(&program)?;
     let former = std::fs::read(&program)?;
-    // The same program with something after it: another release, by its digest.
+    // The same program with bytes appended: another release, by its digest.
     let release = [&former[..], b"another release"].concat();
     let sha256 = shepherd.serve(release.clone())?;
 
     let mut owner = Owner::new()?;
     let mut node = Node::new()?;
     node.ask(owner.founding_order())?;
-    // Where the key of the cluster is read from, it is a part of this process at first.
+    // The test reads the key of the cluster from it, so it is a part of this process at first.
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;

@@ -1,4 +1,4 @@
-//! What a cluster's add-ons declare is applied, kept, and goes with them.
+//! The objects that a cluster's add-ons declare are applied, kept, and deleted with their add-on.
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -44,7 +44,7 @@ async fn applied_and_pruned(server: &Server) -> Result<()> {
     assert_eq!(kept.pass().await?, NOTHING, "nothing differs, and nothing is applied");
     let made = other.get(&maps, &in_default("network")).await??;
     assert_eq!(made["metadata"]["labels"], json!({MANAGED_LABEL: MANAGED_ADD_ON, ADD_ON_LABEL: "network"}));
-    // What others add is theirs; what they change is put back.
+    // What other clients add stays; what they change is restored.
     let annotated = other
         .edit(&maps, &in_default("network"), |map| map["metadata"]["annotations"]["his"] = json!("own"))
         .await?;
@@ -144,7 +144,7 @@ async fn what_an_add_on_cannot_do_is_reported_and_blocks_nothing() -> TestResult
         assert!(troubles.iter().any(|trouble| trouble.contains(says)), "{says} is not in {troubles:#?}");
     }
     assert_eq!(troubles.len(), 4, "{troubles:#?}");
-    // What was somebody else's before is so after.
+    // Objects that belonged to another client before still belong to it.
     kept.wish(&[]);
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
     assert!(other.get(&config_maps(), &in_default("theirs")).await?.is_ok());

@@ -36,7 +36,7 @@ async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
     assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
     assert_eq!(kept.pass().await?, NOTHING);
     assert_eq!(kept.objects.describe_plan().await?, "");
-    // Somebody changes this, adds that, deletes those, and puts the label on something of his.
+    // Another client changes one object, adds another one, deletes some, and puts the label on one of its own.
     other.edit(&cluster_roles(), &named(STORAGE_PROVISIONER), |role| role["rules"] = json!([])).await?;
     other
         .edit(&bindings(), &named("shepherd:viewers"), |binding| {
@@ -116,7 +116,7 @@ async fn every_field_that_a_server_would_fill_in_is_set() -> TestResult {
     Ok(nothing_is_filled_in(&Server::simulated().await?).await?)
 }
 
-/// The one of Kubernetes 1.20 knows less than these types, and fills in nothing that they do not say.
+/// The API server of Kubernetes 1.20 knows fewer fields than these types, and fills in no default that they do not set.
 #[tokio::test]
 async fn every_field_that_a_real_server_would_fill_in_is_set() -> TestResult {
     let Some(server) = Server::real().await? else { return Ok(()) };
@@ -175,7 +175,7 @@ async fn clash(server: &Server) -> Result<()> {
     other.delete(&cluster_roles(), &named(STORAGE_PROVISIONER)).await??;
     assert_eq!(kept.pass().await?, [1, 0, 0, 0]);
     assert_eq!(kept.troubles(), Vec::<String>::new());
-    // Who takes the label off one of ours has not made it his.
+    // An object of ours without the label is still ours.
     other.edit(&runtimes(), &named("runc"), |class| class["metadata"]["labels"] = json!({})).await?;
     assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
     let labelled = other.get(&runtimes(), &named("runc")).await??;
@@ -190,7 +190,7 @@ async fn what_is_not_what_was_judged_any_more_is_not_deleted() -> TestResult {
     let (api, other) = (server.api().await?, server.other()?);
     let stray = other.create(&cluster_roles(), &role("stray", "get", true)).await??;
     let seen = shepherd::reconciler::objects::object_plan::Precondition::from_object(&stray);
-    // Between the list and the deletion somebody takes the label off.
+    // Between the list and the deletion another client removes the label.
     other.edit(&cluster_roles(), &named("stray"), |role| role["metadata"]["labels"] = json!({})).await?;
     let answer = api.delete(&cluster_roles(), &named("stray"), &seen).await;
     assert!(answer.is_err(), "it was deleted, whatever it was");
@@ -205,7 +205,7 @@ async fn what_is_not_what_was_judged_any_more_is_not_deleted() -> TestResult {
 async fn one_kind_that_fails_hides_no_other() -> TestResult {
     let server = Server::simulated().await?;
     let other = server.other()?;
-    // Held by somebody, and in the way of what is made of it.
+    // Another client's finalizer holds it, and it is in the way of its replacement.
     let mut held = role(STORAGE_PROVISIONER, "get", true);
     held["metadata"]["finalizers"] = json!(["somebody.example/holds"]);
     other.create(&cluster_roles(), &held).await??;
@@ -230,7 +230,7 @@ async fn nothing_is_done_before_it_is_known_what_the_cluster_wishes() -> TestRes
     let server = Server::simulated().await?;
     let kept = ManagedObjects::new(&server, everything());
     assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
-    // Another program, that does not know them.
+    // Another program that does not know these objects.
     let (wishes, receiver) = tokio::sync::watch::channel(None);
     let objects =
         shepherd::reconciler::objects::reconcile::KubernetesObjects::new(server.connection(), receiver);

@@ -1,4 +1,5 @@
-//! What these tests have in common: a server of either kind, objects kept in it, and somebody else who changes them.
+//! Fixtures of these tests: a server of either kind, objects that are reconciled in it, and another client that changes
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +24,7 @@ use super::real::Real;
 use super::server::Simulated;
 use crate::harness::etcd_servers::in_time;
 
-/// For what must not happen: long enough for a program that does it. No test is right because of it.
+/// A wait for something that must not happen: long enough for a program that does it. No test passes because of it.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(300);
 
 /// A server of either kind.
@@ -55,18 +56,18 @@ impl Server {
         }
     }
 
-    /// As the reconciler asks it.
+    /// A client with the reconciler's credentials.
     pub(crate) async fn api(&self) -> Result<ApiClient> {
         Ok(ReloadingClient::new(self.connection()).client().await?)
     }
 
-    /// As somebody else does.
+    /// A client with other credentials.
     pub(crate) fn other(&self) -> Result<Other> {
         Other::new(&self.connection())
     }
 }
 
-/// Objects that are kept, and the wishes of their cluster.
+/// Objects that are reconciled, and the configuration of their cluster.
 pub(crate) struct ManagedObjects {
     pub(crate) objects: KubernetesObjects,
     pub(crate) wishes: watch::Sender<Option<ClusterConfig>>,
@@ -78,12 +79,12 @@ impl ManagedObjects {
         Self { objects: KubernetesObjects::new(server.connection(), receiver), wishes }
     }
 
-    /// And the objects of nodes, whose records are there.
+    /// Also reconciles the objects of nodes, from their records.
     pub(crate) fn and_nodes_of(self, curator: Client) -> Self {
         Self { objects: self.objects.with_node_records(curator), wishes: self.wishes }
     }
 
-    /// A pass: created, updated, replaced and deleted.
+    /// A pass: the numbers of created, updated, replaced and deleted objects.
     pub(crate) async fn pass(&self) -> Result<[usize; 4]> {
         let passed = self.objects.reconcile().await?;
         Ok([passed.created, passed.updated, passed.replaced, passed.deleted])
@@ -128,7 +129,7 @@ pub(crate) fn everything() -> ClusterConfig {
     }
 }
 
-/// How many objects that are.
+/// The number of these objects.
 pub(crate) const EVERYTHING: usize = 11;
 
 pub(crate) fn kind(group: &str, kind: &str, plural: &str, namespaced: bool) -> ObjectKind {
@@ -173,27 +174,27 @@ pub(crate) fn in_default(name: &str) -> ObjectKey {
     ObjectKey { namespace: Some("default".to_owned()), name: name.to_owned() }
 }
 
-/// A role that may do one thing, with the label or without.
+/// A role that permits one verb, with or without the label.
 pub(crate) fn role(name: &str, verb: &str, labelled: bool) -> Value {
     let labels = if labelled { json!({MANAGED_LABEL: MANAGED_BUILT_IN}) } else { json!({}) };
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name, "labels": labels},
         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]}]})
 }
 
-/// A node as its kubelet makes it, with these labels.
+/// A node as its kubelet creates it, with these labels.
 pub(crate) fn node(name: &str, labels: &[&str]) -> Value {
     let labels: BTreeMap<&str, &str> = labels.iter().map(|label| (*label, "")).collect();
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
 }
 
-/// A manifest of one map with one value.
+/// A manifest of one config map with one value.
 pub(crate) fn map(name: &str, value: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: default}}\ndata: {{key: {value}}}\n---\n"
     )
 }
 
-/// Somebody else, called `somebody`.
+/// Another client, with the field manager `somebody`.
 pub(crate) struct Other(kube::Client);
 
 type Answer = std::result::Result<Value, Box<Status>>;

@@ -1,4 +1,4 @@
-//! Objects, kept by a reconciler that was elected in a real etcd: nobody waits for the next pass.
+//! Objects that are reconciled by a leader elected in a real etcd: no change waits for the next periodic pass.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{Cluster, in_time, until};
 use crate::reconciler::kit::{program, until_status};
 
-/// A pass that nobody asks for does not come before the end of a test.
+/// The next periodic pass is later than the end of a test.
 const PACE: ReconcileTiming =
     ReconcileTiming { settle_time: Duration::from_millis(10), interval: Duration::from_hours(1) };
 
@@ -73,7 +73,7 @@ async fn led(server: &mut Server) -> Result<()> {
         until("the stray is gone", async || Ok(other.get(&cluster_roles(), &named("stray")).await?.is_err()))
             .await?;
         if let (0, Server::Real(real)) = (round, &mut *server) {
-            // In the middle of it all.
+            // While all of this is under way.
             other.delete(&bindings(), &named("shepherd:owners")).await??;
             real.kill()?;
             real.run().await?;

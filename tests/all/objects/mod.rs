@@ -1,4 +1,4 @@
-//! The objects of Kubernetes as the reconciler keeps them: against a server in this process, and against the real one.
+//! Kubernetes objects that the reconciler manages: against a server in this process, and against the real one.
 
 mod add_ons;
 mod discovery;

@@ -21,7 +21,7 @@ fn id(number: u8) -> String {
     format!("node-{number:032x}")
 }
 
-/// Writes the record of a node with these roles that says it runs this of Kubernetes.
+/// Writes the record of a node with these roles that reports this Kubernetes status.
 pub(super) async fn put_node(
     client: &Client,
     id: &str,
@@ -85,13 +85,13 @@ async fn follow(server: &Server) -> Result<()> {
     assert_eq!(kept.pass().await?, NOTHING);
     assert_eq!(kept.objects.describe_plan().await?, "");
 
-    // A role is taken.
+    // A role is removed.
     put_node(&client, &id(2), wire::NodeRoles::default(), &[KUBELET]).await?;
     assert_eq!(kept.pass().await?, [0, 1, 0, 0], "the object stays as long as the kubelet does");
     assert_eq!(labels(&id(2)).await?, json!({"of-its-own": ""}));
     put_node(&client, &id(2), wire::NodeRoles::default(), &[]).await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1], "and goes with it");
-    // A node is no longer there at all.
+    // A node does not exist any more.
     client.delete_unguarded(&KeySelector::One(NODES.key(id(3))?)).await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
     client.put_unguarded(&NODES.key(id(1))?, b"\xff").await?;

@@ -24,7 +24,7 @@ use crate::harness::port;
 const NAME: &str = "kube-apiserver";
 
 pub(crate) struct Real {
-    /// Before the rest, which it uses until it ends.
+    /// Dropped before the rest, which it uses until it ends.
     program: Option<Program>,
     etcd: Cluster,
     address: SocketAddr,
@@ -32,17 +32,17 @@ pub(crate) struct Real {
     has_front_proxy: bool,
 }
 
-/// Certificates that it is started with, in PEM; pairs with their keys.
+/// The certificates of an API server, in PEM, and pairs of certificate and key.
 pub(crate) struct Files {
-    /// By what it is known.
+    /// The authority that verifies it.
     pub(crate) servers: String,
-    /// By what it knows clients.
+    /// The authority by which it verifies clients.
     pub(crate) clients: String,
-    /// By what it knows the front proxy, if it is to.
+    /// The authority by which it verifies the front proxy, if it should.
     pub(crate) front_proxy: Option<String>,
-    /// What it shows.
+    /// The pair that it serves with.
     pub(crate) server: (String, String),
-    /// What the reconciler shows it.
+    /// The reconciler's pair.
     pub(crate) client: (String, String),
 }
 
@@ -67,7 +67,7 @@ fn signed(
 }
 
 impl Real {
-    /// Starts one, if it is there to be started.
+    /// Starts one, if its program exists.
     pub(crate) async fn start() -> Result<Option<Self>> {
         let mut authority = CertificateParams::new(Vec::new())?;
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -95,7 +95,7 @@ impl Real {
         Self::start_with(files).await
     }
 
-    /// Starts one with these, if it is there to be started.
+    /// Starts one with these certificates, if its program exists.
     pub(crate) async fn start_with(files: Files) -> Result<Option<Self>> {
         let Some(assets) = folder(ProgramSet::ApiServer)? else { return Ok(None) };
         let mut real = Self {
@@ -123,7 +123,7 @@ impl Real {
         Ok(Some(real))
     }
 
-    /// Where it serves.
+    /// The address at which it serves.
     pub(crate) const fn address(&self) -> SocketAddr {
         self.address
     }
@@ -144,7 +144,7 @@ impl Real {
         self.program.take().context("it does not run")?.kill()
     }
 
-    /// Starts it, and waits until it serves all that a pass asks for.
+    /// Starts it, and waits until it serves everything that a pass requests.
     pub(crate) async fn run(&mut self) -> Result<()> {
         let path = |name: &str| self.etcd.path(name).display().to_string();
         let mut command = guarded(self.assets.join(NAME));
@@ -179,7 +179,7 @@ impl Real {
         loop {
             let api = kubernetes.client().await?;
             let serves = async || -> Result<bool, ApiError> {
-                // What it makes itself when it begins.
+                // Objects that it creates itself at its start.
                 let [role, namespace] = ["cluster-admin", "default"].map(named);
                 Ok(api.get(&cluster_roles(), &role).await?.is_some()
                     && api.get(&kind("", "Namespace", "namespaces", false), &namespace).await?.is_some())

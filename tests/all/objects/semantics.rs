@@ -1,4 +1,5 @@
-//! What is relied on of an API server: the same holds of the one in this process and of the real one.
+//! The properties of an API server that the reconciler relies on: they are the same for the server in this process and
+//! the real one.
 
 use anyhow::{Context as _, Result, bail};
 use futures::StreamExt as _;

@@ -1,8 +1,8 @@
-//! An API server of Kubernetes in this process, for the requests that tests make of one.
+//! An API server of Kubernetes in this process, for the requests that tests make.
 //!
-//! It answers on loopback as the real one does: versions, preconditions, defaults, immutable fields, labels, field
+//! It behaves on loopback as the real one does: versions, preconditions, defaults, immutable fields, labels, field
 //! ownership, watches with bookmarks, compaction, and discovery. `semantics.rs` checks both in the same way. A test can
-//! also see each request, break off watches, and add groups that another server answers for.
+//! also inspect each request, break off watches, and add groups that another server answers for.
 
 mod fields;
 pub(crate) mod kinds;
@@ -36,7 +36,7 @@ pub(crate) struct Simulated {
 struct Shared {
     store: Mutex<Store>,
     requests: Mutex<Vec<String>>,
-    /// As what those who ask are known.
+    /// The user agents of the clients.
     agents: Mutex<BTreeSet<String>>,
     pulse: watch::Sender<Pulse>,
     /// Groups of other servers, with what these answer; `None` if they do not.
@@ -99,12 +99,12 @@ impl Simulated {
         std::mem::take(&mut self.shared.agents.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How many watches are being served.
+    /// How many watches are open.
     pub(crate) fn watches(&self) -> usize {
         self.shared.pulse.receiver_count()
     }
 
-    /// Tells every watch that nothing else has happened.
+    /// Sends a bookmark to every watch.
     pub(crate) fn bookmark(&self) {
         self.shared.pulse.send_modify(|pulse| pulse.bookmarks += 1);
     }
@@ -120,12 +120,12 @@ impl Simulated {
         self.break_watches();
     }
 
-    /// Adds a group that another server answers for, with this or not at all.
+    /// Adds a group that another server answers for: with `answer`, or not at all.
     pub(crate) fn aggregate(&self, group: &str, answer: Option<Value>) {
         self.shared.aggregated().insert(group.to_owned(), answer);
     }
 
-    /// Forgets what has happened.
+    /// Compacts the history.
     pub(crate) fn forget(&self) {
         let mut store = self.shared.store();
         store.compacted = store.revision;
@@ -291,7 +291,7 @@ fn list(
 ) -> Value {
     let mut items = store.list(&kind.resource(), namespace);
     items.retain(|object| selected(object, query));
-    // What the list has for all of its items is not repeated in each.
+    // A list states the kind and the version once, and not in each item.
     for fields in items.iter_mut().filter_map(Value::as_object_mut) {
         fields.remove("apiVersion");
         fields.remove("kind");

@@ -1,4 +1,4 @@
-//! What a pass costs when there is nothing to do, whatever there is.
+//! The cost of a pass without changes, whatever objects exist.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const NOTHING: [usize; 4] = [0, 0, 0, 0];
 async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> TestResult {
     for objects in [1, 200] {
         let server = Server::simulated().await?;
-        // Ten that belong to the release.
+        // Ten objects of the release.
         let wishes = ClusterConfig { runtime_handlers: ["runc".to_owned()].into(), ..everything() };
         let etcd = Cluster::start(1).await?;
         let kept = ManagedObjects::new(&server, wishes).and_nodes_of(etcd.client());

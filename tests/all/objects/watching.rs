@@ -15,7 +15,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
 const NOTHING: [usize; 4] = [0, 0, 0, 0];
-/// The kinds of the release.
+/// The number of kinds of the release.
 const KINDS: usize = 6;
 
 async fn until_watched(server: &Simulated) -> Result<()> {
@@ -79,7 +79,7 @@ async fn a_watch_that_breaks_off_goes_on_from_where_nothing_had_happened() -> Te
     assert_eq!(kept.pass().await?, NOTHING);
     let simulated = server.in_this_process()?;
     until_watched(simulated).await?;
-    // Others write elsewhere. Before the server forgets, it reports up to which revision none of our objects has
+    // Other objects are written. Before the server compacts, it reports up to which revision none of our objects has
     // changed.
     simulated.advance();
     simulated.bookmark();

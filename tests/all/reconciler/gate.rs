@@ -1,4 +1,4 @@
-//! When a controller may begin.
+//! When a controller may start.
 
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::{NODES, RECONCILER_STATUS};

@@ -1,4 +1,4 @@
-//! What these tests have in common: programs, records of nodes, and objects that only count.
+//! Fixtures of these tests: programs, records of nodes, and objects that only count.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,14 +23,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::harness::etcd_servers::{in_time, until};
 
-/// For what must not happen: long enough for a program that does it. No test is right because of it.
+/// A wait for something that must not happen: long enough for a program that does it. No test passes because of it.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(300);
 
 pub(crate) fn release(text: &str) -> Result<ReleaseVersion> {
     Ok(text.parse()?)
 }
 
-/// A program of this version that needs objects of the second, and breaks API servers below the third.
+/// A program of this version that needs objects of the second one, and breaks API servers below the third.
 pub(crate) fn program(version: &str, needs: &str, breaks_below: &str) -> Result<Program> {
     Ok(Program {
         version: version.parse()?,
@@ -47,7 +47,7 @@ pub(crate) fn status(
     Ok(ReconcilerStatus { state, version: version.parse()?, lowest_compatible: release(lowest_compatible)? })
 }
 
-/// The record of a node that is a controller, or not, and that has reported its version, or no status.
+/// The record of a node that is a controller or not, and that has reported its version or no status.
 pub(crate) fn node_record(id: &str, controller: bool, version: Option<&str>) -> Vec<u8> {
     let status =
         version.map(|version| wire::NodeStatus { version: version.to_owned(), ..Default::default() });
@@ -124,12 +124,12 @@ impl Counting {
         until("objects are looked at", async || Ok(self.passes().len() >= wanted)).await
     }
 
-    /// So many passes fail from now on.
+    /// This many passes fail from now on.
     pub(crate) fn fail(&self, times: usize) {
         self.shared.fails.store(times, Ordering::SeqCst);
     }
 
-    /// Holds passes up in the middle.
+    /// Blocks passes in the middle.
     pub(crate) fn hold(&self) {
         self.shared.held.store(true, Ordering::SeqCst);
     }
@@ -143,7 +143,7 @@ impl Counting {
         self.shared.go_on.notify_waiters();
     }
 
-    /// Somebody else changes an object.
+    /// Another client changes an object.
     pub(crate) fn change(&self) {
         self.shared.changed.notify_one();
     }
@@ -180,14 +180,14 @@ impl ObjectReconciler for Counting {
     }
 }
 
-/// A reconciler that runs until it is ended, or dropped.
+/// A reconciler that runs until it is stopped or dropped.
 pub(crate) struct Running {
     cancel: CancellationToken,
     task: JoinHandle<()>,
     _end: DropGuard,
 }
 
-/// Hardly any pause, and no pass that nobody asks for.
+/// Hardly any pause, and no periodic pass.
 pub(crate) const PACE: ReconcileTiming =
     ReconcileTiming { settle_time: Duration::from_millis(10), interval: Duration::from_hours(1) };
 
@@ -203,7 +203,7 @@ impl Running {
         program: Program,
         objects: Counting,
     ) -> Self {
-        // Far longer than a test: only who gives back his lease lets another one lead.
+        // Much longer than a test: another reconciler leads only if the leader releases its lease.
         let ttl = Duration::from_hours(1);
         let settings =
             ReconcilerSettings { name: name.to_owned(), program, client: client.clone(), ttl, timing: pace };

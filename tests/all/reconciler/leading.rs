@@ -1,4 +1,4 @@
-//! Who reconciles, and what can come in between.
+//! Which reconciler leads, and what can happen in between.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
     until_status(&client, &done).await?;
     assert_eq!(objects.passes(), [Some(status(ReconcilerState::Working, "0.0.2", "2.0.0")?)]);
 
-    // Nothing that is too old for the objects can be serving: the status excludes it.
+    // No release that is too old for the objects can be serving: the status excludes it.
     put_status(&client, &status(ReconcilerState::Done, "0.0.2", "10000.0.0")?).await?;
     put_node(&client, "old", true, Some("0.0.2")).await?;
     let others = Counting::new(&client);
@@ -51,7 +51,7 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
     assert_eq!(others.passes(), [Some(status(ReconcilerState::Working, "0.0.2", "10000.0.0")?)]);
     assert_eq!(objects.passes().len(), 1);
 
-    // A newer one ends it.
+    // A newer release ends the leadership.
     put_node(&client, "newer", true, Some("2.0.1")).await?;
     until("nobody stands", async || Ok(candidates(&client).await?.is_empty())).await?;
     second.end().await?;
@@ -82,7 +82,7 @@ async fn former_leader_writes_no_status_whichever_it_is() -> TestResult {
     Ok(())
 }
 
-/// From the look at the nodes to the write, by the steps of a leadership; in between comes what the test does.
+/// From the read of the nodes to the write, by the steps of a leadership. The test acts in between.
 #[tokio::test]
 async fn node_that_changes_between_the_look_and_the_write_undoes_the_proof() -> TestResult {
     let etcd = Cluster::start(1).await?;
@@ -116,7 +116,7 @@ async fn node_that_changes_between_the_look_and_the_write_undoes_the_proof() -> 
         assert_eq!(status_in(&client).await?, Some(before.clone()));
         put_node(&client, id, id == "own", Some("2.0.0")).await?;
     }
-    // One that goes was looked at, and is no reason to look again.
+    // A node that was read and leaves is no reason to read again.
     let write = excluding().await?;
     delete_node(&client, "new").await?;
     put_status(&client, &before).await?;
@@ -193,7 +193,7 @@ async fn lease_that_is_lost_in_the_middle_of_a_pass_ends_it() -> TestResult {
     let running = Running::start(&client, "own", own.clone(), objects.clone());
     objects.until_held().await?;
     let lock = candidates(&client).await?;
-    // As if its lease had ended, and another had begun to work.
+    // As if its lease had expired, and another leader had begun to work.
     let others = status(ReconcilerState::Working, "1.5.0", "2.0.0")?;
     put_status(&client, &others).await?;
     client.delete_unguarded(&KeySelector::One(lock[0].clone())).await?;
@@ -235,7 +235,7 @@ async fn requests_of_the_former_leader_are_given_their_time() -> TestResult {
         assert_eq!(status_in(&client).await?, Some(during));
         running.end().await?;
     }
-    // Where nobody led, there is nothing to wait for.
+    // If no reconciler led before, there is nothing to wait for.
     client.delete_unguarded(&KeySelector::One(RECONCILER_STATUS.to_owned())).await?;
     let objects = Counting::new(&client);
     let running = Running::start_at(never, &client, "own", own.clone(), objects.clone());

@@ -1,17 +1,17 @@
-//! Reconcilers and controllers of several releases in a cluster of which everything is simulated but their decisions.
+//! Reconcilers and controllers of several releases in a cluster in which everything but their decisions is simulated.
 //!
-//! Four machines, three releases that ask different things of each other in each run, and an operator who updates, takes
-//! releases back, kills, stops for longer than a lease lives, takes and gives the role, damages records, and changes
-//! objects. Time is virtual and one seed is one run. An observer sees every write of the status, every pass, every write
-//! of an object where it *arrives*, and every controller that begins; what he demands stands in [`observer`].
+//! There are four machines, three releases with different requirements in each run, and an operator who updates, rolls
+//! back, kills, stops processes for longer than a lease lives, adds and removes the role, damages records, and changes
+//! objects. Time is virtual and one seed is one run. An observer sees every write of the status, every pass, every
+//! write of an object when it *arrives*, and every controller that starts. Its invariants are in [`observer`].
 //!
-//! What decides is the product's own: `leadership::Leadership`, `controller_releases::{controller_release,
+//! All decisions are the product's own: `leadership::Leadership`, `controller_releases::{controller_release,
 //! ControllerReleases}`, `gate::check_gate`, `status`; of etcd's election `election_view`, of its guard the
-//! transactions themselves. Steps between them are carried from one to the next as `crates/reconciler/src/service.rs`
-//! and `gate_wait.rs` do, and anything may come in between.
+//! transactions themselves. The steps between them are connected as in `crates/reconciler/src/service.rs` and
+//! `gate_wait.rs`, and anything may happen in between.
 //!
-//! Not simulated: a node whose role was taken, and which goes on until it hears of it; here it has ended before. Requests
-//! arrive within four seconds, for no program can know of a longer one.
+//! Not simulated: a node whose role was removed, and which continues until it is notified; here it has ended before.
+//! Requests arrive within four seconds, because no program can know of a longer delay.
 //!
 //! To run one seed alone: `SHEPHERD_RECONCILER_MODEL_SEED=7 cargo test --test all reconciler::model`.
 
@@ -35,14 +35,14 @@ use crate::harness::aloud::TestResult;
 
 /// How many runs there are.
 const RUNS: u64 = 300;
-/// One run alone: that of this seed.
+/// Runs only this seed.
 const SEED: &str = "SHEPHERD_RECONCILER_MODEL_SEED";
-/// How long it is disturbed.
+/// How long faults occur.
 const DISTURBED: Duration = Duration::from_mins(6);
-/// How long it may take until all is done, once every machine is of one release and nothing is disturbed any more.
+/// How long it may take until everything is done, once every machine is of one release and no more faults occur.
 const SETTLING: Duration = Duration::from_mins(4);
 
-/// What over all runs must have happened, and how often at least, or they have shown nothing.
+/// What must have happened over all runs, and how often at least; otherwise they prove nothing.
 const AT_LEAST: &[(&str, u64)] = &[
     ("leaderships", 2000),
     ("passes", 4000),
@@ -71,7 +71,7 @@ const AT_LEAST: &[(&str, u64)] = &[
     ("nodes damaged", 500),
 ];
 
-/// What one seed came to.
+/// The counts of one run.
 fn run(seed: u64) -> Result<Counts> {
     let world = World::new(seed)?;
     for machine in 0..world::MACHINES {
@@ -87,7 +87,7 @@ fn run(seed: u64) -> Result<Counts> {
         }
         Ok(())
     };
-    // Whatever was begun before the end comes to its end.
+    // Everything that was begun before the end has ended by then.
     until(DISTURBED + Duration::from_mins(1))?;
     let target = operator::settle(&world);
     let end = world.sim.now() + SETTLING;
@@ -103,7 +103,7 @@ fn run(seed: u64) -> Result<Counts> {
     }
 }
 
-/// What is not as it should be in the end.
+/// The errors in the final state.
 fn list_inconsistencies(world: &World, target: usize) -> Vec<String> {
     let (state, program) = (world.look(), &world.programs[target]);
     let mut left = Vec::new();

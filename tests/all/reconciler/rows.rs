@@ -1,4 +1,4 @@
-//! What is written when: each row of the table, against a real etcd.
+//! When the status is written: each row of the table, against a real etcd.
 
 use shepherd::etcd::key_space::RECONCILER_STATUS;
 use shepherd::etcd::namespace::KeySelector;
@@ -12,7 +12,7 @@ use crate::harness::etcd_servers::Cluster;
 
 use ReconcilerState::{Done, Working};
 
-/// A status before; what it must be while objects change; whether an old controller is waited for until then.
+/// The former status; the status while objects change; whether the leader waits for an old controller until then.
 type Row = (
     Option<(ReconcilerState, &'static str, &'static str)>,
     Option<(ReconcilerState, &'static str, &'static str)>,
@@ -49,7 +49,7 @@ async fn objects_change_only_while_the_status_holds_before_and_after() -> TestRe
         if let Some(before) = &before {
             put_status(&client, before).await?;
         }
-        // Too old for the objects, and in nobody's way where the status excludes it already.
+        // Too old for the objects, and no obstacle if the status excludes it already.
         put_node(&client, "old", true, Some("1.5.0")).await?;
         let objects = Counting::new(&client);
         let running = Running::start(&client, "own", own.clone(), objects.clone());

@@ -1,5 +1,5 @@
-//! Ownership of the fields of an object, which server-side apply is about. A list is one field here, as it is in the
-//! kinds that exist.
+//! Ownership of the fields of an object, as server-side apply defines it. A list is one field here, as it is in the
+//! kinds that are used.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 type Fields = BTreeSet<Vec<String>>;
 
-/// The fields of an object that somebody can own.
+/// The fields of an object that a client can own.
 fn collect_settable_fields(object: &Value) -> Fields {
     let mut fields = Fields::new();
     collect(object, &mut Vec::new(), &mut fields);
@@ -130,7 +130,7 @@ fn of<'e>(entries: &'e mut Vec<Entry>, manager: &str, operation: &str) -> &'e mu
     &mut entries[at]
 }
 
-/// Records an object that somebody wrote: what he changed is his from now on.
+/// Records the write of a client: it owns the fields that it changed.
 pub(super) fn update(before: Option<&Value>, object: &mut Value, manager: &str) {
     let mut entries = before.map(entries).unwrap_or_default();
     let now = collect_settable_fields(object);
@@ -148,7 +148,7 @@ pub(super) fn update(before: Option<&Value>, object: &mut Value, manager: &str) 
     record(object, entries);
 }
 
-/// Applies what somebody says. The error is what others say otherwise.
+/// Applies the fields of a client. The error names the clients that have other values.
 pub(super) fn apply(
     before: Option<&Value>,
     reported_now: &Value,

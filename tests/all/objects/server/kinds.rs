@@ -1,6 +1,6 @@
-//! What the server knows of single kinds: names, defaults, and what of them cannot be changed.
+//! Rules of the server for single kinds: names, defaults, and immutable fields.
 //!
-//! By the sources of Kubernetes: `pkg/apis/*/v1/defaults.go` and `pkg/apis/*/validation`.
+//! From the sources of Kubernetes: `pkg/apis/*/v1/defaults.go` and `pkg/apis/*/validation`.
 
 use serde_json::{Value, json};
 use shepherd::reconciler::objects::object_kind::ObjectKind;
@@ -78,7 +78,7 @@ pub(super) fn default(kind: &ObjectKind, object: &mut Value) {
     }
 }
 
-/// What is wrong with an object, as a field and a message each.
+/// The errors in an object, each as a field and a message.
 pub(super) fn wrong(
     kind: &ObjectKind,
     before: Option<&Value>,

@@ -1,4 +1,4 @@
-//! The objects of a server, and what happened to them.
+//! The objects of a server, and their events.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use shepherd::reconciler::objects::object_kind::{
 
 use super::{fields, kinds};
 
-/// What a request is refused with: a code, a reason, words, and causes.
+/// A rejection: a code, a reason, a message, and causes.
 pub(super) type Refused = (u16, &'static str, String, Vec<(String, String)>);
 
 pub(super) struct Happened {
@@ -22,7 +22,7 @@ pub(super) struct Happened {
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) revision: u64,
-    /// What happened up to here is forgotten.
+    /// Events up to this revision are compacted.
     pub(super) compacted: u64,
     pub(super) happened: Vec<Happened>,
     objects: BTreeMap<(ResourceType, ObjectKey), Value>,
@@ -43,7 +43,7 @@ fn valid(kind: &ObjectKind, before: Option<&Value>, object: &Value) -> Result<()
 
 impl Store {
     pub(super) fn begin() -> Self {
-        // As etcd is when an API server begins: not at zero.
+        // Not zero, as in the etcd of a starting API server.
         Self { revision: 100, ..Self::default() }
     }
 
@@ -163,7 +163,7 @@ impl Store {
         self.replace(kind, key, object, manager)
     }
 
-    /// A write that changes nothing is none.
+    /// A write that changes nothing causes no event.
     fn changed(&mut self, kind: &ObjectKind, key: &ObjectKey, before: Value, mut object: Value) -> Value {
         object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
         if object == before {

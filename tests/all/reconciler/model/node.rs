@@ -1,4 +1,4 @@
-//! A machine: it says what it is, waits until its controller may begin, and reconciles when it is elected.
+//! A machine: it reports its release, waits until its controller may start, and reconciles when it is elected.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,9 +22,9 @@ use super::observer;
 use super::world::{OBJECTS, World};
 use crate::cluster_model::sim::OUTSIDE;
 
-/// How long a lease lives without a sign of its owner.
+/// How long a lease lives without renewal.
 const TTL: Duration = Duration::from_secs(10);
-/// How often what changes is looked at.
+/// The interval between two polls for changes.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a request to Kubernetes may be under way.
 const LATEST: u64 = 4000;
@@ -56,7 +56,7 @@ pub(crate) fn start(world: &World, machine: usize, after: Duration) {
     });
 }
 
-/// Kills whatever runs there.
+/// Kills all processes of a machine.
 pub(crate) fn kill(world: &World, machine: usize) {
     let process = {
         let mut state = world.change();
@@ -96,7 +96,7 @@ async fn begin_when_ready(world: &World, machine: usize) {
     observer::judge_beginning(world, machine);
 }
 
-/// The lock that a machine leads by, and until when its lease lives for certain.
+/// The key by which a machine leads, and until when its lease certainly lives.
 #[derive(Default)]
 struct Led {
     by: RefCell<Option<LeaderGuard>>,
@@ -129,7 +129,7 @@ async fn reconcile(world: &World, machine: usize) {
     }
 }
 
-/// One round of the election; ends with the lease that it had.
+/// One round of the election. It ends with its lease.
 async fn stand(world: &World, machine: usize, program: &Program, led: &Rc<Led>) -> i64 {
     let mut confirmed = world.sim.now();
     let lease = i64::try_from(world.sim.number()).unwrap_or(i64::MAX);
@@ -189,8 +189,8 @@ async fn stand(world: &World, machine: usize, program: &Program, led: &Rc<Led>) 
     }
 }
 
-/// The context of one leadership. After every wait it checks whether it still leads, as a caller that drops the
-/// future does.
+/// The context of one leadership. After every wait it checks whether it still leads, as a caller that drops the future
+/// does.
 struct Leader {
     world: World,
     machine: usize,
@@ -264,7 +264,7 @@ impl Leader {
                     let (nodes_now, changes_now) = (world.look().nodes_since, world.look().changes_by_hand);
                     match leadership.wake_source() {
                         WakeSource::NodeChanges if nodes_now != nodes => leadership.on_nodes_changed(),
-                        // A watch may be late, or not there.
+                        // A watch may be late, or missing.
                         WakeSource::ObjectChanges if changes_now != changes && world.sim.percent(10) => {
                             leadership.on_objects_changed();
                         }
@@ -275,7 +275,7 @@ impl Leader {
         }
     }
 
-    /// Whether it still leads after it.
+    /// Writes the status. Returns whether it still leads after it.
     async fn write(&self, leadership: &mut Leadership, write: StatusWrite) -> bool {
         let world = &self.world;
         let (changes, unchanged) = ([write.to_change()], write.unchanged_keys());
@@ -305,7 +305,7 @@ impl Leader {
         true
     }
 
-    /// Compares all objects, and writes those that differ. `None` where it was dropped in the middle.
+    /// Compares all objects, and writes those that differ. `None` if it was dropped in the middle.
     async fn pass(&self) -> Option<bool> {
         let world = &self.world;
         let own = world.programs.iter().position(|program| *program == self.program)?;

@@ -1,4 +1,4 @@
-//! Invariants of the reconciler model, checked by an observer who sees everything.
+//! Invariants of the reconciler model, checked by an observer with complete knowledge.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use shepherd::reconciler::status::{ReconcilerState as Doing, ReconcilerStatus};
 use super::world::{State, World};
 use crate::cluster_model::store::Done;
 
-/// How long a program may take to see that records have changed.
+/// How long a program may take to notice that records have changed.
 const SIGHT: Duration = Duration::from_secs(3);
-/// How long a pass may go on under a status that was damaged meanwhile.
+/// How long a pass may continue under a status that was damaged meanwhile.
 const ONE_PASS: Duration = Duration::from_secs(15);
 
-/// A status was written, or not.
+/// Checks a write of the status, successful or not.
 pub(crate) fn judge_write(world: &World, guard: &LeaderGuard, program: &Program, done: &Done) {
     let Some((_, before)) = done.before.iter().find(|(key, _)| key == RECONCILER_STATUS) else { return };
     let judged = {
@@ -56,7 +56,7 @@ pub(crate) fn judge_write(world: &World, guard: &LeaderGuard, program: &Program,
     }
 }
 
-/// K4: by the holder of the lease.
+/// K4: only the holder of the lease writes.
 fn only_the_leader_writes(state: &State, guard: &LeaderGuard) -> Result<(), String> {
     let mut keys = state.etcd.under(&RECONCILER_LEADER.range().start);
     keys.sort_by_key(|key| key.create_revision);
@@ -66,7 +66,7 @@ fn only_the_leader_writes(state: &State, guard: &LeaderGuard) -> Result<(), Stri
     }
 }
 
-/// K4: never blindly.
+/// K4: the status is written only over the revision that was read.
 fn written_over_what_was_read(read: Option<i64>, replaced: i64) -> Result<(), String> {
     if read == Some(replaced) {
         return Ok(());
@@ -74,13 +74,13 @@ fn written_over_what_was_read(read: Option<i64>, replaced: i64) -> Result<(), St
     Err(format!("K4: a status of revision {replaced} was written over by one who had read {read:?}"))
 }
 
-/// K2: the lowest compatible release is raised only over records that prove that nothing is older.
+/// K2: the lowest compatible release is raised only with records that prove that no controller is older.
 fn raised_with_proof(
     state: &State,
     before: Option<&ReconcilerStatus>,
     now: &ReconcilerStatus,
 ) -> Result<(), String> {
-    // Where there was none, nobody has begun.
+    // Without a status, no controller has started.
     if before.is_none_or(|before| now.lowest_compatible <= before.lowest_compatible) {
         return Ok(());
     }
@@ -94,7 +94,7 @@ fn raised_with_proof(
     Ok(())
 }
 
-/// K6.
+/// K6: the status is done only if the objects were reconciled.
 fn done_is_what_was_done(
     state: &State,
     guard: &LeaderGuard,
@@ -109,7 +109,7 @@ fn done_is_what_was_done(
     Ok(())
 }
 
-/// K1 at the beginning, and K2 from then on.
+/// K1 at the start, and K2 from then on.
 fn serving_machines_suit_the_status(state: &State, programs: &[Program]) -> Result<(), String> {
     let Ok(Some(status)) = state.status() else { return Ok(()) };
     for (at, machine) in state.machines.iter().enumerate().filter(|(_, machine)| machine.serving) {
@@ -125,13 +125,13 @@ fn serving_machines_suit_the_status(state: &State, programs: &[Program]) -> Resu
     Ok(())
 }
 
-/// K1: a controller begins.
+/// K1: a controller starts.
 pub(crate) fn judge_beginning(world: &World, machine: usize) {
     let judged = {
         let state = world.look();
         match state.status() {
             Ok(Some(_)) => serving_machines_suit_the_status(&state, &world.programs),
-            // It was there when it was read.
+            // The status existed when it was read.
             Err(_) if state.damaged.as_ref().is_some_and(|(at, _)| world.sim.now() < *at + SIGHT) => Ok(()),
             other => Err(format!("K1: machine {machine} begins, and the status is {other:?}")),
         }
@@ -139,11 +139,11 @@ pub(crate) fn judge_beginning(world: &World, machine: usize) {
     world.demand(judged);
 }
 
-/// K3 and K5: a leader is about to compare objects, and to change what differs.
+/// K3 and K5: a leader is about to compare objects, and to change those that differ.
 pub(crate) fn judge_pass(world: &World, machine: usize, program: &Program) {
     let judged = {
         let state = world.look();
-        // Not by `may_stand`, which is what is judged.
+        // Not by `may_stand`, which is under test.
         let seen = ControllerReleases::from_listing(program, &state.nodes());
         let newest = seen.highest == program.release() && seen.unknown.is_empty();
         let in_time = world.sim.now() <= state.nodes_since.max(state.machines[machine].went_on) + SIGHT;

@@ -1,4 +1,4 @@
-//! Operators of the model: the people and accidents that disturb it.
+//! Operators and accidents of the model.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::node;
 use super::world::{MACHINES, OBJECTS, RELEASES, World};
 use crate::cluster_model::sim::OUTSIDE;
 
-/// Ends leases that nobody keeps.
+/// Ends leases that are not renewed.
 pub(crate) async fn keep_etcd(world: World) {
     loop {
         world.sim.sleep(Duration::from_millis(400)).await;
@@ -17,8 +17,8 @@ pub(crate) async fn keep_etcd(world: World) {
     }
 }
 
-/// Does something every few seconds until the end. Most of the time a release is rolled out, machine by machine, or one
-/// is taken back.
+/// Acts every few seconds until the end. Most of the time a release is rolled out, machine by machine, or is rolled
+/// back.
 pub(crate) async fn disturb(world: World, end: Duration) {
     let mut target = world.sim.below(RELEASES);
     while world.sim.now() < end {
@@ -54,7 +54,7 @@ pub(crate) async fn disturb(world: World, end: Duration) {
     }
 }
 
-/// Makes a machine another release.
+/// Installs another release on a machine.
 fn become_release(world: &World, machine: usize, release: usize) {
     if world.look().machines[machine].release == release {
         return;
@@ -66,7 +66,7 @@ fn become_release(world: &World, machine: usize, release: usize) {
     node::start(world, machine, world.sim.between(500, 10_000));
 }
 
-/// Takes the role, or gives it again. Whatever ran there has ended before the record says so.
+/// Removes the role, or adds it again. The processes there have ended before the record changes.
 fn change_role(world: &World, machine: usize) {
     let role = {
         let mut state = world.change();
@@ -130,7 +130,7 @@ fn damage_status(world: &World) {
     });
 }
 
-/// A record that nobody can read, of a machine that goes on with what it does.
+/// An unreadable record of a machine that continues its work.
 fn damage_node(world: &World, machine: usize) {
     let key = World::key_of(machine);
     let Some(record) = world.look().etcd.record(&key) else { return };
@@ -152,7 +152,7 @@ fn damage_node(world: &World, machine: usize) {
     });
 }
 
-/// Nothing is disturbed any more, and all machines become one release.
+/// No more faults occur, and all machines become one release.
 pub(crate) fn settle(world: &World) -> usize {
     let target = world.sim.below(RELEASES);
     world.sim.go_on();
@@ -161,7 +161,7 @@ pub(crate) fn settle(world: &World) -> usize {
             change_role(world, machine);
         }
         become_release(world, machine, target);
-        // What a machine says of itself it says again when it is not what the record says.
+        // A machine repeats its report if the record differs from it.
         world.sim.spawn(OUTSIDE, {
             let world = world.clone();
             async move {

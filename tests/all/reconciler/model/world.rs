@@ -1,4 +1,4 @@
-//! All there is: machines, etcd, Kubernetes' objects, and what was seen of it all.
+//! The state of the model: machines, etcd, Kubernetes objects, and all observations.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,14 +35,14 @@ pub(crate) type Counts = BTreeMap<&'static str, u64>;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    /// Which of the programs it runs, or will when it is up.
+    /// Which of the programs it runs, or will run when it is up.
     pub(crate) release: usize,
     pub(crate) process: Process,
     /// Whether its controller serves others.
     pub(crate) serving: bool,
-    /// Whether it shall be a controller.
+    /// Whether it should be a controller.
     pub(crate) role: bool,
-    /// When a machine that stood still went on, or will.
+    /// When a stopped machine continued, or will continue.
     pub(crate) went_on: Duration,
 }
 
@@ -50,17 +50,18 @@ pub(crate) struct Machine {
 pub(crate) struct State {
     pub(crate) etcd: Etcd,
     pub(crate) machines: Vec<Machine>,
-    /// Which release an object is as it wants it; `None` of one that is not there, or that somebody changed.
+    /// The release that each object conforms to; `None` for an object that does not exist, or that another client
+    /// changed.
     pub(crate) objects: [Option<usize>; OBJECTS],
-    /// Grows with each change by hand.
+    /// Grows with each change by another client.
     pub(crate) changes_by_hand: u64,
-    /// The revision of the status as each leadership last read it, or wrote it; 0 for none.
+    /// The revision of the status that each leadership last read or wrote; 0 for none.
     pub(crate) read: BTreeMap<String, i64>,
-    /// The leaderships that have made a whole pass.
+    /// The leaderships that have completed a pass.
     pub(crate) passed: BTreeSet<String>,
     /// Since when the records are as they are.
     pub(crate) nodes_since: Duration,
-    /// Since when the status cannot be read, and what it was.
+    /// Since when the status is unreadable, and its former value.
     pub(crate) damaged: Option<(Duration, Vec<u8>)>,
     pub(crate) counts: Counts,
     pub(crate) trace: VecDeque<String>,
@@ -139,7 +140,7 @@ impl World {
         self.programs[self.look().machines[machine].release].clone()
     }
 
-    /// Reads a key, as etcd has it somewhere between question and answer.
+    /// Reads a key, with its value at some moment between request and response.
     pub(crate) async fn get(&self, key: &str) -> Option<Record> {
         self.sim.step().await;
         let record = self.look().etcd.record(key);
@@ -154,7 +155,7 @@ impl World {
         listing
     }
 
-    /// One transaction, and what the observer says of it. `None` where the answer is lost.
+    /// Runs one transaction, and has the observer check it. `None` if the response is lost.
     pub(crate) async fn transact(
         &self,
         request: &wire::TxnRequest,
@@ -173,7 +174,7 @@ impl World {
         Some(done)
     }
 
-    /// Somebody else than a reconciler writes a key, or deletes it.
+    /// Another client than a reconciler writes a key, or deletes it.
     pub(crate) fn put(&self, key: &str, value: Option<Vec<u8>>, lease: i64) -> i64 {
         let outside = format!("namespaced:{NAMESPACE}{key}").into_bytes();
         let request = match value {
@@ -195,7 +196,7 @@ impl World {
         format!("{NODES}m{machine}")
     }
 
-    /// The record says what the machine is.
+    /// Writes the state of the machine into its record.
     pub(crate) fn report(&self, machine: usize) {
         let (role, program) = (self.look().machines[machine].role, self.program(machine));
         let record = node_record(&format!("m{machine}"), role, Some(program.version.as_str()));
