@@ -1,5 +1,5 @@
-//! The role server as a shepherd meets it: the real program, enrolled over its
-//! standard streams, calling a real server over mutual TLS.
+//! The role server with a shepherd: the real program, enrolled over its standard streams, calling a real server over
+//! mutual TLS.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// One machine: a state directory whose processes end with it.
+/// One machine: a state directory whose processes end with this value.
 pub(crate) struct Machine {
     directory: tempfile::TempDir,
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// Its role server's program.
+    /// The path of its role server.
     pub(crate) program: PathBuf,
     _detached: Detached,
 }
@@ -49,7 +49,7 @@ impl Machine {
         Ok(Self { directory, environment: Vec::new(), program, _detached: detached })
     }
 
-    /// One with a program of its own, which may be replaced.
+    /// A machine with its own copy of the program, which may be replaced.
     pub(crate) fn with_own_program() -> Result<Self> {
         let mut machine = Self::new()?;
         machine.program = machine.directory.path().join("roleserver");
@@ -82,7 +82,7 @@ impl Machine {
             .stderr(Stdio::piped())
             .spawn()?;
         child.stdin.take().context("no stdin")?.write_all(bytes)?;
-        // Returns only when nothing holds the pipes any more, as an SSH session would.
+        // Returns only when no process holds the pipes any more, as an SSH session would.
         let output = child.wait_with_output()?;
         let response = wire::EnrollResponse::decode(output.stdout.as_slice())?;
         Ok((output, response))
@@ -112,7 +112,7 @@ impl Machine {
         self.state().read_supervisor_process()?.context("no supervisor was recorded")
     }
 
-    /// Pids of every process that was given this state directory.
+    /// Pids of every process that has this state directory as an argument.
     fn processes(&self) -> Result<Vec<i32>> {
         let needle = self.path().into_os_string().into_encoded_bytes();
         let mut pids = Vec::new();
@@ -137,7 +137,7 @@ impl Drop for Machine {
         {
             let _ = process.stop(Duration::from_secs(2));
         }
-        // What a broken test left unrecorded still names this directory, which is ours alone.
+        // Processes that a failed test left unrecorded still name this directory, which belongs to this test alone.
         for pid in self.processes().unwrap_or_default() {
             signal(pid, rustix::process::Signal::KILL);
         }
@@ -171,7 +171,7 @@ pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
     }
 }
 
-/// Waits for what the closure finds; its last error says what was missing.
+/// Waits for the result of the closure. Its last error states what was missing.
 pub(crate) fn wait_for<T>(what: &str, mut find: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -200,7 +200,7 @@ fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
 fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
-    // For no longer than that it waits for its hardware to be read, before it reports without.
+    // The longest wait for the hardware, after which the agent reports without it.
     let request = wire::EnrollRequest { heartbeat_interval_seconds: 20, ..request(&callback, 7) };
     let success = machine.enroll(&request)?;
     assert_eq!(success.request.as_ref(), Some(&request));
@@ -261,7 +261,7 @@ fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestR
     assert_eq!(machine.agent()?, agent);
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
 
-    // A hung agent neither ends on request nor calls.
+    // A hung agent neither ends on request nor sends heartbeats.
     signal(agent.pid, rustix::process::Signal::STOP);
     let taken_over = machine.enroll(&request(&callback, 2))?;
     assert_eq!(taken_over.public_key, first.public_key);
@@ -361,7 +361,7 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
     let closed = reserved()?.to_string();
     let endpoints = vec![closed, refuses.endpoint.clone(), callback.endpoint.clone()];
     let ca_certificates = vec![refuses.ca.clone(), callback.ca.clone()];
-    // For no longer than that a heartbeat is sent again as it is.
+    // The period in which a heartbeat is repeated unchanged.
     let heartbeat_interval_seconds = 10;
     machine.enroll(&wire::EnrollRequest {
         endpoints,
@@ -518,7 +518,7 @@ fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
     Ok(())
 }
 
-/// A machine that was enrolled, whose processes ended, and whose disk then went bad.
+/// A machine that was enrolled, whose processes ended, and whose disk then failed.
 fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
     let machine = Machine::new()?;
     machine.enroll(&request(callback, 1))?;
@@ -528,7 +528,7 @@ fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Waits for heartbeats of an incarnation that is not among those before.
+/// Waits for heartbeats of an incarnation that is not among the earlier ones.
 fn wait_for_next_incarnation(callback: &Callback, before: &[CapturedHeartbeat]) -> Result<()> {
     let is_new = |observations: &&CapturedHeartbeat| {
         before.iter().all(|old| old.request.incarnation != observations.request.incarnation)
@@ -551,7 +551,7 @@ fn full_disk_does_not_silence_the_machine() -> TestResult {
     let recorded =
         || anyhow::Ok(StateDirectory::from_path(disk.path()).read_agent_process()?.context("no record")?.pid);
     assert_ne!(recorded()?, disk.pid());
-    // As soon as there is room, an enrolment finds the agent that runs.
+    // As soon as there is space, an enrolment finds the agent that runs.
     disk.make_room()?;
     wait_for("the agent's record", || Ok((recorded()? == disk.pid()).then_some(())))?;
     drop(disk);
@@ -567,7 +567,7 @@ fn read_only_disk_does_not_silence_the_machine() -> TestResult {
     wait_for_next_incarnation(&callback, &before)?;
     let written = std::fs::write(disk.path().join("x"), "").err().map(|error| error.kind());
     assert_eq!(written, Some(std::io::ErrorKind::ReadOnlyFilesystem));
-    // The lock holds there, too: one agent for one identity.
+    // The lock works there, too: one agent for one identity.
     let second = machine.command("run").output()?;
     assert!(String::from_utf8(second.stderr)?.contains("another role server already runs in"));
     Ok(())

@@ -1,5 +1,5 @@
-//! A certificate from files that is renewed while agents call: nobody is cut off, not even when the
-//! pair signed itself and so is its own authority.
+//! A certificate from files that is renewed while agents send heartbeats: no agent is cut off, not even when the
+//! certificate is self-signed and so its own authority.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ use crate::harness::postgres::TestDatabase;
 
 const AGENTS: usize = 6;
 
-/// Writes a pair that signed itself; returns its certificate.
+/// Writes a self-signed certificate and its key. Returns the certificate.
 fn write_pair(directory: &Path) -> Result<Vec<u8>> {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
     std::fs::write(directory.join("certificate.pem"), made.cert.pem())?;
@@ -32,11 +32,11 @@ fn write_pair(directory: &Path) -> Result<Vec<u8>> {
     Ok(made.cert.der().to_vec())
 }
 
-/// What one agent went through.
+/// The observations of one agent.
 #[derive(Default)]
 struct AgentHistory {
     trusts: Vec<Vec<u8>>,
-    /// Whether what it trusts has worked.
+    /// Whether the certificates that it trusts have worked.
     proven: bool,
     delivered: usize,
     failed: Vec<String>,
@@ -62,8 +62,8 @@ impl AgentHistory {
 }
 
 /// A clock whose ticks come one by one, each when the test permits it. A caller that waits for one waits as a task: a
-/// thread of the runtime that blocked here could be the one that polls its sockets, and every connection of the test
-/// would stop with it.
+/// blocked thread of the runtime could be the one that polls the sockets, and every connection of the test would stop
+/// with it.
 fn create_stepped_clock() -> (mpsc::UnboundedSender<()>, RenewalClock) {
     let (permit, permits) = mpsc::unbounded_channel();
     let permits = Arc::new(tokio::sync::Mutex::new(permits));
@@ -146,7 +146,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     let both = [second.clone(), first.clone()];
     until("every agent trusts both", async || Ok(all(&|seen| seen.trusts == both && seen.proven))).await?;
 
-    // A newcomer that knows the old one alone is let in still: nothing else is shown yet.
+    // A new agent that knows the old certificate alone is still accepted: no other one is served yet.
     let newcomer = TestAgent::new(&pool, &listener.bmdb).await?;
     let endpoint = listener.server.endpoints.first().context("no endpoint")?;
     let knows = async |authority: &Vec<u8>, seq| -> Result<()> {

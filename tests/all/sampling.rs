@@ -1,5 +1,5 @@
-//! Counting the fleet: once a minute, by one of any number of shepherds, right, and by nobody who has lost the
-//! right to.
+//! Counting the fleet: once a minute, correctly, by one of any number of shepherds, and by none that has lost the
+//! lease.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT 
 const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
 const SAMPLES: &str = "SELECT count(*) FROM fleet_sample";
 
-/// What is counted now.
+/// The counts of a sample that is taken now.
 async fn counted(kit: &Kit) -> Result<FleetSample> {
     sampler::count_fleet(&kit.bmdb, &CancellationToken::new()).await?.context("it was stopped")
 }
@@ -62,7 +62,7 @@ async fn a_fleet_is_counted_by_its_facts() -> TestResult {
     let brakes: Vec<(&str, &str)> =
         sample.brakes.iter().map(|brake| (brake.kind.as_str(), brake.scope.as_str())).collect();
     assert_eq!(brakes, [("recovery", "*")]);
-    // All but the one that waits and the one that is held; and all but the one that is worked on.
+    // All machines except the waiting one and the held one; and all except the one that is worked on.
     assert_eq!((sample.due["AgentStart"].machines, sample.due["Update"].machines), (1_051, 1_052));
     work.cancel("counted").await?;
     Ok(shepherd.stop().await?)
@@ -75,7 +75,7 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
     let stop = CancellationToken::new();
     let mut running = Vec::new();
     for name in ["one", "other"] {
-        // Longer than all the minutes that the database's clock is moved by.
+        // Longer than all the minutes by which the database's clock is moved.
         let shepherd = Shepherd::start(&kit, name, Duration::from_hours(1)).await?;
         let book = Metrics::new();
         let metrics = ManagerMetrics::register(&book);
@@ -89,7 +89,7 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
     until("the last one is", async || Ok(kit.count(SAMPLES).await? >= 4)).await?;
     let of_fleet = |book: &Metrics| -> Result<Vec<String>> {
         let text = book.encode()?;
-        // A histogram grows with each sample that was seen, and not everybody sees each.
+        // A histogram grows with each sample that a shepherd has read, and not every shepherd reads each.
         let lines =
             text.lines().filter(|line| line.starts_with("shepherd_fleet_") && !line.contains("_age_"));
         Ok(lines.map(str::to_owned).collect())
@@ -179,7 +179,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
         .execute(&kit.pool)
         .await?;
     }
-    // Kubernetes of two live clusters, one of them without any report, and of a cluster that is ending.
+    // Kubernetes of two live clusters, one of them without any report, and of a cluster that is being deleted.
     sqlx::raw_sql(
         r#"INSERT INTO cluster_kubernetes (cluster_id, bundle, version, service_range, pod_range, node_prefix, domain, add_ons,
                                            requested_at, requested_by, rotate, observed)

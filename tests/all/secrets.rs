@@ -1,8 +1,8 @@
-//! A secret that a run makes or is given appears nowhere: in no log, no answer, no list of processes.
+//! A secret that a run creates or receives appears nowhere: in no log, no response, no list of processes.
 //!
-//! A whole demo runs with everything logged that can be. While it runs, the test reads all processes of the host
-//! again and again, and makes every possible query. Then it searches all of it for the keys that the run made. A
-//! search that could find nothing proves nothing, so each place is also searched for something that must be there.
+//! A complete demo runs with all logging enabled. While it runs, the test reads all processes of the host repeatedly,
+//! and makes every possible query. Then it searches all of this for the keys that the run created. A search that could
+//! find nothing proves nothing, so each place is also searched for something that must be there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -65,13 +65,13 @@ fn a_demo_shows_its_secrets_nowhere() {
     place.must_be_clean().unwrap();
 }
 
-/// What must never be seen, with its name: every line of the key files that a demo made, and the bytes of
-/// its SSH key as programs write bytes.
+/// The secrets with their names: every line of the key files that a demo created, and the bytes of its SSH key in the
+/// form in which programs print bytes.
 fn secrets(below: &Path) -> anyhow::Result<BTreeSet<(&'static str, String)>> {
     let mut found = BTreeSet::new();
     let ssh = fs::read_to_string(find(below, "ssh_key")?)?;
     let encoded: Vec<&str> = ssh.lines().filter(|line| !line.starts_with('-')).collect();
-    // The first lines hold the public half as well, which is shown.
+    // The first lines also contain the public half, which is shown.
     found.extend(encoded.iter().skip(2).map(|line| ("the SSH key", (*line).to_owned())));
     let bytes = STANDARD.decode(encoded.concat())?;
     let public = bytes.windows(11).rposition(|window| window == b"ssh-ed25519").context("no Ed25519 key")?;
@@ -92,7 +92,7 @@ fn find(below: &Path, name: &str) -> anyhow::Result<PathBuf> {
     inner.chain([below.join(name)]).find(|path| path.is_file()).with_context(|| format!("no {name}"))
 }
 
-/// Every answer that can be had, by who gave it, with a word that must be in it.
+/// Every available response, by its source, with a word that must be in it.
 fn answers(demo: &Demo, place: &Place) -> anyhow::Result<BTreeMap<String, (String, &'static str)>> {
     let mut answers = BTreeMap::new();
     let line = |what: &str| {
@@ -150,8 +150,8 @@ fn get(address: &str, path: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Everything that a list of processes showed meanwhile: command lines, and the environments of those
-/// processes that a run below a directory began.
+/// All observations of process lists: command lines, and the environments of those processes that a run below a
+/// directory started.
 struct Processes {
     stop: Arc<AtomicBool>,
     watcher: JoinHandle<std::io::Result<(String, String)>>,
@@ -167,7 +167,7 @@ impl Processes {
             while !stopped.load(Ordering::Relaxed) {
                 for entry in fs::read_dir("/proc")? {
                     let path = entry?.path();
-                    // One that has ended meanwhile reads as empty.
+                    // The files of a process that has ended read as empty.
                     let text = |name: &str| {
                         String::from_utf8_lossy(&fs::read(path.join(name)).unwrap_or_default())
                             .replace('\0', " ")

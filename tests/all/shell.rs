@@ -9,7 +9,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::program::Place;
 
 fn shepherdctl(arguments: &[&str]) -> Result<Output> {
-    // Neither a database nor a context: none of this asks a fleet.
+    // Neither a database nor a context: none of these commands calls a fleet.
     let program = env!("CARGO_BIN_EXE_shepherdctl");
     Ok(Command::new(program).args(arguments).env_clear().stdin(Stdio::null()).output()?)
 }
@@ -24,7 +24,7 @@ fn read_stdout(arguments: &[&str]) -> Result<String> {
 fn commands_in(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty());
-    // The description of a command may continue on a line of its own, indented further.
+    // The description of a command may continue on a line of its own, which is indented further.
     let begun = listed.filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
     let words = begun.filter_map(|line| line.split_whitespace().next());
     words.filter(|word| *word != "help").map(str::to_owned).collect()
@@ -44,7 +44,7 @@ fn all_commands() -> Result<Vec<Vec<String>>> {
     Ok(found)
 }
 
-/// What bash offers in the place of the last word.
+/// The words that bash offers in the place of the last word.
 fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     let script = place.write("completions", &read_stdout(&["completions", "bash"])?)?;
     let ask = r#"
@@ -65,7 +65,7 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// What `shepherdctl` does through a context's API.
+/// The commands of `shepherdctl` that use a context's API.
 const THROUGH_THE_API: &[&str] = &[
     "get machines",
     "get sessions",
@@ -189,7 +189,7 @@ fn manual_has_a_page_for_every_command() -> TestResult {
     let place = Place::new()?;
     let directory = place.path("man/man1");
     let text = directory.to_str().context("a path in UTF-8")?;
-    // Twice: a package that is built again writes over what is there.
+    // Twice: a package that is built again overwrites the existing pages.
     for _ in 0..2 {
         assert!(read_stdout(&["manual", text])?.contains(text));
     }

@@ -1,5 +1,5 @@
-//! The simulator as a shepherd meets it: a provider, SSH hosts, and agents that
-//! call back, all over real connections.
+//! The simulator with a shepherd's code: a provider, SSH hosts, and agents that send heartbeats, all over real
+//! connections.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ impl Running {
         Ok(made)
     }
 
-    /// Every line that is there to its end: a reader can come upon the first half of one.
+    /// Every complete line: a reader may see the first half of one.
     fn journal(&self) -> Result<Vec<Value>> {
         let text = std::fs::read_to_string(format!("{}.calls.jsonl", self.state.display()))?;
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -152,7 +152,7 @@ async fn session(machine: &ProviderMachine) -> Result<SshSession> {
     Ok(SshSession::connect(&settings()?, &target(machine)?, &vouched(machine), far()).await?)
 }
 
-/// Connects, and hears not even the greeting that an SSH server begins with.
+/// Connects, and receives not even the greeting that an SSH server begins with.
 async fn says_nothing(machine: &ProviderMachine) -> Result<()> {
     let target = target(machine)?;
     let connecting = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
@@ -164,7 +164,7 @@ async fn says_nothing(machine: &ProviderMachine) -> Result<()> {
     Ok(())
 }
 
-/// A real ELF program of a size worth streaming.
+/// A real ELF program, large enough to be streamed.
 fn program() -> Result<AgentBinary> {
     let mut content = std::fs::read("/bin/sh")?;
     content.resize(3_000_000, 7);
@@ -204,7 +204,7 @@ async fn take(
     .await)
 }
 
-/// Waits for a heartbeat for which `wanted` holds.
+/// Waits for a heartbeat that satisfies `wanted`.
 async fn wait_for_heartbeat(
     callback: &Callback,
     wanted: impl Fn(&wire::HeartbeatRequest) -> bool,
@@ -251,7 +251,7 @@ fn a_machine_is_created_taken_over_and_heartbeats_with_its_hardware() {
             "the key that TLS proves is the one that enrolment named"
         );
 
-        // The same work again, as after a lost answer; then a higher fence; then a stale one.
+        // The same work again, as after a lost response; then a higher fence; then a lower one.
         let again = take(&machine, &agent, &body).await.unwrap().unwrap();
         assert!(!again.uploaded, "the program is there already");
         assert_eq!(again.success.public_key, taken.success.public_key);
@@ -334,14 +334,14 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         let first = take(&machine, &agent, &request(&callback, 1, 1)).await.unwrap().unwrap();
         wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 1).await.unwrap();
 
-        // Dead agent: enrolling again is enough, and the boot stays.
+        // Dead agent: another enrolment is enough, and the boot stays the same.
         running.strike(id, "kill").await.unwrap();
         running.until_state(id, &["up"]).await.unwrap();
         take(&machine, &agent, &request(&callback, 1, 2)).await.unwrap().unwrap();
         let alive = wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 2).await.unwrap();
         assert_eq!(alive.boot_id, first.success.boot_id);
 
-        // Hanging machine: SSH says nothing; a reboot makes another boot.
+        // Hanging machine: SSH sends nothing; a reboot starts another boot.
         running.strike(id, "hang").await.unwrap();
         says_nothing(&machine).await.unwrap();
         let intent = IntentId::generate();
@@ -365,7 +365,7 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         .await
         .unwrap();
 
-        // No power, and none to be had.
+        // No power, and it cannot be switched on.
         running.strike(id, "power-fail").await.unwrap();
         assert!(
             PowerControl::set_power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.is_err()
@@ -374,7 +374,7 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         running.strike(id, "heal").await.unwrap();
         running.until_state(id, &["agent-running"]).await.unwrap();
 
-        // Another host key is refused by who pinned the first; healed, it is the first again.
+        // A client that pinned the first host key rejects another one; after `heal` it is the first key again.
         running.strike(id, "new-host-key").await.unwrap();
         let error = take(&machine, &agent, &request(&callback, 1, 3)).await.unwrap().unwrap_err();
         assert!(matches!(error, TakeoverError::HostKeyChanged(_)), "{error}");
@@ -385,7 +385,7 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         running.strike(id, "heal").await.unwrap();
         take(&machine, &agent, &request(&callback, 1, 3)).await.unwrap().unwrap();
 
-        // No SSH: the agent goes on.
+        // No SSH: the agent continues.
         running.strike(id, "ssh-refuse").await.unwrap();
         assert!(session(&machine).await.is_err());
         let before = callback.heartbeats().len();
@@ -439,7 +439,7 @@ fn a_restarted_simulator_is_the_same_fleet() {
         let flags = ["--machine_count", "4", "--seed", "5", "--boot_seconds", "0.1"];
         let running = Running::start(directory.path(), &flags).await.unwrap();
         let provider = running.provider().unwrap();
-        // Between its two lives a simulator has no ports, and somebody else could be given this one.
+        // Between its two runs a simulator has no ports, and another program could get this one.
         let port = running.truth("sim-0003").await.unwrap()["port"].as_u64().unwrap();
         let _port = reserve_port(u16::try_from(port).unwrap()).unwrap();
         let intent = IntentId::generate();
@@ -596,7 +596,7 @@ async fn lost_answers_make_no_second_machine() {
     running.stop().await.unwrap();
 }
 
-/// The program itself, and where it listens.
+/// The program itself, and its address.
 fn simulator(state: &Path, machines: &str) -> Result<(Program, String)> {
     let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
     command
@@ -619,7 +619,7 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
         Command::new(env!("CARGO_BIN_EXE_shepherd"))
             .args(["simulator", "fault", machine, fault])
             .env("SHEPHERD_SIMULATOR_URL", &url)
-            // A host without certificates of authorities can do plain HTTP all the same.
+            // A host without certificates of authorities can still use plain HTTP.
             .env("SSL_CERT_FILE", "/nonexistent")
             .env("SSL_CERT_DIR", "/nonexistent")
             .output()
@@ -636,7 +636,7 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     );
     assert_eq!(strike("list-empty", "sim-0001").status.code(), Some(2));
     assert_eq!(strike("flood", "sim-0001").status.code(), Some(2));
-    // A request that never ends keeps nobody.
+    // A request that never ends does not delay the stop.
     let mut half = std::net::TcpStream::connect(url.trim_start_matches("http://")).unwrap();
     std::io::Write::write_all(&mut half, b"GET /v1/fleet HTTP/1.1\r\n").unwrap();
     assert!(runtime().unwrap().block_on(program.terminate()).unwrap().success());
@@ -696,7 +696,7 @@ fn a_killed_simulator_kept_everything_it_had_answered() {
 
 #[test]
 fn an_enrolment_that_is_no_message_is_refused() {
-    // The decoder and the limit stand in front of the rules; both are met over a real connection.
+    // The decoder and the limit come before the rules; both are tested over a real connection.
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
         let running =

@@ -1,8 +1,8 @@
-//! What a shepherd holds in memory: of the agent's program one copy, however many machines it goes to
-//! at once, and altogether little.
+//! The memory of a shepherd: one copy of the agent's program, however many machines it is uploaded to at once, and
+//! little in total.
 //!
-//! The long form, with a thousand machines over five minutes, is `make bench ARGS=--memory`. Nothing
-//! here looks at a clock.
+//! The long form, with a thousand machines over five minutes, is `make bench ARGS=--memory`. Nothing here depends on a
+//! clock.
 
 use std::fs;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const UPLOADS: usize = 32;
 /// Bytes of the program.
 const PROGRAM: usize = 8 << 20;
 
-/// A machine that begins to take an upload, and takes no more of it before all others have begun.
+/// A machine that begins to receive an upload, and receives no more of it before all others have begun.
 #[derive(Clone)]
 struct Machine {
     begun: Arc<Barrier>,
@@ -117,14 +117,14 @@ async fn machine(config: Arc<Config>, begun: Arc<Barrier>) -> Result<SshTarget> 
             && let Ok(session) =
                 russh::server::run_stream(config, stream, Machine { begun, uploading: false }).await
         {
-            // How the other side takes its leave is not what is tested.
+            // How the other side closes the connection is not tested.
             let _ended = session.await;
         }
     });
     Ok(SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() })
 }
 
-/// Uploads a program to so many machines at once, and says how each ended.
+/// Uploads a program to this many machines at once, and returns the outcome of each.
 async fn uploads(agent: &AgentBinary, settings: &SshSettings) -> Result<Vec<TakeoverError>> {
     let key = PrivateKey::random(&mut safe_rng(), Algorithm::Ed25519)?;
     let config = Config { keys: vec![key], window_size: 128 << 10, ..Config::default() };
@@ -172,13 +172,13 @@ fn many_uploads_at_once_hold_one_copy_of_the_program() -> TestResult {
             "not at its upload: {error}"
         );
     }
-    // Beside the program itself, which was there before: keys, and what is on its way.
+    // Besides the program itself, which existed before: keys, and data that is being sent.
     let copies = UPLOADS * PROGRAM;
     assert!(most < copies / 4, "{UPLOADS} uploads held {} of {} KiB", most >> 10, copies >> 10);
     Ok(())
 }
 
-/// What a process holds, in KiB.
+/// The resident memory of a process, in KiB.
 fn resident(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

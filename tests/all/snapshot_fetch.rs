@@ -1,4 +1,5 @@
-//! A snapshot of a cluster, with the key of its authority, goes to the one machine that is to restore just that.
+//! A snapshot of a cluster, with the key of its authority, is sent only to the machine that has to restore exactly that
+//! snapshot.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn shepherds(listener: &Listener, agent: &TestAgent) -> Result<ServerPool> {
     Ok(shepherds)
 }
 
-/// A cluster that is restored from a snapshot by one machine, with another one of its control plane.
+/// A cluster that one machine restores from a snapshot, with another machine of its control plane.
 async fn restored_by(pool: &PgPool, restorer: &TestAgent, other: &TestAgent, sealed: &[u8]) -> Result<()> {
     sqlx::query(
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
@@ -101,7 +102,7 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_orde
     let ways = shepherds(&listener, &restorer)?;
     for _ in 0..2 {
         assert!(fetch_snapshot(&ways, directory.path()).await? == SNAPSHOT, "it is another file");
-        // It is open in the shepherd now, and goes to nobody else for that.
+        // The shepherd has unsealed it now, and still sends it to no other machine.
         for (agent, who) in [(&other, "another machine of the cluster"), (&stranger, "any machine")] {
             let answer = fetch_snapshot(&shepherds(&listener, agent)?, directory.path()).await;
             assert_eq!(answer.err(), Some(FetchError::Absent), "{who} was given the snapshot");

@@ -1,8 +1,8 @@
-//! A real OpenSSH server on loopback for one test, with a home directory of its own.
+//! A real OpenSSH server on loopback for one test, with its own home directory.
 //!
-//! It listens on a port that the system gave: an OpenSSH server needs a number, so one is learnt by
-//! binding port 0, and another is taken when somebody was faster. Sessions see `HOME` as the test's
-//! directory, so nothing of the real home is read or written.
+//! An OpenSSH server needs a port number in its configuration. So the test binds port 0 to find a free one, and tries
+//! another one if a different program took it first. Sessions have the test's directory as `HOME`, so nothing of the
+//! real home is read or written.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -21,7 +21,8 @@ use tempfile::TempDir;
 
 use crate::harness::child::{guarded, is_watcher};
 
-/// Waits for `condition`, generously: a loaded host is slow, and only a condition that never comes is a failure.
+/// Waits for `condition` with a long deadline: a loaded host is slow, and only a condition that never holds is a
+/// failure.
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + Duration::from_mins(5);
     while !condition() {
@@ -31,7 +32,7 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Res
     Ok(())
 }
 
-/// This host and this user, at a server's port or that of a proxy before it.
+/// This host and this user, at a server's port or that of a proxy in front of it.
 pub(crate) fn target_at(port: u16) -> Result<SshTarget> {
     let output = Command::new("id").arg("-un").output()?;
     let user = String::from_utf8(output.stdout)?.trim().to_owned();
@@ -40,11 +41,11 @@ pub(crate) fn target_at(port: u16) -> Result<SshTarget> {
 
 /// How the server is set up.
 pub(crate) struct Setup {
-    /// Address of loopback that it listens on.
+    /// The loopback address that it listens on.
     pub(crate) listen: &'static str,
     /// Kinds of host keys, as `ssh-keygen -t` names them.
     pub(crate) host_keys: &'static [&'static str],
-    /// Put first on the PATH of sessions: (name, script).
+    /// Programs that come first on the PATH of sessions: (name, script).
     pub(crate) programs: Vec<(&'static str, String)>,
     /// A wrapper script around every command, which finds it in `SSH_ORIGINAL_COMMAND`.
     pub(crate) forced_command: Option<&'static str>,
@@ -86,7 +87,7 @@ impl Sshd {
     pub(crate) fn start(setup: &Setup) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("shepherd-sshd-").tempdir()?;
         let root = directory.path();
-        // Separation of privileges wants it; harmless where it is there.
+        // Privilege separation requires this directory; it may exist already.
         if is_root()? {
             fs::create_dir_all("/run/sshd")?;
         }
@@ -138,7 +139,7 @@ impl Sshd {
             Command::new("/usr/sbin/sshd")
         } else {
             let mut command = Command::new("unshare");
-            // The mounts are private to this namespace and go with it.
+            // The mounts are private to this namespace and end with it.
             command.args(["--mount", "--propagation", "private", "sh", "-c"]);
             command.arg(mounts + "exec /usr/sbin/sshd \"$@\"").arg("sshd");
             command
@@ -159,7 +160,7 @@ impl Sshd {
         Ok(other)
     }
 
-    /// Accepts the key of that `authorized_keys` line, too.
+    /// Also accepts the key of that `authorized_keys` line.
     pub(crate) fn authorize(&self, line: &str) -> Result<()> {
         let path = self.directory.path().join("authorized_keys");
         let lines = fs::read_to_string(&path)?;
@@ -195,7 +196,7 @@ impl Sshd {
 
     pub(crate) fn settings(&self) -> SshSettings {
         let mut settings = SshSettings::new(self.key.clone());
-        // Many servers share few cores in a test run; what is tested is not this limit.
+        // Many servers share few cores in a test run, and this limit is not under test.
         settings.connect_timeout = Duration::from_secs(20);
         settings.greeting_timeout = Duration::from_mins(1);
         settings.login_timeout = Duration::from_mins(1);
@@ -245,7 +246,7 @@ fn is_root() -> Result<bool> {
 
 /// Writes a script that can be executed at once, by a process of its own.
 ///
-/// Written by this process, a child that another test starts meanwhile would hold the file open for writing until it
+/// If this process wrote it, a child that another test starts meanwhile would have the file open for writing until it
 /// becomes a program itself, and until then the kernel refuses to execute the script (ETXTBSY).
 pub(crate) fn write_program(path: &Path, script: &str) -> Result<()> {
     let mut writer = Command::new("/bin/sh");

@@ -1,8 +1,8 @@
-//! Ways in which a machine can be stuck: a real service is driven into each, and `shepherdctl why` must name the
-//! true cause and the next step. What it says is in `golden/stuck/`, one file a way, written to be read.
+//! Ways in which a machine can be stuck: a real service is brought into each of them, and `shepherdctl why` must name
+//! the true cause and the next step. Its outputs are in `golden/stuck/`, one file per way, and are meant to be read.
 //!
-//! And what a newcomer does who knows nothing but what is printed: from what is wrong to why, to a hold, to a
-//! machine that is well again.
+//! Also the path of a newcomer who only knows the printed commands: from the problem to its cause, to a hold, to a
+//! machine that is healthy again.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::child::Program;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
-/// Limits that a test can wait for, and one try a machine: what fails waits for long enough to be looked at.
+/// Limits that are short enough for a test, and one attempt per machine: failed work waits long enough to be inspected.
 const LIMITS: [&str; 7] = [
     "--heartbeat_interval=1s",
     "--recovery_first_heartbeat_timeout=20s",
@@ -29,7 +29,7 @@ const LIMITS: [&str; 7] = [
 ];
 const SIMULATOR: [&str; 4] = ["--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
 
-/// Holds a text against its golden file, with what differs from run to run masked.
+/// Compares a text with its golden file, with masks for what differs from run to run.
 fn golden(name: &str, text: &str) {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut settings = insta::Settings::clone_current();
@@ -47,7 +47,7 @@ fn golden(name: &str, text: &str) {
         (r"\b(\d+(ms|[smhd]))+\b", "[span]"),
         (r"\b(\[span\] ago|just now)", "[span] ago"),
         (r"used up \(\d+ in", "used up ([some] in"),
-        // Columns are as wide as what was masked in them.
+        // Columns are as wide as the values that were masked in them.
         (r"(\S) {2,}", "$1  "),
     ] {
         settings.add_filter(pattern, mask);
@@ -60,7 +60,7 @@ fn regex_of(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\{c}") }).collect()
 }
 
-/// What somebody sees who pastes a line into a shell.
+/// The output of a line that an operator pastes into a shell.
 fn pasted(fleet: &Fleet, line: &str) -> Result<String> {
     let programs = Path::new(env!("CARGO_BIN_EXE_shepherdctl")).parent().context("a directory")?;
     let output = Command::new("/bin/sh")
@@ -76,8 +76,8 @@ fn pasted(fleet: &Fleet, line: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Waits until `why` answers so for a machine: in this phase, with these words, whatever space is between them. By
-/// then nobody works on it, unless the test waits for that, and no sweep is due that could change the answer.
+/// Waits until `why` shows a machine in this phase, with these words, whatever space is between them. By then no worker
+/// is busy with it, unless the test waits for that, and no sweep is due that could change the answer.
 async fn why(fleet: &Fleet, machine: &str, phase: &str, words: &[&str]) -> Result<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -109,7 +109,7 @@ async fn until_ended(program: &mut Program) -> Result<()> {
     Ok(())
 }
 
-/// The commands that an answer offers.
+/// The commands that an answer suggests.
 fn hints(text: &str) -> Vec<String> {
     let offered = text.lines().skip_while(|line| *line != "What would help:").skip(1);
     offered
@@ -127,7 +127,7 @@ fn hint(text: &str, beginning: &str) -> Result<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
     let fleet = Fleet::start("stuck", &[&["--machine_count", "10"], SIMULATOR.as_slice()].concat()).await?;
-    // Made, and not taken over yet.
+    // Created, and not taken over yet.
     let flags = [&LIMITS[..], &["--components=provisioner,updater"]].concat();
     let mut maker = fleet.shepherd("maker", &[endpoint()?], &flags)?;
     let made = "SELECT count(*) = 10 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";
@@ -143,7 +143,7 @@ async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
     let ready = "SELECT count(*) = 7 FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
     fleet.until("the others are Ready", ready).await?;
 
-    // What answers has another key once its agent has to be put there again.
+    // The server has another key by the time its agent has to be installed again.
     fleet.strike("sim-0004", "new-host-key").await?;
     fleet.strike("sim-0004", "kill").await?;
     fleet.strike("sim-0005", "power-fail").await?;
@@ -170,7 +170,7 @@ async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
     fleet.strike("sim-0008", "kill").await?;
     let text = why(&fleet, "sim-0008", "Silent", &["why the budget"]).await?;
     golden("budget", &text);
-    // Nothing is begun any more, so that what was begun is what was counted.
+    // No more steps begin, so the counted steps are all of them.
     let begun = "SELECT count(*) FROM intent WHERE kind = 'restart-agent'";
     let begun: i64 = sqlx::query_scalar(begun).fetch_one(&fleet.pool).await?;
     assert!(begun >= 3 && text.contains(&format!("used up ({begun} in ")), "{begun} were begun:\n{text}");
@@ -196,8 +196,8 @@ async fn why_of_a_machine_whose_worker_was_killed_names_until_when_nobody_touche
     let fleet =
         Fleet::start("stuck_lost", &[&["--machine_count", "1"], SIMULATOR.as_slice()].concat()).await?;
     let flags = [&LIMITS[..], &["--outward_call_timeout=10m"]].concat();
-    // The shepherd that dies takes over and does nothing else. An updater that ran at the same moment would be killed
-    // at its own work, which `why` also reports.
+    // The shepherd that dies takes machines over and does nothing else. An updater that ran at the same time would be
+    // killed during its own work, which `why` also reports.
     let made = [&flags[..], &["--components=provisioner,updater"]].concat();
     let mut maker = fleet.shepherd("maker", &[endpoint()?], &made)?;
     let provided = "SELECT count(*) = 1 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";

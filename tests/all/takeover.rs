@@ -1,7 +1,7 @@
-//! Takeover in place, against real OpenSSH servers.
+//! Takeovers against real OpenSSH servers.
 //!
-//! The agent in most of these is a copy of `/bin/sh` with bytes appended: a real ELF program, which run as
-//! `agent enroll` executes the file `enroll` of its working directory, where a test puts the answer.
+//! The agent in most of these tests is a copy of `/bin/sh` with bytes appended. It is a real ELF program: run as `agent
+//! enroll`, it executes the file `enroll` of its working directory, where a test puts the response.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -58,10 +58,10 @@ fn success() -> EnrollSuccess {
     EnrollSuccess { request: Some(request()), public_key: vec![7; 32], ..EnrollSuccess::default() }
 }
 
-/// A program with `extra` bytes behind it, that run as an agent executes the file `enroll`.
+/// A program with `extra` bytes appended. Run as an agent, it executes the file `enroll`.
 fn fake_agent(extra: usize) -> Result<AgentBinary> {
     let mut content = fs::read("/bin/sh")?;
-    // Not compressible to nothing, and not the same everywhere.
+    // Bytes that do not compress well, and that differ from each other.
     content.extend((0..extra).map(|index| u8::try_from(index * 7 % 251).unwrap_or_default()));
     AgentBinary::from_content(content.into()).map_err(anyhow::Error::msg)
 }
@@ -110,7 +110,7 @@ async fn refused(sshd: &Sshd, expectation: &HostKeyExpectation) -> Result<SshErr
     }
 }
 
-/// What stands under the agent's directory.
+/// The files in the agent's directory.
 fn uploaded_names(sshd: &Sshd) -> Vec<String> {
     let directory = sshd.home().join(DEFAULT_AGENT_PATH);
     let entries = directory.parent().and_then(|directory| fs::read_dir(directory).ok());
@@ -185,7 +185,7 @@ async fn a_changed_host_key_is_refused_and_nothing_is_sent_to_the_host() {
     for part in [&pinned.fingerprint(), &offered, &format!("127.0.0.1:{}", after.port())] {
         assert!(text.contains(part), "{text}");
     }
-    // The server's log shows whether it received a user's name, and whether a key was tried.
+    // The server's log shows whether it received a user name, and whether a key was tried.
     wait_until("the server to see the end", || after.log().contains("Connection closed by")).unwrap();
     let log = after.log();
     assert!(!log.contains("ublickey") && !log.contains("user") && !log.contains("Accepted"), "{log}");
@@ -306,11 +306,11 @@ async fn a_command_is_fed_and_its_output_capped_and_its_end_reported() {
     let killed = exec("kill -9 $$", Bytes::new()).await.unwrap();
     assert_eq!(killed.exit, CommandExit::Signal("KILL".to_owned()));
 
-    // A command that reads nothing of a large input still ends with its own status.
+    // A command that does not read its large input still ends with its own status.
     let unread = exec("exit 4", Bytes::from(vec![1; 20_000_000])).await.unwrap();
     assert_eq!(unread.exit, CommandExit::Status(4));
 
-    // A daemon that keeps the pipes open does not keep the answer.
+    // A daemon that keeps the pipes open does not delay the response.
     let started = Instant::now();
     let daemon = exec("sleep 300 & echo $!", Bytes::new()).await.unwrap();
     assert!(daemon.success() && started.elapsed() < Duration::from_secs(250));
@@ -330,13 +330,13 @@ async fn exec_ok(session: &SshSession, command: &str) -> Result<Vec<u8>> {
 async fn a_command_that_exceeds_its_limit_is_reported_and_loses_its_pipes() {
     let sshd = Sshd::start(&Setup::default()).unwrap();
     let mut settings = sshd.settings();
-    // So long that a busy host has begun the command.
+    // So long that even a busy host has started the command.
     settings.exec_timeout = Duration::from_millis(10_500);
     let session =
         SshSession::connect(&settings, &sshd.target().unwrap(), &HostKeyExpectation::PinOnFirstUse, far())
             .await
             .unwrap();
-    // Root's commands get no signal from OpenSSH; what they see is that nobody reads any more.
+    // OpenSSH sends no signal to root's commands. They notice that their output is not read any more.
     let command = "trap '' PIPE; touch ~/started; while echo x; do sleep 0.1; done; touch ~/ended";
     let error = session.exec("waiting for ever", command, Bytes::new()).await.unwrap_err();
     assert_eq!(
@@ -365,7 +365,7 @@ async fn an_argument_vector_reaches_the_machine_unchanged_and_a_dropped_connecti
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "<$(id)><it's><a b\n><><*>");
     assert!(run(&["a\0b"]).await.unwrap_err().to_string().contains("NUL"));
 
-    // What a reboot does to the connection.
+    // The effect of a reboot on the connection.
     let outcome = run(&["sh", "-c", "kill -9 $PPID; exit 0"]).await.unwrap();
     let RunOutcome::Unknown(error) = outcome else { panic!("{outcome:?}") };
     assert!(matches!(error, SshError::ConnectionLost { .. }), "{error}");
@@ -411,7 +411,7 @@ async fn a_step_that_may_not_begin_does_not() {
         let begun = begun.into_inner().unwrap();
         assert!(!begun.contains(&stopped_at) && begun.len() < 4, "{begun:?}");
         if logged_in {
-            // The server tells of it beside its answer.
+            // The server logs it separately from its response.
             wait_until("the server to tell of the login", || sshd.log().contains("Accepted publickey"))
                 .unwrap();
         } else {
@@ -456,7 +456,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
         deadline,
         |_| Ok(()),
     );
-    // How late anything is on this host at that moment.
+    // How late events are on this host at that moment.
     let late = async {
         tokio::time::sleep_until(deadline).await;
         deadline.elapsed()
@@ -486,14 +486,14 @@ async fn a_silent_a_closed_and_a_foreign_port_are_distinguished() {
         "127.0.0.1:PORT did not answer within 300ms (--agent_ssh_greeting_timeout) while waiting for its greeting"
     );
     assert_eq!(error.blame(), Blame::Network);
-    // The socket is shut although the library still waited for the host's first line.
+    // The socket is shut down although the library still waited for the host's first line.
     let (mut accepted, _) = silent.accept().await.unwrap();
     let mut bytes = vec![];
     tokio::time::timeout(Duration::from_secs(30), accepted.read_to_end(&mut bytes)).await.unwrap().unwrap();
     assert!(bytes.starts_with(b"SSH-2.0-"));
     drop(silent);
 
-    // Bound and not listening: nobody else is given the port meanwhile.
+    // Bound and not listening: no other program gets the port meanwhile.
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let error = failure(&settings, &target(closed.local_addr().unwrap().port())).await;
@@ -582,7 +582,7 @@ async fn an_agent_for_another_processor_is_refused_before_anything_is_uploaded()
 
 #[tokio::test]
 async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
-    // The file is right when probed, and its bytes are hashed wrongly when uploaded.
+    // The probe finds the right file, and the upload computes a wrong digest of its bytes.
     let lie = "#!/bin/sh\ncat >/dev/null; echo 0000000000000000000000000000000000000000000000000000000000000000  -\n";
     let sshd = machine(Setup { programs: vec![("sha256sum", lie.to_owned())], ..Setup::default() }).unwrap();
     let path = sshd.home().join(DEFAULT_AGENT_PATH);
@@ -613,7 +613,7 @@ async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_reported_as_such() {
     }
 }
 
-/// Passes bytes on until the client has sent `budget`, then cuts both sides.
+/// Forwards bytes until the client has sent `budget`, then cuts both sides.
 async fn cutting_proxy(to: u16, budget: Arc<AtomicU64>) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
@@ -727,12 +727,12 @@ fn a_host_that_closes_during_the_handshake_is_the_machines_fault() {
     closing.join().unwrap().unwrap();
 }
 
-/// Ends what the real agent left running, whatever became of the test.
+/// Ends the processes that the real agent left, however the test ended.
 struct RunningAgent(StateDirectory);
 
 impl Drop for RunningAgent {
     fn drop(&mut self) {
-        // The supervisor first, or it would start the agent again.
+        // The supervisor first: it would start the agent again.
         for process in
             [self.0.read_supervisor_process(), self.0.read_agent_process()].into_iter().flatten().flatten()
         {
@@ -780,7 +780,7 @@ async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should
 
 #[tokio::test]
 async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit() {
-    // A listener whose queue is full drops what comes next, as a firewall or a dead machine does.
+    // A listener whose queue is full drops further connections, as a firewall or a dead machine does.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();

@@ -1,5 +1,5 @@
-//! What tests of the database rest on: the run's dialect is what it says, the test clock moves, databases are apart,
-//! and every test is in a list.
+//! The foundations of tests with a database: the run's dialect is the stated one, the test clock moves, databases are
+//! separate, and every test is in a list.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn the_clock_is_read_once_for_an_index_scan() -> TestResult {
 async fn what_the_migrations_bind_for_good_follows_the_clock() -> TestResult {
     let database = TestDatabase::create("defaults").await?;
     let pool = database.pool().await?;
-    // Seen from this search path, the test clock's functions print bare and PostgreSQL's own do not.
+    // With this search path, the test clock's functions are printed without a schema, and PostgreSQL's own are not.
     let bound_to_the_server = || {
         sqlx::query_scalar(
             "WITH texts AS (
@@ -174,7 +174,7 @@ fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) -> anyhow::Resul
         if attribute.starts_with("#[test") || attribute.starts_with("#[tokio::test") {
             let function = lines.find_map(|line| line.split_once("fn ")).context("no function")?.1;
             let name = function.split(['(', '<']).next().context("no name")?;
-            // What is indented is in the file's own module of tests.
+            // Indented tests are in the file's own module of tests.
             let inner = if line.starts_with('#') { "" } else { "tests::" };
             let name = format!("{module}::{inner}{name}");
             if !found.contains(&name) {
@@ -267,7 +267,7 @@ fn modules_without_a_database_name_nothing_that_gives_one() {
     }
 }
 
-/// Whatever its source looks like, a test that asks for a database is refused unless a list of the database has it.
+/// Whatever its source looks like, a test that requests a database fails unless a list for databases has it.
 #[test]
 fn database_is_refused_to_a_test_that_no_list_has() {
     let dialect_for = |package: &'static str, test: &str| {

@@ -1,4 +1,4 @@
-//! Traces of work, as a receiver of OTLP gets them from real shepherds.
+//! Traces of work that a receiver of OTLP gets from real shepherds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, endpoint};
 use crate::harness::port::reserved;
 
-/// What was received.
+/// The spans that were received.
 #[derive(Clone, Default)]
 struct Received {
     spans: Arc<Mutex<Vec<Span>>>,
@@ -49,7 +49,7 @@ impl Received {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those that begin a trace.
+    /// The spans that begin a trace.
     fn roots(&self) -> Vec<Span> {
         self.spans().into_iter().filter(|span| span.parent_span_id.is_empty()).collect()
     }
@@ -110,7 +110,7 @@ fn with_variables(variables: &[(&'static str, &str)]) -> Otherwise {
     Otherwise { environment, ..Otherwise::default() }
 }
 
-/// A work item as a trace and as history tells of it: machine, process, fence.
+/// A work item as a trace and as history have it: machine, process, fence.
 type Item = (String, String, i64);
 
 fn item(root: &Span) -> Item {
@@ -152,7 +152,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
     receive(at, &received, &stop).await?;
     let receiver = format!("--otlp_endpoint=http://{at}");
-    // The log is as quiet as can be: traces are none of its business.
+    // The log level is as low as possible: traces do not depend on it.
     let quiet = "--log_format=json";
     let flags = [&LIMITS[..], &[&receiver, quiet]].concat();
     // The flag takes precedence: nobody receives there.
@@ -173,7 +173,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     fleet
         .until("the third failed", "SELECT count(*) = 1 FROM work_backoff WHERE process = 'AgentStart'")
         .await?;
-    // What it has not handed over by then it hands over as it ends.
+    // The spans that are still queued are sent when it ends.
     assert!(shepherd.terminate().await?.success());
 
     let ended = ended(&fleet).await?;

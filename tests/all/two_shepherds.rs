@@ -1,7 +1,7 @@
 //! Two shepherds on one BMDB and one simulator; one of them dies in the middle, as by a power cut.
 //!
-//! The other one notices, waits out what the dead one may have begun, and finishes. Whether they ever
-//! worked on one machine at once, made one twice or lost a lease in silence is judged by `checker.rs`.
+//! The other one notices, waits for the end of the calls that the dead one may have begun, and finishes. `checker.rs`
+//! checks that they never worked on one machine at once, created one twice, or lost a lease without a record.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::harness::fleet::{Fleet, PATIENCE, endpoint};
 const ALL_READY: &str = "SELECT count(*) = 200 AND count(*) FILTER (WHERE phase_index = 'Ready') = 200
      FROM machine_due WHERE lane = 'access'";
 
-/// Whether enough machines are through, one of them by this process, more wait, and work of it is live.
+/// Whether enough machines are done, one of them by this process, more are waiting, and work of it is live.
 async fn in_the_middle(fleet: &Fleet, pid: u32) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "SELECT (SELECT count(*) BETWEEN 20 AND 170 FROM machine_due
@@ -31,8 +31,9 @@ async fn in_the_middle(fleet: &Fleet, pid: u32) -> Result<bool> {
     .await?)
 }
 
-/// Waits until the server has done what a shepherd had sent that is stopped: an end of work on its way still takes
-/// effect. One that waits for a lock is none: an end of work has all of its own before it is committed.
+/// Waits until the server has completed the statements of a stopped shepherd: an end of work that is on its way still
+/// takes effect. A statement that waits for a lock is not one: an end of work has all of its locks before it is
+/// committed.
 async fn all_arrived(fleet: &Fleet) -> Result<()> {
     let none_under_way = "SELECT NOT EXISTS (
         SELECT 1 FROM pg_stat_activity
@@ -55,8 +56,8 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
     // It loses nothing itself, however busy the host is.
     let mut survivor = fleet.shepherd("survivor", &[second, first], &["--session_interval", "15s"])?;
 
-    // Stopped for a moment, so that what is seen still holds when it dies. So is the other one: on a busy host it would do
-    // all the rest before no statement of either is under way.
+    // Stopped for a moment, so that the observed state is still true when it dies. The other one is stopped too: on a
+    // busy host it would complete everything before there is a moment at which no statement of either is under way.
     let deadline = Instant::now() + PATIENCE;
     loop {
         if in_the_middle(&fleet, victim.pid()).await? {
@@ -90,7 +91,7 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
     let records = Records::read(&fleet.pool, &fleet.journal()?).await?;
     assert_eq!(check(&records), []);
 
-    // That was a test of something only if the dead one had leases to lose, and both had work.
+    // The test proves something only if the dead one had leases to lose, and both had work.
     let of = |pid: u32| {
         let sessions = records.sessions.iter().filter(move |row| row.pid == i64::from(pid));
         sessions.map(|row| row.session_id).collect::<Vec<_>>()
@@ -103,7 +104,7 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
     assert!(events(&lost, "Expired") >= 2, "the dead one lost {}", events(&lost, "Expired"));
     assert!(events(&lost, "Finished") > 0 && events(&kept, "Finished") > 0);
 
-    // And the judge is one only if he finds what is planted in this very record.
+    // The checker proves something only if it finds the faults that are planted in these very records.
     let found = |planted: Option<Records>| planted.map(|records| check(&records)).unwrap_or_default();
     let overlaps = found(planted::overlapping_work(&records));
     assert!(overlaps.iter().any(|one| matches!(one, Violation::Overlap(_))), "{overlaps:?}");

@@ -1,5 +1,5 @@
-//! Strangers at the callback server: who has shaken hands with a key of his own making and says no
-//! heartbeat of an agent. Real TLS clients, made as the role server makes them.
+//! Unauthenticated peers at the callback server: peers that complete the handshake with a key of their own and send no
+//! heartbeat of an agent. They are real TLS clients, made as the role server makes them.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::harness::postgres::TestDatabase;
 
 const LONG: Duration = Duration::from_hours(1);
 
-/// What the start of an HTTP/2 connection looks like, after which nothing follows.
+/// The beginning of an HTTP/2 connection, without anything after it.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Shakes hands with a key that nobody knows.
+/// Completes a handshake with an unknown key.
 async fn stranger(server: &CallbackServer) -> Result<TlsStream<TcpStream>> {
     let config = client_config(&Identity::generate()?, &server.current_ca_certificates(), &untold()?)?;
     let stream = TcpStream::connect(server.local_addr).await?;
@@ -63,7 +63,7 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
     let mut begun = stranger(&listener.server).await?;
     begun.write_all(PREFACE).await?;
     begun.flush().await?;
-    // One that says a heartbeat, of a machine that has another agent.
+    // A peer that sends a heartbeat of a machine with another agent.
     let impostor = TestAgent {
         machine: agent.machine,
         identity: Identity::generate()?.into(),

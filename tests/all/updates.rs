@@ -29,7 +29,7 @@ use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
 
-/// Role servers of a fleet, and a shepherd that hears them and rolls releases out.
+/// Role servers of a fleet, and a shepherd that receives their heartbeats and rolls out releases.
 struct Fleet {
     listener: Listener,
     pool: PgPool,
@@ -176,7 +176,7 @@ impl Fleet {
         look.await?.0.pop().context("no such update")
     }
 
-    /// What is at each machine's stable path.
+    /// The program at each machine's stable path.
     fn programs(&self) -> Result<Vec<String>> {
         self.machines.iter().map(|(_, host)| Ok(program_digest(&host.program)?)).collect()
     }
@@ -208,7 +208,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     let digest = hex::encode(request_digest(&release));
     fleet.add("1.4", &release).await?;
 
-    // The last one is held: it is waited for, and the others are not.
+    // The last one is held: the roll-out waits for it, and the others are not affected.
     let held = fleet.machines[2].0;
     sqlx::query(
         "INSERT INTO machine_hold VALUES ($1, 'everything', 'a disk', 'lee', clock_timestamp(), NULL)",
@@ -247,7 +247,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
         assert_eq!(host.agent()?.instance, process, "it is the same process");
         assert_eq!(fleet.events(*machine).await?, ["ReleaseOrdered", "ReleaseRuns"]);
     }
-    // In time, one after the other: no order before the end of the one before.
+    // One after the other in time: no order before the end of the previous one.
     let overlaps: i64 = sqlx::query_scalar(
         "WITH steps AS (SELECT machine_id, min(at) AS first, max(at) AS last FROM history
                         WHERE event LIKE 'Release%' GROUP BY machine_id)
@@ -258,12 +258,12 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     .await?;
     assert_eq!(overlaps, 0, "two machines were updated at once");
 
-    // All of them are listed without their machines, which may be many.
+    // All roll-outs are listed without their machines, which may be many.
     let look = fleet.listener.bmdb.transact_read_only(|tx| Box::pin(list_roll_outs(tx, None)));
     let all = look.await?.0;
     assert_eq!((all[0].format_counts().as_str(), all[0].machines.len()), ("done 3", 0));
 
-    // What the next one comes to is no reason for a takeover to set back what they became.
+    // A failed roll-out is no reason for a takeover to undo the previous one.
     fleet.add("bad", b"#!/bin/sh\nexit 1\n").await?;
     let bad = fleet.roll_out("bad", 1).await?;
     fleet
@@ -294,7 +294,7 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
         })
         .await?;
     let update = fleet.update(&id).await?;
-    // Nobody waits for it any more, so nobody asks it again.
+    // The roll-out waits for it no more, so it gets no more orders.
     let requested: Vec<bool> =
         sqlx::query_scalar("SELECT withdrawn FROM release_order").fetch_all(&fleet.pool).await?;
     assert_eq!(requested, [true]);
@@ -302,7 +302,7 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
     assert!(why.starts_with(&update.machines[0].name) && why.contains("it ended before a shepherd"), "{why}");
     assert_eq!(fleet.events(fleet.machines[0].0).await?, ["ReleaseOrdered", "ReleaseFailed"]);
 
-    // It goes on with the next machine when it is resumed, and stops there again.
+    // After it is resumed it continues with the next machine, and stops there again.
     fleet.listener.bmdb.change_roll_out(order("a try"), id.clone(), RollOutChange::Resume).await?;
     fleet
         .until("it stands still again", async || {

@@ -48,7 +48,7 @@ impl Tree {
         Ok(fs::write(path, text)?)
     }
 
-    /// What `--check` prints; `None` when it passes.
+    /// The output of `--check`; `None` if it passes.
     fn complaints(&self) -> anyhow::Result<Option<String>> {
         let output = words(self.0.path(), Some("--check"))?;
         if output.status.success() {

@@ -12,10 +12,10 @@ use serde::Deserialize;
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
-/// What tests of several packages share.
+/// The package with the fixtures that tests of several packages share.
 const KIT: &str = "shepherd-testkit";
 
-/// What each package inherits, besides its lints.
+/// The settings that each package inherits, besides its lints.
 const INHERITED: &[&str] = &["version", "edition", "rust-version", "license", "publish"];
 
 /// A package of the workspace.
@@ -72,7 +72,7 @@ pub(crate) fn packages() -> anyhow::Result<Vec<Package>> {
     Ok(metadata.packages)
 }
 
-/// What a package does not inherit, by its manifest.
+/// The settings that a package does not inherit, by its manifest.
 fn own_settings(manifest: &toml::Table) -> Vec<&'static str> {
     let inherits =
         |value: Option<&toml::Value>| value.and_then(|value| value.get("workspace")?.as_bool()) == Some(true);
@@ -137,11 +137,11 @@ fn tests_of_each_package_are_built() -> TestResult {
     Ok(())
 }
 
-/// A package that `tools/test` left out would be missed by nobody: `tools/test` writes down which tests it starts, and
+/// Nobody would notice a package that `tools/test` leaves out. So `tools/test` records which tests it starts, and
 /// starts these last.
 #[test]
 fn tests_of_each_package_have_run() -> TestResult {
-    // Without it, somebody runs only these tests.
+    // Without the variable, only these tests are run.
     let Some(path) = env::var_os("SHEPHERD_TEST_RAN") else { return Ok(()) };
     let ran = fs::read_to_string(path)?;
     let ran: BTreeSet<&str> = ran.lines().collect();
@@ -156,7 +156,7 @@ fn tests_of_each_package_have_run() -> TestResult {
     Ok(())
 }
 
-/// Only tests link what tests share.
+/// Only tests link the fixtures of tests.
 #[test]
 fn testkit_is_a_dependency_of_tests_only() -> TestResult {
     let packages = packages()?;
@@ -171,7 +171,7 @@ fn testkit_is_a_dependency_of_tests_only() -> TestResult {
     Ok(())
 }
 
-/// Calls of cargo that check code, in lines of a script: each with whether it says which packages.
+/// Calls of cargo that check code, in lines of a script: each with whether it names packages.
 fn checking_calls(script: &str) -> Vec<(String, bool)> {
     let script = script.replace("\\\n", " ");
     let lines = script.lines().filter(|line| !line.trim_start().starts_with('#'));
@@ -182,7 +182,7 @@ fn checking_calls(script: &str) -> Vec<(String, bool)> {
             let selects = |flag: &str| call.split_whitespace().any(|word| word == flag);
             let named = match command {
                 "check" | "clippy" | "doc" | "test" => selects("--workspace") || selects("--package"),
-                // It knows no other name for the same.
+                // It has no other flag for the same.
                 "fmt" => selects("--all"),
                 _ => return None,
             };

@@ -1,5 +1,5 @@
-//! Machines whose clocks are wrong: the real program under a clock of its own (libfaketime), the
-//! shepherd's own listener with the certificate that it issues itself.
+//! Machines whose clocks are wrong: the real program under a clock of its own (libfaketime), and the shepherd's own
+//! listener with the certificate that it issues itself.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -34,7 +34,7 @@ fn library() -> Result<PathBuf> {
     anyhow::bail!("libfaketime is missing; run tools/need faketime")
 }
 
-/// A machine that believes it to be `time`, in libfaketime's words. Its boot clock is the host's.
+/// A machine whose clock is at `time`, in libfaketime's syntax. Its boot clock is the host's.
 fn machine_at(time: &str) -> Result<Machine> {
     let mut machine = Machine::new()?;
     machine.environment = vec![
@@ -46,7 +46,7 @@ fn machine_at(time: &str) -> Result<Machine> {
     Ok(machine)
 }
 
-/// What became of the newest heartbeat of an agent that is not `earlier`.
+/// The outcome of the newest heartbeat of an agent other than `earlier`.
 fn newest(machine: &Machine, earlier: Option<Uuid>) -> Result<LastHeartbeat> {
     wait_for("a heartbeat to be tried", || {
         let last = machine.state().read_last_heartbeat()?;
@@ -84,7 +84,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> Te
             shepherd_time_ms,
         };
 
-        // As an older shepherd enrols it: nobody says what time it is, and it cannot call.
+        // As an older shepherd enrols it: no time is reported, and its heartbeats fail.
         let untold = ask(1, 0);
         let bmdb_id = untold.bmdb_id.clone();
         let success = block_in_place(|| machine.enroll(&untold))?;
@@ -98,7 +98,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> Te
         block_in_place(|| machine.enroll(&request))?;
         until("the machine is Ready", async || Ok(phase(&pool, id).await? == "Ready")).await?;
 
-        // A loss of power, a month off, and a battery that was empty: the clock tells nothing.
+        // A loss of power, a month of being off, and an empty battery: the clock is useless.
         let before = block_in_place(|| delivered(&machine, None))?;
         let kept = machine.state().read_time_sample()?.context("the time was not kept")?;
         assert!(kept.boot_id == success.boot_id && kept.unix_ms.abs_diff(u64::try_from(now)?) < DAY_MS);
@@ -115,7 +115,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> Te
     Ok(listener.stop().await?)
 }
 
-/// Writes down that the agent was started, as the work that enrolled it does.
+/// Records that the agent was started, as the work that enrolled it does.
 async fn started(listener: &Listener, id: MachineId, success: &wire::EnrollSuccess) -> Result<()> {
     let agent = NewAgent {
         public_key: success.public_key.clone(),

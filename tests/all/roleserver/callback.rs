@@ -1,6 +1,5 @@
-//! A callback server for tests that shares no code with `server/`: it takes any
-//! client certificate whose handshake signature holds and notes each heartbeat
-//! with the key that proved it.
+//! A callback server for tests that shares no code with `server/`: it accepts any client certificate whose handshake
+//! signature is valid, and records each heartbeat with the key that proved it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,14 +37,14 @@ pub(crate) struct Callback {
 
 impl Drop for Callback {
     fn drop(&mut self) {
-        // Also where nobody may wait for its end: in a test that is asynchronous itself.
+        // Also in a test that is asynchronous itself, which must not wait for the end.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// What it sends, by digest.
+/// The files that it sends, by digest.
 type Files = Arc<Mutex<HashMap<Vec<u8>, Arc<Vec<u8>>>>>;
 
 struct Service {
@@ -106,7 +105,7 @@ impl AgentCallback for Service {
     }
 }
 
-/// Takes any certificate, and does verify the handshake signature.
+/// Accepts any certificate, and verifies the handshake signature.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -148,7 +147,7 @@ impl ClientCertVerifier for AnyKey {
 }
 
 impl Callback {
-    /// Listens on loopback with a certificate of its own, answering by `reply`.
+    /// Listens on loopback with a certificate of its own. `reply` makes the responses.
     pub(crate) fn start(
         reply: impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -192,7 +191,7 @@ impl Callback {
         Ok(Self { endpoint, ca, heartbeats: observations, connections, files, runtime: Some(runtime) })
     }
 
-    /// Sends this file from now on; gives its digest.
+    /// Sends this file from now on. Returns its digest.
     pub(crate) fn serve(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
         let digest = ring::digest::digest(&ring::digest::SHA256, &bytes).as_ref().to_vec();
         let mut files = self.files.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
@@ -200,7 +199,7 @@ impl Callback {
         Ok(digest)
     }
 
-    /// How often somebody connected.
+    /// The number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
@@ -210,7 +209,7 @@ impl Callback {
     }
 }
 
-/// A server that wants a report until it has one of that incarnation.
+/// A server that requests a report until it has one of that incarnation.
 pub(crate) fn curious()
 -> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
     |request| {

@@ -26,7 +26,7 @@ const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
 const SOON: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(20), factor: 1.5, max: Duration::from_millis(200) };
 
-/// A place for programs, in which all that was started ends with the test.
+/// A directory for programs. All processes that were started in it end with the test.
 struct Host {
     directory: tempfile::TempDir,
     mounts: CgroupMounts,
@@ -74,7 +74,7 @@ impl Host {
         fs::read_to_string(self.places().log_path("web")).unwrap_or_default()
     }
 
-    /// The group of the program, in the first hierarchy that has it; none where there are no groups.
+    /// The control group of the program, in the first hierarchy that has it; `None` on a host without groups.
     fn group(&self) -> Option<PathBuf> {
         if self.mounts.is_none() {
             return None;
@@ -101,7 +101,7 @@ fn find(below: &Path, name: &str) -> Option<PathBuf> {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Whatever a test that failed has left: by its record, and by its group.
+        // The processes that a failed test left: by their record, and by their control group.
         if let Some(record) =
             shepherd::roleserver::child::launch::read_record(&self.places().record_path("web"))
         {
@@ -117,7 +117,7 @@ impl Drop for Host {
     }
 }
 
-/// A role server as far as it keeps one program.
+/// A role server that runs one program.
 struct ChildRunner {
     tree: Supervisor,
     leaving: CancellationToken,
@@ -160,7 +160,7 @@ impl ChildRunner {
         Ok(failure.unwrap_or_default().to_owned())
     }
 
-    /// As a role server ends that is followed by another one.
+    /// Ends as a role server does that another one follows.
     async fn leave(self) {
         self.leaving.cancel();
         self.tree.stop().await;
@@ -192,7 +192,7 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     let web = keeper.next_instance().await?;
     assert!(web.is_alive());
     let of = |file: &str| fs::read(format!("/proc/{}/{file}", web.pid)).unwrap_or_default();
-    // It sleeps once its loader has closed what it read.
+    // It sleeps once its loader has closed the files that it read.
     let sleeps = || {
         String::from_utf8_lossy(&of("stat")).rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
     };
@@ -245,7 +245,7 @@ async fn program_goes_on_while_one_role_server_follows_another() -> TestResult {
     let spec = host.spec("echo started; exec sleep 600");
     let mut keeper = ChildRunner::start(host.places(), spec.clone());
     let web = keeper.next_instance().await?;
-    // It is stopped below. On a slow host that would come before its first output.
+    // The test stops it below. On a slow host that would happen before its first output.
     wait_for("its first words", || host.log() == "started\n").await?;
     keeper.leave().await;
     for _ in 0..3 {
@@ -275,7 +275,7 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     let host = Host::new()?;
     let (spec, places) = (host.spec("exec sleep 600"), host.places());
     fs::create_dir_all(places.directory.join("web"))?;
-    // Started by a process that then ends and is no ancestor of ours.
+    // Started by a process that then ends and is no ancestor of this one.
     let mut first = ChildRunner::start(places.clone(), spec.clone());
     let child = first.next_instance().await?;
     let order = LaunchOrder {
@@ -322,10 +322,10 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
 async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> TestResult {
     let host = Host::new()?;
     if host.mounts.is_none() {
-        // Nobody can tell then what belongs together; docs say so.
+        // Without groups nothing shows which processes belong together; the documentation states that.
         return Ok(());
     }
-    // Its main process ends and leaves one behind that has gone to a session of its own.
+    // Its main process ends and leaves one behind that has created a session of its own.
     let script = "setsid sleep 600 & echo $! >>left; exit 1";
     let mut keeper = ChildRunner::start(host.places(), host.spec(script));
     keeper.next_instance().await?;
@@ -338,7 +338,7 @@ async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> Test
     .await?;
     keeper.tree.stop().await;
 
-    // One that nobody has written down, because its record was lost.
+    // A process without a record, because the record was lost.
     let host = Host::new()?;
     let spec = host.spec("exec sleep 600");
     let mut keeper = ChildRunner::start(host.places(), spec.clone());

@@ -1,17 +1,17 @@
-//! A state directory on a disk that went bad, for one agent alone.
+//! A state directory on a faulty disk, for one agent alone.
 //!
-//! The agent gets mounts of its own, so that nothing outside sees the odd disk and it ends with the
-//! agent. The test looks into them by `/proc/PID/root`.
+//! The agent gets its own mounts, so that the faulty disk is not visible outside, and ends with the agent. The test
+//! reads them by `/proc/PID/root`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Result;
 
-/// Takes all of the room that is left on the disk.
+/// The file that occupies all remaining space of the disk.
 const FILLER: &str = "filler";
 
-/// An agent on its odd disk; ends when this is dropped.
+/// An agent on its faulty disk; ends when this is dropped.
 pub(super) struct OddDisk {
     agent: Child,
     state: PathBuf,
@@ -61,7 +61,7 @@ impl OddDisk {
         Path::new("/proc").join(self.agent.id().to_string()).join("root").join(inside)
     }
 
-    /// Gives the full disk room again.
+    /// Frees space on the full disk.
     pub(super) fn make_room(&self) -> Result<()> {
         Ok(std::fs::remove_file(self.path().join(FILLER))?)
     }

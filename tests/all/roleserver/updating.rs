@@ -86,7 +86,7 @@ fn release_whose_heartbeat_arrives_stays_and_outlives_its_process() -> TestResul
     let files = UpdateFiles::in_state_directory(&machine.path());
     assert_eq!(files.read_trial(), None);
 
-    // A second one, by a process that has become another program before.
+    // A second release, installed by a process that has replaced itself before.
     let second = orders.callback.serve(another(&machine.program, b"3")?)?;
     orders.give(2, &second, 120)?;
     let report = orders.ended(&machine, 2)?;
@@ -98,7 +98,7 @@ fn release_whose_heartbeat_arrives_stays_and_outlives_its_process() -> TestResul
         Ok(machine.state().read_agent_process()?.filter(|agent| agent.instance != process.instance))
     })?;
     assert_eq!(hex::decode(&next.program_sha256)?, second);
-    // What runs already is what was ordered; an older order is nothing.
+    // The ordered release runs already; an older order is ignored.
     orders.give(3, &second, 120)?;
     let report = orders.ended(&machine, 3)?;
     assert_eq!((report.error.as_str(), &report.sha256), ("", &second));
@@ -143,7 +143,7 @@ fn release_that_is_no_good_is_given_up_by_the_machine_itself() -> TestResult {
     let before = orders.callback.heartbeats().len();
     wait_for("more heartbeats", || Ok((orders.callback.heartbeats().len() > before + 4).then_some(())))?;
     assert_eq!(machine.agent()?, process);
-    // A release that no shepherd has is given up in time, and a good one succeeds.
+    // A release that no shepherd has is given up in time, and a valid one succeeds.
     orders.give(5, &[7; 32], 3)?;
     let report = orders.ended(&machine, 5)?;
     assert!(report.error.contains("could not be fetched: no shepherd has it"), "{report:?}");
@@ -191,25 +191,25 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     };
     let later = clock.milliseconds() + 600_000;
 
-    // The candidate lies there, and nothing is written down.
+    // The candidate exists, and nothing is recorded.
     std::fs::write(&candidate, &release)?;
     restart()?;
     assert_eq!(
         (files.read_result(), digest(&machine.program)?),
         (UpdateResult::default(), hex::decode(&former)?)
     );
-    // It is written down, and was never begun or has ended.
+    // The trial is recorded, and was never begun or has ended.
     files.write_trial(&trial(1, later)?)?;
     restart()?;
     let report = orders.ended(&machine, 1)?;
     assert!(report.error.contains("it ended before"), "{report:?}");
     assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
-    // How it ended is written down, and that it is over is not.
+    // The outcome is recorded, and the end of the trial is not.
     files.write_trial(&trial(1, later)?)?;
     restart()?;
     wait_for("the end of it", || Ok(files.read_trial().is_none().then_some(())))?;
 
-    // Somebody starts the candidate when its time is over: what is proven comes back, in the same process.
+    // The candidate is started when its time is over: the proven release comes back, in the same process.
     std::fs::write(&candidate, &release)?;
     std::fs::set_permissions(&candidate, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let supervisor = machine.supervisor()?;
@@ -230,7 +230,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     assert!(report.error.contains("no shepherd acknowledged its heartbeat"), "{report:?}");
     assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
 
-    // It has the stable path's name, and was killed before that was written down: it is proven.
+    // It has the stable path's name, and was killed before that was recorded: it is proven.
     std::fs::write(&candidate, &release)?;
     std::fs::set_permissions(&candidate, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     files.write_trial(&trial(3, 1)?)?;
