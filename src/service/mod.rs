@@ -17,7 +17,8 @@
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
 //! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys. With `--check`,
 //!    [`check`] prints the plan, the version of the schema and what was found, and the program ends here.
-//! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to date.
+//! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to
+//!    date.
 //! 5. [`start`] writes the policy that flags give, and starts sessions, [`listeners`], housekeeping and the loops of
 //!    the plan. [`ssh_access`] loads what the loops reach machines with.
 //! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully. A second signal skips the grace
@@ -39,10 +40,10 @@
 //!
 //! # For the next implementor
 //!
-//! A new flag is a field of [`flags::ServiceFlags`]. That makes it an environment variable and a key of the file as well.
-//! A new part of the service is a variant of [`flags::ServiceComponent`], a line in the description of the plan, and a
-//! start in [`start`]. A task that works under a session belongs to the workers of the running service, which a stop
-//! waits for first; any other task belongs to its tasks. `CONTRIBUTING.md` lists the steps for a loop and for a
+//! A new flag is a field of [`flags::ServiceFlags`]. That makes it an environment variable and a key of the file as
+//! well. A new part of the service is a variant of [`flags::ServiceComponent`], a line in the description of the plan,
+//! and a start in [`start`]. A task that works under a session belongs to the workers of the running service, which a
+//! stop waits for first; any other task belongs to its tasks. `CONTRIBUTING.md` lists the steps for a loop and for a
 //! provider.
 
 pub mod check;

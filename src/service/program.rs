@@ -82,7 +82,8 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
     let stop = shutdown.clone();
     if run.exit_with_parent {
         let orphaned = shutdown.clone();
-        // A thread and not a task: a read of standard input cannot be cancelled, and would keep the runtime from ending.
+        // A thread and not a task: a read of standard input cannot be cancelled, and would keep the runtime from
+        // ending.
         std::thread::spawn(move || {
             // Nothing is ever written to standard input. An error means the same as its end.
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -28,7 +28,7 @@ Example:
 The requester cannot approve the order: the approver needs another credential and another name. After the
 approval the requester gives the same order again, with the idempotency key of the first answer.";
 
-/// An order to approve.
+/// Arguments of `approve`: the order, and the reason.
 #[derive(Debug, Args)]
 pub struct ApproveArgs {
     /// UUID of the request, as `get approvals` lists it

@@ -38,7 +38,7 @@ The budget is stored in the policy, and applies from the next step of every shep
 of a shepherd sets a budget, so a restart does not change it. Work that waits for a budget
 tries again at its scheduled time.";
 
-/// What can be done with budgets.
+/// Subcommands of `budget`, which change budgets.
 #[derive(Debug, Subcommand)]
 pub enum BudgetCommand {
     /// Change a budget, for every shepherd, from its next step on
@@ -46,7 +46,7 @@ pub enum BudgetCommand {
     Set(SetBudget),
 }
 
-/// A budget to change.
+/// Arguments of `budget set`: the budget and its new limits.
 #[derive(Debug, Args)]
 pub struct SetBudget {
     /// Kind of the budget to change, for example reboot

@@ -127,7 +127,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What is done: with a fleet, or with the host that somebody sits at.
+/// All commands: those about a fleet, and those that only concern this host.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     #[command(flatten)]
@@ -144,7 +144,7 @@ Examples:
     Manual(ManualArgs),
 }
 
-/// Shell that gets the completion script.
+/// Arguments of `completions`: the shell that gets the script.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// Shell that runs the script, for example bash
@@ -152,7 +152,7 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-/// Directory that receives the manual pages.
+/// Arguments of `manual`: the directory for the pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
     /// Directory for the man pages, for example /usr/local/share/man/man1
@@ -160,7 +160,7 @@ pub struct ManualArgs {
     pub directory: PathBuf,
 }
 
-/// A verb on a fleet.
+/// Commands about a fleet.
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
     /// List machines, sessions, work, providers, loops, approvals, budgets or brakes

@@ -11,7 +11,7 @@ use bmdb::orders::declare_restored::LiveSession;
 use bmdb::orders::order::format_attribution;
 use model::unknown_fence::FENCE_LIFT;
 
-/// What can be declared.
+/// Subcommands of `declare`.
 #[derive(Debug, Subcommand)]
 pub enum DeclareCommand {
     /// Declare that the BMDB was restored from a backup; stop every shepherd first
@@ -25,7 +25,7 @@ whole procedure.")]
     Restored(DeclareRestoredArgs),
 }
 
-/// Which backup the BMDB was restored from, and why.
+/// Arguments of `declare restored`: the backup that the BMDB was restored from, and the reason.
 #[derive(Debug, Args)]
 pub struct DeclareRestoredArgs {
     /// Which backup, and why: kept in every machine's history

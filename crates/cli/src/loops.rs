@@ -37,7 +37,7 @@ const LOOPS_RESUME_EXAMPLES: &str = "\
 Example:
   shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
-/// What can be done with loops.
+/// Subcommands of `loops`, which pause and resume loops.
 #[derive(Debug, Subcommand)]
 pub enum LoopsCommand {
     /// Pause a loop in every shepherd until it is resumed; work in progress continues
@@ -48,7 +48,7 @@ pub enum LoopsCommand {
     Resume(ResumeLoop),
 }
 
-/// A loop to pause.
+/// Arguments of `loops pause`: the loop, the provider, and the end of the pause.
 #[derive(Debug, Args)]
 pub struct PauseLoop {
     /// Loop to pause, for example recoverer
@@ -65,7 +65,7 @@ pub struct PauseLoop {
     pub until: Option<String>,
 }
 
-/// A loop to resume.
+/// Arguments of `loops resume`: the loop and the provider.
 #[derive(Debug, Args)]
 pub struct ResumeLoop {
     /// Paused loop to resume, for example recoverer

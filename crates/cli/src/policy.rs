@@ -21,7 +21,7 @@ const POLICY_GET_EXAMPLES: &str = "\
 Example:
   shepherdctl policy get -o json | jq .policy.ladder";
 
-/// What can be done with the policy.
+/// Subcommands of `policy`.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Show the policy and its version

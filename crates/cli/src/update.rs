@@ -52,7 +52,7 @@ const UPDATE_ABORT_EXAMPLES: &str = "\
 Example:
   shepherdctl update abort 3f9a12bc --reason 'the release is bad'";
 
-/// A release to roll out, or a roll-out to look at or to change.
+/// Arguments of `update`: a release and its machines, or a subcommand.
 #[derive(Debug, Args)]
 pub struct UpdateArgs {
     /// What to do with one that was ordered
@@ -75,7 +75,7 @@ pub struct UpdateArgs {
     pub reason: Option<String>,
 }
 
-/// What can be done with roll-outs.
+/// Subcommands of `update`, about roll-outs that were ordered.
 #[derive(Debug, Subcommand)]
 pub enum UpdateCommand {
     /// List updates, those under way first
@@ -95,7 +95,7 @@ pub enum UpdateCommand {
     Abort(ChangeUpdate),
 }
 
-/// An update to show.
+/// Arguments of `update describe`: the id of the update.
 #[derive(Debug, Args)]
 pub struct UpdateIdArg {
     /// Id of the update, as `update get` lists it
@@ -103,7 +103,7 @@ pub struct UpdateIdArg {
     pub id: String,
 }
 
-/// An update to change.
+/// Arguments of verbs that change an update: its id, and the reason.
 #[derive(Debug, Args)]
 pub struct ChangeUpdate {
     /// Id of the update, as `update get` lists it

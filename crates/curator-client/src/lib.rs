@@ -34,8 +34,8 @@
 //!
 //! # Notes for the next implementor
 //!
-//! * A new kind of certificate needs two changes: the authority signs it in [`pki`][], and [`peer_identity`][] tells it
-//!   apart from all others. Kinds differ in their extended key usage and in their names.
+//! * A new kind of certificate needs two changes: the authority signs it in [`pki`][], and [`peer_identity`][]
+//!   distinguishes it from all others. Kinds differ in their extended key usage and in their names.
 //! * A new field of a record is validated where the record is decoded, since a record may come from a snapshot. If it
 //!   must not be lost, [`etcd::record::FORMAT`][] grows.
 //! * What nodes report is stored and sent to all watchers. Limit its size.

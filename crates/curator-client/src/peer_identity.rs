@@ -91,7 +91,7 @@ pub enum PeerError {
     /// The peer showed a chain; our authority signs peers directly.
     #[error("{0} certificates were shown, and one is wanted: the peer's own")]
     UnexpectedChain(usize),
-    /// The certificate is malformed; the text says how.
+    /// The certificate is malformed; the text describes the fault.
     #[error("the certificate is malformed: {0}")]
     Malformed(&'static str),
     /// Another authority signed the certificate.

@@ -1,7 +1,7 @@
 //! Cluster membership on etcd: nodes, roles, certificates, tickets and Kubernetes keys.
 //!
 //! A curator is a server that runs on every consensus member of a cluster, beside its etcd member. One curator leads
-//! and is the only one that writes records; the others tell callers who leads. Nodes and owners call it with
+//! and is the only one that writes records; the others name the leader to callers. Nodes and owners call it with
 //! certificates of the cluster. The contract is `proto/shepherd/curator/v1`. What callers share with the curator
 //! (records of nodes, the authority, TLS) is in the crate `curator-client`, and all access to etcd in the crate `etcd`.
 //!
@@ -19,7 +19,7 @@
 //! * Roles. An order adds roles to a node or removes them ([`role_orders`][]). Built-in roles have conditions: a
 //!   consensus member is also a member of etcd ([`membership`][]), and a Kubernetes node needs keys and an address
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
-//! * Trust. [`permissions`][] says which kind of peer may make which call. `credential` has the records of issued
+//! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
 //!   certificates and of revocations.
 //!
 //! # Invariants

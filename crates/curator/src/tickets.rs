@@ -136,7 +136,7 @@ pub enum TicketError {
         /// How many nodes it admits.
         uses: u32,
     },
-    /// The properties are invalid; the text says which.
+    /// The properties are invalid; the text names them.
     #[error("no ticket was made: {0}")]
     InvalidRequest(String),
 }

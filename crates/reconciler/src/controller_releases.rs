@@ -127,7 +127,7 @@ impl ControllerReleases {
         releases
     }
 
-    /// Whether this program may stand for election: no controller is newer.
+    /// Whether this program may take part in the election: no controller is newer.
     pub fn check_candidacy(&self, program: &Program) -> Result<(), ReleaseBlock> {
         let own = program.release();
         if self.highest > own {

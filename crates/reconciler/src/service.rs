@@ -1,4 +1,4 @@
-//! The reconciler as a task: watches releases, stands for election, leads.
+//! The reconciler as a task: watches releases, takes part in the election, leads.
 //!
 //! It runs on every controller. Other modules decide; this one executes. The lease is released as soon as it is not
 //! needed any more, because this program is not the newest or because it stops, so that the next leader does not wait

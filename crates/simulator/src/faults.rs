@@ -30,7 +30,7 @@ pub enum Fault {
     Kill,
     /// The agent stays and falls silent. SSH still answers: starting it again is enough.
     AgentHang,
-    /// The whole machine hangs: SSH takes connections and never says a word. A reboot revives it.
+    /// The whole machine hangs: SSH accepts connections and sends nothing. A reboot revives it.
     Hang,
     /// The machine is gone from the network and ignores a reboot. Only switching its power off and on revives it.
     Dead,

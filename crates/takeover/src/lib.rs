@@ -44,7 +44,7 @@
 //!
 //! * A script must not contain a single quote, a backslash or a line feed: login shells disagree on them. A test checks
 //!   it, and others run the scripts with `/bin/sh`.
-//! * A new variant of an error needs a blame, and a sentence that says what failed, on which machine, and what to do.
+//! * A new variant of an error needs a blame, and a sentence that states what failed, on which machine, and what to do.
 //! * RSA is not accepted, neither for host keys nor for the client key ([`host_keys`][] has the reason).
 //! * OpenSSH does not deliver signals to commands of root. A script must end by itself when its input or output ends.
 //!

@@ -242,8 +242,8 @@ impl Recoverer {
         failpoint::hit(self.name(), "resolved");
         match work.snapshot().await {
             Ok(snapshot) => step_outcome(outcome, recovery, what, attempt, snapshot.now),
-            // What was learnt stays true even if the database cannot tell the time. If it were lost, an agent that was
-            // started with a key that nobody stored would be rejected.
+            // The established facts are stored even if the database cannot return the time. If they were lost, an agent
+            // that was started with a key that is not stored would be rejected.
             Err(error) => Err(HandlerError::from(error).with_changes(match outcome {
                 Ok((changes, _)) => changes,
                 Err(error) => error.fact_changes(),

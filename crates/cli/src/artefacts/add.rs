@@ -23,7 +23,7 @@ Examples:
 The artefact is identified by its digest, which is printed. A service that names it without a URL fetches
 it from a shepherd. Repeat the command to resume an interrupted upload.";
 
-/// A file to add.
+/// Arguments of `artefacts add`: the file and its name.
 #[derive(Debug, Args)]
 pub struct AddArtefact {
     /// File to add, at most 256 MiB

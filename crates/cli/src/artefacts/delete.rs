@@ -15,7 +15,7 @@ pub(crate) const DELETE_EXAMPLES: &str = "\
 Example:
   shepherdctl artefacts delete server-1.3 --reason 'no service uses it any more'";
 
-/// An artefact to remove.
+/// Arguments of `artefacts delete`: the artefact to remove.
 #[derive(Debug, Args)]
 pub struct DeleteArtefact {
     /// Artefact: its digest, the beginning of it (8 digits or more), or its name

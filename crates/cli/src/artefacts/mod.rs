@@ -12,7 +12,7 @@ pub mod get;
 pub mod outcome;
 pub mod upload;
 
-/// What can be done with artefacts.
+/// Subcommands of `artefacts`.
 #[derive(Debug, Subcommand)]
 pub enum ArtefactsCommand {
     /// Add a file that machines can fetch from any shepherd

@@ -16,7 +16,7 @@ pub enum ContextSource {
     ByFlag,
 }
 
-/// What flags and environment say about the backend.
+/// The choice of a backend in flags and environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendFlags {
     /// Whether `--direct` is given.
@@ -38,7 +38,7 @@ pub enum BackendKind {
     Api,
 }
 
-/// Selects the backend. The error says what is missing.
+/// Selects the backend. The error names what is missing.
 pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
     match args {
         BackendFlags { direct: true, context: ContextSource::ByFlag, .. } => Err(CliError::Invalid(

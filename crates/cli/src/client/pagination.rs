@@ -19,7 +19,7 @@ const API_PAGE_SIZE: i32 = 500;
 /// fleet.
 const CHUNK_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// A list with an end.
+/// The limit of a list.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
     /// Maximum number of lines to list

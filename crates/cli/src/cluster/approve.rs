@@ -16,7 +16,7 @@ Example:
 
 It lets in the key that the machine reports now over its agent channel, and no other one.";
 
-/// A machine to let in.
+/// Arguments of `cluster approve`: the machine whose join request is approved.
 #[derive(Debug, Args)]
 pub struct ApproveInCluster {
     /// Name of the cluster, for example ams1

@@ -25,7 +25,7 @@ Example:
 
 A role has to be declared to the cluster before nodes can have it: shepherdctl cluster declare.";
 
-/// A cluster to change in size.
+/// Arguments of `cluster scale`: the cluster and its new size.
 #[derive(Debug, Args)]
 pub struct ScaleCluster {
     /// Name of the cluster, for example ams1
@@ -47,7 +47,7 @@ pub struct ScaleCluster {
     pub reason: String,
 }
 
-/// A cluster whose workers are to do something else.
+/// Arguments of `cluster roles`: the roles that workers get and lose.
 #[derive(Debug, Args)]
 pub struct ChangeClusterRoles {
     /// Name of the cluster, for example ams1

@@ -28,7 +28,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use model::cluster::spec::ClusterSpecChange;
 
-/// What can be done with clusters.
+/// Subcommands of `cluster`, one per verb.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
     /// Create a cluster of machines of the fleet

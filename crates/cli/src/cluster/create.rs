@@ -25,7 +25,7 @@ The first machine founds the cluster. The others are admitted by the key that ea
 channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
 separated by commas; all of them must hold.";
 
-/// A cluster to ask for.
+/// Arguments of `cluster create`: the desired cluster.
 #[derive(Debug, Args)]
 pub struct CreateCluster {
     /// Name of the cluster: lower-case letters, digits and dashes

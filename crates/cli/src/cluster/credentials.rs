@@ -59,7 +59,7 @@ which may be older than it, they receive it again.";
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// What can be done with certificates of people.
+/// Subcommands of `cluster credentials`.
 #[derive(Debug, Subcommand)]
 pub enum CredentialsCommand {
     /// Create a key here, and have the cluster sign its certificate
@@ -73,7 +73,7 @@ pub enum CredentialsCommand {
     Revoke(RevokeCredential),
 }
 
-/// A certificate to ask for.
+/// Arguments of `cluster credentials issue`: the holder, the lifetime and the directory of the files.
 #[derive(Debug, Args)]
 pub struct IssueCredential {
     /// Name of the cluster, for example ams1
@@ -93,7 +93,7 @@ pub struct IssueCredential {
     pub reason: String,
 }
 
-/// A certificate to end.
+/// Arguments of `cluster credentials revoke`: the certificate to revoke.
 #[derive(Debug, Args)]
 pub struct RevokeCredential {
     /// Name of the cluster, for example ams1

@@ -45,7 +45,7 @@ Example:
 A role that workers are to have cannot be withdrawn. First remove it from them:
   shepherdctl cluster roles ams --remove_role web --reason 'the front moved'";
 
-/// A role to declare.
+/// Arguments of `cluster declare`: the file of the role.
 #[derive(Debug, Args)]
 pub struct DeclareInCluster {
     /// Name of the cluster, for example ams1
@@ -59,7 +59,7 @@ pub struct DeclareInCluster {
     pub reason: String,
 }
 
-/// A role to withdraw.
+/// Arguments of `cluster undeclare`: the role to withdraw.
 #[derive(Debug, Args)]
 pub struct UndeclareInCluster {
     /// Name of the cluster, for example ams1

@@ -17,7 +17,7 @@ Example:
 Its machines stay in the fleet. What runs on them for the cluster ends, and what they keep of it, its
 etcd included, is removed.";
 
-/// A cluster to end.
+/// Arguments of `cluster delete`: the cluster to delete.
 #[derive(Debug, Args)]
 pub struct DeleteCluster {
     /// Name of the cluster, for example ams1

@@ -45,7 +45,7 @@ Examples:
 The key is made here and goes nowhere else. Kubernetes cannot revoke a certificate: the holder of
 the file may use it until it ends, or until the authority of clients is replaced.";
 
-/// A kubeconfig to make.
+/// Arguments of `cluster kubeconfig`: the holder, the access and the file.
 #[derive(Debug, Args)]
 pub struct KubeconfigArgs {
     /// Name of the cluster, for example ams1

@@ -5,8 +5,8 @@
 //! ([`outcome`][]), what the two kinds of certificates for people share ([`certificate`][]), and the settings and the
 //! state of Kubernetes ([`kubernetes`][]).
 //!
-//! A private key for a cluster is generated on this host, and only its public half is sent. The curators sign that as
-//! soon as the holder of the cluster's lease asks them to, so these commands wait.
+//! A private key for a cluster is generated on this host, and only its public half is sent. The curators sign it when
+//! the holder of the cluster's lease requests the signature, so these commands wait.
 
 use clap::Args;
 

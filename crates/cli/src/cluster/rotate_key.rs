@@ -23,7 +23,7 @@ The curators accept the next key before they reject the previous one and its cer
 replaced every thirty days, or as --cluster_key_rotation_interval says. People's certificates stay as they
 are.";
 
-/// A cluster for which the shepherd is to have another key.
+/// Arguments of `cluster rotate-key`: the cluster whose owner key the shepherd replaces.
 #[derive(Debug, Args)]
 pub struct RotateClusterKey {
     /// Name of the cluster, for example ams1

@@ -40,7 +40,7 @@ Examples:
 Changes since the snapshot are lost. Workers continue what they run, and follow the new
 control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.";
 
-/// A cluster to take a snapshot of.
+/// Arguments of `cluster snapshot`: the cluster to take a snapshot of.
 #[derive(Debug, Args)]
 pub struct SnapshotCluster {
     /// Name of the cluster, for example ams1
@@ -51,7 +51,7 @@ pub struct SnapshotCluster {
     pub reason: String,
 }
 
-/// A cluster to bring back.
+/// Arguments of `cluster restore`: the cluster, the snapshot and the target machine.
 #[derive(Debug, Args)]
 pub struct RestoreCluster {
     /// Name of the cluster, for example ams1

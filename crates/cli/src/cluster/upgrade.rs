@@ -23,7 +23,7 @@ Examples:
 The first node that is not healthy in time pauses the upgrade: --resume orders it again,
 --rollback goes back, --abort ends it where it is.";
 
-/// A cluster to upgrade, or an upgrade to change.
+/// Arguments of `cluster upgrade`: an upgrade to start, or a change of one that is under way.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "of these flags one may be given")]
 pub struct UpgradeCluster {

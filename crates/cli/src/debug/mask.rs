@@ -2,7 +2,7 @@
 //!
 //! The output of a shepherd contains no secret by design. But people write reasons and labels, programs write errors,
 //! and either may quote a password. The rules match the forms in which people and programs write one: by a name that
-//! says what it is (`BMC_PASSWORD=...`, `"client_secret": "..."`, `--token ...`), in a URL, in the command lines of
+//! states what it is (`BMC_PASSWORD=...`, `"client_secret": "..."`, `--token ...`), in a URL, in the command lines of
 //! some programs, and by its own form. Text that matches no rule stays, so an operator must read a masked text before
 //! passing it on. If it is doubtful where a secret ends, more is masked.
 

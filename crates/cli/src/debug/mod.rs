@@ -16,7 +16,7 @@ The archive has the output of the commands that read, as JSON: issues, machines,
 loops, plan, policy; and why, facts and history of each machine that has an issue or is named. Passwords,
 tokens and keys in known forms are masked; read it before you send it.";
 
-/// What helps to find a fault.
+/// Subcommands of `debug`.
 #[derive(Debug, Subcommand)]
 pub enum DebugCommand {
     /// Write one archive of the fleet's state, to find a fault; known forms of secrets are masked
@@ -24,7 +24,7 @@ pub enum DebugCommand {
     Bundle(DebugBundleArgs),
 }
 
-/// Where the bundle is written, and which machines it adds.
+/// Arguments of `debug bundle`: the file, and the machines that are added.
 #[derive(Debug, Args)]
 pub struct DebugBundleArgs {
     /// File to write; it must not exist yet [default: shepherd-debug-TIME.tar.gz in this directory]

@@ -14,7 +14,7 @@ const ALLOW_HOST_KEY_EXAMPLES: &str = "\
 Example:
   shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was reinstalled'";
 
-/// What can be allowed.
+/// Subcommands of `allow`.
 #[derive(Debug, Subcommand)]
 pub enum AllowCommand {
     /// Accept the SSH host key that was rejected last; check first that it is the machine's own
@@ -22,7 +22,7 @@ pub enum AllowCommand {
     HostKey(AllowHostKey),
 }
 
-/// A host key to believe.
+/// Arguments of `allow host-key`: the machine and the fingerprint of the key to accept.
 #[derive(Debug, Args)]
 pub struct AllowHostKey {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID

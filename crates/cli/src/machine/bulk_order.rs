@@ -30,7 +30,7 @@ use proto::fleet::v1::submit_bulk_order_request::Operation;
 /// Groups of flags, any of which selects many machines instead of one.
 pub const BULK_GROUPS: [&str; 2] = ["MachineFilters", "BulkSelection"];
 
-/// The machines of an order, instead of one.
+/// The selection of a bulk order: filters in place of one machine.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Instead of one machine")]
 pub struct BulkSelection {

@@ -26,7 +26,7 @@ Examples:
   shepherdctl get machines --label row=7
   shepherdctl get machines --provider rack-a --limit 1000 -o json";
 
-/// A list of machines.
+/// Arguments of `get machines`: filters, limit and cursor.
 #[derive(Debug, Args)]
 pub struct ListMachinesArgs {
     /// Filters that select the machines to list.

@@ -30,7 +30,7 @@ Examples:
   shepherdctl release sim-0007 --quarantine
   shepherdctl release --label row=7 --confirm_count 24 --reason 'the row is rewired'";
 
-/// Which machines to hold, why, how much and until when.
+/// Arguments of `hold`: the machines, the scope, the reason and the end.
 #[derive(Debug, Args)]
 pub struct HoldArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
@@ -55,7 +55,7 @@ pub struct HoldArgs {
     pub selection: BulkSelection,
 }
 
-/// The end of a stop.
+/// Arguments of `release`: the machines, and whether their quarantine ends.
 #[derive(Debug, Args)]
 pub struct ReleaseArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters

@@ -39,7 +39,7 @@ pub struct LabelArgs {
     pub selection: BulkSelection,
 }
 
-/// Labels to take away.
+/// Arguments of `unlabel`: the machines and the keys to remove.
 #[derive(Debug, Args)]
 pub struct UnlabelArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters

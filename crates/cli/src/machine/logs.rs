@@ -47,7 +47,7 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait without a report on standard error.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
-/// Which log of which machine.
+/// Arguments of `logs`: the machine, the log, and how much of it.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID

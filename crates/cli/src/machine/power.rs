@@ -31,7 +31,7 @@ const POWER_CANCEL_EXAMPLES: &str = "\
 Example:
   shepherdctl power cancel sim-0007 --reason 'it came back'";
 
-/// A machine to reboot.
+/// Arguments of `reboot`: the machines and the reason.
 #[derive(Debug, Args)]
 pub struct RebootArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
@@ -45,7 +45,7 @@ pub struct RebootArgs {
     pub selection: BulkSelection,
 }
 
-/// Power to switch, or a change of mind.
+/// Arguments of `power`: an action and its machines, or a subcommand.
 #[derive(Debug, Args)]
 pub struct PowerArgs {
     /// What to do with an order that was given
@@ -65,7 +65,7 @@ pub struct PowerArgs {
     pub selection: BulkSelection,
 }
 
-/// What can be done with an order about power.
+/// Subcommands of `power`, about orders that were given.
 #[derive(Debug, Subcommand)]
 pub enum PowerCommand {
     /// Cancel a power or reboot order that has not started
@@ -73,7 +73,7 @@ pub enum PowerCommand {
     Cancel(CancelPower),
 }
 
-/// A machine that is to stay as it is.
+/// Arguments of `power cancel`: the machine whose order is cancelled.
 #[derive(Debug, Args)]
 pub struct CancelPower {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID

@@ -27,7 +27,7 @@ Due work is taken by class, with the weights of the policy (priority_weights): u
 A priority that an operator sets overrides that of the engine, which is lower for machines that fail
 repeatedly.";
 
-/// A machine to put before or behind the others.
+/// Arguments of `prioritize`: the machines, the level and its end.
 #[derive(Debug, Args)]
 pub struct PrioritizeArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters

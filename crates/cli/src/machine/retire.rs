@@ -30,7 +30,7 @@ Examples:
   shepherdctl retire waive sim-0007 wipe --confirm 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
   shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
 
-/// A machine to give back, or a change of mind.
+/// Arguments of `retire`: the machines to release to their providers, or a subcommand.
 #[derive(Debug, Args)]
 pub struct RetireArgs {
     /// What to do with a retirement that was begun
@@ -50,7 +50,7 @@ pub struct RetireArgs {
     pub selection: BulkSelection,
 }
 
-/// What can be done with a retirement that was begun.
+/// Subcommands of `retire`, about retirements that have begun.
 #[derive(Debug, Subcommand)]
 pub enum RetireCommand {
     /// Cancel a retirement; possible until the provider is called to take the machine back
@@ -61,7 +61,7 @@ pub enum RetireCommand {
     Waive(WaiveStage),
 }
 
-/// A machine that is to stay.
+/// Arguments of `retire cancel`: the machine whose retirement is cancelled.
 #[derive(Debug, Args)]
 pub struct CancelRetire {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
@@ -72,7 +72,7 @@ pub struct CancelRetire {
     pub reason: Option<String>,
 }
 
-/// A stage to leave out.
+/// Arguments of `retire waive`: the stage to skip, and the confirmation.
 #[derive(Debug, Args)]
 pub struct WaiveStage {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID

@@ -16,7 +16,7 @@ pub(crate) const RETRY_EXAMPLES: &str = "\
 Example:
   shepherdctl retry sim-0007 --reason 'plugged in again'";
 
-/// Which machines to retry, and why.
+/// Arguments of `retry`: the machines and the reason.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters

@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use model::phase::Phase;
 use proto::fleet::v1;
 
-/// The one machine that a command is about.
+/// The machine that a command names.
 #[derive(Debug, Args)]
 pub struct MachineArg {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
@@ -14,7 +14,8 @@ pub struct MachineArg {
     pub machine: String,
 }
 
-/// What machines are filtered by. Of one flag, any value that was given fits, except of facts and labels.
+/// Filters that select machines. A machine matches if one of the values of each flag matches. Facts and labels are the
+/// exception: all of their values must match.
 #[derive(Debug, Default, Args)]
 pub struct MachineFilters {
     /// Only machines in this phase; may be given several times

@@ -22,7 +22,7 @@ pub(crate) const TIMELINE_EXAMPLES: &str = "\
 Example:
   shepherdctl timeline sim-0007 --limit 20";
 
-/// How much of a machine's history.
+/// Arguments of `timeline`: the machine and the number of events.
 #[derive(Debug, Args)]
 pub struct TimelineArgs {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID

@@ -40,7 +40,7 @@ const OUTAGE_LIMIT: Duration = Duration::from_mins(5);
 const RECONNECT_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(400), factor: 2.0, max: Duration::from_secs(5) };
 
-/// Which machines are watched.
+/// Arguments of `watch`: filters that select the machines.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
     /// Filters that select the machines.

@@ -25,7 +25,7 @@ Examples:
   shepherdctl tokens bootstrap --direct --save_context prod
   shepherdctl tokens bootstrap --direct --output_file /root/token";
 
-/// Name, lifetime and destination of the first token.
+/// Arguments of `tokens bootstrap`: name, lifetime and destination of the first token.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
     /// Owner of the token [default: you]

@@ -1,7 +1,7 @@
 //! `tokens create`: create a token, or pin a client certificate.
 //!
 //! A token is only in the response that creates it. If that response is lost, the credential is revoked and another one
-//! is created. With an explicit idempotency key this is not possible, and the error says how to go on.
+//! is created. With an explicit idempotency key this is not possible, and the error states what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ Examples:
 /// Most tokens to create when the responses with the earlier ones are lost.
 const MAX_CREATE_ATTEMPTS: u32 = 3;
 
-/// A credential to make.
+/// Arguments of `tokens create`: the credential to create.
 #[derive(Debug, Args)]
 pub struct CreateToken {
     /// Owner of the credential: a person or a program

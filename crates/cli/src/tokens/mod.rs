@@ -18,7 +18,7 @@ pub mod delivery;
 pub mod get;
 pub mod revoke;
 
-/// What can be done with credentials.
+/// Subcommands of `tokens`, about credentials.
 #[derive(Debug, Subcommand)]
 pub enum TokensCommand {
     /// Create the first token, for an admin, in the database

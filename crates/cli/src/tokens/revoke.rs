@@ -15,7 +15,7 @@ pub(crate) const REVOKE_EXAMPLES: &str = "\
 Example:
   shepherdctl tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason 'lee left'";
 
-/// A credential to end.
+/// Arguments of `tokens revoke`: the credential to revoke.
 #[derive(Debug, Args)]
 pub struct RevokeToken {
     /// UUID of the credential, as `tokens get` lists it

@@ -160,7 +160,7 @@ fn decode_sampled_statistics(count: v1::FleetSample) -> Result<SampledStatistics
     Ok(SampledStatistics { at, phases: phases.collect(), backlogs: waiting.collect() })
 }
 
-/// Combines the responses into a page. The page leaves out what was denied, and says so.
+/// Combines the responses into a page. The page leaves out what was denied, and names the reason.
 fn build_summary(statistics: Statistics, whole: Result<FleetDetails, String>) -> FleetSummary {
     let Statistics { counts, throughput: paces, sampled: counted, at } = statistics;
     let (whole, refused) = match whole {

@@ -1,9 +1,9 @@
-//! The curator server: stands for election and serves as leader or follower.
+//! The curator server: takes part in the election, and serves as leader or follower.
 //!
 //! Its socket is bound once. While no leader is known, connections are closed at once rather than left waiting. A
-//! follower tells callers only who leads. The leader serves everything, and in the background makes etcd's members and
-//! the records agree, one change at a time. Each new role begins with new connections, and so does a re-election: calls
-//! that an earlier leadership of the same curator received are not served by the next one.
+//! follower only names the leader to callers. The leader serves everything, and in the background makes etcd's members
+//! and the records agree, one change at a time. Each new role begins with new connections, and so does a re-election:
+//! calls that an earlier leadership of the same curator received are not served by the next one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

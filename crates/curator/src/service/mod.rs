@@ -6,7 +6,7 @@
 //! # How it works
 //!
 //! * [`curator_server`][] takes part in the election and serves in its role. While no leader is known, connections are
-//!   closed at once. A follower only tells who leads. The leader serves everything.
+//!   closed at once. A follower only names the leader. The leader serves everything.
 //! * A connection is accepted by `listener`. Each of its calls passes `auth_router`, which identifies the peer by its
 //!   certificate, checks the permission, and routes the call to its service.
 //! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,

@@ -126,7 +126,7 @@ pub fn annotation<'o>(object: &'o Value, name: &str) -> Option<&'o str> {
     metadata(object, "annotations")?.get(name)?.as_str()
 }
 
-/// The uid of an object, which tells it apart from earlier objects of its name.
+/// The uid of an object, which distinguishes it from earlier objects of its name.
 #[must_use]
 pub fn uid(object: &Value) -> &str {
     metadata(object, "uid").and_then(Value::as_str).unwrap_or_default()

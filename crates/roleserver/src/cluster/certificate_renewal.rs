@@ -1,9 +1,9 @@
 //! Renew the node's certificate in time, or by key or from etcd once it has expired.
 //!
 //! Renewal is due when a third of the validity is left. A failed renewal is repeated with growing pauses; ten days are
-//! left for that. A node that was off or cut off for longer has an expired certificate. It then asks the curator with
-//! its key alone. A node that runs etcd issues the certificate from its own etcd instead, because all curators may have
-//! expired certificates, and no client accepts a curator whose certificate has expired.
+//! left for that. A node that was off or cut off for longer has an expired certificate. It then requests a new one from
+//! the curator with its key alone. A node that runs etcd issues the certificate from its own etcd instead, because all
+//! curators may have expired certificates, and no client accepts a curator whose certificate has expired.
 
 use std::time::Duration;
 

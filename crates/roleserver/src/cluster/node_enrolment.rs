@@ -37,7 +37,7 @@ use crate::cluster::node_order::{
 use crate::cluster::order_inbox::adopt_epoch;
 use crate::server_pool::ServerPool;
 
-/// Pause between two attempts, and the shortest pause that a curator can ask for.
+/// Pause between two attempts, and the shortest pause that a curator can request.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The next step of enrolment.

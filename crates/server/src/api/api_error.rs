@@ -129,7 +129,7 @@ pub fn internal_status(action: &'static str, cause: &dyn fmt::Display) -> Status
     status
 }
 
-/// The error behind a status, which is not sent; `None` if the status itself says what is wrong.
+/// The error behind a status, which is not sent; `None` if the status itself describes the error.
 #[must_use]
 pub fn cause_of(status: &Status) -> Option<String> {
     let source = status.source()?;

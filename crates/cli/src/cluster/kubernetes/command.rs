@@ -35,7 +35,7 @@ Example:
 The new authority or key is trusted everywhere before it signs. The old one stays trusted until what it signed
 has expired. `shepherdctl cluster describe` shows how far the rotation is, and the nodes that it waits for.";
 
-/// What can be done with Kubernetes of a cluster.
+/// Subcommands of `cluster kubernetes`.
 #[derive(Debug, Subcommand)]
 pub enum KubernetesCommand {
     /// Install Kubernetes on a cluster, or change its add-ons and storage
@@ -49,7 +49,7 @@ pub enum KubernetesCommand {
     Rotate(RotateKubernetes),
 }
 
-/// Kubernetes to give or to change.
+/// Arguments of `cluster kubernetes set`: the bundle and the settings.
 #[derive(Debug, Args)]
 pub struct SetKubernetes {
     /// Name of the cluster, for example ams1
@@ -72,7 +72,7 @@ pub struct SetKubernetes {
     pub reason: String,
 }
 
-/// Cluster whose Kubernetes is removed, and why.
+/// Arguments of `cluster kubernetes remove`: the cluster and the reason.
 #[derive(Debug, Args)]
 pub struct RemoveKubernetes {
     /// Name of the cluster, for example ams1
@@ -83,7 +83,7 @@ pub struct RemoveKubernetes {
     pub reason: String,
 }
 
-/// Cluster whose keys are replaced, which keys, and why.
+/// Arguments of `cluster kubernetes rotate`: the cluster, the keys and the reason.
 #[derive(Debug, Args)]
 pub struct RotateKubernetes {
     /// Name of the cluster, for example ams1

@@ -8,7 +8,7 @@ use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::kubernetes::VolumeDriver;
 use proto::fleet::v1;
 
-/// What Kubernetes is to be, beside its bundle.
+/// The desired Kubernetes settings, without the bundle.
 #[derive(Debug, Default, Args)]
 pub struct KubernetesFlags {
     /// Address range of services [default: 10.96.0.0/16]

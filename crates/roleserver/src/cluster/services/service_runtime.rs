@@ -156,7 +156,7 @@ impl ServiceRuntime {
     }
 
     /// Reads the run record of a child. If it is damaged, the result is an empty record of the service in its name, if
-    /// the name tells it.
+    /// the name contains it.
     fn read_record(&self, name: &str) -> Option<RunRecord> {
         let path = self.children.directory.join(name).join(RECORD_FILE);
         let read =

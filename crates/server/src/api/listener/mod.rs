@@ -12,7 +12,7 @@
 //!   table calls public are excepted, and `public_calls` bounds them.
 //! * A token is looked up for each call, so that revoking it takes effect with the next call.
 //! * One source has only a part of all connections ([`source_limits`][]), and a bounded rate of calls.
-//! * A web page of somebody else cannot make a browser call the API: the content types that are accepted need a CORS
+//! * Another site's web page cannot make a browser call the API: the content types that are accepted need a CORS
 //!   preflight.
 //! * No code is written per call, so gRPC, JSON and the OpenAPI document cannot differ.
 
