@@ -162,7 +162,7 @@ async fn observe(
     report.add("processor time for 100,000, extrapolated", "s each s", &[ours / count * LARGE], Target::None)
 }
 
-/// Gives so many machines keys of their own.
+/// Gives `count` machines their own agent keys.
 async fn give_keys(fleet: &Fleet, count: u32) -> Result<Vec<(Uuid, String)>> {
     let machines: Vec<Uuid> = sqlx::query_scalar("SELECT machine_id FROM bench_machine ORDER BY n LIMIT $1")
         .bind(i64::from(count))
@@ -186,7 +186,7 @@ async fn give_keys(fleet: &Fleet, count: u32) -> Result<Vec<(Uuid, String)>> {
     Ok(agents)
 }
 
-/// Makes the machines what they were filled as.
+/// Restores the machines to the facts that the fleet was filled with.
 async fn restore(fleet: &Fleet) -> Result<()> {
     let mut connection = fleet.bmdb.pool().acquire().await?;
     sqlx::raw_sql(
@@ -225,12 +225,12 @@ fn start(server: &CallbackServer, directory: &Path, agents: Vec<(Uuid, String)>)
     // In a directory that only we can enter: it holds private keys.
     fs::write(&file, serde_json::to_vec(&crew)?)?;
     let mut command = Command::new(std::env::current_exe()?);
-    // Its input ends with us, however we end.
+    // Its standard input is a pipe from us, so it ends even if we crash.
     command.arg("--agents").arg(file).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
     Ok(command.spawn()?)
 }
 
-/// What a process holds in KiB: `VmRSS:` now, `VmHWM:` at most ever.
+/// Memory of a process in KiB: `VmRSS:` is the current value, `VmHWM:` the highest.
 pub(crate) fn memory(process: &Path, field: &str) -> Result<f64> {
     let status = fs::read_to_string(process.join("status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;

@@ -1,4 +1,4 @@
-//! Two queues of Node.js on the same server: for people who know one of them, a size to set ours beside.
+//! Two queues of Node.js on the same server, as a comparison for people who know one of them.
 //!
 //! They are installed below the target directory when this comparison is requested, and run by
 //! `benches/compare/run.mjs`. The comparison is not of equals, and the section says so.
@@ -69,7 +69,7 @@ pub(crate) async fn install() -> Result<()> {
     Ok(())
 }
 
-/// One run in a database of its own.
+/// One run, in its own database.
 async fn run(server: &Server, queue: &str, number: u32, jobs: u32) -> Result<RunResult> {
     let database = format!("{}_{number}", queue.replace('-', "_"));
     server.create_database(&database).await?;

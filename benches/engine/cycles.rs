@@ -15,7 +15,7 @@ use crate::fleet::Fleet;
 use crate::report::{Report, Target, progress};
 use crate::server::{CLIENTS, Server, own_processor_seconds};
 
-/// Why cycles cost what they do, and what was done about it.
+/// What the cost of a cycle consists of, and what was tried to reduce it.
 const TRIED: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock session and machine, change the fact, \
     read all facts, write schedule, lease, work and history in one, commit). The facts of one machine are read by a \
     statement of its own, which the server plans once: as part of a page it was planned for every finish, which took \
@@ -25,7 +25,7 @@ const TRIED: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock
     Finishing several machines in one transaction would bring larger k nearer; it would let one machine wait for \
     another, and was not done.";
 
-/// What a run of cycles came to.
+/// Result of a run of cycles.
 pub(crate) struct Run {
     /// Finished cycles in each second.
     pub(crate) rate: f64,
@@ -36,7 +36,7 @@ pub(crate) struct Run {
     theirs: f64,
 }
 
-/// For how many machines a client claims at once, and the share of plain commits that is promised.
+/// Machines in one claim of a client, and the promised share of the rate of plain commits.
 const HELD: [(usize, Target); 3] =
     [(1, Target::AtLeast(0.18)), (10, Target::AtLeast(0.6)), (100, Target::None)];
 
@@ -66,7 +66,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
     Ok(())
 }
 
-/// The same on a server as people run it, whose commits wait for its disk.
+/// The same on a server whose commits wait for its disk, as in production.
 pub(crate) async fn measure_durable(plan: &Plan, report: &mut Report) -> Result<()> {
     report.section(
         "The same on a server that waits for its disk",
@@ -96,7 +96,7 @@ async fn durable(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
     Ok(())
 }
 
-/// Plain commits a second, and the cycles of each k, as often as is planned.
+/// Measures plain commits a second and the cycles of each k in turns, as often as planned.
 async fn in_turns(plan: &Plan, server: &Server, fleet: &Fleet) -> Result<(Vec<f64>, Vec<Vec<Run>>)> {
     let mut floors = Vec::new();
     let mut runs: Vec<Vec<Run>> = HELD.iter().map(|_| Vec::new()).collect();
@@ -104,7 +104,7 @@ async fn in_turns(plan: &Plan, server: &Server, fleet: &Fleet) -> Result<(Vec<f6
         progress(&format!("cycles, {repetition} of {}", plan.repetitions))?;
         floors.push(server.floor(plan.floor).await?);
         for ((k, _), runs) in HELD.iter().zip(&mut runs) {
-            // Longer where a cycle is shorter.
+            // More machines where a cycle is shorter, so that the runs take similar time.
             let machines = if *k == 1 { plan.cycles } else { plan.cycles * 2 };
             runs.push(cycles(server, fleet, *k, machines.min(fleet.of_first_provider())).await?);
         }
@@ -152,7 +152,7 @@ async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
                     done += 1;
                 }
             }
-            // Others hold what is left, and finish it.
+            // Other clients hold the remaining machines, and finish them.
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => return Ok(done),
@@ -160,7 +160,7 @@ async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
     }
 }
 
-/// What an update finds: that nothing has changed.
+/// The result of an update that found no change.
 pub(crate) fn unchanged_poll() -> FactChange {
     FactChange::ProviderPolled {
         details: ProviderDetails {

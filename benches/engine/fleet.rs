@@ -1,4 +1,4 @@
-//! A fleet in a database of its own, in which all is well.
+//! A healthy fleet in its own database.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::server::Server;
 
 /// How many providers the machines come from.
 pub(crate) const PROVIDERS: usize = 10;
-/// Connections of the common pool: one for each client, and some for who looks.
+/// Connections of the common pool: one for each client, and some for the measurements.
 const CONNECTIONS: u32 = 20;
 
 /// Ready machines in ten providers and eight buckets, each with an agent that just reported, and looked
@@ -127,7 +127,7 @@ impl Fleet {
         .await
     }
 
-    /// Takes the agents from this many machines of the first provider: they are due for one.
+    /// Removes the agents of this many machines of the first provider, which makes them due for an agent start.
     pub(crate) async fn make_due_for_agents(&self, count: u32) -> Result<()> {
         self.arm(
             count,

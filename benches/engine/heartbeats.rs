@@ -19,7 +19,7 @@ use crate::server::{Server, own_processor_seconds};
 
 /// A hundred thousand machines that report every thirty seconds.
 const RATE: f64 = 3_334.0;
-/// How often heartbeats are handed in.
+/// Interval at which heartbeats are submitted.
 const BEAT: Duration = Duration::from_millis(5);
 
 pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report: &mut Report) -> Result<()> {
@@ -84,7 +84,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
     report.add("processor time of PostgreSQL", "s each s", &[theirs / lasted], Target::None)
 }
 
-/// When a heartbeat is to be sent, from the beginning on.
+/// When a heartbeat is to be sent, since the beginning of the run.
 fn sending_time(number: usize) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "some millions at most")]
     Duration::from_secs_f64(number as f64 / RATE)

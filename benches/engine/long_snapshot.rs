@@ -1,4 +1,4 @@
-//! A snapshot that somebody holds for a minute while eight clients work at full rate.
+//! A snapshot that is held for a minute while eight clients work at full rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -113,7 +113,7 @@ async fn client(
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
-            // As a loop does, for which something is announced all the time.
+            // As a loop does that is notified all the time.
             Claimed::FullScanDeferred(rests) => {
                 tokio::time::sleep(rests.min(Duration::from_millis(10))).await;
             }

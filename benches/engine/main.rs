@@ -1,11 +1,11 @@
-//! What the engine costs, against what the same server can do at all.
+//! Measures what the engine costs, relative to what the same server can do at most.
 //!
 //! `make bench` prints the numbers that the design promises to hold, on a private PostgreSQL of this
 //! host, and writes them into `BENCHMARKS.md` with the host, the versions and plots of how they grow
 //! with the fleet. A millisecond of one host says nothing about another one, so what is promised are
 //! ratios of things measured in turns in one run: our claim and finish against pgbench's plain
 //! two-insert commits, a claim on a large fleet against one on a small fleet, and both against the
-//! query that would ask the facts themselves.
+//! query that reads the facts themselves.
 //!
 //! Everything is measured through the library as a shepherd uses it. A number that is not reached is
 //! printed like any other, and says so, with what was tried.

@@ -46,7 +46,7 @@ pub enum EtcdError {
         /// The deadline that passed.
         within: Duration,
     },
-    /// No connection, or etcd has no quorum. A write may have been made all the same: a connection can break, and a
+    /// No connection, or etcd has no quorum. A write may still have been made: a connection can break, and a
     /// quorum can be lost, between the write and the response.
     #[error(
         "{operation} failed, because etcd cannot be reached or has no quorum ({message}); it works again once most members run"

@@ -89,7 +89,7 @@ pub enum KeyEvent<T> {
     BacklogDone,
 }
 
-/// A value that could not be decoded. The next event and this key's next value are delivered all the same.
+/// A value that could not be decoded. The next event and this key's next value are delivered nevertheless.
 #[derive(Debug, thiserror::Error)]
 #[error("the value of {key} in etcd at revision {mod_revision} cannot be decoded: {source}")]
 pub struct ValueDecodeError<E: std::error::Error + 'static> {

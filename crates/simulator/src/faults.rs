@@ -89,7 +89,7 @@ pub enum ProviderFault {
 pub enum ApiFault {
     /// The call fails before anything was done.
     Before,
-    /// The call is carried out, and its response is an error all the same.
+    /// The call is carried out, but its response is an error.
     After,
 }
 

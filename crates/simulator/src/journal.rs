@@ -3,7 +3,7 @@
 //! It records every call for a checker. The file is `<state file>.calls.jsonl`, with one JSON object per line. A call
 //! has two lines, `start` and `end`, so that a reader can see which calls overlapped. Both have the call's number,
 //! which is the `seq` of its start. `seq` counts all lines and never repeats, over restarts too. A call whose caller
-//! disconnected ends with the outcome `dropped`, and its result states whether it was carried out all the same
+//! disconnected ends with the outcome `dropped`, and its result states whether it was carried out anyway
 //! (`"done": true`). A call without an end was cut off by the end of the simulator itself. A malformed request is a
 //! call, too.
 //!

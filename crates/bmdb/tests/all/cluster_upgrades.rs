@@ -364,7 +364,7 @@ async fn one_controller_at_a_time_is_upgraded_and_the_next_when_it_is_well() -> 
         world.pass(&lease, 100).await?;
         assert_eq!(world.order.len(), 1, "controllers got requests at once: {:?}", world.order);
     }
-    // Its time is over: it stands still, and says so.
+    // After its deadline it makes no more progress, and its status shows that.
     sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 0").execute(&world.kit.pool).await?;
     world.pass(&lease, 100).await?;
     let paused: Option<String> =

@@ -23,7 +23,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         sqlx::query_scalar("SHOW default_transaction_isolation").fetch_one(kit.bmdb.pool()).await?;
     assert_eq!(isolation, dialect::isolation(kit.database.dialect()));
 
-    // Everything that has two forms, driven through the engine as a loop does it.
+    // Every statement that has two forms, run through the engine as a loop runs it.
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let mut sessions = Vec::new();
     for _ in 0..4 {
@@ -74,7 +74,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         let (calls, example) = sent(word).fetch_one(&mut server).await?;
         assert_eq!(calls > 0, expected, "{word}: {calls} times, such as {example:?}");
     }
-    // The proof proves nothing if the record is empty.
+    // Without a recorded call the check above proves nothing.
     let (calls, _) = sent(r"for\s+key\s+share").fetch_one(&mut server).await?;
     assert!(calls > 0, "the server recorded nothing of this database");
     Ok(shepherd.stop().await?)

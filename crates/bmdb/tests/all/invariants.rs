@@ -84,7 +84,7 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
         }
         check_rows(&kit, seed).await?;
         check_schedule(&kit, seed).await?;
-        // Longer than any session, backoff or silence limit: what nobody ended is lost now.
+        // Longer than any session, backoff or silence limit: work that did not end counts as lost now.
         kit.database.advance(Duration::from_mins(11)).await?;
         kit.bmdb.reap().await?;
         check_rows(&kit, seed).await?;
@@ -114,7 +114,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Does its share; returns how many mismatches its sweeps found.
+    /// Runs this worker's steps; returns how many mismatches its sweeps found.
     async fn run(mut self) -> anyhow::Result<usize> {
         let mut mismatches = 0;
         for _ in 0..OPERATIONS {
@@ -142,7 +142,7 @@ impl Worker {
                 }
             }
         }
-        // What it never ended is left to the reaper, as a crash does.
+        // Work that did not end is left to the reaper, as after a crash.
         Ok(mismatches)
     }
 
@@ -315,7 +315,7 @@ impl Worker {
     }
 }
 
-/// Losing is part of the game; failing is not.
+/// Accepts that work was lost, and passes on every other error.
 fn tolerate(ended: Result<(), BmdbError>) -> anyhow::Result<()> {
     match ended {
         Ok(()) | Err(BmdbError::LeaseLost | BmdbError::SessionEnded | BmdbError::Conflict { .. }) => Ok(()),
@@ -383,7 +383,7 @@ async fn check_rows(kit: &Kit, seed: u64) -> anyhow::Result<()> {
 
 type Row = (Uuid, String, Option<String>, i64, Option<Timestamp>, bool);
 
-/// Nothing runs, so that facts and rows are of one moment.
+/// Called while nothing runs, so that facts and rows are of one moment.
 async fn check_schedule(kit: &Kit, seed: u64) -> anyhow::Result<()> {
     let rows: Vec<Row> =
         sqlx::query_as("SELECT machine_id, lane, process, priority, ready_at, timer FROM machine_due")

@@ -83,7 +83,7 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
     assert_eq!(refusal(give("all", of(&[], 5)).await)?, "EVERYBODY");
     assert_eq!(kit.count(held).await?, 0, "what was refused did something");
 
-    // One of them has gone its own way since the first part of it was carried out.
+    // One of the machines has changed since the first part was carried out.
     let given = give("k", of(&["rack"], 3)).await?;
     assert!(given.outcomes.iter().all(|one| one.outcome.changed && !one.rejected), "{given:?}");
     sqlx::query("DELETE FROM audit WHERE idempotency_key LIKE 'k/%' AND machine_id = $1")
@@ -98,7 +98,7 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
     assert_eq!(kit.count("SELECT count(*) FROM audit").await?, before + 1, "once for each");
     assert!(!again.outcomes.iter().any(|one| one.name.machine == more[0].0));
 
-    // Three of the four that may be within an hour are used up.
+    // Three of the four that are allowed in an hour are used up.
     assert_eq!(refusal(give("two", of(&["other"], 2)).await)?, "TOO_MANY_IN_AN_HOUR");
     let beyond = MachineSelection { beyond_limits: true, ..of(&[], 6) };
     assert_eq!(refusal(give("operator", beyond.clone()).await)?, "NOT_AN_ADMIN");

@@ -136,7 +136,7 @@ async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> Te
     )
     .execute(&mut looking)
     .await?;
-    // One of the release before writes history, and takes longer than a statement waits for a lock.
+    // A program of the previous release writes history for longer than the lock timeout.
     sqlx::raw_sql("BEGIN; LOCK TABLE history IN ROW EXCLUSIVE MODE").execute(&mut older).await?;
     let bmdb = Bmdb::connect(settings(&database)?).await?;
     let migrating = tokio::spawn({
@@ -246,7 +246,7 @@ fn statements_that_skip_locked_rows_lose_nothing_by_it() -> TestResult {
     ];
     let mut statements = statement::all()?;
     assert_eq!(places_that_skip(&statements), harmless.map(|(place, _)| place));
-    // Wherever one is added, it is found.
+    // A statement that is added is found.
     let planted = "fn f() { sqlx::query!(\"SELECT 1 FROM work FOR UPDATE SKIP\n LOCKED\") }";
     statements.extend(statement::in_code("crates/bmdb/src/a.rs".as_ref(), &source::take_apart(planted)));
     assert_eq!(places_that_skip(&statements).first(), Some(&"crates/bmdb/src/a.rs:1"));

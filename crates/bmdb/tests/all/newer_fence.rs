@@ -37,7 +37,7 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     assert_eq!(work.unknown_fence().await?, None);
-    // By its own fence, even: the machine had it from another session.
+    // Even if the fence is its own: the machine received it from another session.
     let seen = work.fence();
     work.report_rejected_fence(seen).await?;
     work.report_rejected_fence(seen + 3).await?;
@@ -56,7 +56,7 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     assert!(why.notes.iter().any(|note| note.contains("has seen fence")), "{:?}", why.notes);
     assert!(why.advice.iter().any(|advice| advice.command.contains("declare restored")), "{:?}", why.advice);
 
-    // However long that takes.
+    // It is kept for longer than the history is.
     kit.bmdb.change_policy("test", |policy| policy.history_retention = Span::hours(24)).await?;
     sqlx::query("UPDATE history SET at = at - INTERVAL '2 days'").execute(&kit.pool).await?;
     while kit.bmdb.delete_expired(RetainedKind::History, 1_000).await? > 0 {}

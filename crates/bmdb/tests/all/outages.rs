@@ -207,7 +207,7 @@ async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does
     assert!(matches!(work.outward_call_limit(Duration::ZERO), Err(BmdbError::LeaseLost)));
     drop(work);
 
-    // The network is back, the old connections stay silent: a new session must live all the same.
+    // The network is back, the old connections stay silent: a new session must live anyway.
     proxy.heal();
     let mut fresh = None;
     until("a session can be started", async || {
@@ -262,7 +262,7 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
-/// Handlers that compute, or wait as nobody may in a task, on every thread there is.
+/// Handlers compute or block on every thread of the runtime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocked_runtime_costs_no_session() -> TestResult {
     let kit = Kit::new("blocked_runtime").await?;
@@ -322,7 +322,7 @@ async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> TestResult {
     Ok(())
 }
 
-/// As when nothing is left to stop the work: nobody renews its session any more, and the session does not know that.
+/// The worst case: the session is no longer renewed and does not know it, so nothing else stops its work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> TestResult {
     let kit = Kit::new("outward").await?;
@@ -395,12 +395,12 @@ async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> 
             "cancelled" => {
                 let machine = work.machine();
                 work.cancel("in the middle").await?;
-                // So that the next round claims another one.
+                // Not ready again, so that the next round claims another machine.
                 kit.change(machine, vec![needs_human("done")]).await?;
             }
             _ => {
                 kit.overdue(&session).await?;
-                // Nobody has reaped it yet, and it has nothing to say any more all the same.
+                // The reaper has not closed the session yet, but its writes are already refused.
                 let late = work.resolve_intent(intent, "late").await;
                 assert!(matches!(late, Err(BmdbError::SessionEnded)), "{late:?}");
                 kit.database.advance(Duration::from_secs(1)).await?;
@@ -556,7 +556,7 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     kit.overdue(&session).await?;
-    // Past its deadline and not closed yet: over all the same.
+    // Past its deadline, a session counts as ended even before the reaper closes it.
     let record = work.record_changes(|_| shepherd_bmdb::engine::change_machine::Decision {
         changes: vec![testkit::bmdb_kit::hold("late")],
         ..Default::default()

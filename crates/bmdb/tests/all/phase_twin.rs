@@ -46,7 +46,7 @@ async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> TestResult {
         (Some(600_000_000), 59_999_999),
         (Some(7_200_000_000), 60_000_000),
     ] {
-        // One transaction, so that now() stands still and facts can lie exactly on a limit.
+        // One transaction, so that now() does not advance and facts can lie exactly on a limit.
         let mut transaction = connection.begin().await?;
         let now: Timestamp = sqlx::query_scalar("SELECT now()").fetch_one(&mut *transaction).await?;
         let listening = since.map(|since| now - TimeDelta::microseconds(since));

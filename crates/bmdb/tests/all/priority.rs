@@ -51,7 +51,7 @@ async fn class(kit: &Kit, machine: MachineId) -> Result<i64> {
         .await?)
 }
 
-/// What lists say of a machine.
+/// The priority that a list shows for a machine.
 async fn listed(kit: &Kit, machine: MachineId) -> Result<Option<String>> {
     let page = kit
         .bmdb
@@ -113,7 +113,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     let note = why.notes.iter().find(|note| note.contains("urgent")).context("a note")?;
     assert!(note.contains("by kim") && note.contains("a customer waits"), "{note}");
 
-    // Over: it counts no more at once, and that what is stored lags is nobody's fault.
+    // Once it expires it no longer counts, and the stored value that lags is not a mismatch.
     kit.database.advance(Duration::from_mins(61)).await?;
     assert_eq!(listed(&kit, row[0]).await?, None);
     let why = explain_machine(&kit.bmdb.machine_view(row[0]).await?);

@@ -76,7 +76,7 @@ impl Proxy {
         &self.url
     }
 
-    /// The next message that contains `marker` reaches the server, its answer nobody.
+    /// The next message that contains `marker` reaches the server, but its answer is dropped.
     pub(crate) fn lose_the_answer_to(&self, marker: &str) {
         *locked(&self.state.marker) = Some(marker.as_bytes().to_owned());
     }
@@ -87,12 +87,12 @@ impl Proxy {
         *locked(&self.state.rewritten) = Some((what, by));
     }
 
-    /// Whether that has happened.
+    /// Whether the answer to the marked message was dropped.
     pub(crate) fn answer_was_lost(&self) -> bool {
         locked(&self.state.marker).is_none()
     }
 
-    /// The `number`-th ping from now on, and whatever follows, gets through to nobody.
+    /// Drops the `number`-th ping from now on, and everything after it.
     pub(crate) fn swallow_from_ping(&self, number: u32) {
         *locked(&self.state.pings) = Some(number);
     }
@@ -202,7 +202,7 @@ async fn serve(
 /// `Sync` and nothing else: what a pool sends to see whether anybody answers.
 const PING: &[u8] = b"S\x00\x00\x00\x04";
 
-/// Counts a ping; says whether it is the one that nobody hears.
+/// Counts a ping; returns whether it is the one to drop.
 fn last_ping(state: &State) -> bool {
     let mut pings = locked(&state.pings);
     *pings = pings.map(|left| left.saturating_sub(1));

@@ -40,7 +40,7 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
     kit.until_blocked("worker", 1).await?;
     kit.overdue(&session).await?;
 
-    // The reaper must not close the session under a transaction that acts for it.
+    // The reaper must not close the session while a transaction of that session is open.
     let bmdb = reaper.bmdb.clone();
     let reap = tokio::spawn(async move { bmdb.reap().await });
     assert_eq!(ended("the reaper", reap).await??.sessions, 0);
@@ -63,7 +63,7 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
     let ends = kit.ends(machine).await?;
     match finish {
         Ok(()) => assert_eq!(ends, ["Finished"]),
-        // The reaper had looked meanwhile: no order of the three explains a finish after that.
+        // The reaper had read the session: no serial order of the three allows a finish after that.
         Err(BmdbError::LeaseLost) if kit.is_serializable() => assert_eq!(ends, ["Expired"]),
         Err(error) => panic!("{error:?}"),
     }
@@ -111,7 +111,7 @@ async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() 
     let mut by_hand = kit.by_hand().await?;
     let mut lock = by_hand.begin().await?;
     sqlx::query("SELECT 1 FROM named_lease WHERE name = 'a' FOR UPDATE").execute(&mut *lock).await?;
-    // The lock is let go only after the reaper has come back.
+    // The lock is released only after the reaper has returned.
     let reaped = kit.bmdb.reap().await?;
     assert_eq!((reaped.sessions, reaped.leases), (1, 2));
     lock.rollback().await?;
@@ -433,7 +433,7 @@ async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> TestResult {
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
-    // A claim that happened and whose answer nobody saw.
+    // A claim that committed, but whose answer was lost.
     sqlx::query(
         "WITH d AS (UPDATE machine_due SET lease_session = $2, fence = fence + 1
                     WHERE machine_id = $1 AND lane = 'access' RETURNING fence),
@@ -655,7 +655,7 @@ async fn phase_and_timer(kit: &Kit) -> anyhow::Result<(String, bool)> {
     Ok(sqlx::query_as(text).fetch_one(&kit.pool).await?)
 }
 
-/// Stored and not committed, it is in nobody's facts yet.
+/// A heartbeat that is stored but not committed is not yet visible in any facts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> TestResult {
     for who in ["timer", "sweeper"] {

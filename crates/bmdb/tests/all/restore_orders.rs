@@ -31,7 +31,7 @@ async fn ordered(kit: &Kit, restore: RestoreRequest) -> Result<Result<String, (&
     }
 }
 
-/// The last that shepherds know of its control plane: how many seconds ago they looked, it answered, and fell silent.
+/// Stores when the control plane was last looked at, answered and went silent, in seconds ago.
 async fn record_observation(kit: &Kit, looked: i32, seen: i32, away: Option<i32>) -> Result<()> {
     sqlx::query(
         "UPDATE cluster SET voters = 3, voters_reached = 3,
@@ -122,7 +122,7 @@ async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() ->
     assert!(again.as_ref().is_ok_and(|text| text.contains("just so already, as kim ordered")), "{again:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND));
 
-    // It had the mistake in it. What is being restored needs no proof any more that it is lost.
+    // That snapshot contained the mistake. While it is being restored, no proof of the loss is needed.
     let older = RestoreRequest { snapshot: Some(FIRST.to_owned()), ..RestoreRequest::default() };
     let other = ordered(&kit, older.clone()).await?;
     assert!(other.as_ref().is_ok_and(|text| !text.contains("already")), "{other:?}");

@@ -207,7 +207,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let approval = expect_approval_required(pause(None, "2").await)?;
     assert_eq!(kit.count("SELECT count(*) FROM loop_pause").await?, 1);
     approve(&kit, "lee@a", approval, false).await?;
-    // Several at once lock nothing else, and all hear the same.
+    // Several concurrent calls do not deadlock, and all get the same result.
     let at_once = try_join_all((0..4).map(|_| pause(None, "2"))).await?;
     assert_eq!(at_once.iter().filter(|carried| !carried.replayed).count(), 1, "{at_once:?}");
     assert!(
@@ -215,7 +215,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
         "{at_once:?}"
     );
 
-    // Leaving out a stage is, and what comes before it is not.
+    // To leave out a stage needs approval, and the order before it does not.
     let retire = MachineOrder::Retire { wipe: true };
     kit.bmdb
         .execute_machine_order(order("kim@a", retire.rpc(), Some("3"), "r"), row[0], retire, "kim@a".into())
@@ -258,7 +258,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert_eq!(line.target, "3 machines: {\"providers\":[\"rack\"]}");
     approve(&kit, "lee@a", approval, false).await?;
-    // As many, and not the same: one has gone, and another has come.
+    // The same number, but not the same machines: one left the selection, and another joined it.
     let provided = "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1";
     let newcomer = kit.provided(1, "rack").await?[0];
     sqlx::query(provided).bind(row[2].0).execute(&kit.pool).await?;

@@ -38,7 +38,7 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
         if wait > Duration::from_millis(500) {
             match claimer.claim(std::slice::from_ref(&session)).await? {
                 Claimed::Empty => {}
-                // A host may be away for so long, and the database's clock goes on.
+                // A slow host may be suspended past the deadline, by the database's clock.
                 Claimed::Work(work) => {
                     let over: bool = sqlx::query_scalar("SELECT started_at >= $1 FROM work")
                         .bind(fact.until)
@@ -345,7 +345,7 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> TestR
     })
     .await?;
     assert_eq!(counted("shepherd_sessions_lost_total")?, 0);
-    // The session ended behind our back: the end of its work is undone, and counted apart from work that failed.
+    // The session ended meanwhile: the end of its work rolls back, and is counted apart from failed work.
     kit.overdue(&session).await?;
     assert!(work.finish(Vec::new(), "too late").await.is_err());
     assert!(of("ending work", "refused")? > 0);
@@ -392,7 +392,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     assert_eq!(work.machine(), machines[0]);
     work.finish(vec![needs_human("done")], "done").await?;
 
-    // Due an hour before anything that was claimed: only a look everywhere sees it.
+    // Due an hour before anything that was claimed: only a full scan finds it.
     let long_due = "UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' WHERE machine_id = $1 AND lane = 'access'";
     sqlx::query(long_due).bind(machines[1].0).execute(&kit.pool).await?;
     let claimed = claimer.claim(std::slice::from_ref(&session)).await?;
@@ -401,7 +401,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
             assert!(rests <= Duration::from_secs(5), "{rests:?}");
             surely(&mut claimer, &session).await?
         }
-        // On a host that took so long to get here.
+        // A slow host can take this long.
         found if looked.elapsed() >= Duration::from_secs(5) => found,
         other => panic!("it was looked everywhere: {other:?}"),
     };

@@ -35,7 +35,7 @@
 //!
 //! # Invariants
 //!
-//! * An object without our label is never changed, unless it is ours all the same: we wrote it before, it is an object
+//! * An object without our label is never changed, unless it is ours anyway: we wrote it before, it is an object
 //!   of the release and equals what we would write, or it is the Node object of one of our nodes.
 //! * An add-on of which a part cannot be read loses nothing: what it created stays until it can be read.
 //! * An object is deleted in the evaluated state only. Objects of add-ons are never deleted to be replaced, because

@@ -3,7 +3,7 @@
 //! An object of the release is written as a whole: created, or merged onto the live one and replaced at its resource
 //! version. An object of an add-on is applied (server-side apply), so that fields of other managers stay theirs.
 //!
-//! An object without our label is never overwritten, unless it is ours all the same ([`is_owned`]).
+//! An object without our label is never overwritten, unless it is ours anyway ([`is_owned`]).
 //!
 //! # Why objects of the release are not applied
 //!
@@ -19,7 +19,7 @@
 //! * *Fields that must be empty*: there are six, for example the `mountOptions` of the storage class. A field that is
 //!   left out of an apply stays with the manager that has set it, and empty values are rejected for some kinds.
 //!
-//! Objects of add-ons are applied all the same: a problem of theirs holds up no controller, and their manifest decides
+//! Objects of add-ons are applied nevertheless: a problem of theirs holds up no controller, and their manifest decides
 //! which fields they have. Between the read of such an object and its apply, the name may be taken.
 
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ pub(super) fn applied_kind<'k>(kind: &'k ObjectKind, wanted: &'k DesiredObject) 
     }
 }
 
-/// Whether an object without the label is ours all the same: the label was removed, or its content equals ours.
+/// Whether an object without the label is ours anyway: the label was removed, or its content equals ours.
 ///
 /// Equal content is only enough for an object of the release: an add-on does not take over an object, because it would
 /// delete it one day.

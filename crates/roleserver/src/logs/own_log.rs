@@ -67,7 +67,7 @@ impl Write for OwnLog {
                 // A file that cannot be truncated now may be later.
                 let _ = log::truncate_if_large(&open.path);
             }
-            // A full disk: the line is on standard error all the same.
+            // If the disk is full, the line is still on standard error.
             let _ = open.file.write_all(bytes);
         }
         Ok(bytes.len())

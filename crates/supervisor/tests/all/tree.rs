@@ -469,7 +469,7 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
         })
         .await?;
     }
-    // The dead runnable waits for the deaf one below `nobody`. The others of its group wait for nothing else.
+    // The failed runnable waits for the one below `nobody` that ignores the stop. Its siblings wait for nothing else.
     let report = until(&tree, |report| {
         report.get("root.takes").is_some_and(|entry| entry.last_failure.is_some())
             && starts(report, "root.beside-deaf") > 1
