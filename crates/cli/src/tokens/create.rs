@@ -26,7 +26,7 @@ use proto::fleet::v1::credentials_client::CredentialsClient;
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
   shepherdctl tokens create lee --role operator --provider rack-a --reason 'lee runs rack a'
-  shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'the pipeline reads the fleet'";
+  shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'for the pipeline'";
 
 /// Most tokens to create when the responses with the earlier ones are lost.
 const MAX_CREATE_ATTEMPTS: u32 = 3;
