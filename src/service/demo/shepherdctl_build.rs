@@ -65,15 +65,19 @@ impl Drop for ShepherdctlBuild {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     fn script(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("build");
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes it: a process that a parallel test starts would inherit an open file of ours until it becomes
+        // a program itself, and until then the kernel refuses to execute the script (ETXTBSY).
+        let status = std::process::Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"", "sh", text])
+            .arg(&path)
+            .status()
+            .unwrap();
+        assert!(status.success());
         (directory, path)
     }
 
