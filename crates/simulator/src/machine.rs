@@ -245,7 +245,7 @@ impl SimulatedMachine {
                 _ => return Err(StepRejected("nothing runs on the machine")),
             },
             MachineEvent::Released => {
-                // A machine whose power cannot be switched is taken back too.
+                // The provider takes a machine back even if its power cannot be switched.
                 if self.state != SimulatedState::PowerFailing {
                     self.state = SimulatedState::Off;
                 }

@@ -29,16 +29,21 @@ pub fn reserve_port(port: u16) -> Result<TcpSocket> {
     Ok(socket)
 }
 
-#[test]
-fn a_reserved_port_refuses_and_is_listened_on_again_and_again() {
-    let address = reserved().unwrap();
-    for _ in 0..3 {
-        assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens");
-        let server = std::net::TcpListener::bind(address).unwrap();
-        let client = std::net::TcpStream::connect(address).unwrap();
-        let (_accepted, from) = server.accept().unwrap();
-        assert_eq!(from, client.local_addr().unwrap());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_refuses_and_is_listened_on_again_and_again() {
+        let address = reserved().unwrap();
+        for _ in 0..3 {
+            assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens");
+            let server = std::net::TcpListener::bind(address).unwrap();
+            let client = std::net::TcpStream::connect(address).unwrap();
+            let (_accepted, from) = server.accept().unwrap();
+            assert_eq!(from, client.local_addr().unwrap());
+        }
+        let others: Vec<SocketAddr> = (0..100).map(|_| reserved().unwrap()).collect();
+        assert!(!others.contains(&address), "given twice");
     }
-    let others: Vec<SocketAddr> = (0..100).map(|_| reserved().unwrap()).collect();
-    assert!(!others.contains(&address), "given twice");
 }

@@ -342,7 +342,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         let both = wait_for_setup(&mut watching, |setup| setup.generation > before.generation).await?;
         let both_trusted = trusted(&both, which);
         assert_eq!((both_trusted.len(), &both_trusted[0]), (2, &old[0]), "{which:?}: the old one signs");
-        // The node has not reported: the rotation waits, whatever time passes and however often it is checked.
+        // The node has not reported: the rotation waits for it without a time limit, after any number of checks.
         cluster.time.pass(7200);
         let owner = cluster.as_owner().await?;
         let mut kubernetes = KubernetesClient::new(owner.clone());

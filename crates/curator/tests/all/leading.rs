@@ -155,7 +155,7 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     assert!(matches!(code, Code::Unavailable | Code::Unimplemented), "{code:?} {text}");
     cluster.etcd.let_speak(third)?;
 
-    // A curator whose etcd responds again may lead again, too.
+    // Once its etcd responds, a curator can be elected again.
     let tickets = TicketsClient::new(curators.channel());
     let listing = async || tickets.clone().list(wire::ListTicketsRequest {}).await;
     let listed = call_leader("the tickets", listing).await?;

@@ -61,12 +61,12 @@ impl Bmdb {
         let given = (self.clone(), id, node.to_owned(), detail);
         self.transact_for_machine(REQUESTING, (lease, machine), given, move |tx, (bmdb, id, node, detail)| {
             Box::pin(async move {
-                let stands = || Ok(Some("its cluster's upgrade is paused, or has ended".to_owned()));
+                let not_under_way = || Ok(Some("its cluster's upgrade is paused, or has ended".to_owned()));
                 let Some((mut requests, paused)) = lock_requested_nodes(tx, id).await? else {
-                    return stands();
+                    return not_under_way();
                 };
                 if paused.is_some() {
-                    return stands();
+                    return not_under_way();
                 }
                 if requests.contains_key(node) {
                     return Ok(None);
