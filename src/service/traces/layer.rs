@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use opentelemetry::trace::{SpanId, SpanKind, Status, TracerProvider as _};
 use opentelemetry::{Context as TelemetryContext, Value};
 use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span, SpanData, SpanProcessor};
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span, SpanData, SpanLimits, SpanProcessor};
 use tokio::sync::mpsc;
 use tracing::Metadata;
 use tracing::subscriber::Interest;
@@ -30,8 +30,12 @@ const ERROR_FIELD: &str = "error";
 /// A tracer that sends ended spans to this queue.
 #[must_use]
 pub fn build_tracer(queue: mpsc::Sender<SpanData>, counts: SpanCounts) -> SdkTracer {
-    // The builder reads OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG.
-    let provider = SdkTracerProvider::builder().with_span_processor(SpanQueue { queue, counts }).build();
+    // The builder reads the sampler from the environment, but must not read the limits of a span from there: a span that
+    // lost attributes would lose its status and its start.
+    let provider = SdkTracerProvider::builder()
+        .with_span_limits(SpanLimits::default())
+        .with_span_processor(SpanQueue { queue, counts })
+        .build();
     provider.tracer("shepherd")
 }
 

@@ -32,12 +32,11 @@
 //!   shutdown itself blocks the thread that calls it.
 //!
 //! With a wrapper for each of these, the exporter would only have read the headers and the time limit from the
-//! environment. For comparison: `tracing-opentelemetry` took a third of the code of [`layer`] away (124 lines, now 83).
+//! environment.
 //!
 //! # For the next implementor
 //!
-//! `tracing-opentelemetry` exports integers as integers only if they are `i64`. A field of another integer type becomes
-//! a text. An attribute is for every reader of traces, so it must not have a secret: a command line, a header, a URL
+//! `tracing-opentelemetry` exports only signed integers as integers. An unsigned one becomes a text. An attribute is for every reader of traces, so it must not have a secret: a command line, a header, a URL
 //! with a query.
 
 use opentelemetry_sdk::trace::SdkTracer;

@@ -11,7 +11,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The endpoint that receives traces.
 #[derive(Clone, Debug)]
 pub struct TraceReceiver {
-    /// Its URL as it was given. It has neither a user nor a password.
+    /// Its URL as it was given. It has no user, password or query.
     pub url: String,
     /// How to connect to it.
     pub endpoint: Endpoint,
@@ -22,9 +22,9 @@ impl TraceReceiver {
     /// error is a sentence.
     pub fn parse(source: &str, url: &str, export_timeout: Duration) -> Result<Self, String> {
         // Checked before anything quotes the URL.
-        if url.contains('@') {
+        if url.contains(['@', '?']) {
             return Err(format!(
-                "{source} holds a user or a password, which everybody on this host can read in a flag, and which no \
+                "{source} holds a user, a password or a query, which everybody on this host can read in a flag, and which no \
                  receiver gets; give credentials as a header in OTEL_EXPORTER_OTLP_HEADERS, or reach the receiver \
                  through a collector of your own"
             ));

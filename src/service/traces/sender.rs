@@ -32,7 +32,16 @@ pub struct SpanSender {
     resource: ResourceAttributesWithSchema,
     queue: mpsc::Receiver<SpanData>,
     counts: SpanCounts,
-    failing: bool,
+    failure: Option<Failure>,
+}
+
+/// Why spans do not arrive. A change is logged once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// They cannot be sent.
+    Unsent,
+    /// The receiver rejects them.
+    Rejected,
 }
 
 impl SpanSender {
@@ -40,7 +49,7 @@ impl SpanSender {
     #[must_use]
     pub fn new(settings: TraceSettings, queue: mpsc::Receiver<SpanData>, counts: SpanCounts) -> Self {
         let resource = ResourceAttributesWithSchema::from(&settings.resource);
-        Self { settings, resource, queue, counts, failing: false }
+        Self { settings, resource, queue, counts, failure: None }
     }
 
     /// Sends spans until it is stopped, and then the remaining ones within `SHUTDOWN_TIMEOUT`.
@@ -114,15 +123,9 @@ impl SpanSender {
                 }
                 Err(status) => status,
             };
-            if !std::mem::replace(&mut self.failing, true) {
-                let error = describe_status(&status);
-                tracing::warn!(
-                    receiver = self.settings.receiver.url,
-                    error,
-                    "cannot send traces; trying again, and dropping the spans that do not fit into the queue"
-                );
-            }
-            if !is_retryable(status.code()) || stop.is_cancelled() {
+            let retryable = is_retryable(&status);
+            self.record_failure(&status, retryable);
+            if !retryable || stop.is_cancelled() {
                 self.counts.record_dropped(count);
                 return;
             }
@@ -134,6 +137,24 @@ impl SpanSender {
         }
     }
 
+    /// Logs why a batch was not accepted, unless the last one had the same kind of failure.
+    fn record_failure(&mut self, status: &tonic::Status, retryable: bool) {
+        let failure = if retryable { Failure::Unsent } else { Failure::Rejected };
+        if self.failure.replace(failure) == Some(failure) {
+            return;
+        }
+        let (receiver, error) = (&self.settings.receiver.url, describe_status(status));
+        if retryable {
+            tracing::warn!(
+                receiver,
+                error,
+                "cannot send traces; trying again, and dropping the spans that do not fit into the queue"
+            );
+        } else {
+            tracing::warn!(receiver, error, "the receiver rejects spans; dropping them");
+        }
+    }
+
     /// Counts a batch that was accepted, as a whole or in part.
     fn record_response(&mut self, count: usize, response: ExportTraceServiceResponse) {
         let partial = response.partial_success.unwrap_or_default();
@@ -142,30 +163,32 @@ impl SpanSender {
         self.counts.record_dropped(rejected);
         let receiver = &self.settings.receiver.url;
         if rejected > 0 {
-            if !std::mem::replace(&mut self.failing, true) {
+            if self.failure.replace(Failure::Rejected) != Some(Failure::Rejected) {
                 let error = partial.error_message;
                 tracing::warn!(receiver, error, "the receiver rejects spans; dropping them");
             }
-        } else if std::mem::take(&mut self.failing) {
+        } else if self.failure.take().is_some() {
             tracing::info!(receiver, "the receiver accepts traces again");
         }
     }
 }
 
 /// Whether a retry may succeed, according to <https://opentelemetry.io/docs/specs/otlp/#failures>.
-fn is_retryable(code: Code) -> bool {
-    matches!(
-        code,
+fn is_retryable(status: &tonic::Status) -> bool {
+    match status.code() {
+        // A receiver that can recover says when to retry. Without that, a message is too large for it, and stays so.
+        Code::ResourceExhausted => !status.details().is_empty(),
+        // The code with which tonic's own servers reject a message that is too large.
+        Code::OutOfRange => !status.message().contains("message length too large"),
         Code::Cancelled
-            | Code::DeadlineExceeded
-            | Code::ResourceExhausted
-            | Code::Aborted
-            | Code::OutOfRange
-            | Code::Unavailable
-            | Code::DataLoss
-            // The client's own code for a broken connection.
-            | Code::Unknown
-    )
+        | Code::DeadlineExceeded
+        | Code::Aborted
+        | Code::Unavailable
+        | Code::DataLoss
+        // The client's own code for a broken connection.
+        | Code::Unknown => true,
+        _ => false,
+    }
 }
 
 /// A status with its causes.
@@ -195,10 +218,42 @@ mod tests {
         sender.record_response(5, ExportTraceServiceResponse { partial_success: Some(partial) });
         let count = |result| sender.counts.spans.get_or_create(&[("result", result)]).get();
         assert_eq!((count(SENT), count(DROPPED)), (3, 2));
-        assert!(sender.failing);
+        assert_eq!(sender.failure, Some(Failure::Rejected));
         sender.record_response(5, ExportTraceServiceResponse::default());
         let count = |result| sender.counts.spans.get_or_create(&[("result", result)]).get();
         assert_eq!((count(SENT), count(DROPPED)), (8, 2));
-        assert!(!sender.failing);
+        assert_eq!(sender.failure, None);
+    }
+
+    #[test]
+    fn batch_that_is_too_large_is_not_retried() {
+        let status = tonic::Status::new;
+        for (retryable, status) in [
+            (true, status(Code::Unavailable, "connection refused")),
+            (true, status(Code::OutOfRange, "try another replica")),
+            (true, tonic::Status::with_details(Code::ResourceExhausted, "busy", vec![1].into())),
+            (
+                false,
+                status(
+                    Code::ResourceExhausted,
+                    "grpc: received message larger than max (5000000 vs. 4194304)",
+                ),
+            ),
+            (false, status(Code::OutOfRange, "Error, decoded message length too large: found 5000000 bytes")),
+            (false, status(Code::InvalidArgument, "no resource")),
+        ] {
+            assert_eq!(is_retryable(&status), retryable, "{status}");
+        }
+    }
+
+    #[test]
+    fn rejection_after_an_outage_is_a_failure_of_its_own() {
+        let settings = TraceSettings::read(Some("http://127.0.0.1:4317"), |_| None).unwrap().unwrap();
+        let (_send, queue) = mpsc::channel(1);
+        let mut sender = SpanSender::new(settings, queue, SpanCounts::default());
+        sender.record_failure(&tonic::Status::unavailable("connection refused"), true);
+        assert_eq!(sender.failure, Some(Failure::Unsent));
+        sender.record_failure(&tonic::Status::invalid_argument("no resource"), false);
+        assert_eq!(sender.failure, Some(Failure::Rejected));
     }
 }

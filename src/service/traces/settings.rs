@@ -6,7 +6,8 @@
 //! the value is checked here as well.
 //!
 //! The specification says to warn about a wrong value and to use the default. Here it is a mistake of the caller, like
-//! a wrong flag, and `--check` reports it. Without a receiver, no variable matters and none is checked.
+//! a wrong flag, and `--check` reports it; `OTEL_RESOURCE_ATTRIBUTES` is not checked. Without a receiver, no variable matters
+//! and none is checked.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -40,7 +41,9 @@ const DEFAULT_QUEUE_CAPACITY: usize = 4096;
 /// Most spans in one request.
 const DEFAULT_MAX_BATCH: usize = 512;
 /// The largest queue that a variable can set.
-const MAX_SPANS: usize = 1_000_000;
+const MAX_QUEUE_CAPACITY: usize = 1_000_000;
+/// The largest batch that a variable can set. Receivers reject messages above a limit, which is often 4 MB.
+const MAX_MAX_BATCH: usize = 4096;
 
 /// Where and how traces are sent.
 #[derive(Debug)]
@@ -70,10 +73,13 @@ impl TraceSettings {
         let Some((source, url)) = variables.endpoint(flag)? else { return Ok(None) };
         let timeout = variables.milliseconds(&TIMEOUT, DEFAULT_TIMEOUT)?;
         variables.check_sampler()?;
-        let queue_capacity =
-            variables.number(&["OTEL_BSP_MAX_QUEUE_SIZE"], &(1..=MAX_SPANS), DEFAULT_QUEUE_CAPACITY)?;
+        let queue_capacity = variables.number(
+            &["OTEL_BSP_MAX_QUEUE_SIZE"],
+            &(1..=MAX_QUEUE_CAPACITY),
+            DEFAULT_QUEUE_CAPACITY,
+        )?;
         let max_batch =
-            variables.number(&["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"], &(1..=MAX_SPANS), DEFAULT_MAX_BATCH)?;
+            variables.number(&["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"], &(1..=MAX_MAX_BATCH), DEFAULT_MAX_BATCH)?;
         Ok(Some(Self {
             receiver: TraceReceiver::parse(source, &url, timeout)?,
             headers: variables.headers()?,

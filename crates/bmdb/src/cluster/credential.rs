@@ -238,7 +238,6 @@ async fn request_credential_in_tx(
             .context(REQUESTING)?;
     }
     let id = Uuid::now_v7();
-    // The caller has locked the cluster.
     sqlx::query!(
         "INSERT INTO cluster_credential (credential_id, cluster_id, public_key, holder, lifetime_seconds,
              requested_at, requested_by)

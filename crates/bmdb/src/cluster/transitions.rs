@@ -256,7 +256,7 @@ impl Bmdb {
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                // The machine is no longer a member of the cluster.
+                // From now on the machine is no member of the cluster.
                 sqlx::query!(
                     "UPDATE cluster_left_node SET left_at = clock_timestamp()
                      WHERE machine_id = $1 AND cluster_id = $2",

@@ -233,8 +233,7 @@ async fn write_schedule(
     if falls_silent(rows, &snapshot, &policy) {
         // A heartbeat that is being stored at this moment is not in the facts that were read, and its group has read
         // the machine's row as it was: the two would miss each other.
-        // This keeps the heartbeats of a machine that is about to be found silent out first, and the caller
-        // then reads the facts again.
+        // So heartbeats are kept out first, and the facts are read again.
         sqlx::query!(
             "SELECT machine_id FROM machine_agent_heartbeat WHERE machine_id = $1 FOR NO KEY UPDATE",
             machine.0

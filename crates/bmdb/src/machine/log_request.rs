@@ -290,7 +290,6 @@ async fn request_log_in_tx(
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }
     let id = Uuid::now_v7();
-    // The caller has locked the machine.
     sqlx::query!(
         "INSERT INTO log_request (request_id, machine_id, log, most_lines, since_seconds, follow,
              requested_at, requested_by, read_at, parts, bytes)

@@ -67,7 +67,7 @@ pub enum ApiError {
     #[error("the API server gave no answer that can be used: {0}")]
     NoResponse(String),
     /// A response that is not what the API server documents. The request may have been carried out.
-    #[error("the API server gave no answer that can be used: {0}")]
+    #[error("the API server's response cannot be read: {0}")]
     Unreadable(String),
     /// The request was never sent.
     #[error("{0}")]

@@ -63,7 +63,7 @@ impl Bmdb {
     pub async fn read_updated_release(&self, machine: MachineId) -> Result<Option<String>, BmdbError> {
         let digest = self
             .statement("looking which release a machine was updated to", move |connection| {
-                // An agent that was updated by an order reports that it still runs that release.
+                // Only if the agent reports that it still runs the release that an order updated it to.
                 Box::pin(
                     sqlx::query_scalar!(
                         "SELECT sha256 FROM machine_release_report
