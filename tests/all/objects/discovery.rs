@@ -42,7 +42,7 @@ async fn api_that_cannot_be_discovered_hides_no_other() -> TestResult {
     };
     assert_eq!((dead.as_str(), odd.as_str()), ("dead.example/v1", "odd.example/v1"));
     assert!(unavailable.contains("currently unable to handle the request"), "{unavailable}");
-    assert!(unreadable.contains("no answer that can be used"), "{unreadable}");
+    assert!(unreadable.contains("the API server's response cannot be read"), "{unreadable}");
     let kept = ManagedObjects::new(&server, everything());
     let thing = |group: &str| format!("apiVersion: {group}/v1\nkind: Thing\nmetadata: {{name: x}}\n---\n");
     kept.wish(&[("dns", &[thing("dead.example"), thing("odd.example"), map("own", "one")].concat())]);
