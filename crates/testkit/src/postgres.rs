@@ -21,7 +21,7 @@ use bmdb::connection::schema::MIGRATIONS;
 use bmdb::connection::settings::ConnectionSettings;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool};
 use tokio::sync::oneshot;
 
 use crate::aloud::assertions_aloud;
@@ -34,6 +34,9 @@ const CONNECTIONS_PER_TEST: usize = 60;
 /// transactions of one test because it summarized the locks of another, until the oldest transaction has ended.
 const ROOM: usize = 4;
 const TEMPLATE: &str = "shepherd_template";
+
+/// The advisory lock of the program that makes it.
+const TEMPLATE_LOCK: i64 = 0x7465_6d70;
 /// The variable with the address of the server that a run shares.
 const SHARED: &str = "SHEPHERD_TEST_POSTGRES";
 
@@ -226,13 +229,22 @@ async fn prepare() -> anyhow::Result<Server> {
     administer(&server, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements".to_owned()).await.context(
         "the module pg_stat_statements, which proves the dialect, is part of the server's package",
     )?;
-    if has_template(&server).await? {
-        return Ok(server);
+    // Programs of tests that share a server make the template once; the others wait for it.
+    let mut lock = connect(&server).await?;
+    sqlx::query("SELECT pg_advisory_lock($1)").bind(TEMPLATE_LOCK).execute(&mut lock).await?;
+    if !has_template(&mut lock).await? {
+        make_template(&server).await?;
     }
+    // The lock ends with its connection.
+    lock.close().await?;
+    Ok(server)
+}
+
+async fn make_template(server: &Server) -> anyhow::Result<()> {
     // The template has another name until it is complete, so a process that is killed leaves no half of it.
     let unfinished = format!("{TEMPLATE}_unfinished");
-    administer(&server, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await?;
-    administer(&server, format!("CREATE DATABASE {unfinished}")).await?;
+    administer(server, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await?;
+    administer(server, format!("CREATE DATABASE {unfinished}")).await?;
     // `public` comes first, so that tables are created there. Names that the migrations resolve for good (defaults,
     // views) still find the test clock before PostgreSQL's own.
     let mut settings = ConnectionSettings::from_url(&server.url(&unfinished), "shepherd tests")?;
@@ -242,19 +254,19 @@ async fn prepare() -> anyhow::Result<Server> {
     template.migrate().await?;
     // A database with connections cannot be copied.
     template.close().await;
-    administer(&server, format!("ALTER DATABASE {unfinished} RENAME TO {TEMPLATE}")).await?;
-    Ok(server)
+    administer(server, format!("ALTER DATABASE {unfinished} RENAME TO {TEMPLATE}")).await
 }
 
-async fn has_template(server: &Server) -> anyhow::Result<bool> {
+async fn connect(server: &Server) -> anyhow::Result<PgConnection> {
     let options: PgConnectOptions = server.url("postgres").parse()?;
-    let mut connection = options.connect().await?;
-    let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+    Ok(options.connect().await?)
+}
+
+async fn has_template(connection: &mut PgConnection) -> anyhow::Result<bool> {
+    Ok(sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
         .bind(TEMPLATE)
-        .fetch_one(&mut connection)
-        .await?;
-    connection.close().await?;
-    Ok(exists)
+        .fetch_one(connection)
+        .await?)
 }
 
 /// Enough for as many tests as run at once: libtest has a thread per processor by default. With a semaphore instead, a
@@ -267,8 +279,7 @@ fn server_connections() -> u16 {
 
 /// Every statement that was sent to a database. The server then forgets them, because it counts 5,000 in all.
 async fn sent_statements(server: &Server, name: &str) -> anyhow::Result<Vec<String>> {
-    let options: PgConnectOptions = server.url("postgres").parse()?;
-    let mut connection = options.connect().await?;
+    let mut connection = connect(server).await?;
     let statements = sqlx::query_scalar(
         "SELECT s.query FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
     )
@@ -284,8 +295,7 @@ async fn sent_statements(server: &Server, name: &str) -> anyhow::Result<Vec<Stri
 }
 
 async fn administer(server: &Server, statement: String) -> anyhow::Result<()> {
-    let options: PgConnectOptions = server.url("postgres").parse()?;
-    let mut connection = options.connect().await?;
+    let mut connection = connect(server).await?;
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await?;
     connection.close().await?;
     Ok(())
