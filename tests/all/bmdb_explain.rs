@@ -68,9 +68,11 @@ pub(crate) async fn fill(connection: &mut PgConnection, machines: usize) -> anyh
     sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut *connection).await?;
     let fill = FILL.replace("$1", &machines.to_string());
     sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut *connection).await?;
-    // Sets the hint bits and the visibility map, as autovacuum does on a fleet that has existed for a while.
+    // Sets the hint bits and the visibility map, as autovacuum does on a fleet that has existed for a while: of every
+    // table that a counted statement reads, so that no cost depends on whether autovacuum has come past already.
     sqlx::raw_sql(
-        "VACUUM machine, machine_due, machine_agent_heartbeat, machine_agent_started, session, intent, fleet_sample",
+        "VACUUM (ANALYZE) machine, machine_provided, machine_due, machine_agent_heartbeat, machine_agent_started,
+                          machine_hardware_report, session, intent, fleet_sample",
     )
     .execute(&mut *connection)
     .await?;
