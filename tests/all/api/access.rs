@@ -384,6 +384,23 @@ async fn body_is_not_read_of_a_client_without_a_credential() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_that_ends_with_a_rejection_is_announced() -> TestResult {
+    let api = Api::start("api_announced").await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
+    let call = || {
+        let url = api.url("/api/shepherd.fleet.v1.Machines/List");
+        api.http.post(url).header("content-type", "application/json").body("{}")
+    };
+    let refused = call().send().await?;
+    assert_eq!((refused.status().as_u16(), refused.version()), (401, reqwest::Version::HTTP_11));
+    assert_eq!(refused.headers().get("connection").context("it announces the end")?, "close");
+    let answered = call().bearer_auth(&viewer.token).send().await?;
+    assert_eq!(answered.status(), 200);
+    assert_eq!(answered.headers().get("connection"), None, "its body was read");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_that_calls_too_often_is_rate_limited() -> TestResult {
     let slow: shepherd::model::time::Rate = "1h,3".parse()?;
     let api = Api::start_with("api_rates", |settings| settings.rates.credential = slow).await?;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -35,6 +35,7 @@ use crate::api::listener::auth::{ApiRates, AuthLayer, auth_middleware};
 use crate::api::listener::openapi;
 use crate::api::listener::operator_acceptor::{ApiStream, accept_operators};
 use crate::api::listener::transcode::{self, Transcoder};
+use crate::api::listener::unread_body::announce_close;
 use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
 use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
@@ -211,7 +212,8 @@ fn build_router(
     let router = Router::new()
         .route("/openapi.json", get(openapi::serve_document).with_state(api_state))
         .route("/api/{*rpc}", post(transcode::handle_json_call).with_state(transcoder))
-        .fallback_service(grpc);
+        .fallback_service(grpc)
+        .layer(from_fn(announce_close));
     Ok((reporter, router))
 }
 

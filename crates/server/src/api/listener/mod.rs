@@ -23,3 +23,4 @@ pub mod operator_acceptor;
 mod public_calls;
 pub mod source_limits;
 pub mod transcode;
+mod unread_body;
