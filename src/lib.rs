@@ -19,6 +19,7 @@
 //! * [`etcd`][]: the client of a cluster's etcd, and the layout of its keys.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: simulated machines behind real protocols.
+//! * [`transport`][]: TLS, the gate of every listener, and the limit of open files.
 //! * [`cli`][]: `shepherdctl`.
 //! * [`backoff`][]: growing delays between retries, which every module may use.
 //! * [`proto`][]: generated contracts, which every module may use.
@@ -88,3 +89,6 @@ pub use supervisor;
 /// Installs and enrols the role server on a machine over SSH.
 #[cfg(feature = "shepherd")]
 pub use takeover;
+/// TLS, and the gate of every listener.
+#[cfg(feature = "shepherd")]
+pub use transport;

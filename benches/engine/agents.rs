@@ -22,9 +22,9 @@ use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::agent::{Agent, ignore_events, no_cluster};
 use shepherd::roleserver::boot_clock::{BootClock as _, HostClock};
 use shepherd::roleserver::trusted_time::TrustedTime;
-use shepherd::server::callback::agent_acceptor::ConnectionLimits;
 use shepherd::server::callback::callback_server::{CallbackServer, CallbackSettings, serve_agents};
 use shepherd::server::tls::server_certificate::{CertificateSource, RenewalClock};
+use shepherd::transport::gate::limits::{GateLimits, ListenerKind};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -210,7 +210,7 @@ async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Resu
         secrets: None,
         renewal: RenewalClock::default(),
         agent_rate: "1s,10".parse().context("a rate")?,
-        limits: ConnectionLimits::default(),
+        limits: GateLimits::for_listener(ListenerKind::Callback, 1 << 20),
     };
     Ok(serve_agents(fleet.bmdb.clone(), fleet.sessions.clone(), settings, Metrics::new(), stop).await?)
 }

@@ -19,6 +19,7 @@ use shepherd::proto::fleet::v1::statistics_client::StatisticsClient;
 use shepherd::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
 use shepherd::server::api::listener::auth::ApiRates;
 use shepherd::server::tls::server_certificate::{CertificateSource, RenewalClock};
+use shepherd::transport::gate::limits::{GateLimits, ListenerKind};
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -48,16 +49,17 @@ const MARK: &str = "
     ON CONFLICT DO NOTHING";
 
 /// An API and somebody who asks it.
-struct ApiFixture {
-    server: ApiServer,
-    stop: CancellationToken,
+pub(crate) struct ApiFixture {
+    pub(crate) server: ApiServer,
+    pub(crate) stop: CancellationToken,
+    endpoint: Endpoint,
     channel: Channel,
     token: MetadataValue<Ascii>,
     _directory: tempfile::TempDir,
 }
 
 impl ApiFixture {
-    async fn start(fleet: &Fleet) -> Result<Self> {
+    pub(crate) async fn start(fleet: &Fleet) -> Result<Self> {
         // What the server of the real agents sealed went with its key.
         sqlx::query("DELETE FROM sealed_secret").execute(fleet.bmdb.pool()).await?;
         let directory = tempfile::tempdir()?;
@@ -69,7 +71,7 @@ impl ApiFixture {
             certificate: CertificateSource::CallbackCa(Arc::new(key)),
             renewal: RenewalClock::default(),
             rates: ApiRates { source: rate()?, credential: rate()? },
-            max_connections: 100,
+            limits: GateLimits::for_listener(ListenerKind::Api, 1 << 20),
             max_watches: 20,
             read_pool_connections: 4,
             auth_pool_connections: 2,
@@ -84,8 +86,22 @@ impl ApiFixture {
         );
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
         let endpoint = Endpoint::from_shared(format!("https://{}", server.local_addr))?;
-        let channel = endpoint.tls_config(tls)?.connect().await?;
-        Ok(Self { server, stop, channel, token: token(fleet).await?, _directory: directory })
+        let endpoint = endpoint.tls_config(tls)?;
+        let channel = endpoint.connect().await?;
+        Ok(Self { server, stop, endpoint, channel, token: token(fleet).await?, _directory: directory })
+    }
+
+    /// A page of machines over a new connection.
+    pub(crate) async fn page_over_new_connection(&self) -> Result<()> {
+        let request = v1::ListMachinesRequest { page_size: 1, ..v1::ListMachinesRequest::default() };
+        let channel = self.endpoint.connect().await?;
+        MachinesClient::new(channel).list(self.with_token(request)).await?;
+        Ok(())
+    }
+
+    /// A page of machines over the connection that is open.
+    pub(crate) async fn page_over_open_connection(&self) -> Result<()> {
+        self.page(v1::MachineFilter::default()).await.map(drop)
     }
 
     /// A request with the token.

@@ -15,7 +15,6 @@ use crate::bmdb::metrics::Metrics;
 use crate::model::time::{Rate, Span};
 use crate::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
 use crate::server::api::listener::auth::ApiRates;
-use crate::server::callback::agent_acceptor::ConnectionLimits;
 use crate::server::callback::callback_server::{CallbackServer, CallbackSettings, serve_agents};
 use crate::server::error::ServerError;
 use crate::server::metrics_server::{MetricsServer, serve_metrics};
@@ -25,6 +24,8 @@ use crate::server::tls::server_certificate::{
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
 use crate::service::service_plan::ServicePlan;
+use crate::transport::gate::limits::{GateLimits, ListenerKind};
+use crate::transport::gate::open_files::available_files;
 
 /// The listeners of this process.
 pub struct Listeners {
@@ -79,9 +80,8 @@ fn operator_rates() -> ApiRates {
     ApiRates { source: rate(10, 399), credential: rate(20, 199) }
 }
 
-/// Most connections of operators, most watches, and the API's connections to the database: for queries, and for
-/// authentication, which many watches must not delay.
-const OPERATOR_CONNECTIONS: usize = 1000;
+/// Most watches of operators, and the API's connections to the database: for queries, and for authentication, which many
+/// watches must not delay.
 const OPERATOR_WATCHES: usize = 200;
 const API_DATABASE_CONNECTIONS: u32 = 4;
 const API_AUTH_CONNECTIONS: u32 = 2;
@@ -130,6 +130,8 @@ async fn start_parts(
     listeners: &mut Listeners,
 ) -> Result<(), ServerError> {
     let stop = listeners.stop.clone();
+    let files = available_files();
+    let limits = |kind| GateLimits::for_listener(kind, files);
     if plan.components.contains(&ServiceComponent::Callback) {
         let settings = CallbackSettings {
             listen_address: plan.flags.agent_listen_address,
@@ -138,7 +140,7 @@ async fn start_parts(
             secrets,
             renewal: RenewalClock::default(),
             agent_rate: agent_rate(),
-            limits: ConnectionLimits::default(),
+            limits: limits(ListenerKind::Callback),
         };
         let agents =
             serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
@@ -158,7 +160,7 @@ async fn start_parts(
             certificate,
             renewal: RenewalClock::default(),
             rates: operator_rates(),
-            max_connections: OPERATOR_CONNECTIONS,
+            limits: limits(ListenerKind::Api),
             max_watches: OPERATOR_WATCHES,
             read_pool_connections: API_DATABASE_CONNECTIONS,
             auth_pool_connections: API_AUTH_CONNECTIONS,
@@ -167,7 +169,8 @@ async fn start_parts(
         listeners.api = Some(api.await?);
     }
     if let Some(address) = plan.flags.metrics_listen_address {
-        listeners.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);
+        listeners.metrics =
+            Some(serve_metrics(bmdb, metrics, address, limits(ListenerKind::Metrics), stop).await?);
     }
     Ok(())
 }

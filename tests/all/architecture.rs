@@ -55,12 +55,13 @@ const CRATES: &[(&str, &[&str])] = &[
 /// What each room may import besides itself, the generated contracts (`proto`) and the growing delays (`backoff`), which
 /// are open to all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
 const PLAN: &[(&str, &[&str])] = &[
-    ("providers", &["bmdb", "model"]),
+    // Programs that a provider starts get the usual limit of open files.
+    ("providers", &["bmdb", "model", "transport"]),
     // The manager calls the curators of clusters as their nodes do: through the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator_client", "model"]),
     // The service as a whole: the one room that imports both the loops and the listeners, so that neither imports the
     // other. It starts the simulator as a process and takes its flags.
-    ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
+    ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator", "transport"]),
     (
         "bin",
         &[
@@ -122,12 +123,12 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "providers",
             "use crate::manager::runner::Runner;",
-            "line 1: providers imports manager, and may import only bmdb, model",
+            "line 1: providers imports manager, and may import only bmdb, model, transport",
         ),
         (
             "providers",
             "\nfn f() { crate::server::list() }",
-            "line 2: providers imports server, and may import only bmdb, model",
+            "line 2: providers imports server, and may import only bmdb, model, transport",
         ),
         (
             "manager",
@@ -147,22 +148,22 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "providers",
             "#[cfg(test)]\nmod tests {\n    use crate::cli::tokens::Token;\n}",
-            "line 3: providers imports cli, and may import only bmdb, model",
+            "line 3: providers imports cli, and may import only bmdb, model, transport",
         ),
         (
             "providers",
             "use crate :: manager::Runner;",
-            "line 1: providers imports manager, and may import only bmdb, model",
+            "line 1: providers imports manager, and may import only bmdb, model, transport",
         ),
         (
             "providers",
             "use curator_client::pki;",
-            "line 1: providers imports curator_client, and may import only bmdb, model",
+            "line 1: providers imports curator_client, and may import only bmdb, model, transport",
         ),
         (
             "providers",
             "use supervisor::tree;",
-            "line 1: providers imports supervisor, and may import only bmdb, model",
+            "line 1: providers imports supervisor, and may import only bmdb, model, transport",
         ),
         (
             "bin",

@@ -18,7 +18,9 @@ use shepherd::roleserver::agent::{Agent, ignore_events};
 use shepherd::roleserver::boot_clock::HostClock;
 use shepherd::roleserver::connection::client_config;
 use shepherd::server::callback::callback_server::CallbackServer;
+use shepherd::server::metrics_server::serve_metrics;
 use shepherd::server::tls::server_certificate::RenewalClock;
+use shepherd::transport::gate::limits::{GateLimits, ListenerKind};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -55,7 +57,7 @@ impl World {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;
         let mut settings = settings(directory.path())?;
-        settings.limits.handshake = handshake;
+        settings.limits.handshake = Some(handshake);
         let listener = Listener::start(&database, settings).await?;
         let pool = database.pool().await?;
         Ok(Self { database, directory, pool, listener })
@@ -576,9 +578,9 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> TestRes
     let database = TestDatabase::create("slow").await?;
     let directory = tempfile::tempdir()?;
     let mut narrow = settings(directory.path())?;
-    narrow.limits.half_open.per_network = 8;
+    narrow.limits.per_source = 8;
     // Longer than a busy host takes to open forty connections, or for an honest handshake.
-    narrow.limits.handshake = Duration::from_secs(20);
+    narrow.limits.handshake = Some(Duration::from_secs(20));
     let listener = Listener::start(&database, narrow).await?;
     let pool = database.pool().await?;
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
@@ -745,10 +747,10 @@ async fn metrics_and_health_are_shown() -> TestResult {
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(1)).await?;
     let stop = CancellationToken::new();
-    let (bmdb, metrics) = (world.listener.bmdb.clone(), world.listener.metrics.clone());
+    let (bmdb, metrics) = (&world.listener.bmdb, world.listener.metrics.clone());
     let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    let shown =
-        shepherd::server::metrics_server::serve_metrics(bmdb, metrics, loopback, stop.clone()).await?;
+    let limits = GateLimits::for_listener(ListenerKind::Metrics, 1 << 20);
+    let shown = serve_metrics(bmdb, metrics, loopback, limits, stop.clone()).await?;
     let address = shown.local_addr;
     let get = async |path: &str| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
@@ -772,12 +774,50 @@ async fn metrics_and_health_are_shown() -> TestResult {
     // Health is that of one moment, and on an overloaded host the database is sometimes late.
     until("the service is healthy", async || Ok(get("/healthz").await?.ends_with("\r\n\r\nok\n"))).await?;
     assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
-    world.listener.bmdb.close().await;
-    let health = get("/healthz").await?;
-    assert!(
-        health.starts_with("HTTP/1.1 503") && health.ends_with("\r\n\r\nthe BMDB cannot be queried\n"),
-        "{health}"
-    );
+    let gauge = "\nshepherd_listener_connections_unauthenticated{listener=\"metrics\"} 1\n";
+    until("only this connection is counted", async || Ok(get("/metrics").await?.contains(gauge))).await?;
+    sqlx::query("ALTER TABLE policy RENAME TO policy_elsewhere").execute(&world.pool).await?;
+    until("the service is not healthy", async || {
+        let health = get("/healthz").await?;
+        Ok(health.starts_with("HTTP/1.1 503") && health.ends_with("\r\n\r\nthe BMDB cannot be queried\n"))
+    })
+    .await?;
+    stop.cancel();
+    shown.wait_until_stopped().await;
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test]
+async fn health_checks_have_a_database_connection_of_their_own() -> TestResult {
+    // An error means that another test has installed it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let world = World::new("health_pool").await?;
+    let (stop, loopback) = (CancellationToken::new(), std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+    let (bmdb, metrics) = (&world.listener.bmdb, world.listener.metrics.clone());
+    let limits = GateLimits::for_listener(ListenerKind::Metrics, 1 << 20);
+    let shown = serve_metrics(bmdb, metrics, loopback, limits, stop.clone()).await?;
+    // Heartbeats and loops use all connections, and a flood of checks waits for none of them.
+    let mut used = Vec::new();
+    for _ in 0..bmdb.settings().max_connections {
+        used.push(bmdb.pool().acquire().await?);
+    }
+    let url = format!("http://{}/healthz", shown.local_addr);
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let mut checks = tokio::task::JoinSet::new();
+    for _ in 0..200 {
+        checks.spawn(client.get(&url).send());
+    }
+    let mut healthy = 0;
+    while let Some(answer) = checks.join_next().await {
+        let answer = answer??;
+        if answer.status().is_success() {
+            healthy += 1;
+        } else {
+            assert_eq!(answer.text().await?, "too many health checks wait for the BMDB; try again\n");
+        }
+    }
+    assert!(healthy > 0, "no health check was answered");
+    drop(used);
     stop.cancel();
     shown.wait_until_stopped().await;
     Ok(world.listener.stop().await?)

@@ -8,7 +8,6 @@ use rustls::pki_types::ServerName;
 use shepherd::curator_client::identity::Identity;
 use shepherd::roleserver::connection::client_config;
 use shepherd::server::callback::callback_server::CallbackServer;
-use shepherd::server::callback::preauth::PreAuthTimeouts;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -46,8 +45,8 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
     // Longer than a busy host takes from the handshake of an agent to its heartbeat.
-    settings.limits.preauth_timeouts =
-        PreAuthTimeouts { first_heartbeat: Duration::from_secs(20), after_deferral: LONG };
+    settings.limits.first_request = Duration::from_secs(20);
+    settings.limits.after_deferral = LONG;
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;
 
@@ -91,8 +90,8 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     let database = TestDatabase::create("unproven_many").await?;
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
-    settings.limits.preauth_timeouts = PreAuthTimeouts { first_heartbeat: LONG, after_deferral: LONG };
-    settings.limits.preauth.per_network = 3;
+    settings.limits.first_request = LONG;
+    settings.limits.per_source = 3;
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;
     let gave_way = "shepherd_agent_connections_closed_total{reason=\"evicted\"}";
@@ -106,7 +105,8 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
         .await?;
     }
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
-    let mut client = agent.connect(&listener.server).await?;
+    let connected = agent.connect(&listener.server).await;
+    let mut client = connected.context("silent connections kept an agent out")?;
     say(&mut client, agent.heartbeat(1)).await?;
     end_of(strangers.remove(0)).await?;
     until("it is counted", async || Ok(listener.counted(gave_way)? == 1)).await?;

@@ -15,6 +15,9 @@ use bmdb::engine::session::{Session, Sessions};
 use bmdb::metrics::Metrics;
 use bmdb::metrics::labels::ByComponent;
 
+/// Longest time until changed details are published.
+const MAX_REFRESH_INTERVAL: Duration = Duration::from_mins(1);
+
 /// The component and its published details.
 #[derive(Clone)]
 pub struct EndpointRegistration {
@@ -43,7 +46,7 @@ impl EndpointRegistration {
         Ok(session)
     }
 
-    /// Keeps a session alive and updates its details after each `look_again`. Replaces a lost session, and returns the
+    /// Keeps a session alive, and looks after each `look_again` whether its details have changed. Replaces a lost session, and returns the
     /// session to close at `stop`.
     pub async fn keep_registered(
         self,
@@ -51,14 +54,23 @@ impl EndpointRegistration {
         look_again: Duration,
         stop: CancellationToken,
     ) -> Option<Session> {
+        let look_again = look_again.min(MAX_REFRESH_INTERVAL);
+        let mut published = None;
         loop {
             let lost = session.lost().clone();
             tokio::select! {
                 () = stop.cancelled() => return Some(session),
                 () = lost.cancelled() => {}
                 () = tokio::time::sleep(look_again) => {
-                    if let Err(error) = self.sessions.update_runtime_info(&session, (self.details)()).await {
-                        tracing::debug!(%error, component = self.component, "cannot tell what is known of it now");
+                    let details = (self.details)();
+                    if published.as_ref() == Some(&details) {
+                        continue;
+                    }
+                    match self.sessions.update_runtime_info(&session, details.clone()).await {
+                        Ok(()) => published = Some(details),
+                        Err(error) => {
+                            tracing::debug!(%error, component = self.component, "cannot publish its changed details");
+                        }
                     }
                     continue;
                 }
@@ -66,7 +78,10 @@ impl EndpointRegistration {
             session = loop {
                 stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await?;
                 match self.start_session().await {
-                    Ok(session) => break session,
+                    Ok(session) => {
+                        published = None;
+                        break session;
+                    }
                     Err(error) => {
                         tracing::warn!(%error, component = self.component, "there is no session to be found by; trying again");
                     }

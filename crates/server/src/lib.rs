@@ -14,6 +14,7 @@
 //! * [`endpoint_registration`][]: publishes the addresses of a listener in the BMDB for as long as it runs.
 //! * [`rate_limiter`][]: the rates of agents and operators.
 //! * [`metrics_server`][]: metrics and health.
+//! * `gate_metrics`: what the [gates](transport::gate) of the three listeners count.
 //! * [`error`][]: why a listener could not start.
 //!
 //! # Invariants
@@ -38,6 +39,8 @@ pub mod callback;
 pub mod endpoint_registration;
 #[cfg(feature = "listeners")]
 pub mod error;
+#[cfg(feature = "listeners")]
+mod gate_metrics;
 #[cfg(feature = "listeners")]
 pub mod metrics_server;
 #[cfg(feature = "listeners")]

@@ -1,4 +1,4 @@
-//! TLS: the base of every certificate verifier, configurations, handshakes with a deadline.
+//! Transport: TLS with the base of every certificate verifier, and the gate of every listener.
 //!
 //! # The threat
 //!
@@ -20,8 +20,8 @@
 //!   certificates themselves.
 //! * [`config`][]: TLS 1.3 configurations without session resumption. A resumed session would replace a new signature
 //!   by one made hours ago.
-//! * [`accept`][]: the handshake of an accepted connection. Every listener with TLS calls it, so it is the place for
-//!   what all listeners must do before they know a peer. How many connections it has, each listener limits itself.
+//! * [`gate`][]: how many connections a listener has, and which one gives way. Every listener has one.
+//! * [`accept`][]: the handshake of a connection that a gate admitted.
 //!
 //! The provider of cryptography is named here (`ring`), because a library must not rely on the one that its process has
 //! chosen.
@@ -29,6 +29,7 @@
 pub mod accept;
 pub mod certificate;
 pub mod config;
+pub mod gate;
 pub mod signature;
 #[cfg(test)]
 mod testing;

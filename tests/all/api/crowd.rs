@@ -160,7 +160,7 @@ impl Crowd {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResult {
-    let api = Arc::new(Api::start_with("api_crowd", |settings| settings.max_connections = 400).await?);
+    let api = Arc::new(Api::start("api_crowd").await?);
     let mut connection = PgConnection::connect(api.database.url()).await?;
     fill(&mut connection, MACHINES).await?;
     // One credential may have a quarter of the watches of a shepherd.

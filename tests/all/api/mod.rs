@@ -20,6 +20,7 @@ use shepherd::model::time::Span;
 use shepherd::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
 use shepherd::server::api::listener::auth::ApiRates;
 use shepherd::server::tls::server_certificate::{CertificateSource, RenewalClock};
+use shepherd::transport::gate::limits::{GateLimits, ListenerKind};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -60,9 +61,9 @@ struct Api {
 }
 
 /// A credential that the test created.
-struct Key {
+pub(crate) struct Key {
     id: uuid::Uuid,
-    token: String,
+    pub(crate) token: String,
 }
 
 /// An answer: the HTTP status and the JSON.
@@ -103,7 +104,7 @@ fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
         certificate: CertificateSource::CallbackCa(Arc::new(key)),
         renewal: RenewalClock::default(),
         rates: ApiRates { source: "1ms,10000".parse()?, credential: "1ms,10000".parse()? },
-        max_connections: 100,
+        limits: GateLimits::for_listener(ListenerKind::Api, 1 << 20),
         max_watches: 20,
         read_pool_connections: 4,
         auth_pool_connections: 2,
@@ -227,7 +228,7 @@ fn events_of(text: &str) -> anyhow::Result<Value> {
     Ok(Value::Array(events))
 }
 
-async fn key_in(
+pub(crate) async fn key_in(
     bmdb: &Bmdb,
     role: AccessRole,
     providers: &[&str],

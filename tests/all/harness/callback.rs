@@ -20,9 +20,9 @@ use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
 use shepherd::roleserver::boot_clock::HostClock;
 use shepherd::roleserver::connection::{client_config, connect_server};
 use shepherd::roleserver::trusted_time::TrustedTime;
-use shepherd::server::callback::agent_acceptor::ConnectionLimits;
 use shepherd::server::callback::callback_server::{CallbackServer, CallbackSettings, serve_agents};
 use shepherd::server::tls::server_certificate::{CertificateSource, RenewalClock};
+use shepherd::transport::gate::limits::{GateLimits, ListenerKind};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +42,7 @@ pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
         secrets: Some(key),
         renewal: RenewalClock::default(),
         agent_rate: "1ms,1000".parse()?,
-        limits: ConnectionLimits::default(),
+        limits: GateLimits::for_listener(ListenerKind::Callback, 1 << 20),
     })
 }
 

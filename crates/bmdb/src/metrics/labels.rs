@@ -71,6 +71,22 @@ pub struct ByReason {
     pub reason: &'static str,
 }
 
+/// Label `listener`: a listener of this process.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByListener {
+    /// One of a fixed list.
+    pub listener: &'static str,
+}
+
+/// Labels `listener` and `reason`: connections that were closed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByListenerAndReason {
+    /// One of a fixed list.
+    pub listener: &'static str,
+    /// One of a fixed list.
+    pub reason: &'static str,
+}
+
 /// Labels `rpc` and `code`: calls of the API.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByCall {

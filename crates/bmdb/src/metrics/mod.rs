@@ -32,7 +32,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 use crate::metrics::labels::{
-    ByCall, ByComponent, ByProcess, ByProcessAndResult, ByReason, ByResult, ByRpc, process_label,
+    ByCall, ByComponent, ByListener, ByListenerAndReason, ByProcess, ByProcessAndResult, ByReason, ByResult,
+    ByRpc, process_label,
 };
 use crate::metrics::registry::{Label, MetricRegistry};
 use model::process::Process;
@@ -75,10 +76,14 @@ const HEARTBEAT_RESULTS: [&str; 11] = [
 const FETCH_RESULTS: [&str; 7] =
     ["sent", "aborted", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
 /// Reasons why TLS handshakes fail.
-const HANDSHAKE_REASONS: [&str; 7] =
-    ["accept", "certificate", "connection", "evicted", "full", "protocol", "timeout"];
+const HANDSHAKE_REASONS: [&str; 6] =
+    ["accept", "certificate", "connection", "evicted", "protocol", "timeout"];
 /// Reasons for closing connections that proved no agent.
-const CLOSE_REASONS: [&str; 2] = ["evicted", "unauthenticated"];
+const CLOSE_REASONS: [&str; 3] = ["evicted", "full", "unauthenticated"];
+/// Listeners, for the label `listener`.
+const LISTENERS: [&str; 3] = ["api", "callback", "metrics"];
+/// Reasons why a listener's gate closed a connection or got none.
+const GATE_REASONS: [&str; 4] = ["accept", "evicted", "full", "timeout"];
 /// Results of work items, for the label `result`.
 const WORK_RESULTS: [&str; 6] = ["finished", "requeued", "failed", "cancelled", "panicked", "lost"];
 
@@ -114,6 +119,12 @@ pub struct Metrics {
     pub agent_connections_unproven: Gauge,
     /// Connections that were closed because they proved no agent.
     pub agent_connections_closed: Family<ByReason, Counter>,
+    /// Connections of each listener without an accepted credential.
+    pub gate_unproven: Family<ByListener, Gauge>,
+    /// Connections of each listener with one.
+    pub gate_proven: Family<ByListener, Gauge>,
+    /// Connections that a listener's gate closed, or could not get.
+    pub gate_closed: Family<ByListenerAndReason, Counter>,
     /// Files that machines requested, by result.
     pub artefact_fetches: Family<ByResult, Counter>,
     /// Files that are being sent now.
@@ -156,6 +167,9 @@ impl Metrics {
             agent_connections: Gauge::default(),
             agent_connections_unproven: Gauge::default(),
             agent_connections_closed: Family::default(),
+            gate_unproven: Family::default(),
+            gate_proven: Family::default(),
+            gate_closed: Family::default(),
             artefact_fetches: Family::default(),
             artefact_fetches_open: Gauge::default(),
             api_calls: Family::default(),
@@ -187,6 +201,13 @@ impl Metrics {
         }
         for reason in CLOSE_REASONS {
             drop(self.agent_connections_closed.get_or_create(&ByReason { reason }));
+        }
+        for listener in LISTENERS {
+            drop(self.gate_unproven.get_or_create(&ByListener { listener }));
+            drop(self.gate_proven.get_or_create(&ByListener { listener }));
+            for reason in GATE_REASONS {
+                drop(self.gate_closed.get_or_create(&ByListenerAndReason { listener, reason }));
+            }
         }
     }
 
@@ -302,6 +323,30 @@ impl Metrics {
             "Connections closed because they did not authenticate as an agent",
             &[Label::one_of("reason", CLOSE_REASONS)],
             self.agent_connections_closed.clone(),
+        );
+        self.register_gates(book);
+    }
+
+    fn register_gates(&self, book: &mut MetricRegistry) {
+        let listener = || Label::one_of("listener", LISTENERS);
+        book.add_process_metric(
+            "listener_connections_unauthenticated",
+            "Connections of a listener without an accepted credential; they give way to newer ones",
+            &[listener()],
+            self.gate_unproven.clone(),
+        );
+        book.add_process_metric(
+            "listener_connections_authenticated",
+            "Connections of a listener with an accepted credential; they never give way",
+            &[listener()],
+            self.gate_proven.clone(),
+        );
+        book.add_process_metric(
+            "listener_connections_closed",
+            "Connections that a listener closed because they gave way, came too late or found no place, and those \
+             that it could not accept",
+            &[listener(), Label::one_of("reason", GATE_REASONS)],
+            self.gate_closed.clone(),
         );
     }
 

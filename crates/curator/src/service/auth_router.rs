@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use curator_client::peer_identity::Peer;
+use http_body_util::BodyExt as _;
 use proto::curator::v1::credentials_server::CredentialsServer;
 use proto::curator::v1::declarations_server::DeclarationsServer;
 use proto::curator::v1::kubernetes_server::KubernetesServer;
@@ -32,8 +33,9 @@ use crate::permissions::{MethodPermission, PermissionError, authorize_call};
 use crate::service::credentials::CredentialsService;
 use crate::service::declarations::DeclarationsService;
 use crate::service::kubernetes::KubernetesService;
-use crate::service::leader_context::{Caller, LeaderContext, PeerCertificates, not_leader_status};
+use crate::service::leader_context::{Caller, LeaderContext, not_leader_status};
 use crate::service::leader_service::LeaderService;
+use crate::service::listener::CuratorPeer;
 use crate::service::management::ManagementService;
 use crate::service::nodes::NodesService;
 use crate::service::registration::RegistrationService;
@@ -94,8 +96,9 @@ impl AuthRouter {
         Self { leader_service: LeaderServer::new(service), leader_only: Some(leader), ended }
     }
 
-    /// The caller, if it may make the call.
-    async fn authorize_caller(&self, path: &str, shown: PeerCertificates) -> Result<Caller, Status> {
+    /// The caller, if it may make the call. Proves its connection if the cluster issued its certificate.
+    async fn authorize_caller(&self, path: &str, connection: &CuratorPeer) -> Result<Caller, Status> {
+        let shown = connection.certificates.clone();
         let refused = |refusal: PermissionError| Status::new(refusal.code(), refusal.to_string());
         let open = authorize_call(path, &Peer::Unauthenticated, self.leader_only.is_some());
         let peer = match (open, &self.leader_only) {
@@ -105,21 +108,27 @@ impl AuthRouter {
             (Err(refusal), None) => return Err(refused(refusal)),
             (Err(_), Some(leader)) => leader.leading.identify_peer(&shown).await?,
         };
+        if !matches!(peer, Peer::Unauthenticated | Peer::Registering { .. }) {
+            connection.place.prove();
+        }
         let row = authorize_call(path, &peer, true).map_err(refused)?;
         Ok(Caller { peer, permission: row, certificates: shown })
     }
 
     async fn route_call(mut self, mut request: http::Request<Body>) -> Result<HttpResponse, Infallible> {
-        let shown = request.extensions().get::<PeerCertificates>().cloned().unwrap_or_default();
+        let Some(connection) = request.extensions().get::<CuratorPeer>().cloned() else {
+            return Ok(Status::internal("this call has no connection: please report it").into_http());
+        };
+        let answered = connection.place.begin_request();
         let path = request.uri().path().to_owned();
-        let caller = match self.authorize_caller(&path, shown).await {
+        let caller = match self.authorize_caller(&path, &connection).await {
             Ok(caller) => caller,
             Err(status) => return Ok(status.into_http()),
         };
         let row: &'static MethodPermission = caller.permission;
         request.extensions_mut().insert(caller);
         let service = row.method.split('/').next().unwrap_or_default();
-        match (service, &mut self.leader_only) {
+        let answer = match (service, &mut self.leader_only) {
             ("Leader", _) => self.leader_service.call(request).await,
             ("Registration", Some(leader)) => leader.registration.call(request).await,
             ("Nodes", Some(leader)) => leader.nodes.call(request).await,
@@ -130,7 +139,16 @@ impl AuthRouter {
             ("Credentials", Some(leader)) => leader.credentials.call(request).await,
             ("Snapshots", Some(leader)) => leader.snapshots.call(request).await,
             _ => Ok(Status::unimplemented(format!("{} is not served here", row.method)).into_http()),
-        }
+        };
+        // The request is being answered until the last message of its response.
+        answer.map(|response| {
+            response.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _answered = &answered;
+                    frame
+                }))
+            })
+        })
     }
 }
 

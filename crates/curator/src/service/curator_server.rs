@@ -26,6 +26,7 @@ use rustls::server::ResolvesServerCert;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use transport::gate::Gate;
 
 use crate::membership::Nodes;
 use crate::service::auth_router::AuthRouter;
@@ -33,7 +34,7 @@ use crate::service::error::ServiceError;
 use crate::service::etcd_members;
 use crate::service::leader_context::LeaderContext;
 use crate::service::leader_service::LeaderService;
-use crate::service::listener::{reject_connections, serve_connections};
+use crate::service::listener::{open_gate, reject_connections, serve_connections};
 use crate::service::record_cache::RecordCache;
 use crate::service::store::Store;
 
@@ -92,6 +93,7 @@ pub enum CuratorError {
 pub struct Curator {
     settings: CuratorSettings,
     listener: Arc<TcpListener>,
+    gate: Gate,
     config: Arc<ServerConfig>,
     /// The address it listens on, with the port that was chosen.
     pub address: SocketAddr,
@@ -105,7 +107,7 @@ impl Curator {
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let config = tls::server_config(settings.server_certificate.clone())?;
-        Ok(Self { settings, listener: Arc::new(listener), config, address })
+        Ok(Self { settings, listener: Arc::new(listener), gate: open_gate(), config, address })
     }
 
     /// Runs until cancelled. When it returns, all its connections have ended and its lease is released.
@@ -185,7 +187,7 @@ impl Curator {
                 let Some(known) = self.load_cluster_info(&over).await else { return Ok(()) };
                 let leader_service = self.leader_service(known, standing, over.clone());
                 let router = AuthRouter::for_follower(leader_service, over.clone());
-                serve_connections(self.listener.clone(), self.config.clone(), router, over).await;
+                self.serve(router, over).await;
                 Ok(())
             }
             CandidateRole::Leader(guard) => {
@@ -204,10 +206,8 @@ impl Curator {
                     };
                     let leader_service = self.leader_service(known, standing, over.clone());
                     let router = AuthRouter::for_leader(leader_service, leading.clone());
-                    let serving =
-                        serve_connections(self.listener.clone(), self.config.clone(), router, over.clone());
                     tokio::select! {
-                        () = serving => Ok(()),
+                        () = self.serve(router, over.clone()) => Ok(()),
                         never = self.run_leader_tasks(&leading) => match never {},
                     }
                 };
@@ -224,6 +224,10 @@ impl Curator {
                 }
             }
         }
+    }
+
+    async fn serve(&self, router: AuthRouter, over: CancellationToken) {
+        serve_connections(self.listener.clone(), self.gate.clone(), self.config.clone(), router, over).await;
     }
 
     /// Begins to lead. Just after an election, etcd may be unavailable for a moment; that is retried.

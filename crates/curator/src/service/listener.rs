@@ -1,4 +1,7 @@
-//! The curator's TLS listener: handshakes, connection limits, cutting connections on a role change.
+//! The curator's TLS listener: its gate, handshakes, cutting connections on a role change.
+//!
+//! Anyone in the cluster's network reaches a curator. So its connections pass a [gate](transport::gate), which lasts
+//! longer than a role. A connection is proven once a certificate of the cluster was accepted on it.
 //!
 //! When a curator changes its role, every connection to it ends: a call that came before must not be served in the new
 //! role, and every client must find the leader again. So calls under way get the response that the leadership has
@@ -7,28 +10,31 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
-use transport::accept::{ACCEPT_ERROR_PAUSE, HandshakeError, accept_tls};
+use transport::accept::{ACCEPT_ERROR_PAUSE, accept_tls};
+use transport::gate::limits::{GateLimits, ListenerKind};
+use transport::gate::open_files::available_files;
+use transport::gate::stream::GatedStream;
+use transport::gate::table::CloseReason;
+use transport::gate::{Gate, GateEvent, Place};
 
 use crate::service::auth_router::AuthRouter;
 use crate::service::leader_context::PeerCertificates;
 
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most concurrent handshakes. A client that connects and sends nothing occupies one for [`HANDSHAKE_TIMEOUT`] at the
-/// most.
-const MAX_HANDSHAKES: usize = 1024;
+/// How often the log says that connections are turned away.
+const PRESSURE_LOG_INTERVAL: Duration = Duration::from_mins(1);
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 /// A dead connection is noticed after interval plus timeout, no later than a node counts as silent.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -36,9 +42,46 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_CALLS_PER_CONNECTION: u32 = 256;
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
+/// The peer of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct CuratorPeer {
+    /// The certificates that it showed, and whose keys it proved.
+    pub(super) certificates: PeerCertificates,
+    /// Its place in the gate.
+    pub(super) place: Place,
+}
+
+/// The gate of this process's curator.
+pub(super) fn open_gate() -> Gate {
+    let limits = GateLimits::for_listener(ListenerKind::Curator, available_files());
+    let turned_away = Mutex::new((0_u64, None::<Instant>));
+    Gate::new(limits, move |event| {
+        let counts = match event {
+            GateEvent::Closed(closed) => closed.reason != CloseReason::TimedOut,
+            GateEvent::AcceptFailed => true,
+            GateEvent::Counts(_) => false,
+        };
+        if !counts {
+            return;
+        }
+        let mut turned_away = turned_away.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, logged) = &mut *turned_away;
+        *count += 1;
+        if logged.is_none_or(|at| at.elapsed() >= PRESSURE_LOG_INTERVAL) {
+            tracing::warn!(
+                count = *count,
+                total = limits.total,
+                "too many connections to the curator: some without a certificate of the cluster were closed"
+            );
+            (*count, *logged) = (0, Some(Instant::now()));
+        }
+    })
+}
+
 /// Serves `router` until `over` is cancelled. All connections have ended when it returns.
 pub(super) async fn serve_connections(
     listener: Arc<TcpListener>,
+    gate: Gate,
     config: Arc<ServerConfig>,
     router: AuthRouter,
     over: CancellationToken,
@@ -47,18 +90,15 @@ pub(super) async fn serve_connections(
     // If this future is dropped, all connections end too.
     let _cut_at_the_end = cut.clone().drop_guard();
     let acceptor = TlsAcceptor::from(config);
-    let handshake = |stream: TcpStream| accept_connection(acceptor.clone(), stream, cut.clone());
-    let connections = futures::stream::unfold(listener, |listener| async {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => return Some((stream, listener)),
-                Err(error) => pause_after_accept_error(&error).await,
-            }
-        }
+    let handshake = |stream: GatedStream| accept_connection(acceptor.clone(), stream, cut.clone());
+    let connections = futures::stream::unfold((listener, gate), |(listener, gate)| async {
+        let stream = gate.accept(&listener).await;
+        Some((stream, (listener, gate)))
     });
     let connections = connections
         .map(handshake)
-        .buffer_unordered(MAX_HANDSHAKES)
+        // The gate bounds their number. A bound here would let silent connections keep others out.
+        .buffer_unordered(usize::MAX)
         .filter_map(std::future::ready)
         .map(Ok::<_, Infallible>);
     let server = Server::builder()
@@ -98,25 +138,22 @@ async fn pause_after_accept_error(error: &io::Error) {
 
 async fn accept_connection(
     acceptor: TlsAcceptor,
-    stream: TcpStream,
+    stream: GatedStream,
     cut: CancellationToken,
 ) -> Option<SeverableConnection> {
-    match accept_tls(&acceptor, stream, HANDSHAKE_TIMEOUT).await {
+    let place = stream.place().clone();
+    match accept_tls(&acceptor, stream).await {
         Ok(stream) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = shown.iter().map(|certificate| certificate.to_vec()).collect();
             Some(SeverableConnection {
                 stream,
-                peer_certificates: shown,
+                peer: CuratorPeer { certificates: shown, place },
                 severed: Box::pin(cut.cancelled_owned()),
             })
         }
-        Err(HandshakeError::Failed(error)) => {
+        Err(error) => {
             tracing::debug!(%error, "a handshake with the curator failed");
-            None
-        }
-        Err(HandshakeError::Timeout) => {
-            tracing::debug!("a handshake with the curator took too long");
             None
         }
     }
@@ -124,8 +161,8 @@ async fn accept_connection(
 
 /// A TLS connection that can be cut.
 struct SeverableConnection {
-    stream: TlsStream<TcpStream>,
-    peer_certificates: PeerCertificates,
+    stream: TlsStream<GatedStream>,
+    peer: CuratorPeer,
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -137,10 +174,10 @@ impl SeverableConnection {
 }
 
 impl Connected for SeverableConnection {
-    type ConnectInfo = PeerCertificates;
+    type ConnectInfo = CuratorPeer;
 
-    fn connect_info(&self) -> PeerCertificates {
-        self.peer_certificates.clone()
+    fn connect_info(&self) -> CuratorPeer {
+        self.peer.clone()
     }
 }
 

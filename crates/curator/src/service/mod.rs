@@ -7,7 +7,7 @@
 //!
 //! * [`curator_server`][] takes part in the election and serves in its role. While no leader is known, connections are
 //!   closed at once. A follower only names the leader. The leader serves everything.
-//! * A connection is accepted by `listener`. Each of its calls passes `auth_router`, which identifies the peer by its
+//! * A connection is accepted by `listener`, through the gate of the curator. Each of its calls passes `auth_router`, which identifies the peer by its
 //!   certificate, checks the permission, and routes the call to its service.
 //! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,
 //!   `declarations`, `kubernetes`, `management`, `tickets`, `credentials` and `snapshots` by the leader alone.

@@ -1,56 +1,34 @@
-//! Accept agents' TLS connections: bounded handshakes, pre-auth deadline.
+//! Accept agents' TLS connections.
 //!
-//! The accept loop never waits for a peer. Each handshake is a task with a deadline, and `half_open.rs` bounds their
-//! number. A stream reaches tonic only after its peer has proven a key. The first heartbeat shows which agent owns the
-//! key. This module waits for it for a while (`preauth.rs`), and closes a stream that does not authenticate as if its
-//! peer had disconnected.
+//! The accept loop never waits for a peer. Each handshake is a task, and the [gate](transport::gate) of the listener
+//! bounds their number and their time. A stream reaches tonic only after its peer has proven a key. The first heartbeat
+//! shows which agent owns the key, and only then the gate counts the connection as proven: anyone can generate a key.
+//! Until then it has a deadline, and gives way when there are too many.
+//!
+//! While the database is away, no connection can be authenticated. An agent whose heartbeat was answered with that
+//! error keeps its connection for some minutes, so that the fleet does not start with handshakes when the database
+//! comes back. The connection still counts as unproven.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use rustls::ServerConfig;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use transport::accept::{ACCEPT_ERROR_PAUSE, HandshakeError, accept_tls};
+use transport::accept::{HandshakeError, accept_tls};
+use transport::gate::limits::{GateLimits, ListenerKind};
+use transport::gate::stream::GatedStream;
+use transport::gate::table::CloseReason;
+use transport::gate::{Gate, GateEvent, Place};
 
-use crate::callback::half_open::{HalfOpenLimits, HalfOpenSet, PeerNetwork};
-use crate::callback::preauth::{PreAuthGuard, PreAuthOutcome, PreAuthTimeouts, PreAuthWatcher};
+use crate::gate_metrics::{GatePressure, as_gauge, open_gate};
 use crate::tls::client_verifier::verified_agent_key;
 use crate::tls::tracked_connection::TrackedConnection;
 use bmdb::metrics::Metrics;
 use bmdb::metrics::labels::ByReason;
-
-/// Limits on the resources that peers can make us use.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectionLimits {
-    /// Longest duration of a handshake.
-    pub handshake: Duration,
-    /// Limits on handshakes in progress.
-    pub half_open: HalfOpenLimits,
-    /// How long a connection may stay unauthenticated.
-    pub preauth_timeouts: PreAuthTimeouts,
-    /// Limits on connections that are not authenticated yet.
-    pub preauth: HalfOpenLimits,
-    /// Most connections at once.
-    pub connections: usize,
-}
-
-impl Default for ConnectionLimits {
-    fn default() -> Self {
-        Self {
-            handshake: Duration::from_secs(10),
-            half_open: HalfOpenLimits::default(),
-            preauth_timeouts: PreAuthTimeouts::default(),
-            // After an outage, more agents than this reconnect at once from behind one address translator.
-            preauth: HalfOpenLimits { per_network: 4096, total: 50_000 },
-            connections: 200_000,
-        }
-    }
-}
 
 /// The peer of a connection.
 #[derive(Clone, Debug)]
@@ -59,29 +37,39 @@ pub struct AgentPeer {
     pub public_key: [u8; 32],
     /// The network address of the peer.
     pub address: SocketAddr,
-    /// Receives the result when the key is found to be an agent's.
-    pub preauth: Arc<PreAuthGuard>,
+    /// Its place in the gate. The gate learns there that the key is an agent's.
+    pub place: Place,
 }
 
-/// A connection whose peer has proven a key. It is closed if the key turns out to be no agent's.
-pub type AgentStream = TrackedConnection<AgentPeer, ConnectionGuard>;
+/// A connection whose peer has proven a key.
+pub type AgentStream = TrackedConnection<AgentPeer>;
 
-/// A connection's slot; the metric counts it until it is dropped.
-pub struct ConnectionGuard {
-    metrics: Metrics,
-    _permit: OwnedSemaphorePermit,
+/// The gate of the callback listener.
+pub(super) fn agent_gate(limits: GateLimits, metrics: &Metrics, pressure: GatePressure) -> Gate {
+    let counted = metrics.clone();
+    open_gate(ListenerKind::Callback, limits, metrics.clone(), pressure, move |event| {
+        record_agent_event(&counted, event);
+    })
 }
 
-/// A stream, with what is needed to wait for its first heartbeat.
-struct PreAuthStream {
-    stream: AgentStream,
-    preauth: PreAuthWatcher,
-    close: CancellationToken,
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.metrics.agent_connections.dec();
+/// Counts an event in the metrics that only this listener has.
+fn record_agent_event(metrics: &Metrics, event: GateEvent) {
+    match event {
+        GateEvent::Counts(counts) => {
+            metrics.handshakes_open.set(as_gauge(counts.handshakes));
+            let unproven = counts.unproven.saturating_sub(counts.handshakes);
+            metrics.agent_connections_unproven.set(as_gauge(unproven));
+            metrics.agent_connections.set(as_gauge(unproven + counts.proven));
+        }
+        GateEvent::AcceptFailed => count_failure(metrics, "accept"),
+        GateEvent::Closed(closed) if closed.in_handshake => count_failure(metrics, closed.reason.as_str()),
+        GateEvent::Closed(closed) => {
+            let reason = match closed.reason {
+                CloseReason::TimedOut => "unauthenticated",
+                other => other.as_str(),
+            };
+            metrics.agent_connections_closed.get_or_create(&ByReason { reason }).inc();
+        }
     }
 }
 
@@ -89,130 +77,65 @@ impl Drop for ConnectionGuard {
 pub async fn accept_agents(
     listener: TcpListener,
     config: Arc<ServerConfig>,
-    limits: ConnectionLimits,
+    gate: Gate,
     metrics: Metrics,
     accepted: mpsc::Sender<AgentStream>,
     stop: CancellationToken,
 ) {
-    let acceptor = Arc::new(AgentAcceptor {
-        acceptor: TlsAcceptor::from(config),
-        limits,
-        metrics,
-        half_open: Mutex::new(HalfOpenSet::new(limits.half_open)),
-        preauth: Mutex::new(HalfOpenSet::new(limits.preauth)),
-        permits: Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS))),
-        accepted,
-    });
+    let acceptor = TlsAcceptor::from(config);
     // Dropped at the end, which aborts every handshake in progress.
     let mut handshakes: JoinSet<()> = JoinSet::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = handshakes.join_next() => {}
-            connection = listener.accept() => match connection {
-                Ok((stream, address)) => {
-                    handshakes.spawn(acceptor.clone().handle_connection(stream, address));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot take a connection");
-                    acceptor.count_failure("accept");
-                    tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
-                }
-            },
+            stream = gate.accept(&listener) => {
+                handshakes.spawn(handle_connection(acceptor.clone(), stream, metrics.clone(), accepted.clone()));
+            }
         }
     }
 }
 
-struct AgentAcceptor {
+async fn handle_connection(
     acceptor: TlsAcceptor,
-    limits: ConnectionLimits,
+    stream: GatedStream,
     metrics: Metrics,
-    half_open: Mutex<HalfOpenSet>,
-    preauth: Mutex<HalfOpenSet>,
-    permits: Arc<Semaphore>,
     accepted: mpsc::Sender<AgentStream>,
+) {
+    let address = stream.peer_address();
+    match accept_agent(&acceptor, stream).await {
+        // The receiver is dropped when the server is stopping.
+        Ok(stream) => drop(accepted.send(stream).await),
+        Err(Some(reason)) => {
+            tracing::debug!(%address, reason, "a handshake failed");
+            count_failure(&metrics, reason);
+        }
+        Err(None) => tracing::debug!(%address, "the gate closed a connection during its handshake"),
+    }
 }
 
-impl AgentAcceptor {
-    async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
-        match self.accept_agent(stream, address).await {
-            Ok(pending) => self.await_authentication(pending, address).await,
-            Err(reason) => {
-                tracing::debug!(%address, reason, "a handshake failed");
-                self.count_failure(reason);
-            }
-        }
-    }
+/// The stream of a peer that has proven a key, or why its handshake failed; `None` if the gate has counted that.
+async fn accept_agent(
+    acceptor: &TlsAcceptor,
+    stream: GatedStream,
+) -> Result<AgentStream, Option<&'static str>> {
+    let (address, place) = (stream.peer_address(), stream.place().clone());
+    let stream = accept_tls(acceptor, stream).await.map_err(|error| handshake_failure_reason(&error))?;
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let public_key = certificate.and_then(|der| verified_agent_key(der).ok()).ok_or("certificate")?;
+    Ok(TrackedConnection::new(stream, AgentPeer { public_key, address, place }))
+}
 
-    /// Passes a stream on, and closes it if it does not authenticate.
-    async fn await_authentication(&self, pending: PreAuthStream, address: SocketAddr) {
-        let PreAuthStream { stream, preauth, close } = pending;
-        let ticket = self.with_preauth(|open| open.admit(PeerNetwork::from_address(address.ip())));
-        // The receiver is dropped when the server is stopping.
-        drop(self.accepted.send(stream).await);
-        let ended = preauth.wait_for_auth(self.limits.preauth_timeouts, &ticket.evicted).await;
-        self.with_preauth(|open| open.remove(&ticket));
-        let reason = match ended {
-            PreAuthOutcome::Authenticated | PreAuthOutcome::Closed => return,
-            PreAuthOutcome::Evicted => "evicted",
-            PreAuthOutcome::TimedOut => "unauthenticated",
-        };
-        close.cancel();
-        tracing::debug!(%address, reason, "a connection that proved no agent was closed");
-        self.metrics.agent_connections_closed.get_or_create(&ByReason { reason }).inc();
-    }
-
-    async fn accept_agent(
-        &self,
-        stream: TcpStream,
-        address: SocketAddr,
-    ) -> Result<PreAuthStream, &'static str> {
-        let ticket = self.with_half_open(|open| open.admit(PeerNetwork::from_address(address.ip())));
-        let outcome = tokio::select! {
-            outcome = accept_tls(&self.acceptor, stream, self.limits.handshake) => {
-                outcome.map_err(|error| handshake_failure_reason(&error))
-            }
-            () = ticket.evicted.cancelled() => Err("evicted"),
-        };
-        self.with_half_open(|open| open.remove(&ticket));
-        let stream = outcome?;
-        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let public_key = certificate.and_then(|der| verified_agent_key(der).ok()).ok_or("certificate")?;
-        let permit = self.permits.clone().try_acquire_owned().map_err(|_| "full")?;
-        self.metrics.agent_connections.inc();
-        let (guard, preauth) = PreAuthGuard::new();
-        let peer = AgentPeer { public_key, address, preauth: Arc::new(guard) };
-        let close = CancellationToken::new();
-        let counted = ConnectionGuard { metrics: self.metrics.clone(), _permit: permit };
-        let stream = TrackedConnection::new(stream, peer, close.clone(), counted);
-        Ok(PreAuthStream { stream, preauth, close })
-    }
-
-    fn with_preauth<T>(&self, change: impl FnOnce(&mut HalfOpenSet) -> T) -> T {
-        let mut open = self.preauth.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut open);
-        self.metrics.agent_connections_unproven.set(i64::try_from(open.count()).unwrap_or(i64::MAX));
-        result
-    }
-
-    fn with_half_open<T>(&self, change: impl FnOnce(&mut HalfOpenSet) -> T) -> T {
-        let mut open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut open);
-        self.metrics.handshakes_open.set(i64::try_from(open.count()).unwrap_or(i64::MAX));
-        result
-    }
-
-    fn count_failure(&self, reason: &'static str) {
-        self.metrics.handshake_failures.get_or_create(&ByReason { reason }).inc();
-    }
+fn count_failure(metrics: &Metrics, reason: &'static str) {
+    metrics.handshake_failures.get_or_create(&ByReason { reason }).inc();
 }
 
 /// A fixed label for the metric, so that a peer cannot create labels.
-fn handshake_failure_reason(error: &HandshakeError) -> &'static str {
-    let HandshakeError::Failed(error) = error else { return "timeout" };
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+fn handshake_failure_reason(error: &HandshakeError) -> Option<&'static str> {
+    let HandshakeError::Failed(error) = error else { return None };
+    Some(match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => "certificate",
         Some(_) => "protocol",
         None => "connection",
-    }
+    })
 }

@@ -20,13 +20,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-use crate::callback::agent_acceptor::{AgentStream, ConnectionLimits, accept_agents};
+use crate::callback::agent_acceptor::{AgentStream, accept_agents, agent_gate};
 use crate::callback::callback_service::CallbackService;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
 use crate::callback::snapshot_source::SnapshotSource;
 use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
 use crate::error::ServerError;
+use crate::gate_metrics::GatePressure;
 use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::{
     CaCertificates, CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
@@ -39,6 +40,7 @@ use bmdb::machine::heartbeat::group_commit::{GroupCommit, HeartbeatQueue};
 use bmdb::metrics::Metrics;
 use model::time::Rate;
 use proto::agent::v1::agent_callback_server::AgentCallbackServer;
+use transport::gate::limits::GateLimits;
 
 /// Component of a callback server's session.
 pub const COMPONENT: &str = "callback";
@@ -70,7 +72,7 @@ pub struct CallbackSettings {
     /// Rate limit of one agent.
     pub agent_rate: Rate,
     /// Limits on agents' connections.
-    pub limits: ConnectionLimits,
+    pub limits: GateLimits,
 }
 
 /// A running callback server.
@@ -122,9 +124,17 @@ pub async fn serve_agents(
         ServerCertificate::load(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = agent_server_config(certificate.served.clone())?;
     bmdb.read_policy().await?;
+    let pressure = GatePressure::default();
+    let gate = agent_gate(settings.limits, &metrics, pressure.clone());
     let known = {
         let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
-        move || serde_json::json!({ "endpoints": endpoints, "certificate_ends": served_expiry_text(&served) })
+        move || {
+            serde_json::json!({
+                "endpoints": endpoints,
+                "certificate_ends": served_expiry_text(&served),
+                "turned_away_at": pressure.text(),
+            })
+        }
     };
     let registration = EndpointRegistration::new(sessions.clone(), COMPONENT, known, metrics.clone());
     let session = registration.start_session().await?;
@@ -149,7 +159,7 @@ pub async fn serve_agents(
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);
-    let accepting = accept_agents(listener, config, settings.limits, metrics.clone(), accepted, stop.clone());
+    let accepting = accept_agents(listener, config, gate, metrics.clone(), accepted, stop.clone());
     let ended = tokio::spawn(run_server(CallbackServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),

@@ -130,6 +130,7 @@ impl CallbackService {
         if !self.rate_limiter.allows(peer.public_key) {
             return Err(Status::resource_exhausted("too many calls from this agent"));
         }
+        let _answered = peer.place.begin_request();
         let body = request.into_inner();
         let machine = parse_uuid("machine_id", &body.machine_id)
             .map(MachineId)
@@ -148,6 +149,7 @@ impl CallbackService {
         if !self.rate_limiter.allows(peer.public_key) {
             return Err(Status::resource_exhausted("too many calls from this agent"));
         }
+        let _answered = peer.place.begin_request();
         let part = parse_log_part(request.into_inner()).map_err(Status::invalid_argument)?;
         let machine = part.machine;
         self.authenticate(&peer, machine, "a part of a log").await?;
@@ -170,12 +172,12 @@ impl CallbackService {
         let keyed =
             tokio::time::timeout(DATABASE_TIMEOUT, self.bmdb.agent_key_owner(machine, peer.public_key)).await;
         let Ok(Ok(keyed)) = keyed else {
-            peer.preauth.defer();
+            peer.place.defer();
             return Err(Status::unavailable("the database is away; try again"));
         };
         match keyed {
             AgentKeyOwner::Agent => {
-                peer.preauth.mark_authenticated();
+                peer.place.prove();
                 Ok(())
             }
             AgentKeyOwner::RetiredAgent => Err(machine_retired()),
@@ -197,6 +199,7 @@ impl CallbackService {
         if !self.rate_limiter.allows(peer.public_key) {
             return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "rate-limited");
         }
+        let _answered = peer.place.begin_request();
         let request = request.into_inner();
         let brings_logs = request.supports_log_upload;
         let heartbeat = match parse_heartbeat(request, peer.public_key) {
@@ -216,10 +219,10 @@ impl CallbackService {
         match &stored {
             Ok(Ok(
                 HeartbeatOutcome::Stored(_) | HeartbeatOutcome::Duplicate(_) | HeartbeatOutcome::Stale,
-            )) => peer.preauth.mark_authenticated(),
+            )) => peer.place.prove(),
             Ok(Ok(HeartbeatOutcome::Unauthenticated | HeartbeatOutcome::Retired)) => {}
             // The database did not answer, so the owner of the key is unknown.
-            Ok(Err(_)) | Err(_) => peer.preauth.defer(),
+            Ok(Err(_)) | Err(_) => peer.place.defer(),
         }
         match stored {
             Ok(Ok(HeartbeatOutcome::Stored(wants))) => {

@@ -5,13 +5,12 @@
 //!
 //! # How a heartbeat comes in
 //!
-//! 1. [`agent_acceptor`][] accepts the connection. Handshakes run concurrently, and [`half_open`][] bounds their
-//!    number.
+//! 1. [`agent_acceptor`][] accepts the connection. Handshakes run concurrently, and the [gate](transport::gate) bounds
+//!    their number and time.
 //! 2. [`tls::client_verifier`](crate::tls::client_verifier) verifies that the peer has proven its key.
 //! 3. [`callback_service`][] checks the rate of the key. [`heartbeat_validation`][] checks the form of the request, and
 //!    [`hardware_summary`][] shortens what a hardware report contains for lists.
-//! 4. The BMDB decides whose key it is and stores the heartbeat. Until then the connection is only tolerated
-//!    ([`preauth`][]).
+//! 4. The BMDB decides whose key it is and stores the heartbeat. Until then the connection is only tolerated.
 //! 5. The response contains the orders for the machine, and the logs that are requested of it. [`log_validation`][]
 //!    checks the parts that it uploads, and [`file_downloads`][] sends it artefacts and the snapshot that it restores
 //!    ([`snapshot_source`][]).
@@ -20,9 +19,8 @@
 //!
 //! # Invariants
 //!
-//! * A connection on which no call proves a known agent is closed after a while. Beyond a limit the oldest one is
-//!   closed: of its own network if that has too many, else of the network that has most. So silent peers cannot lock
-//!   out agents.
+//! * A connection on which no call proves a known agent is closed after a while. Beyond a limit an older one is closed,
+//!   by the rules of the gate. So silent peers cannot lock out agents.
 //! * The rejection of a machine id and key that do not belong together has one text, and comes at fixed times: it does
 //!   not reveal what the database knows.
 //! * Text of a machine is cleaned where it enters, because it is shown on terminals.
@@ -39,9 +37,7 @@ pub mod agent_acceptor;
 pub mod callback_server;
 pub mod callback_service;
 pub mod file_downloads;
-pub mod half_open;
 pub mod hardware_summary;
 pub mod heartbeat_validation;
 pub mod log_validation;
-pub mod preauth;
 pub mod snapshot_source;

@@ -1,32 +1,29 @@
-//! TLS connection with its peer, a guard, and cancellation.
+//! TLS connection with its peer.
 
-use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
+use transport::gate::stream::GatedStream;
 
-/// A connection from the peer `P`, which the handshake identified. The guard `K` is dropped with it.
-pub struct TrackedConnection<P, K> {
-    stream: TlsStream<TcpStream>,
+/// A connection from the peer `P`, which the handshake identified. It fails once its gate has closed it; the server
+/// reads all the time, so it notices.
+pub struct TrackedConnection<P> {
+    stream: TlsStream<GatedStream>,
     peer: P,
-    closed: Pin<Box<WaitForCancellationFutureOwned>>,
-    _guard: K,
 }
 
-impl<P, K> TrackedConnection<P, K> {
-    /// Wraps a stream. Reading fails once `over` is cancelled; the server reads all the time, so it notices.
-    pub(crate) fn new(stream: TlsStream<TcpStream>, peer: P, over: CancellationToken, kept: K) -> Self {
-        Self { stream, peer, closed: Box::pin(over.cancelled_owned()), _guard: kept }
+impl<P> TrackedConnection<P> {
+    /// Wraps a stream.
+    pub(crate) const fn new(stream: TlsStream<GatedStream>, peer: P) -> Self {
+        Self { stream, peer }
     }
 }
 
-impl<P: Clone + Send + Sync + 'static, K> Connected for TrackedConnection<P, K> {
+impl<P: Clone + Send + Sync + 'static> Connected for TrackedConnection<P> {
     type ConnectInfo = P;
 
     fn connect_info(&self) -> P {
@@ -34,20 +31,17 @@ impl<P: Clone + Send + Sync + 'static, K> Connected for TrackedConnection<P, K> 
     }
 }
 
-impl<P: Unpin, K: Unpin> AsyncRead for TrackedConnection<P, K> {
+impl<P: Unpin> AsyncRead for TrackedConnection<P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.closed.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
-impl<P: Unpin, K: Unpin> AsyncWrite for TrackedConnection<P, K> {
+impl<P: Unpin> AsyncWrite for TrackedConnection<P> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

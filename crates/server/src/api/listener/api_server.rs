@@ -40,6 +40,7 @@ use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
 use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
 use crate::error::ServerError;
+use crate::gate_metrics::{GatePressure, open_gate};
 use crate::tls::server_certificate::{
     CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
 };
@@ -49,6 +50,7 @@ use bmdb::connection::read_pool::ReadPool;
 use bmdb::engine::session::{Session, Sessions};
 use bmdb::metrics::Metrics;
 use proto::fleet::DESCRIPTORS;
+use transport::gate::limits::{GateLimits, ListenerKind};
 
 /// Component of an API server's session.
 pub const COMPONENT: &str = "api";
@@ -75,8 +77,8 @@ pub struct ApiSettings {
     pub renewal: RenewalClock,
     /// Rate limits by source and by credential.
     pub rates: ApiRates,
-    /// Most connections at once.
-    pub max_connections: usize,
+    /// Limits on connections.
+    pub limits: GateLimits,
     /// Most watches at once.
     pub max_watches: usize,
     /// Most database connections for queries.
@@ -152,6 +154,8 @@ pub async fn serve_api(
         stop: stop.clone(),
     };
     let (health, router) = build_router(&context, auth.clone(), &descriptors)?;
+    let pressure = GatePressure::default();
+    let gate = open_gate(ListenerKind::Api, settings.limits, metrics.clone(), pressure.clone(), |_| ());
 
     // Clients that have the authority's certificates can verify any certificate that is served.
     let details = {
@@ -163,6 +167,7 @@ pub async fn serve_api(
                 "endpoints": endpoints,
                 "ca_certificates": authorities,
                 "certificate_ends": served_expiry_text(&served),
+                "turned_away_at": pressure.text(),
             })
         }
     };
@@ -170,7 +175,7 @@ pub async fn serve_api(
     let registration = EndpointRegistration::new(sessions.clone(), COMPONENT, details, metrics);
     let session = registration.start_session().await?;
     let (accepted, connections) = mpsc::channel(64);
-    let accepting = accept_operators(listener, config, settings.max_connections, accepted, stop.clone());
+    let accepting = accept_operators(listener, config, gate, accepted, stop.clone());
     let task = tokio::spawn(run_server(ApiServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),

@@ -91,6 +91,8 @@ impl AuthLayer {
 
     /// Rejects a source that calls too often. This is the first check of every request.
     pub fn check_source_rate(&self, peer: &ApiPeer) -> Result<(), Status> {
+        // The first request has come, whatever becomes of it.
+        drop(peer.place.begin_request());
         if self.by_source.allows(source_key(peer.address.ip())) {
             return Ok(());
         }
@@ -106,11 +108,17 @@ impl AuthLayer {
         headers: &HeaderMap,
         peer: &ApiPeer,
     ) -> Result<Option<Caller>, Status> {
+        let answered = peer.place.begin_request();
         let admitted = self.authenticate(rpc, headers, peer.certificate).await;
-        if let Err(status) = &admitted {
-            tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
-            self.record_call(rpc, status.code(), None);
+        match &admitted {
+            Ok(Some(_)) => peer.place.prove(),
+            Ok(None) => {}
+            Err(status) => {
+                tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
+                self.record_call(rpc, status.code(), None);
+            }
         }
+        drop(answered);
         admitted
     }
 

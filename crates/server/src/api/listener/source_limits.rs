@@ -1,18 +1,19 @@
-//! Concurrency limits per source: connections, and calls without a credential.
+//! Concurrency limits per source of calls without a credential.
 //!
 //! A source is an IPv4 address, or the /64 network of an IPv6 address. One source gets only a part of all permits, so
-//! it cannot lock out the others.
+//! it cannot lock out the others. Connections are limited by the [gate](transport::gate).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use transport::gate::source::Source;
 
 /// The inverse share of all permits that one source may have: a quarter.
 const SOURCE_SHARE: usize = 4;
 
-/// Limits connections, or calls without a credential, in total and per source.
+/// Limits calls without a credential, in total and per source.
 pub(super) struct SourceLimiter {
     permits: Arc<Semaphore>,
     by_source: Mutex<HashMap<[u8; 32], usize>>,
@@ -60,12 +61,11 @@ impl Drop for SourcePermit {
     }
 }
 
-/// The key by which an address is limited: an IPv4 address, or an IPv6 network of 64 bits.
+/// The key by which a source is limited.
 pub(super) fn source_key(address: IpAddr) -> [u8; 32] {
     let mut key = [0; 32];
-    match address.to_canonical() {
+    match Source::from_address(address).address() {
         IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
-        // The owner of one address of such a network has all of them.
         IpAddr::V6(address) => key[4..12].copy_from_slice(&address.octets()[..8]),
     }
     key
