@@ -15,6 +15,7 @@ use crate::service::traces::Traces;
 use crate::service::{check, demo, logging, run, service_plan};
 use crate::simulator::fault_command;
 use crate::simulator::service::{self as simulator, SimulatorArgs, SimulatorCommand};
+use crate::transport::gate::open_files::{check_files, raise_limit};
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 #[must_use]
@@ -22,13 +23,14 @@ pub fn run_program() -> ExitCode {
     // One provider of cryptography in the process, for clients that use the default one. An error means that it is
     // installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let files = raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             return report_failure(&ExitFailure::failed(format!("cannot start the runtime: {error}")));
         }
     };
-    let ended = match runtime.block_on(dispatch_command(&normalize_flag_dashes(std::env::args_os()))) {
+    let ended = match runtime.block_on(dispatch_command(&normalize_flag_dashes(std::env::args_os()), files)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => report_failure(&failure),
     };
@@ -43,7 +45,7 @@ fn report_failure(failure: &ExitFailure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-async fn dispatch_command(arguments: &[OsString]) -> Result<(), ExitFailure> {
+async fn dispatch_command(arguments: &[OsString], files: u64) -> Result<(), ExitFailure> {
     let Some((parsed, file)) = parse_command_line(arguments)? else { return Ok(()) };
     match parsed.command {
         Some(ShepherdCommand::Demo(flags)) => Box::pin(demo::run_demo(flags)).await,
@@ -52,6 +54,8 @@ async fn dispatch_command(arguments: &[OsString]) -> Result<(), ExitFailure> {
             let mut traces = Traces::new(parsed.service.otlp_endpoint.as_deref())?;
             logging::start_logging(parsed.service.log_format, "info", traces.tracer.take());
             let only_check = parsed.service.check;
+            // Before a database is opened, which takes files too.
+            check_files(files).map_err(|error| ExitFailure::usage(error.to_string()))?;
             let plan = service_plan::plan_service(parsed.service, file)?;
             if only_check {
                 let report = check::check_plan(&plan).await?;

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::model::ids::ProcessId;
 use crate::service::failure::ExitFailure;
+use crate::transport::gate::open_files::UsualFileLimit as _;
 
 const GUARDIAN: &str = include_str!("scratch_guardian.sh");
 
@@ -38,6 +39,7 @@ impl ScratchDirectory {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
+            .usual_file_limit()
             .spawn()
             .map_err(|error| failed("nothing to remove it at the end: ", error))?;
         if let Err(error) = std::fs::DirBuilder::new().mode(0o700).create(&path) {

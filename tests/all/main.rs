@@ -45,6 +45,7 @@ mod loops;
 mod metrics;
 mod nodes;
 mod objects;
+mod open_files;
 mod power;
 mod private_postgres;
 mod providers;

@@ -9,6 +9,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use model::usage_error::format_usage_error;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
+use transport::gate::open_files::{check_files, raise_limit};
 
 use crate::child::launch;
 use crate::commands::{CommandError, enroll, metrics, plan, run, status, supervise};
@@ -162,7 +163,13 @@ fn execute_verb(verb: Verb) -> Result<(), CommandError> {
         Verb::Enroll { directory: place, supervision } => {
             enroll::execute(&state_directory_path(&place, home)?, home, supervision.into())
         }
-        Verb::Run { directory: place } => run::execute(&state_directory_path(&place, home)?),
+        Verb::Run { directory: place } => {
+            // A machine that stops calling must be visited, so the role server runs with any number of files.
+            if let Err(error) = check_files(raise_limit()) {
+                tracing::warn!("{error}; until then it serves few connections");
+            }
+            run::execute(&state_directory_path(&place, home)?)
+        }
         Verb::Supervise { directory: place } => supervise::execute(&state_directory_path(&place, home)?),
         Verb::WatchUpdate { directory: place, detach } => {
             watchdog::execute(&state_directory_path(&place, home)?, detach).map_err(CommandError::from_error)

@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use crate::model::ids::IntentId;
 use crate::model::provider_status::PowerState;
 use crate::providers::provider::{ErrorClass, ProviderError};
+use crate::transport::gate::open_files::UsualFileLimit as _;
 
 /// How long a power command may take.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
@@ -52,7 +53,8 @@ pub async fn run_power_command(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0);
+        .process_group(0)
+        .usual_file_limit();
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
         if name_text.starts_with("SHEPHERD_") || name_text == "PGPASSWORD" {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::atomic_file::{self, Durability};
 use crate::child::cgroup::Cgroup;
@@ -145,7 +146,8 @@ fn exec_program(order: &LaunchOrder) -> std::io::Error {
             .envs(&spec.environment)
             .stdin(empty_stdin()?)
             .stdout(log.try_clone()?)
-            .stderr(log);
+            .stderr(log)
+            .usual_file_limit();
         Ok(command)
     };
     let (program, directory) = (spec.program.display(), spec.directory.display());

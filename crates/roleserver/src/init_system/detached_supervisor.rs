@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use backoff::ExponentialBackoff;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::log;
 use crate::process::empty_stdin;
@@ -78,6 +79,7 @@ fn start_agent(program: &Path, state: &StateDirectory) -> std::io::Result<Child>
         .stdout(output())
         .stderr(output())
         .kill_on_drop(true)
+        .usual_file_limit()
         .spawn()
 }
 

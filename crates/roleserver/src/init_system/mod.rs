@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use proto::agent::v1 as wire;
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::log;
 use crate::init_system::systemd::{Systemd, SystemdError};
@@ -193,6 +194,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
         .stdin(empty_stdin().map_err(io)?)
         .stdout(output().map_err(io)?)
         .stderr(output().map_err(io)?)
+        .usual_file_limit()
         .spawn()
         .map_err(io)?;
     wait_for_agent(state, wanted)

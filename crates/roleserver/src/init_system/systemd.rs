@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use transport::gate::open_files::UsualFileLimit as _;
 
 /// The name of the unit.
 pub const UNIT: &str = "roleserver.service";
@@ -79,7 +80,9 @@ impl Systemd {
              [Service]\n",
         );
         let _ = writeln!(text, "ExecStart={} run --state_dir {}", quote_path(program), quote_path(state));
-        text.push_str("Restart=always\nRestartSec=2\nTimeoutStopSec=10\n\n[Install]\n");
+        text.push_str(
+            "Restart=always\nRestartSec=2\nTimeoutStopSec=10\nLimitNOFILE=1024:1048576\n\n[Install]\n",
+        );
         let _ = writeln!(text, "WantedBy={}", self.wanted_by);
         text
     }
@@ -129,6 +132,7 @@ impl Systemd {
             .args(arguments)
             .envs(self.runtime_directory.iter().map(|directory| ("XDG_RUNTIME_DIR", directory)))
             .stdin(Stdio::null())
+            .usual_file_limit()
             .output()
             .map_err(|source| SystemdError::Io { operation: format!("calling `{command}`"), source })?;
         if output.status.success() {
@@ -149,7 +153,7 @@ pub fn enable_linger() -> Result<(), String> {
     let warn = |why: String| {
         format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
     };
-    match Command::new("loginctl").arg("enable-linger").stdin(Stdio::null()).output() {
+    match Command::new("loginctl").arg("enable-linger").stdin(Stdio::null()).usual_file_limit().output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(warn(error_output(&output))),
         Err(error) => Err(warn(error.to_string())),

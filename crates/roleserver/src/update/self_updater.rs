@@ -17,6 +17,7 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::process::{ProcessInstance, program_digest};
@@ -367,5 +368,5 @@ impl SelfUpdater {
 
 /// Replaces this program by `program`, with the arguments of this one.
 fn exec_program(program: &Path) -> std::io::Error {
-    Command::new(program).args(std::env::args_os().skip(1)).exec()
+    Command::new(program).args(std::env::args_os().skip(1)).usual_file_limit().exec()
 }

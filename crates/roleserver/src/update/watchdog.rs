@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::process::empty_stdin;
@@ -37,7 +38,7 @@ fn watchdog_command(program: &Path, state_directory: &Path) -> std::io::Result<C
     let mut command = Command::new(program);
     command.arg(SUBCOMMAND).arg("--state_dir").arg(state_directory).current_dir("/").stdin(empty_stdin()?);
     // A reader of this program's output must not wait for the watchdog's end.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null()).usual_file_limit();
     Ok(command)
 }
 

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use rustix::mount::{UnmountFlags, unmount};
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::ClusterFiles;
@@ -152,6 +153,7 @@ fn run_command(program: &Path, arguments: &[&str]) -> Result<(), String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        .usual_file_limit()
         .spawn()
         .map_err(|error| format!("it could not be started: {error}"))?;
     let end = Instant::now() + COMMAND_TIMEOUT;

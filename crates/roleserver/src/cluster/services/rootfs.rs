@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 
 use model::role_declaration::Sha256;
 use serde_json::{Value, json};
+use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::spec::{ResourceLimits, User};
 use crate::cluster::services::desired::RenderedService;
@@ -87,7 +88,7 @@ impl OciBundle {
             && let Ok(runc) = find_runc()
         {
             let arguments = self.runc_arguments(&["delete", "--force", name]);
-            let done = Command::new(runc).args(arguments).stdin(Stdio::null()).output()?;
+            let done = Command::new(runc).args(arguments).stdin(Stdio::null()).usual_file_limit().output()?;
             if !done.status.success() {
                 let text = String::from_utf8_lossy(&done.stderr).trim().to_owned();
                 tracing::warn!(service = name, text, "runc could not clear up after a service");
