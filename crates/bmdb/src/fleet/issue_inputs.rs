@@ -243,6 +243,7 @@ async fn read_live_sessions(
             host: text("host").map_or_else(unknown_host_name, str::to_owned),
             version: text("version").map(str::to_owned),
             certificate_expires_at: text("certificate_ends").and_then(|at| at.parse().ok()),
+            turned_away_at: text("turned_away_at").and_then(|at| at.parse().ok()),
             host_clock: started_by_host_clock(row.session_id),
             component: row.component,
             started_at: row.started_at,

@@ -19,6 +19,8 @@ const FLAPPING_SESSIONS: i64 = 5;
 const LONG_SNAPSHOT: Duration = Duration::from_mins(10);
 /// A pause that is older than this may be forgotten.
 const LONG_PAUSE: Duration = Duration::from_hours(1);
+/// How long a listener that turned a connection away is reported.
+const TURNED_AWAY_NOTICE: Duration = Duration::from_mins(15);
 /// Number of dead rows of a table that vacuum should have removed.
 const DEAD_ROWS: i64 = 100_000;
 
@@ -33,6 +35,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(budget_issues(evidence));
     found.extend(clock_issues(evidence));
     found.extend(certificate_issues(evidence));
+    found.extend(connection_issues(evidence));
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
@@ -246,6 +249,35 @@ fn certificate_issues(evidence: &IssueInputs) -> Vec<Issue> {
             "renew the files of --agent_tls_certificate_path and --agent_tls_key_path; they are read again within an \
              hour"
                 .to_owned(),
+        ));
+    }
+    found
+}
+
+/// Listeners that lately had more connections than places.
+fn connection_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = Vec::new();
+    for session in &evidence.sessions {
+        let Some(at) = session.turned_away_at else { continue };
+        if between(at, evidence.at) > TURNED_AWAY_NOTICE {
+            continue;
+        }
+        let (listener, flag) = match session.component.as_str() {
+            "api" => ("API", "--api_listen_address"),
+            _ => ("callback server", "--agent_listen_address"),
+        };
+        found.push(Issue::new(
+            IssueKind::ConnectionsTurnedAway,
+            format!("host {}", session.host),
+            format!(
+                "its {listener} had more connections than places, and closed some {} ago",
+                humanize_duration(between(at, evidence.at))
+            ),
+            Some(at),
+            format!(
+                "see who connects to {flag}, and block a flood in a firewall; if these are your own clients, raise the \
+                 limit of open files or start another shepherd"
+            ),
         ));
     }
     found

@@ -126,6 +126,8 @@ pub struct SessionIssueInputs {
     pub host_clock: Option<Timestamp>,
     /// When the certificate that it presents expires; `None` for a session that presents none.
     pub certificate_expires_at: Option<Timestamp>,
+    /// When its listener last turned a connection away, by the clock of its host.
+    pub turned_away_at: Option<Timestamp>,
 }
 
 /// A cluster that is founded and not being deleted.

@@ -69,6 +69,7 @@ pub enum IssueKind {
     ClockSkew,
     ClusterKeyRefused,
     ClusterSnapshotOld,
+    ConnectionsTurnedAway,
     CrashLoop,
     DeadRows,
     Drift,
@@ -98,7 +99,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -106,6 +107,7 @@ impl IssueKind {
         Self::ClockSkew,
         Self::ClusterKeyRefused,
         Self::ClusterSnapshotOld,
+        Self::ConnectionsTurnedAway,
         Self::CrashLoop,
         Self::DeadRows,
         Self::Drift,
@@ -144,6 +146,7 @@ impl IssueKind {
             Self::ClockSkew => "clock-skew",
             Self::ClusterKeyRefused => "cluster-key-refused",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
+            Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::CrashLoop => "crash-loop",
             Self::DeadRows => "dead-rows",
             Self::Drift => "drift",
@@ -188,6 +191,7 @@ impl IssueKind {
             | Self::CertificateEnds
             | Self::ClockSkew
             | Self::ClusterSnapshotOld
+            | Self::ConnectionsTurnedAway
             | Self::CrashLoop
             | Self::Drift
             | Self::DuplicateSerial

@@ -79,6 +79,7 @@ fn session(host: &str) -> SessionIssueInputs {
         started_at: at(500),
         host_clock: Some(at(529)),
         certificate_expires_at: Some(at(NOW + 6 * 86_400 + 1)),
+        turned_away_at: Some(at(NOW - 901)),
     }
 }
 

@@ -301,6 +301,11 @@ pub(super) const CASES: &[Case] = &[
         },
         &[("certificate-ends", "host a")],
     ),
+    (
+        "a callback server turned a connection away",
+        |e| e.sessions[0].turned_away_at = Some(at(NOW - 900)),
+        &[("connections-turned-away", "host a")],
+    ),
     ("five sessions expired", |e| e.expired_sessions[0].count = 5, &[("session-flapping", "updater on a")]),
     (
         "older agents",
