@@ -16,6 +16,7 @@ mod agents;
 mod compare;
 mod cycles;
 mod fleet;
+mod flood;
 mod heartbeats;
 mod long_snapshot;
 mod memory;
@@ -119,6 +120,8 @@ enum Part {
     Cycles,
     /// A snapshot held for a minute at full rate.
     Held,
+    /// Calls of operators beside a flood of connections.
+    Flood,
     /// What operators ask.
     Reads,
     /// Nodes of a cluster that watch their curator.
@@ -282,6 +285,12 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
             fleet.close().await?;
             measured?;
             cycles::measure_durable(plan, report).await
+        }
+        Part::Flood => {
+            let fleet = Fleet::fill(server, plan.fleets.first().copied().unwrap_or(plan.main_fleet)).await?;
+            let measured = flood::measure(plan, &fleet, report).await;
+            fleet.close().await?;
+            measured
         }
         Part::Reads => {
             let fleet = Fleet::fill(server, plan.main_fleet).await?;

@@ -7,6 +7,7 @@
 //! * [`aloud`][]: the result of a test, and reports of failures that do not wait for the end of the run.
 //! * [`child`][]: programs that end with the test process, however that ends.
 //! * [`port`][]: ports that stay reserved while nothing listens on them.
+//! * [`flood`][]: connections from many addresses that send nothing or too little.
 //! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
 //! * [`statement`][]: the SQL statements of the checkout, those of files and those in Rust code.
@@ -42,6 +43,7 @@ pub mod dialect;
 pub mod etcd_program;
 #[cfg(feature = "etcd")]
 pub mod etcd_servers;
+pub mod flood;
 pub mod memory;
 pub mod port;
 #[cfg(feature = "postgres")]

@@ -14,6 +14,7 @@ mod bloat_cost;
 mod clock;
 #[cfg(debug_assertions)]
 mod crash;
+mod flood;
 pub(crate) mod frozen;
 mod frozen_order;
 mod odd_machines;

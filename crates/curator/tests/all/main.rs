@@ -2,6 +2,7 @@
 
 mod access;
 mod consensus;
+mod flood;
 mod heartbeats;
 mod kubernetes;
 mod kubernetes_turns;
