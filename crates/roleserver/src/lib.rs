@@ -28,7 +28,7 @@
 //!   is wrong), [`boot_clock`][].
 //! * Downloads: [`server_pool`][] (from shepherds), [`http_fetch`][] (from a URL).
 //! * What the machine runs: [`cluster`][] (etcd, the curator, services, Kubernetes), [`child`][] (programs that outlive
-//!   the role server), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
+//!   the role server), [`systemd_manager`][] (scopes for them), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
 //!   of the role server).
 //! * What the machine reports: [`hardware`][], [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
@@ -81,6 +81,7 @@ pub mod server_pool;
 pub mod server_verifier;
 pub mod state_directory;
 pub mod status_socket;
+pub mod systemd_manager;
 pub mod trust_store;
 pub mod trusted_time;
 pub mod update;
