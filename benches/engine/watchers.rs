@@ -118,6 +118,7 @@ impl Leader {
             mounts: CgroupMounts::detect_host(),
             launcher: ROLESERVER.into(),
             shutdown: CancellationToken::new(),
+            scopes: None,
         };
         let log = std::fs::File::create(directory.path().join("run.log"))?;
         let program = Command::new(ROLESERVER)

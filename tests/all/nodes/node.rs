@@ -220,6 +220,7 @@ impl Node {
             mounts: CgroupMounts::detect_host(),
             launcher: LAUNCHER.into(),
             shutdown: CancellationToken::new(),
+            scopes: None,
         }
     }
 

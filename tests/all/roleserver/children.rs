@@ -47,6 +47,7 @@ impl Host {
             mounts: self.mounts.clone(),
             launcher: LAUNCHER.into(),
             shutdown: CancellationToken::new(),
+            scopes: None,
         }
     }
 
@@ -63,6 +64,7 @@ impl Host {
             stale_files: Vec::new(),
             survivor_prefix: None,
             stop_time: Duration::from_secs(30),
+            declared: None,
         }
     }
 
@@ -281,6 +283,7 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     let order = LaunchOrder {
         spec: spec.clone(),
         group: Cgroup::default(),
+        waits: false,
         record: Some(places.record_path("web")),
         log: places.log_path("web"),
     };

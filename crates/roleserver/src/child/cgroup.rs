@@ -6,7 +6,7 @@
 //! `Documentation/admin-guide/cgroup-v2.rst` of Linux).
 //!
 //! Groups are created below that of the role server itself, so that a limit on the role server limits everything that
-//! it runs. In version 2 a group that delegates controllers must hold no process, so the role server first moves into a
+//! it runs. Where systemd started the role server, children have scopes instead ([`scope`][super::scope]). In version 2 a group that delegates controllers must hold no process, so the role server first moves into a
 //! group of its own beside those of its children.
 //!
 //! A host may allow us no groups at all: in a container, or if the role server does not run as root. Then programs run
@@ -26,11 +26,11 @@ use crate::mountinfo::{self, Mount};
 /// Mount point of version 2 on every host that has it alone.
 const CGROUP2_ROOT: &str = "/sys/fs/cgroup";
 /// The role server's own group, if it had to move.
-const AGENT_GROUP: &str = "agent";
+pub(super) const AGENT_GROUP: &str = "agent";
 /// Controllers of version 1 that the limits need.
-const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+pub(super) const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// The period in microseconds within which a share of a processor is granted.
-const CPU_PERIOD_US: u64 = 100_000;
+pub(super) const CPU_PERIOD_US: u64 = 100_000;
 /// The smallest quota that the kernel accepts.
 const MIN_CPU_QUOTA_US: u64 = 1000;
 /// A killed process that is not gone by then hangs in the kernel.
@@ -41,9 +41,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupMounts {
     /// Own group in the hierarchy of version 2; `None` without one.
-    unified: Option<PathBuf>,
+    pub(super) unified: Option<PathBuf>,
     /// Own groups in the hierarchies of version 1, by controller.
-    legacy: BTreeMap<&'static str, PathBuf>,
+    pub(super) legacy: BTreeMap<&'static str, PathBuf>,
 }
 
 /// An operation on a control group that failed.
@@ -55,7 +55,7 @@ pub struct CgroupError {
     source: Error,
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(Error) -> CgroupError {
+pub(super) fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(Error) -> CgroupError {
     move |source| CgroupError { operation: doing, path: path.to_owned(), source }
 }
 
@@ -176,7 +176,7 @@ impl CgroupMounts {
     }
 }
 
-fn create_directory(path: &Path) -> Result<(), CgroupError> {
+pub(super) fn create_directory(path: &Path) -> Result<(), CgroupError> {
     fs::create_dir_all(path).map_err(io_error("making the control group", path))
 }
 
@@ -214,25 +214,35 @@ fn enable_controllers(own: &Path, above: &Path) -> Result<(), CgroupError> {
 /// The group of one child: a directory for each hierarchy that it is in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Cgroup {
-    unified: Option<PathBuf>,
-    legacy: BTreeMap<String, PathBuf>,
+    pub(super) unified: Option<PathBuf>,
+    pub(super) legacy: BTreeMap<String, PathBuf>,
+    /// Name of the group inside it that its processes join; `None` if they join the group itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) leaf: Option<String>,
 }
 
 impl Cgroup {
-    fn directories(&self) -> impl Iterator<Item = &PathBuf> {
+    /// Its directory in each hierarchy.
+    pub fn directories(&self) -> impl Iterator<Item = &PathBuf> {
         self.unified.iter().chain(self.legacy.values())
     }
 
     /// Moves the calling process into the group. Processes that it starts from then on are in it too.
     pub fn join(&self) -> Result<(), CgroupError> {
         for path in self.directories() {
-            fs::write(path.join("cgroup.procs"), "0").map_err(io_error("joining the control group", path))?;
+            let mut path = path.clone();
+            if let Some(leaf) = &self.leaf {
+                path.push(leaf);
+                create_directory(&path)?;
+            }
+            fs::write(path.join("cgroup.procs"), "0")
+                .map_err(io_error("joining the control group", &path))?;
         }
         Ok(())
     }
 
     /// Sets the limits; those that are `None` are lifted.
-    fn set_limits(&self, limits: &ResourceLimits) -> Result<(), CgroupError> {
+    pub(super) fn set_limits(&self, limits: &ResourceLimits) -> Result<(), CgroupError> {
         let or =
             |value: Option<u64>, none: &str| value.map_or_else(|| none.to_owned(), |value| value.to_string());
         let quota = limits
@@ -290,7 +300,7 @@ impl Cgroup {
     #[must_use]
     pub fn from_directories(directories: &[PathBuf]) -> Self {
         let named = |path: &PathBuf| (path.display().to_string(), path.clone());
-        Self { unified: None, legacy: directories.iter().map(named).collect() }
+        Self { legacy: directories.iter().map(named).collect(), ..Self::default() }
     }
 
     /// Kills every process in the group, and waits until it is empty. Returns how many there were. Blocks.
@@ -378,7 +388,7 @@ impl Cgroup {
 }
 
 /// A group and all groups inside it, each before those inside it.
-fn nested_groups(group: &Path) -> Vec<PathBuf> {
+pub(super) fn nested_groups(group: &Path) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
     let mut next = 0;
     while let Some(path) = all.get(next) {

@@ -1,13 +1,16 @@
-//! Launch a child: join its control group, record the process, execute the program.
+//! Launch a child: wait for its place, join its control group, record the process, execute the program.
 //!
 //! `roleserver launch` is only ever started by a role server. It reads a [`LaunchOrder`] from its standard input,
 //! leaves the session of the process that started it, joins the control group, records its own process (unless it is a
-//! health probe), and executes the program. A process keeps its pid and its start time over `execve`, so the record
+//! health probe), and executes the program. A child that gets a scope waits for a second line first, its
+//! [`Placement`]: systemd moves the waiting process, so the program never runs in the group of the role server's unit,
+//! and starts nothing there. If the role server ends meanwhile, the launcher ends too.
+//! A process keeps its pid and its start time over `execve`, so the record
 //! stays true. If it fails, it writes the reason to its standard output. If the program runs, that output is closed
 //! with nothing written to it.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -21,6 +24,7 @@ use transport::gate::open_files::UsualFileLimit as _;
 use crate::atomic_file::{self, Durability};
 use crate::child::cgroup::Cgroup;
 use crate::child::log;
+use crate::child::scope::ScopeRecord;
 use crate::child::spec::{ChildSpec, User};
 use crate::process::ProcessInstance;
 use crate::process::empty_stdin;
@@ -35,21 +39,58 @@ const MAX_ORDER_BYTES: u64 = 4 << 20;
 pub struct LaunchOrder {
     /// The program and all that it is started with.
     pub spec: ChildSpec,
-    /// The control group to join before the start.
+    /// The control group to join before the start; without meaning if it waits for its placement.
     pub group: Cgroup,
+    /// Whether it waits for a [`Placement`] before the start.
+    #[serde(default)]
+    pub waits: bool,
     /// The path of its [`ChildRecord`]; `None` for a program that ends by itself soon, such as a health probe.
     pub record: Option<PathBuf>,
     /// The file for its output.
     pub log: PathBuf,
 }
 
+/// Where a child that waits belongs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The control group to join.
+    pub group: Cgroup,
+    /// The scope with this group, which has the process already; `None` in today's layout.
+    pub scope: Option<ScopeRecord>,
+}
+
 /// The record of a running child.
+///
+/// An earlier release reads it too, when a release is rolled back: it finds the process, and ignores later fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildRecord {
     /// The process, by pid and start time.
     pub instance: ProcessInstance,
     /// The digest of the specification it was started with: [`ChildSpec::digest`].
     pub spec_sha256: String,
+    /// What it was declared as: [`ChildSpec::declared`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared_sha256: Option<String>,
+    /// Its scope; `None` if it is below the group of the role server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<ScopeRecord>,
+}
+
+impl ChildRecord {
+    /// Whether the running child is what this specification declares, and is adopted as it runs.
+    ///
+    /// What a release changes in a specification counts from the next start of the child. What an operator changes
+    /// requires a restart.
+    #[must_use]
+    pub fn satisfies(&self, spec: &ChildSpec) -> bool {
+        let same_declaration = spec.declared.is_some() && self.declared_sha256 == spec.declared;
+        same_declaration || self.spec_sha256 == spec.digest()
+    }
+
+    /// Replaces the record at this path.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        atomic_file::replace_file(path, &serde_json::to_vec(self)?, Durability::UntilPowerLoss)
+    }
 }
 
 /// Why a program was not started.
@@ -64,6 +105,24 @@ pub struct LaunchError {
 /// Starts a new process of `program`, which is this one, to carry out `order`. Blocks until that process has become the
 /// child's program. The returned pidfd can be waited for also if the child has ended already.
 pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, LaunchError> {
+    launch(program, order, None::<fn(u32) -> Result<Placement, String>>)
+}
+
+/// As [`launch_child`], for an order that waits: `place` gets the pid of the waiting process and returns where it
+/// belongs.
+pub fn launch_placed_child(
+    program: &Path,
+    order: &LaunchOrder,
+    place: impl FnOnce(u32) -> Result<Placement, String>,
+) -> Result<OwnedFd, LaunchError> {
+    launch(program, order, Some(place))
+}
+
+fn launch(
+    program: &Path,
+    order: &LaunchOrder,
+    place: Option<impl FnOnce(u32) -> Result<Placement, String>>,
+) -> Result<OwnedFd, LaunchError> {
     let failed = |why: String| LaunchError { name: order.spec.name.clone(), why };
     let begin = || -> std::io::Result<(OwnedFd, String)> {
         let mut child = Command::new(program)
@@ -77,7 +136,20 @@ pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, Laun
         let (input, output) = (child.stdin.take(), child.stdout.take());
         if let Some(mut input) = input {
             // If the process has ended already, its output has the reason.
-            let _ = input.write_all(&serde_json::to_vec(order)?);
+            let _ = writeln!(input, "{}", serde_json::to_string(order)?);
+            if let Some(place) = place {
+                match place(child.id()) {
+                    Ok(placement) => {
+                        let _ = writeln!(input, "{}", serde_json::to_string(&placement)?);
+                    }
+                    // It ends when its input does, and must not be left as a zombie.
+                    Err(why) => {
+                        drop(input);
+                        child.wait()?;
+                        return Err(std::io::Error::other(why));
+                    }
+                }
+            }
         }
         let mut text = String::new();
         if let Some(output) = output {
@@ -101,7 +173,8 @@ pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, Laun
 /// Carries out `roleserver launch`. Returns only on a failure.
 #[must_use]
 pub fn execute() -> String {
-    let order = match read_order() {
+    let mut input = BufReader::new(std::io::stdin());
+    let order: LaunchOrder = match read_line(&mut input) {
         Ok(order) => order,
         Err(why) => return print_error(&format!("the order cannot be read: {why}")),
     };
@@ -110,7 +183,7 @@ pub fn execute() -> String {
         Ok(output) => output,
         Err(error) => return print_error(&error.to_string()),
     };
-    let why = exec_program(&order).to_string();
+    let why = exec_program(&order, &mut input).to_string();
     let _ = File::from(output).write_all(why.as_bytes());
     why
 }
@@ -120,23 +193,47 @@ fn print_error(why: &str) -> String {
     why.to_owned()
 }
 
-fn read_order() -> std::io::Result<LaunchOrder> {
+/// Reads one line; a JSON text of this program has no line end inside.
+fn read_line<T: serde::de::DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<T> {
     let mut bytes = Vec::new();
-    std::io::stdin().take(MAX_ORDER_BYTES).read_to_end(&mut bytes)?;
+    input.take(MAX_ORDER_BYTES).read_until(b'\n', &mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-fn exec_program(order: &LaunchOrder) -> std::io::Error {
+/// Waits for the place of this process, and checks that it is there.
+fn wait_for_placement(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Result<Placement> {
+    if !order.waits {
+        return Ok(Placement { group: order.group.clone(), scope: None });
+    }
+    let placement: Placement = read_line(input).map_err(|error| {
+        let why = format!("the role server ended before it placed the program: {error}");
+        std::io::Error::new(error.kind(), why)
+    })?;
+    if let Some(scope) = &placement.scope
+        && placement.group.clone().with_process(std::process::id()).is_empty()
+    {
+        return Err(std::io::Error::other(format!("its process is not in its scope {}", scope.unit)));
+    }
+    Ok(placement)
+}
+
+fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error {
     let spec = &order.spec;
-    let prepare = || -> std::io::Result<Command> {
+    let mut prepare = || -> std::io::Result<Command> {
         // In a session of its own, so that neither the end of a terminal nor a signal to a process group reaches the
         // child. The call fails if this process leads a session already, which is as good.
         let _ = rustix::process::setsid();
         mark_inherited_cloexec();
-        order.group.join().map_err(std::io::Error::other)?;
+        let placement = wait_for_placement(order, input)?;
+        placement.group.join().map_err(std::io::Error::other)?;
         if let Some(path) = &order.record {
-            let record = ChildRecord { instance: ProcessInstance::current()?, spec_sha256: spec.digest() };
-            atomic_file::replace_file(path, &serde_json::to_vec(&record)?, Durability::UntilPowerLoss)?;
+            let record = ChildRecord {
+                instance: ProcessInstance::current()?,
+                spec_sha256: spec.digest(),
+                declared_sha256: spec.declared.clone(),
+                scope: placement.scope,
+            };
+            record.write(path)?;
         }
         let log = log::open_log(&order.log)?;
         let mut command = Command::new(&spec.program);
@@ -238,4 +335,84 @@ pub fn stop_process_group(
         instance.reap()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::spec::sample;
+
+    fn record() -> ChildRecord {
+        let instance = ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() };
+        ChildRecord { instance, spec_sha256: "5a".to_owned(), declared_sha256: None, scope: None }
+    }
+
+    /// Earlier releases wrote the first form, and read both.
+    #[test]
+    fn record_is_readable_for_the_release_before() {
+        let old = r#"{"instance":{"pid":7,"start_time":8,"boot_id":"b"},"spec_sha256":"5a"}"#;
+        assert_eq!(serde_json::to_string(&record()).unwrap(), old);
+        assert_eq!(serde_json::from_str::<ChildRecord>(old).unwrap(), record());
+        let scope = ScopeRecord { unit: "a.scope".to_owned(), control_group: "/s/a.scope".to_owned() };
+        let new = ChildRecord { declared_sha256: Some("d".to_owned()), scope: Some(scope), ..record() };
+        let text = serde_json::to_string(&new).unwrap();
+        assert_eq!(serde_json::from_str::<ChildRecord>(&text).unwrap(), new);
+        #[derive(Deserialize)]
+        struct Earlier {
+            instance: ProcessInstance,
+            spec_sha256: String,
+        }
+        let earlier: Earlier = serde_json::from_str(&text).unwrap();
+        assert_eq!((earlier.instance, earlier.spec_sha256), (new.instance, new.spec_sha256));
+    }
+
+    #[test]
+    fn running_child_is_adopted_unless_its_declaration_changed() {
+        let spec = |arguments: &[&str], declared: Option<&str>| ChildSpec {
+            declared: declared.map(str::to_owned),
+            ..sample("web", "/bin/web", arguments)
+        };
+        let of = |spec: &ChildSpec| ChildRecord {
+            spec_sha256: spec.digest(),
+            declared_sha256: spec.declared.clone(),
+            ..record()
+        };
+        for (running, wanted, adopted) in [
+            (spec(&["a"], None), spec(&["a"], None), true),
+            (spec(&["a"], None), spec(&["b"], None), false),
+            // Another release adds a flag.
+            (spec(&["a"], Some("d")), spec(&["a", "new"], Some("d")), true),
+            // An operator changes something, with the same release or another one.
+            (spec(&["a"], Some("d")), spec(&["b"], Some("e")), false),
+            // A declaration that has another form with the same result.
+            (spec(&["a"], Some("d")), spec(&["a"], Some("e")), true),
+            // The release before recorded no declaration.
+            (spec(&["a"], None), spec(&["a"], Some("d")), true),
+            (spec(&["a"], None), spec(&["b"], Some("d")), false),
+        ] {
+            assert_eq!(of(&running).satisfies(&wanted), adopted, "{running:?} {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn launcher_without_a_place_runs_nothing() {
+        let order = LaunchOrder {
+            spec: sample("web", "/bin/web", &[]),
+            group: Cgroup::default(),
+            waits: true,
+            record: None,
+            log: "/dev/null".into(),
+        };
+        let why = wait_for_placement(&order, &mut &b""[..]).unwrap_err().to_string();
+        assert!(why.starts_with("the role server ended before it placed the program"), "{why}");
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("cgroup.procs"), "1\n").unwrap();
+        let scope = ScopeRecord { unit: "a.scope".to_owned(), control_group: "/a.scope".to_owned() };
+        let group = Cgroup::from_directories(&[directory.path().to_owned()]);
+        let line = serde_json::to_vec(&Placement { group, scope: Some(scope) }).unwrap();
+        let why = wait_for_placement(&order, &mut &line[..]).unwrap_err().to_string();
+        assert_eq!(why, "its process is not in its scope a.scope");
+        std::fs::write(directory.path().join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        wait_for_placement(&order, &mut &line[..]).unwrap();
+    }
 }

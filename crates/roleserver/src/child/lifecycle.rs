@@ -4,13 +4,16 @@
 //! started. If its specification is the desired one, it is adopted, with its pid and its connections. If it is another
 //! one, it is stopped first. Two children of one name never run at once.
 //!
+//! Where systemd started the role server, a new child gets a scope ([`placement`][super::placement]). While systemd does
+//! not answer it starts below the group of the role server, and is moved later ([`migration`][super::migration]).
+//!
 //! When the program ends, the runnable fails with the exit status and the last output, and is restarted after its
 //! back-off. When the runnable is cancelled, the program is stopped too, unless the role server itself ends: then its
 //! children go on, and the next role server adopts them.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ring::digest;
@@ -20,9 +23,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::child::cgroup::{Cgroup, CgroupError, CgroupMounts};
 use crate::child::exit::{ChildExit, wait_for_exit};
-use crate::child::launch::{self, ChildRecord, LaunchError, LaunchOrder};
+use crate::child::launch::{self, ChildRecord, LaunchError, LaunchOrder, Placement};
 use crate::child::log;
-use crate::child::spec::{ChildSpec, ChildSpecError, ResourceLimits};
+use crate::child::placement::{PlacedChild, Scopes};
+use crate::child::scope::unprotected_message;
+use crate::child::spec::{ChildSpec, ChildSpecError};
 
 const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 /// How long a leftover child may take to end.
@@ -41,6 +46,8 @@ pub struct ChildContext {
     pub launcher: PathBuf,
     /// Cancelled when the role server itself ends; children go on then.
     pub shutdown: CancellationToken,
+    /// The scopes of children; `None` unless systemd started this role server.
+    pub scopes: Option<Scopes>,
 }
 
 /// Why a child does not run.
@@ -98,6 +105,12 @@ impl ChildContext {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
+    }
+
+    /// The lock of a child, held while it is started, stopped or moved; `None` where no child is ever moved.
+    #[must_use]
+    pub fn lock_of(&self, name: &str) -> Option<Arc<Mutex<()>>> {
+        self.scopes.as_ref().map(|scopes| scopes.lock_of(name))
     }
 
     /// The path of a child's output log.
@@ -165,7 +178,8 @@ pub fn adopt_or_start(
     if let Some(directory) = path.parent() {
         create_private_directory(directory).map_err(io_error(format!("making {}", directory.display())))?;
     }
-    let group = children.mounts.create_cgroup(&children.instance_name(), name, &spec.limits)?;
+    let lock = children.lock_of(name);
+    let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     let there = launch::read_record(&path);
     let opening = || io_error(format!("looking for {name}"));
     let alive = match &there {
@@ -173,9 +187,10 @@ pub fn adopt_or_start(
         None => None,
     };
     if let Some((record, handle)) = alive {
-        if record.spec_sha256 == spec.digest() {
+        if record.satisfies(spec) {
+            children.apply_limits(name, &spec.limits)?;
             tracing::info!(name, pid = record.instance.pid, "a running program was adopted");
-            return Ok((record.clone(), handle));
+            return Ok((adopt_record(record, spec, &path), handle));
         }
         tracing::info!(
             name,
@@ -184,6 +199,7 @@ pub fn adopt_or_start(
         );
     }
     // This also ends what is left of a program that is gone itself, and processes that were never recorded.
+    let group = children.find_group(name);
     launch::stop_process_group(there.as_ref(), &group, spec.stop_time, spec.survivor_prefix.as_deref())
         .map_err(io_error(format!("stopping leftover processes of {name}")))?;
     for stale in &spec.stale_files {
@@ -196,14 +212,49 @@ pub fn adopt_or_start(
             _ => {}
         }
     }
-    let handle = launch::launch_child(
-        &children.launcher,
-        &LaunchOrder { spec: spec.clone(), group, record: Some(path.clone()), log: children.log_path(name) },
-    )?;
+    let handle = start_child(spec, children, &path)?;
     let record = launch::read_record(&path).ok_or_else(|| {
         io_error(format!("reading the process record of {name}"))(std::io::ErrorKind::NotFound.into())
     })?;
     Ok((record, handle))
+}
+
+/// The record of an adopted child. One that an earlier release wrote learns what the child was declared as.
+fn adopt_record(record: &ChildRecord, spec: &ChildSpec, path: &Path) -> ChildRecord {
+    let adopted = ChildRecord { declared_sha256: spec.declared.clone(), ..record.clone() };
+    if adopted != *record
+        && let Err(error) = adopted.write(path)
+    {
+        tracing::warn!(%error, name = spec.name, "the record of an adopted program could not be written");
+    }
+    adopted
+}
+
+/// Starts a child in a scope of its own, or in today's layout.
+fn start_child(spec: &ChildSpec, children: &ChildContext, record: &Path) -> Result<OwnedFd, ChildError> {
+    let order = |group: Cgroup, waits: bool| LaunchOrder {
+        spec: spec.clone(),
+        group,
+        waits,
+        record: Some(record.to_owned()),
+        log: children.log_path(&spec.name),
+    };
+    let Some(scopes) = &children.scopes else {
+        let group = children.create_group(&spec.name, &spec.limits)?;
+        return Ok(launch::launch_child(&children.launcher, &order(group, false))?);
+    };
+    let place = |pid| {
+        let number = children.next_scope_number(&spec.name);
+        match scopes.place((&children.instance_name(), &spec.name), &[pid], &spec.limits, number) {
+            Ok(PlacedChild { scope, group }) => Ok(Placement { group, scope: Some(scope) }),
+            Err(error) => {
+                tracing::warn!("{}", unprotected_message(&spec.name, &error.why));
+                let group = children.create_group(&spec.name, &spec.limits);
+                group.map(|group| Placement { group, scope: None }).map_err(|error| error.to_string())
+            }
+        }
+    };
+    Ok(launch::launch_placed_child(&children.launcher, &order(Cgroup::default(), true), place)?)
 }
 
 /// The running process that was started by this name, and a pidfd of it; `None` if there is none.
@@ -233,16 +284,18 @@ pub fn stop_child_except(
     patience: Duration,
     spared: Option<&str>,
 ) -> Result<(), ChildError> {
+    let lock = children.lock_of(name);
+    let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     let path = children.record_path(name);
     let record = launch::read_record(&path);
-    let group = children.mounts.create_cgroup(&children.instance_name(), name, &ResourceLimits::default())?;
+    let group = children.find_group(name);
     let doing = || io_error(format!("stopping leftover processes of {name}"));
     launch::stop_process_group(record.as_ref(), &group, patience, spared).map_err(doing())?;
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
         _ => {}
     }
-    group.remove();
+    children.remove_group(name);
     Ok(())
 }
 
@@ -288,8 +341,9 @@ async fn stop_watched_child(
 ) -> Result<(), RunnableError> {
     let (record, spec, children) = (record.clone(), spec.clone(), children.clone());
     run_blocking(move || {
-        let group: Cgroup =
-            children.mounts.create_cgroup(&children.instance_name(), &spec.name, &spec.limits)?;
+        let lock = children.lock_of(&spec.name);
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let group = children.find_group(&spec.name);
         let doing = || io_error(format!("ending {}", spec.name));
         launch::stop_process_group(Some(&record), &group, spec.stop_time, spec.survivor_prefix.as_deref())
             .map_err(doing())?;
@@ -297,7 +351,7 @@ async fn stop_watched_child(
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
             _ => {}
         }
-        group.remove();
+        children.remove_group(&spec.name);
         tracing::info!(name = spec.name, pid = record.instance.pid, "a program was stopped");
         Ok(())
     })

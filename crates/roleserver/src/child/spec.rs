@@ -37,6 +37,11 @@ pub struct ChildSpec {
     pub survivor_prefix: Option<String>,
     /// How long it may take to end after SIGTERM before it is killed.
     pub stop_time: Duration,
+    /// Digest of what operators and the cluster decide about the child. A running child is adopted as it runs while
+    /// this is the same, although another release would start it in another way. `None` if the release adds nothing,
+    /// so that [`digest`][Self::digest] alone decides.
+    #[serde(default)]
+    pub declared: Option<String>,
 }
 
 /// A user and a group, by number: a machine need not have names for them.
@@ -109,7 +114,7 @@ impl ChildSpec {
         Ok(())
     }
 
-    /// The digest of everything whose change requires a restart. The stop time and the survivor prefix are not part of
+    /// The digest of everything that the program is started with. The stop time and the survivor prefix are not part of
     /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which follow from
     /// the host's configuration.
     #[must_use]
@@ -137,6 +142,7 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> ChildSpec
         stale_files: Vec::new(),
         survivor_prefix: None,
         stop_time: Duration::from_secs(10),
+        declared: None,
     }
 }
 

@@ -15,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::child::cgroup::CgroupMounts;
 use crate::child::lifecycle::{ChildContext, stop_leftovers};
+use crate::child::placement::Scopes;
 use crate::cluster::certificate_renewal::renew_certificate;
+use crate::cluster::child_placement::{keep_children_placed, place_children};
 use crate::cluster::control_plane::{ControlPlaneContext, run_control_plane};
 use crate::cluster::curator_directory::{follow_leader, refresh_curator_directory};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
@@ -78,6 +80,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
     };
     Runnable::new(move |starting: Starting| {
         let parts = [
+            ("placement", keep_children_placed(host.children.clone(), facts.clone())),
             ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), server_pool.clone())),
             ("leader", follow_leader(facts.clone())),
             ("control_plane", run_control_plane(host.clone(), facts.clone())),
@@ -115,6 +118,8 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                 }
                 return Err(RunnableError::msg("this machine was ordered to become a node of a cluster"));
             }
+            // Before anything ends or restarts the role server once more. What cannot be moved now is tried again.
+            place_children(&host.children, &facts).await?;
             for (name, part) in parts {
                 starting.start(name, part)?;
             }
@@ -161,5 +166,6 @@ fn child_context(state_directory: &Path, settings: &ClusterNodeSettings) -> Chil
         mounts: CgroupMounts::detect_host(),
         launcher: settings.launcher.clone(),
         shutdown: settings.shutdown.clone(),
+        scopes: Scopes::detect_host(),
     }
 }

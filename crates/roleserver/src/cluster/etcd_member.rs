@@ -129,7 +129,18 @@ pub fn etcd_spec(
         stale_files: vec![client_socket(files)],
         survivor_prefix: None,
         stop_time: Duration::from_secs(20),
+        declared: Some(declaration_digest(program, &own, &token, membership)),
     }
+}
+
+/// Digest of what a membership decides about etcd. The flags that this release adds are not part of it: another release
+/// with other flags adopts a running etcd as it is.
+fn declaration_digest(program: &Path, own: &str, token: &str, membership: &EtcdMembership) -> String {
+    let EtcdMembership { data, address, initial_cluster, new_cluster, .. } = membership;
+    let declared = (program, own, token, data, address, initial_cluster, new_cluster);
+    // These are strings alone, but a path need not be UTF-8.
+    let bytes = serde_json::to_vec(&declared).unwrap_or_else(|_| format!("{declared:?}").into_bytes());
+    hex::encode(ring::digest::digest(&ring::digest::SHA256, &bytes))
 }
 
 /// Whether etcd has data in a data directory, and as which member.
@@ -284,6 +295,14 @@ mod tests {
         assert_ne!(digest(&first), digest(&begun));
         let later = first_membership(node_id(1), address, 1);
         assert_ne!(digest(&first), digest(&later), "its members would be those of the cluster before");
+        let declared = |membership: &EtcdMembership| spec(membership).declared;
+        assert_eq!(declared(&begun), declared(&kept));
+        assert_eq!(declared(&first), declared(&learnt));
+        assert_ne!(declared(&first), declared(&begun));
+        assert_ne!(declared(&first), declared(&later));
+        let other_flags = etcd_spec(program, Flags::Stable, node_id(1), "c", &files, &begun);
+        assert_ne!(other_flags.digest(), digest(&begun));
+        assert_eq!(other_flags.declared, declared(&begun), "flags are chosen by the release");
         assert_eq!((cluster_token("c", 0), cluster_token("c", 2)), ("c".to_owned(), "c-2".to_owned()));
         spec(&first).validate().unwrap();
     }

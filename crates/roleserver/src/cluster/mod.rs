@@ -19,6 +19,7 @@
 //!   etcd.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
+//! * [`child_placement`][]: keeps what the node runs in scopes of systemd, outside the role server's unit.
 //! * [`certificate_renewal`][]: renews the node's certificate. [`curator_directory`][]: stores the addresses of
 //!   curators.
 //! * [`services`][]: runs services of operators' roles. [`kubernetes`][]: runs Kubernetes components.
@@ -51,6 +52,7 @@
 //! * What a person has to know about a failing order goes into `NodeFacts::problem`, which the shepherd shows.
 
 pub mod certificate_renewal;
+pub mod child_placement;
 pub mod cluster_node;
 pub mod control_plane;
 pub mod curator_directory;

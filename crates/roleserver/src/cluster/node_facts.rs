@@ -191,6 +191,8 @@ pub struct NodeFacts {
     pub kubernetes: WatchCell<Option<KubernetesStatus>>,
     /// Why the order cannot be executed at the moment; `None` if there is no problem.
     pub problem: WatchCell<Option<String>>,
+    /// Sentences about children that would end with the role server; empty where none would.
+    pub unprotected: WatchCell<Vec<String>>,
     /// Set whenever another order was stored.
     pub order_changed: WatchCell<()>,
 }
@@ -204,6 +206,7 @@ impl NodeFacts {
         self.control_plane.clear();
         self.address.clear();
         self.problem.clear();
+        self.unprotected.clear();
         self.node_info.clear();
         self.curators.clear();
         self.declarations.clear();

@@ -159,6 +159,10 @@ impl OrderInbox {
             report.generation -= 1;
         }
         errors.extend(facts.problem.latest().flatten());
+        // An order to found or to join waits for other things.
+        if !report.ca_certificate.is_empty() {
+            errors.extend(facts.unprotected.latest().unwrap_or_default());
+        }
         let refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
         match refused.as_ref().filter(|refused| refused.generation > report.generation) {
             Some(RejectedOrder { generation, why: Rejection::Permanent(why) }) => {

@@ -115,11 +115,14 @@ pub fn desired_components(
                 let digest = rendered.digest();
                 (rendered, digest)
             });
+            let declared = context.as_ref().ok().zip(rendered.as_ref().ok());
+            let declared = declared.map(|(context, (rendered, _))| context.declaration_digest(rendered));
             let (id, is_task) = (service_id(duty, &name), is_one_shot(&name));
             let wanted = DesiredService {
                 id: id.clone(),
                 revision,
                 rendered,
+                declared,
                 limits: ResourceLimits::default(),
                 depends_on: needs.iter().map(|name| self::service_id(duty, name)).collect(),
                 check: context.as_ref().ok().and_then(|context| look.map(|look| look(context))),

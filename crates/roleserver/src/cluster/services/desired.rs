@@ -1,11 +1,10 @@
 //! Desired services: declarations rendered with this node's facts (pure).
 //!
 //! A fact that is unknown becomes a sentence in the service that needs it; no other service waits for it.
-//!
-//! [`RenderedService::digest`] alone decides whether a running service has to be restarted. It covers what a service is
-//! started with, as rendered on this node: program, arguments, environment, files, user. So another revision of a
-//! declaration, or another address of a curator, restarts nothing if the result is the same. The digest does not cover
-//! what can be changed while a service runs: limits, dependencies, health check, restart policy, stop time.
+//! [`RenderedService::digest`] covers what a service is started with on this node: program, arguments, environment,
+//! files, user. A running service with another digest is restarted, so another revision of a declaration restarts
+//! nothing if the result is the same. It does not cover what can be changed meanwhile: limits, dependencies, health
+//! check, restart policy, stop time. What only another release renders differently counts from the next start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -130,7 +129,6 @@ impl RenderedService {
             }
         };
         let reported = (run, &self.arguments, &self.environment, &self.files, &self.user);
-        // Serialisation cannot fail: these are only strings and numbers.
         let bytes = serde_json::to_vec(&reported).unwrap_or_else(|_| format!("{reported:?}").into_bytes());
         hex::encode(digest::digest(&digest::SHA256, &bytes))
     }
@@ -185,6 +183,8 @@ pub struct DesiredService {
     pub revision: u64,
     /// What it is started with and its [`RenderedService::digest`], or a sentence why it cannot be rendered.
     pub rendered: Result<(RenderedService, String), String>,
+    /// Digest of what the rendering follows from; `None` if the release adds nothing to what operators declare.
+    pub declared: Option<String>,
     /// Limits of its control group.
     pub limits: ResourceLimits,
     /// Services that must be healthy before it starts.
@@ -255,6 +255,7 @@ fn desired_service(
         id: id(&service.name),
         revision: declaration.revision(),
         rendered,
+        declared: None,
         limits: ResourceLimits {
             memory_bytes: service.limits.memory,
             cpu_millis: service.limits.processor_milli.map(u64::from),

@@ -421,7 +421,7 @@ impl ServiceManager {
         for (id, process) in &mut self.processes {
             let Some(present) = self.observed.get_mut(id) else { continue };
             let wanted = self.desired.as_ref().and_then(|all| all.get(id));
-            let wanted = wanted.filter(|wanted| wanted.digest() == Some(present.record.digest.as_str()));
+            let wanted = wanted.filter(|wanted| present.record.satisfies(wanted));
             let check = wanted.and_then(|wanted| wanted.check.as_ref());
             if process.health_check.as_ref().map(|looking| &looking.check) == check {
                 continue;

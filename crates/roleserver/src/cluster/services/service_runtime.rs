@@ -182,11 +182,7 @@ impl ServiceRuntime {
     /// Applies the changed record to a running service: record and limits. It does not wait for the disk.
     pub fn apply_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
         self.write_record(note, Durability::UntilPowerLoss)?;
-        let children = &self.children;
-        children
-            .mounts
-            .create_cgroup(&children.instance_name(), &note.id.child_name(), &note.limits)
-            .map_err(ChildError::from)?;
+        self.children.apply_limits(&note.id.child_name(), &note.limits).map_err(ChildError::from)?;
         Ok(())
     }
 
@@ -267,7 +263,7 @@ impl ServiceRuntime {
         let gone = gone.iter().map(|path| path.trim_start_matches('/').to_owned()).collect();
         prepare_workdir(&own, user, &owned, &left)?;
         prepare_workdir(&bundle.files_path(), user, &shown, &gone)?;
-        let group = self.children.mounts.nested_cgroup(&self.children.instance_name(), &name);
+        let group = self.children.nested_cgroup(&name);
         let container = ContainerOptions {
             workdir: &own,
             files: &bundle.files_path(),
@@ -307,6 +303,7 @@ impl ServiceRuntime {
             stale_files: Vec::new(),
             survivor_prefix: (self.hooks.survivor_prefix)(&wanted.id).map(str::to_owned),
             stop_time: wanted.stop_time,
+            declared: None,
         })
     }
 
@@ -334,12 +331,9 @@ impl ServiceRuntime {
             spec
         };
         let children = &self.children;
-        let group = children
-            .mounts
-            .create_cgroup(&children.instance_name(), &spec.name, &spec.limits)
-            .map_err(ChildError::from)?;
+        let group = children.running_group(&spec.name, &spec.limits).map_err(ChildError::from)?;
         let log = children.directory.join(&spec.name).join("check.log");
-        Ok(launch_child(&children.launcher, &LaunchOrder { spec, group, record: None, log })?)
+        Ok(launch_child(&children.launcher, &LaunchOrder { spec, group, waits: false, record: None, log })?)
     }
 
     /// Last line of a probe command's output.

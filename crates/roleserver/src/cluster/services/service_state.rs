@@ -72,6 +72,9 @@ pub struct RunRecord {
     pub id: ServiceId,
     /// Digest of what it was started with; empty if it is lost.
     pub digest: String,
+    /// Digest of what that followed from ([`DesiredService::declared`]). Earlier releases neither write nor read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<String>,
     /// Revision of the declaration that it runs with.
     pub revision: u64,
     /// Services that it depends on; they are stopped after it.
@@ -97,6 +100,7 @@ impl RunRecord {
         Self {
             id,
             digest: String::new(),
+            declared: None,
             revision: 0,
             depends_on: BTreeSet::new(),
             stop_time_ms: 10_000,
@@ -114,11 +118,20 @@ impl RunRecord {
         Duration::from_millis(self.stop_time_ms)
     }
 
+    /// Whether the service, as it was started, is the desired one, and need not be restarted. False if the desired one
+    /// cannot be rendered.
+    #[must_use]
+    pub fn satisfies(&self, wanted: &DesiredService) -> bool {
+        let same_declaration = wanted.declared.is_some() && wanted.declared == self.declared;
+        wanted.digest().is_some_and(|digest| same_declaration || digest == self.digest)
+    }
+
     /// This record once `wanted` applies to the running service without a restart.
     #[must_use]
     pub fn adjusted(&self, wanted: &DesiredService) -> Self {
         Self {
             revision: wanted.revision,
+            declared: wanted.declared.clone(),
             depends_on: wanted.depends_on.clone(),
             stop_time_ms: u64::try_from(wanted.stop_time.as_millis()).unwrap_or(u64::MAX),
             limits: wanted.limits,
@@ -224,7 +237,7 @@ impl ObservedService {
     /// could start only while it happens to run.
     #[must_use]
     pub fn is_healthy(&self, wanted: &DesiredService) -> bool {
-        if wanted.digest() != Some(self.record.digest.as_str()) {
+        if !self.record.satisfies(wanted) {
             return false;
         }
         match &self.phase {

@@ -75,7 +75,7 @@ fn desired_condition(
         ServicePhase::Running { health: Health::Unknown, .. } => (Kind::Starting, String::new()),
         ServicePhase::Running { health: Health::Unhealthy(why), .. } => (Kind::Unhealthy, why.clone()),
         ServicePhase::Ended { exit: how, message: text, .. } => {
-            let changed = service.digest() != Some(present.record.digest.as_str());
+            let changed = !present.record.satisfies(service);
             if changed {
                 (Kind::Waiting, waiting_message(all, service, fetching))
             } else if stays_ended(service, *how) {
@@ -216,6 +216,7 @@ mod tests {
             id: id(name),
             revision: 3,
             rendered: Ok((made, rendered.to_owned())),
+            declared: None,
             limits: ResourceLimits::default(),
             depends_on: depends_on.iter().map(|name| id(name)).collect(),
             check: None,

@@ -14,7 +14,9 @@
 //! # Invariants
 //!
 //! * The same inputs give the same command line, files and environment. Their digest decides whether a running
-//!   component is restarted, so a change here restarts that component on every node that gets the release.
+//!   component is restarted, together with the digest of the inputs: a change here counts from the component's next
+//!   start, and an update of the role server restarts none. The release before has no digest of the inputs, so an update
+//!   from it restarts the components whose rendering differs.
 //! * No key is in an argument or in a configuration file: they name the files of
 //!   [`key_material`][crate::cluster::kubernetes::key_material].
 //! * Files that a component reads only once are listed in `read_once`, so that a change restarts it. A component
@@ -34,6 +36,8 @@ use std::time::Duration;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use model::node_role::NodeRole;
 use model::role_declaration::ProgramSource;
+use prost::Message as _;
+use ring::digest;
 use serde_json::json;
 
 use crate::cluster::kubernetes::bundle_store::Bundle;
@@ -57,6 +61,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Consecutive failures that make a component unhealthy.
 const FAILURE_THRESHOLD: u32 = 3;
+/// Digest of the key material that a component reads once, so that another one restarts it.
+const MATERIAL_VARIABLE: &str = "SHEPHERD_MATERIAL";
 /// `PATH` of components, for programs of the node.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -145,8 +151,31 @@ impl ComponentContext<'_> {
         read_once: &[&str],
     ) -> Result<RenderedService, String> {
         let mut rendered = render_plain(&self.bundle.program_path(component)?, arguments, files);
-        rendered.environment.insert("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
+        rendered.environment.insert(MATERIAL_VARIABLE.to_owned(), self.material.digest(read_once));
         Ok(rendered)
+    }
+
+    /// Digest of what a component is rendered from, without what this release makes of it: the settings, the bundle, the
+    /// key material that is read once, and the facts of the node.
+    #[must_use]
+    pub fn declaration_digest(&self, rendered: &RenderedService) -> String {
+        let ComponentPorts { api_server, controller_manager, scheduler, kubelet, .. } = self.ports;
+        let ComponentPorts { kubelet_health, proxy_health, proxy_metrics, load_balancer, .. } = self.ports;
+        let cluster = (
+            hex::encode(self.setup.settings().encode_to_vec()),
+            self.setup.pod_range(),
+            hex::encode(self.bundle.digest.0),
+            rendered.environment.get(MATERIAL_VARIABLE),
+        );
+        let ports = (
+            [api_server, controller_manager, scheduler, kubelet, kubelet_health, proxy_health, proxy_metrics],
+            load_balancer,
+        );
+        let node = (self.address, self.node, self.instance_name, self.can_raise_oom_score);
+        let declared = (cluster, ports, node, self.etcd, self.directory);
+        // These are strings and numbers alone, but a path need not be UTF-8.
+        let bytes = serde_json::to_vec(&declared).unwrap_or_else(|_| format!("{declared:?}").into_bytes());
+        hex::encode(digest::digest(&digest::SHA256, &bytes))
     }
 
     /// A kubeconfig for `server` with the certificate and key named `pair`: JSON, which is also YAML.
@@ -300,6 +329,24 @@ pub(super) mod tests {
         let read: serde_json::Value = serde_json::from_str(&placed.contents).unwrap();
         assert_eq!(read["clusters"][0]["cluster"]["server"], "https://10.0.0.7:6443");
         assert_eq!(read["users"][0]["user"]["client-key"], "/state/cluster/kubernetes/x/scheduler.key");
+    }
+
+    #[test]
+    fn declaration_digest_changes_with_the_inputs_and_not_with_the_rendering() {
+        let digest = |change: fn(&mut Bundle, &mut KeyMaterial), flag: &str| {
+            let (mut bundle, mut material) = (bundle(), material());
+            change(&mut bundle, &mut material);
+            with_context(|context| {
+                let context = ComponentContext { bundle: &bundle, material: &material, ..*context };
+                let (scheduler, flags) = (BundleComponent::KubeScheduler, vec![flag.to_owned()]);
+                let rendered = context.render_component(scheduler, flags, Vec::new(), &[]).unwrap();
+                context.declaration_digest(&rendered)
+            })
+        };
+        let plain = digest(|_, _| {}, "--a");
+        assert_eq!(plain, digest(|_, _| {}, "--b"), "the release chooses its flags");
+        assert_ne!(plain, digest(|bundle, _| bundle.digest = Sha256([9; 32]), "--a"));
+        assert_ne!(plain, digest(|_, material| material.generation = 4, "--a"));
     }
 
     #[test]

@@ -138,7 +138,7 @@ fn must_stop(
     present.phase.is_live()
         && wanted
             .get(id)
-            .is_none_or(|service| service.digest().is_some_and(|digest| digest != present.record.digest))
+            .is_none_or(|service| service.digest().is_some() && !present.record.satisfies(service))
 }
 
 fn plan_stops(all: &PlanInput<'_>, wanted: &BTreeMap<ServiceId, DesiredService>, plan: &mut ActionPlan) {
@@ -170,8 +170,10 @@ fn plan_service(
     present: &ObservedService,
     plan: &mut ActionPlan,
 ) {
-    let Some(digest) = service.digest() else { return };
-    let changed = digest != present.record.digest;
+    if service.digest().is_none() {
+        return;
+    }
+    let changed = !present.record.satisfies(service);
     match &present.phase {
         ServicePhase::Stopped => plan_start(all, service, plan),
         ServicePhase::Ended { .. } if changed => plan_start(all, service, plan),

@@ -25,6 +25,7 @@ fn service(name: &str, argument: &str, depends_on: &[&str]) -> DesiredService {
         id: id(name),
         revision: 1,
         rendered: Ok((rendered, digest)),
+        declared: None,
         limits: ResourceLimits::default(),
         depends_on: depends_on.iter().map(|name| id(name)).collect(),
         check: None,
@@ -256,6 +257,38 @@ fn change_disturbs_what_was_changed_and_nothing_else() {
     let (one, two) = (service("one", "a", &["two"]), service("two", "a", &["one"]));
     let turned = [observed_as(&one, up(Health::Healthy)), observed_as(&two, up(Health::Healthy))];
     assert_eq!(actions(&all([]), turned), [stop("two")]);
+}
+
+#[test]
+fn what_another_release_renders_differently_counts_from_the_next_start() {
+    let declared = |argument: &str, declared: &str| DesiredService {
+        declared: Some(declared.to_owned()),
+        ..service("web", argument, &[])
+    };
+    let web = declared("a", "1");
+    let by_previous_release = DesiredService { declared: None, ..web.clone() };
+    let (adjusted, stopped) = ([ServiceAction::Adjust(id("web"))], [ServiceAction::Stop(id("web"))]);
+    for (running, wanted, expected) in [
+        (&web, declared("a", "1"), &[][..]),
+        (&web, declared("b", "1"), &[][..]),
+        // An operator has changed something, whether or not the release has too.
+        (&web, declared("b", "2"), &stopped[..]),
+        (&web, declared("a", "2"), &adjusted[..]),
+        // A record of the release before learns what it was declared as.
+        (&by_previous_release, declared("a", "1"), &adjusted[..]),
+        (&by_previous_release, declared("b", "1"), &stopped[..]),
+    ] {
+        let running = [observed_as(running, up(Health::Healthy))];
+        assert_eq!(actions(&all([wanted.clone()]), running), expected, "{wanted:?}");
+    }
+    // A one-shot that has succeeded does not run again for another release.
+    let task = |argument: &str| DesiredService {
+        is_task: true,
+        restart: RestartPolicy::OnFailure,
+        ..declared(argument, "1")
+    };
+    let done = [observed_as(&task("a"), ended(ServiceExit::Exited(0), 600))];
+    assert_eq!(actions(&all([task("b")]), done), []);
 }
 
 #[test]

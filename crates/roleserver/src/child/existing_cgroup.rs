@@ -1,0 +1,161 @@
+//! Control groups that exist already: by path, by process, with the limits that they have.
+//!
+//! A scope is made by systemd, which reports the path of its group from the root of each hierarchy. The directories of
+//! that path depend on what is mounted where.
+
+use std::path::{Path, PathBuf};
+
+use crate::child::cgroup::{CONTROLLERS, CPU_PERIOD_US, Cgroup, CgroupMounts};
+use crate::child::spec::ResourceLimits;
+
+/// Version 1 reports no limit of memory as a number near this one.
+const UNLIMITED_BYTES: u64 = 1 << 62;
+
+impl CgroupMounts {
+    /// The group of a child where it exists; empty if it exists nowhere.
+    #[must_use]
+    pub fn find_cgroup(&self, family: &str, name: &str) -> Cgroup {
+        let existing = |own: &PathBuf| Some(own.join(family).join(name)).filter(|path| path.is_dir());
+        Cgroup {
+            unified: self.unified.as_ref().and_then(existing),
+            legacy: self
+                .legacy
+                .iter()
+                .filter_map(|(controller, own)| Some(((*controller).to_owned(), existing(own)?)))
+                .collect(),
+            leaf: None,
+        }
+    }
+
+    /// The groups of the process with this path in each hierarchy.
+    #[must_use]
+    pub fn at_path(mountinfo: &str, path: &str) -> Self {
+        if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
+            return Self::none();
+        }
+        Self::parse_host(mountinfo, &format!("0::{path}\n1:{}:{path}\n", CONTROLLERS.join(",")))
+    }
+}
+
+impl Cgroup {
+    /// The group at this path in each hierarchy that has it; empty if none has.
+    #[must_use]
+    pub fn at_path(mountinfo: &str, path: &str) -> Self {
+        let CgroupMounts { mut unified, mut legacy } = CgroupMounts::at_path(mountinfo, path);
+        unified.take_if(|path| !path.is_dir());
+        legacy.retain(|_, path| path.is_dir());
+        let legacy = legacy.into_iter().map(|(name, path)| (name.to_owned(), path)).collect();
+        Self { unified, legacy, leaf: None }
+    }
+
+    /// Whether it is in no hierarchy.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.unified.is_none() && self.legacy.is_empty()
+    }
+
+    /// The same group in those hierarchies in which it has this process.
+    #[must_use]
+    pub fn with_process(mut self, pid: u32) -> Self {
+        let has = |path: &Path| {
+            let group = Self::from_directories(&[path.to_owned()]);
+            let pids = group.pids().unwrap_or_default();
+            i32::try_from(pid).is_ok_and(|pid| pids.contains(&pid))
+        };
+        self.unified.take_if(|path| !has(path));
+        self.legacy.retain(|_, path| has(path));
+        self
+    }
+
+    /// The same group, whose processes join a group of this name inside it where version 2 is alone. Only there must a
+    /// group that hands controllers on hold no process.
+    #[must_use]
+    pub fn with_leaf(self, name: &str) -> Self {
+        let leaf = (self.unified.is_some() && self.legacy.is_empty()).then(|| name.to_owned());
+        Self { leaf, ..self }
+    }
+
+    /// The limits that the group has now.
+    #[must_use]
+    pub fn read_limits(&self) -> ResourceLimits {
+        let read = |path: Option<&PathBuf>, file: &str| std::fs::read_to_string(path?.join(file)).ok();
+        let number = |text: Option<String>| text?.trim().parse::<u64>().ok();
+        if self.legacy.is_empty() {
+            let unified = self.unified.as_ref();
+            return ResourceLimits {
+                memory_bytes: number(read(unified, "memory.max")),
+                cpu_millis: read(unified, "cpu.max").as_deref().and_then(parse_cpu_max),
+                tasks: number(read(unified, "pids.max")),
+            };
+        }
+        let quota = number(read(self.legacy.get("cpu"), "cpu.cfs_quota_us"));
+        let period = number(read(self.legacy.get("cpu"), "cpu.cfs_period_us")).unwrap_or(CPU_PERIOD_US);
+        ResourceLimits {
+            memory_bytes: number(read(self.legacy.get("memory"), "memory.limit_in_bytes"))
+                .filter(|bytes| *bytes < UNLIMITED_BYTES),
+            cpu_millis: quota.and_then(|quota| quota.saturating_mul(1000).checked_div(period)),
+            tasks: number(read(self.legacy.get("pids"), "pids.max")),
+        }
+    }
+}
+
+/// Parses `QUOTA PERIOD` or `max PERIOD` into thousandths of a processor.
+fn parse_cpu_max(text: &str) -> Option<u64> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    quota.parse::<u64>().ok()?.saturating_mul(1000).checked_div(period.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(kind: &str, point: &Path, options: &str) -> String {
+        format!("30 28 0:26 / {} rw - {kind} {kind} {options}\n", point.display())
+    }
+
+    #[test]
+    fn group_is_found_in_each_hierarchy_that_has_it() {
+        let root = tempfile::tempdir().unwrap();
+        let (two, memory) = (root.path().join("two"), root.path().join("memory"));
+        std::fs::create_dir_all(two.join("shepherd.slice/a.scope/main")).unwrap();
+        let both = mount("cgroup2", &two, "rw") + &mount("cgroup", &memory, "rw,memory");
+        let alone = mount("cgroup2", &two, "rw");
+        let path = "/shepherd.slice/a.scope";
+        let found = Cgroup::at_path(&both, path);
+        assert_eq!(found.directories().collect::<Vec<_>>(), [&two.join("shepherd.slice/a.scope")]);
+        for nothing in
+            ["/shepherd.slice/b.scope", "shepherd.slice/a.scope", "/x/../shepherd.slice/a.scope", ""]
+        {
+            assert!(Cgroup::at_path(&both, nothing).is_empty(), "{nothing}");
+        }
+        std::fs::create_dir_all(memory.join("shepherd.slice/a.scope")).unwrap();
+        assert_eq!(
+            Cgroup::at_path(&both, path).with_leaf("main").leaf,
+            None,
+            "version 1 has the controllers"
+        );
+        let alone = Cgroup::at_path(&alone, path).with_leaf("main");
+        assert_eq!(alone.leaf.as_deref(), Some("main"));
+        std::fs::write(two.join("shepherd.slice/a.scope/main/cgroup.procs"), "12\n").unwrap();
+        assert!(!alone.clone().with_process(12).is_empty(), "in a group inside it");
+        assert!(alone.with_process(1).is_empty());
+    }
+
+    #[test]
+    fn limits_are_read_as_they_were_set() {
+        let root = tempfile::tempdir().unwrap();
+        let limits = ResourceLimits { memory_bytes: Some(1 << 20), cpu_millis: Some(1500), tasks: Some(7) };
+        let second = CgroupMounts { unified: Some(root.path().join("two")), ..CgroupMounts::none() };
+        let first = CgroupMounts {
+            legacy: CONTROLLERS.map(|name| (name, root.path().join(name))).into(),
+            ..CgroupMounts::none()
+        };
+        for mounts in [second, first] {
+            for limits in [limits, ResourceLimits::default()] {
+                mounts.create_cgroup("family", "web", &limits).unwrap();
+                assert_eq!(mounts.find_cgroup("family", "web").read_limits(), limits);
+            }
+            assert!(mounts.find_cgroup("family", "other").is_empty());
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Move running children of the layout before into scopes, with their pids unchanged.
+//!
+//! Earlier releases kept children below the control group of the unit, and so does this one while systemd does not
+//! answer. Such a child ends with the unit. It is moved as soon as possible: when the role server starts, from time to
+//! time while it runs, and by an enrolment before it restarts the unit.
+//!
+//! A child is moved in this order, and each step finds what an interrupted one has done:
+//!
+//! 1. systemd makes a scope with all processes of the child.
+//! 2. The record of the child names the scope. From now on it is a child like one that was started in a scope; a
+//!    release before this one reads the same record, and finds the process.
+//! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes, and the
+//!    state of runc names them. Processes that were started meanwhile follow.
+//! 4. The old group is removed.
+//!
+//! When the last child has moved, the controllers are taken back from the group of the unit. Otherwise systemd could not
+//! put the next role server into it, and each later start would end with 219/CGROUP.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::child::cgroup::{AGENT_GROUP, CONTROLLERS, Cgroup, CgroupMounts, nested_groups};
+use crate::child::launch::{ChildRecord, read_record};
+use crate::child::lifecycle::ChildContext;
+use crate::child::placement::{PlacedChild, PlacementError, Scopes};
+use crate::child::scope::{LEAF, ScopeRecord, StartingUnit};
+use crate::child::spec::ResourceLimits;
+use crate::mountinfo;
+use crate::systemd_manager::connection::ManagerError;
+use crate::systemd_manager::manager::SystemdManager;
+
+/// How long processes that a child starts while it is moved are followed.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(10);
+/// How often a scope is requested; a process that ends meanwhile makes systemd refuse.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// What a migration has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigrationReport {
+    /// Children that were moved into scopes.
+    pub moved: Vec<String>,
+    /// Children that still end with the unit, each with the reason.
+    pub left: BTreeMap<String, String>,
+}
+
+/// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
+/// unit. Nothing happens if systemd does not know the unit, or if it has no group. Blocks.
+pub fn migrate_children_of_unit(
+    state_directory: &Path,
+    manager: &SystemdManager,
+    unit: &str,
+) -> Result<MigrationReport, ManagerError> {
+    let group = manager.read_unit(unit)?.map(|state| state.control_group).unwrap_or_default();
+    if group.is_empty() {
+        return Ok(MigrationReport::default());
+    }
+    let manager_group = manager.control_group()?;
+    let mountinfo = mountinfo::read_mountinfo().unwrap_or_default();
+    let is_user = manager_group.rsplit('/').next().is_some_and(|last| last.starts_with("user@"));
+    let unit = StartingUnit { manager_group, unit_group: group.clone(), is_user };
+    let children = ChildContext {
+        directory: state_directory.join("children"),
+        mounts: CgroupMounts::at_path(&mountinfo, &group),
+        launcher: PathBuf::from("/proc/self/exe"),
+        shutdown: CancellationToken::new(),
+        scopes: Some(Scopes::new(manager.clone(), unit, mountinfo)),
+    };
+    Ok(migrate_children(&children))
+}
+
+/// Moves all children of today's layout into scopes, then takes the controllers back from the group of the unit. Does
+/// nothing where there are no scopes, or no such child. Blocks.
+#[must_use]
+pub fn migrate_children(children: &ChildContext) -> MigrationReport {
+    let mut report = MigrationReport::default();
+    let Some(scopes) = &children.scopes else { return report };
+    let mut unreachable: Option<String> = None;
+    for name in children.names_to_move() {
+        let lock = scopes.lock_of(&name);
+        let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // A manager that does not answer would take its whole deadline for each child.
+        let moved = match &unreachable {
+            Some(why) if children.needs_move(&name) => Err(why.clone().into()),
+            Some(_) => Ok(false),
+            None => move_child(children, scopes, &name),
+        };
+        match moved {
+            Ok(true) => {
+                tracing::info!(name, "a running program was moved into a systemd scope of its own");
+                report.moved.push(name);
+            }
+            Ok(false) => {}
+            Err(PlacementError { why, is_silence }) => {
+                if is_silence {
+                    unreachable = Some(why.clone());
+                }
+                report.left.insert(name, why);
+            }
+        }
+    }
+    if report.left.is_empty() {
+        children.mounts.take_controllers_back(&children.instance_name());
+    }
+    report
+}
+
+impl ChildContext {
+    /// Children that are recorded, or that have a group in today's layout.
+    fn names_to_move(&self) -> BTreeSet<String> {
+        self.recorded_names().into_iter().chain(self.mounts.group_names(&self.instance_name())).collect()
+    }
+
+    /// Whether a child runs outside a scope.
+    fn needs_move(&self, name: &str) -> bool {
+        let record = read_record(&self.record_path(name));
+        let runs = record.is_some_and(|record| record.scope.is_none() && record.instance.is_alive());
+        let group = self.mounts.find_cgroup(&self.instance_name(), name);
+        runs || !group.pids().unwrap_or_default().is_empty()
+    }
+}
+
+/// Moves one child; returns whether it had to be moved.
+fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bool, PlacementError> {
+    let family = children.instance_name();
+    let old = children.mounts.find_cgroup(&family, name);
+    let record = read_record(&children.record_path(name));
+    // The handle keeps the pid from being used by another process.
+    let handle = record.as_ref().and_then(|record| record.instance.open_pidfd().ok().flatten());
+    let running = record.filter(|_| handle.is_some());
+    let in_old = old.pids().map_err(|error| error.to_string())?;
+    let known = running.as_ref().and_then(|record| record.scope.clone());
+    if in_old.is_empty() && (running.is_none() || known.is_some()) {
+        old.remove();
+        return Ok(false);
+    }
+    let groups_before = inner_groups(&old);
+    let limits = old.read_limits();
+    let own = running.as_ref().and_then(|record| u32::try_from(record.instance.pid).ok());
+    let scope = match known.or_else(|| find_scope_of(children, scopes, name, own)) {
+        Some(scope) => scope,
+        None => request_scope(children, scopes, name, (own, &old), &limits)?,
+    };
+    if let Some(record) = running {
+        let moved = ChildRecord { scope: Some(scope.clone()), ..record };
+        moved
+            .write(&children.record_path(name))
+            .map_err(|error| format!("recording the scope of {name} failed: {error}"))?;
+    }
+    let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
+    let moved = move_inner_groups(&groups_before, &new).and_then(|()| follow(scopes, &old, &scope));
+    moved.map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
+    rename_in_runc_state(&children.directory.join(name).join("bundle/state").join(name), &old, &new);
+    old.remove();
+    Ok(true)
+}
+
+/// A scope that has the process already: its record was not written.
+fn find_scope_of(
+    children: &ChildContext,
+    scopes: &Scopes,
+    name: &str,
+    own: Option<u32>,
+) -> Option<ScopeRecord> {
+    let own = own?;
+    let has = |scope: &ScopeRecord| {
+        !Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_process(own).is_empty()
+    };
+    children.find_scopes(name).into_values().find(has)
+}
+
+fn request_scope(
+    children: &ChildContext,
+    scopes: &Scopes,
+    name: &str,
+    (own, old): (Option<u32>, &Cgroup),
+    limits: &ResourceLimits,
+) -> Result<ScopeRecord, PlacementError> {
+    let mut last = PlacementError::from(format!("{name} has no process any more"));
+    for _ in 0..MAX_ATTEMPTS {
+        let others = old.pids().map_err(|error| error.to_string())?;
+        let others = others.into_iter().filter_map(|pid| u32::try_from(pid).ok());
+        let pids: Vec<u32> = own.into_iter().chain(others.filter(|pid| Some(*pid) != own)).collect();
+        if pids.is_empty() {
+            return Err(last);
+        }
+        let number = children.next_scope_number(name);
+        match scopes.place((&children.instance_name(), name), &pids, limits, number) {
+            Ok(PlacedChild { scope, .. }) => return Ok(scope),
+            Err(error) if error.is_silence => return Err(error),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The groups inside a group that have processes, by hierarchy and relative path.
+type InnerGroups = BTreeMap<(String, PathBuf), BTreeSet<i32>>;
+
+fn inner_groups(group: &Cgroup) -> InnerGroups {
+    let mut all = InnerGroups::new();
+    for (hierarchy, top) in group.by_hierarchy() {
+        for path in nested_groups(top) {
+            let Ok(relative) = path.strip_prefix(top) else { continue };
+            let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+            let pids: BTreeSet<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+            if !pids.is_empty() {
+                all.insert((hierarchy.to_owned(), relative.to_owned()), pids);
+            }
+        }
+    }
+    all
+}
+
+/// Makes the inner groups inside the new group, and moves their processes there. Processes of the old group itself go
+/// where those of a new child are.
+fn move_inner_groups(groups: &InnerGroups, new: &Cgroup) -> std::io::Result<()> {
+    let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
+    for ((hierarchy, relative), pids) in groups {
+        let Some(top) = tops.get(hierarchy.as_str()) else { continue };
+        let of_child_itself = relative.as_os_str().is_empty();
+        let path = match &new.leaf {
+            Some(leaf) if of_child_itself => top.join(leaf),
+            None if of_child_itself => continue,
+            _ => top.join(relative),
+        };
+        fs::create_dir_all(&path)?;
+        for pid in pids {
+            match fs::write(path.join("cgroup.procs"), pid.to_string()) {
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
+                other => other?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves processes that were started in the old group meanwhile, until there is none.
+fn follow(scopes: &Scopes, old: &Cgroup, scope: &ScopeRecord) -> std::io::Result<()> {
+    let end = Instant::now() + FOLLOW_TIMEOUT;
+    loop {
+        let left = old.pids().map_err(std::io::Error::other)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            let why = format!("{} processes stay in the group before", left.len());
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why));
+        }
+        let pids: Vec<u32> = left.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
+        if let Err(error) = scopes.manager.attach_processes(&scope.unit, &pids) {
+            // One of them may have ended.
+            tracing::debug!(%error, unit = scope.unit, "processes are attached once more");
+        }
+        std::thread::sleep(FOLLOW_INTERVAL);
+    }
+}
+
+/// Replaces paths of the old group in the state of runc, which names the groups of its container. Otherwise `runc exec`,
+/// by which such a service is probed, would look for a group that is gone.
+fn rename_in_runc_state(directory: &Path, old: &Cgroup, new: &Cgroup) {
+    let file = directory.join("state.json");
+    let Some(mut state) = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok())
+    else {
+        return;
+    };
+    let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
+    for (hierarchy, path) in old.by_hierarchy() {
+        if let Some(new) = tops.get(hierarchy) {
+            rename_paths(&mut state, path, new);
+        }
+    }
+    let written = serde_json::to_vec(&state).map_err(std::io::Error::other).and_then(|bytes| {
+        crate::atomic_file::replace_file(&file, &bytes, crate::atomic_file::Durability::UntilPowerLoss)
+    });
+    if let Err(error) = written {
+        tracing::warn!(%error, path = %file.display(), "the state of runc does not name the new control group");
+    }
+}
+
+/// Replaces each string that is a path below `old` by the same path below `new` (pure).
+fn rename_paths(value: &mut Value, old: &Path, new: &Path) {
+    match value {
+        Value::String(text) => {
+            let relative = Path::new(text.as_str()).strip_prefix(old).ok().map(Path::to_owned);
+            if let Some(relative) = relative {
+                let path = if relative.as_os_str().is_empty() { new.to_owned() } else { new.join(relative) };
+                *text = path.to_string_lossy().into_owned();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| rename_paths(item, old, new)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| rename_paths(field, old, new)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+impl Cgroup {
+    fn by_hierarchy(&self) -> impl Iterator<Item = (&str, &PathBuf)> {
+        let legacy = self.legacy.iter().map(|(name, path)| (name.as_str(), path));
+        self.unified.iter().map(|path| ("", path)).chain(legacy)
+    }
+}
+
+impl CgroupMounts {
+    /// Names of the children that have a group below this process's own.
+    fn group_names(&self, family: &str) -> BTreeSet<String> {
+        let own = self.unified.iter().chain(self.legacy.values());
+        let entries = own.flat_map(|own| fs::read_dir(own.join(family)).into_iter().flatten().flatten());
+        entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    }
+
+    /// Takes the controllers back from the groups below this process's own, where no child has a group there any more.
+    fn take_controllers_back(&self, family: &str) {
+        let Some(own) = self.unified.as_ref().filter(|_| self.legacy.is_empty()) else { return };
+        // A child without processes may have left it.
+        let _ = fs::remove_dir(own.join(family));
+        if own.join(family).exists() {
+            return;
+        }
+        let file = own.join("cgroup.subtree_control");
+        let enabled = fs::read_to_string(&file).unwrap_or_default();
+        let ours = CONTROLLERS.into_iter().filter(|name| enabled.split_whitespace().any(|has| has == *name));
+        let change: Vec<String> = ours.map(|name| format!("-{name}")).collect();
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = fs::write(&file, change.join(" ")) {
+            tracing::warn!(
+                %error,
+                path = %file.display(),
+                "the controllers were not taken back from the group of the unit, so systemd may refuse its next start \
+                 with 219/CGROUP"
+            );
+            return;
+        }
+        // The role server goes back to where systemd had put it.
+        let moved = own.join(AGENT_GROUP);
+        for pid in fs::read_to_string(moved.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(own.join("cgroup.procs"), pid);
+        }
+        let _ = fs::remove_dir(moved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_in_the_state_of_runc_follow_the_group() {
+        let mut state = serde_json::json!({
+            "id": "web",
+            "cgroup_paths": {"": "/c/unit/f/web/f.web", "cpu": "/d/unit/f/web"},
+            "config": {"cgroups": {"path": "/c/unit/f/webs"}, "list": ["/c/unit/f/web"], "number": 1},
+        });
+        rename_paths(&mut state, Path::new("/c/unit/f/web"), Path::new("/c/a.scope"));
+        let expected = serde_json::json!({
+            "id": "web",
+            "cgroup_paths": {"": "/c/a.scope/f.web", "cpu": "/d/unit/f/web"},
+            "config": {"cgroups": {"path": "/c/unit/f/webs"}, "list": ["/c/a.scope"], "number": 1},
+        });
+        assert_eq!(state, expected);
+    }
+
+    /// Files stand in for a hierarchy.
+    #[test]
+    fn controllers_are_taken_back_when_no_child_is_left() {
+        let root = tempfile::tempdir().unwrap();
+        let own = root.path().join("unit");
+        let mounts = CgroupMounts { unified: Some(own.clone()), ..CgroupMounts::none() };
+        fs::create_dir_all(own.join("family/web")).unwrap();
+        let file = own.join("cgroup.subtree_control");
+        fs::write(&file, "cpu io memory\n").unwrap();
+        assert_eq!(mounts.group_names("family"), BTreeSet::from(["web".to_owned()]));
+        mounts.take_controllers_back("family");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "cpu io memory\n", "a child has a group there");
+        fs::remove_dir(own.join("family/web")).unwrap();
+        mounts.take_controllers_back("family");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "-memory -cpu");
+        assert!(!own.join("family").exists());
+    }
+}

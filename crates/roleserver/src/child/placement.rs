@@ -1,0 +1,297 @@
+//! Place a child in a scope of its own, and find the groups of a child in both layouts.
+//!
+//! systemd moves the child's process by its pid. The process waits meanwhile ([`launch`][super::launch]), so nothing of
+//! the program runs in the group of the unit. The call only queues a job, and even a scope whose job is done can be
+//! dead while its process lives (systemd issue 36781). So a child counts as placed only if the job is done, the scope
+//! is active, and the process is in its group.
+//!
+//! The path of a scope's group is what systemd reports. It is in the record of the child. Scopes of earlier starts, in
+//! which survivors of the child may run, are found beside it by their names.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::child::cgroup::{Cgroup, CgroupError};
+use crate::child::launch::read_record;
+use crate::child::lifecycle::ChildContext;
+use crate::child::scope::{
+    LEAF, SLICE, ScopeRecord, StartFacts, StartingUnit, find_starting_unit, limit_properties, scope_name,
+    scope_number, scope_properties,
+};
+use crate::child::spec::ResourceLimits;
+use crate::mountinfo;
+use crate::systemd_manager::manager::{ScopeError, SystemdManager, UnitState};
+
+/// How many names are tried when units of these names exist already.
+const MAX_NAMES: u64 = 100;
+/// How many scopes are made for one start if each is dead at once.
+const MAX_DEAD: u32 = 3;
+
+/// The scopes of this role server.
+#[derive(Clone, Debug)]
+pub struct Scopes {
+    /// The manager that makes them.
+    pub manager: SystemdManager,
+    /// The unit that this role server is the main process of.
+    pub unit: StartingUnit,
+    /// The mounts of this host, in the syntax of `/proc/self/mountinfo`, by which groups are found.
+    pub mountinfo: String,
+    /// One lock for each child: a child that is moved is not started or stopped meanwhile.
+    locks: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
+}
+
+/// Why a child has no scope.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct PlacementError {
+    /// The reason, as a sentence.
+    pub why: String,
+    /// Whether systemd does not answer, so that it is useless to ask it for another child now.
+    pub is_silence: bool,
+}
+
+impl From<String> for PlacementError {
+    fn from(why: String) -> Self {
+        Self { why, is_silence: false }
+    }
+}
+
+impl From<ScopeError> for PlacementError {
+    fn from(error: ScopeError) -> Self {
+        let is_silence = matches!(&error, ScopeError::Manager(error) if error.is_silence());
+        Self { why: error.to_string(), is_silence }
+    }
+}
+
+/// A child in its scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedChild {
+    /// The scope, for its record.
+    pub scope: ScopeRecord,
+    /// Its control group.
+    pub group: Cgroup,
+}
+
+impl Scopes {
+    /// Scopes made by this manager, for children of this unit.
+    #[must_use]
+    pub fn new(manager: SystemdManager, unit: StartingUnit, mountinfo: String) -> Self {
+        Self { manager, unit, mountinfo, locks: Arc::default() }
+    }
+
+    /// The scopes of this process, if systemd started it; `None` elsewhere, where children stay below the group of the
+    /// role server.
+    #[must_use]
+    pub fn detect_host() -> Option<Self> {
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let unit = find_starting_unit(&StartFacts {
+            has_systemd: Path::new("/run/systemd/system").is_dir(),
+            has_invocation_id: std::env::var_os("INVOCATION_ID").is_some(),
+            own_cgroups: &read("/proc/self/cgroup"),
+            parent_cgroups: &read(&format!("/proc/{parent}/cgroup")),
+        })?;
+        let manager = if unit.is_user {
+            let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
+                || PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw())),
+                PathBuf::from,
+            );
+            SystemdManager::user(&runtime_directory)
+        } else {
+            SystemdManager::system()
+        };
+        Some(Self::new(manager, unit, mountinfo::read_mountinfo().unwrap_or_default()))
+    }
+
+    /// The lock of a child.
+    #[must_use]
+    pub fn lock_of(&self, child: &str) -> Arc<Mutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.entry(child.to_owned()).or_default().clone()
+    }
+
+    /// The control group of the slice that has the scopes.
+    #[must_use]
+    pub fn slice_group(&self) -> String {
+        format!("{}/{SLICE}", self.unit.manager_group)
+    }
+
+    /// Makes a scope with these processes, of which the first is the child's own. `first` is the number to begin with;
+    /// names of existing units are skipped. Blocks.
+    pub fn place(
+        &self,
+        (family, child): (&str, &str),
+        pids: &[u32],
+        limits: &ResourceLimits,
+        first: u64,
+    ) -> Result<PlacedChild, PlacementError> {
+        let own = pids.first().copied().unwrap_or_default();
+        let properties = scope_properties(child, pids, limits);
+        let mut dead = 0;
+        for number in first..first.saturating_add(MAX_NAMES) {
+            let unit = scope_name(family, child, number);
+            let state = match self.manager.start_scope(&unit, &properties) {
+                Ok(state) => state,
+                Err(ScopeError::Exists(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match self.check_scope(&unit, &state, own) {
+                Ok(group) => {
+                    let scope = ScopeRecord { unit, control_group: state.control_group };
+                    return Ok(PlacedChild { scope, group });
+                }
+                Err(why) => {
+                    dead += 1;
+                    if dead == MAX_DEAD {
+                        return Err(why.into());
+                    }
+                    tracing::warn!(
+                        name = child,
+                        unit,
+                        reason = why,
+                        "a scope cannot be used; the next is made"
+                    );
+                }
+            }
+        }
+        let name = scope_name(family, child, first);
+        Err(format!("units named {name} and so on, {MAX_NAMES} in all, exist already").into())
+    }
+
+    /// Checks that a scope is active and has the process.
+    fn check_scope(&self, unit: &str, state: &UnitState, pid: u32) -> Result<Cgroup, String> {
+        if state.active != "active" {
+            return Err(format!("the scope {unit} is {} right after its start", state.active));
+        }
+        let group = Cgroup::at_path(&self.mountinfo, &state.control_group).with_process(pid);
+        if group.is_empty() {
+            return Err(format!(
+                "process {pid} is not in the control group {} of the scope {unit}",
+                state.control_group
+            ));
+        }
+        Ok(group.with_leaf(LEAF))
+    }
+}
+
+/// The scopes of a child below a slice, by their number.
+#[must_use]
+pub fn find_scopes(
+    mountinfo: &str,
+    slice_group: &str,
+    (family, child): (&str, &str),
+) -> BTreeMap<u64, ScopeRecord> {
+    let mut found = BTreeMap::new();
+    for directory in Cgroup::at_path(mountinfo, slice_group).directories() {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let unit = entry.file_name().to_string_lossy().into_owned();
+            if let Some(number) = scope_number(&unit, family, child) {
+                let control_group = format!("{slice_group}/{unit}");
+                found.insert(number, ScopeRecord { unit, control_group });
+            }
+        }
+    }
+    found
+}
+
+impl ChildContext {
+    fn mountinfo(&self) -> String {
+        match &self.scopes {
+            Some(scopes) => scopes.mountinfo.clone(),
+            None => mountinfo::read_mountinfo().unwrap_or_default(),
+        }
+    }
+
+    /// All scopes that may hold processes of a child, by their number: below this role server's slice, and below that
+    /// of its record, which may be another one if it was started in another way.
+    #[must_use]
+    pub fn find_scopes(&self, name: &str) -> BTreeMap<u64, ScopeRecord> {
+        let recorded = read_record(&self.record_path(name)).and_then(|record| record.scope);
+        let above = |scope: &ScopeRecord| Some(scope.control_group.rsplit_once('/')?.0.to_owned());
+        let slices = [self.scopes.as_ref().map(Scopes::slice_group), recorded.as_ref().and_then(above)];
+        if slices.iter().all(Option::is_none) {
+            return BTreeMap::new();
+        }
+        let (family, mountinfo) = (self.instance_name(), self.mountinfo());
+        slices.iter().flatten().flat_map(|slice| find_scopes(&mountinfo, slice, (&family, name))).collect()
+    }
+
+    /// Every group that may hold processes of a child: that of today's layout, and its scopes.
+    #[must_use]
+    pub fn find_group(&self, name: &str) -> Cgroup {
+        let mountinfo = self.mountinfo();
+        let scopes = self.find_scopes(name);
+        let groups = scopes.values().map(|scope| Cgroup::at_path(&mountinfo, &scope.control_group));
+        let own = self.mounts.find_cgroup(&self.instance_name(), name);
+        if scopes.is_empty() {
+            return own;
+        }
+        let all: Vec<PathBuf> = std::iter::once(own)
+            .chain(groups)
+            .flat_map(|group| group.directories().cloned().collect::<Vec<_>>())
+            .collect();
+        Cgroup::from_directories(&all)
+    }
+
+    /// Removes the group of a child that has ended. systemd removes those of scopes itself.
+    pub fn remove_group(&self, name: &str) {
+        self.mounts.find_cgroup(&self.instance_name(), name).remove();
+    }
+
+    /// The group that a running child is in, for processes that belong to it, such as probes.
+    pub fn running_group(&self, name: &str, limits: &ResourceLimits) -> Result<Cgroup, CgroupError> {
+        match read_record(&self.record_path(name)).and_then(|record| record.scope) {
+            Some(scope) => Ok(Cgroup::at_path(&self.mountinfo(), &scope.control_group).with_leaf(LEAF)),
+            None => self.create_group(name, limits),
+        }
+    }
+
+    /// Creates the group of a child in today's layout: below that of the role server.
+    pub fn create_group(&self, name: &str, limits: &ResourceLimits) -> Result<Cgroup, CgroupError> {
+        let group = self.mounts.create_cgroup(&self.instance_name(), name, limits)?;
+        // As in a scope, so that the path of a group inside it is the same for runc.
+        Ok(if self.scopes.is_some() { group.with_leaf(LEAF) } else { group })
+    }
+
+    /// Applies limits to a running child.
+    ///
+    /// In a scope they are properties of the scope, so that they survive a `daemon-reload`. While systemd does not
+    /// answer they are written to the group, which holds until then.
+    pub fn apply_limits(&self, name: &str, limits: &ResourceLimits) -> Result<(), CgroupError> {
+        let record = read_record(&self.record_path(name));
+        let Some(ScopeRecord { unit, control_group }) = record.and_then(|record| record.scope) else {
+            return self.create_group(name, limits).map(drop);
+        };
+        if let Some(scopes) = &self.scopes {
+            match scopes.manager.set_properties(&unit, &limit_properties(limits)) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(%error, unit, "the limits of a scope are written to its control group instead");
+                }
+            }
+        }
+        Cgroup::at_path(&self.mountinfo(), &control_group).set_limits(limits)
+    }
+
+    /// The number for the next scope of a child.
+    #[must_use]
+    pub fn next_scope_number(&self, name: &str) -> u64 {
+        let recorded = read_record(&self.record_path(name)).and_then(|record| record.scope);
+        let recorded = recorded.and_then(|scope| scope_number(&scope.unit, &self.instance_name(), name));
+        let existing = self.find_scopes(name).last_key_value().map(|(number, _)| *number);
+        recorded.max(existing).map_or(1, |last| last.saturating_add(1))
+    }
+
+    /// The path of a group inside that of a child, in the form that runc expects.
+    #[must_use]
+    pub fn nested_cgroup(&self, name: &str) -> String {
+        let family = self.instance_name();
+        match &self.scopes {
+            // runc takes it as relative: in version 2 alone to the group above its own, which is then that of the child.
+            Some(_) => format!("{family}.{name}"),
+            None => self.mounts.nested_cgroup(&family, name),
+        }
+    }
+}

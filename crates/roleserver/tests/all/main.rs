@@ -1,0 +1,7 @@
+//! Children of the role server as real processes, with a stand-in for systemd.
+
+mod fake_systemd;
+mod host;
+mod migration;
+mod scopes;
+mod systemd_calls;

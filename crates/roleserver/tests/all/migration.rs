@@ -1,0 +1,152 @@
+//! Children of an earlier release move into scopes while they run.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use shepherd_roleserver::child::launch::ChildRecord;
+use shepherd_roleserver::child::migration::{MigrationReport, migrate_children, migrate_children_of_unit};
+use shepherd_roleserver::process::ProcessInstance;
+use shepherd_roleserver::systemd_manager::value::Value;
+
+use crate::host::{Host, UNIT_GROUP};
+
+/// A process that an earlier release has started, in a group of the tree; it ends with the test.
+struct OldProcess(Child);
+
+impl OldProcess {
+    fn start(host: &Host, group: &str) -> Result<Self> {
+        let child = Command::new("/bin/sleep").arg("600").stdin(Stdio::null()).spawn()?;
+        host.systemd.move_process(group, child.id())?;
+        Ok(Self(child))
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Writes the record as the release before did.
+    fn record(&self, host: &Host, name: &str) -> Result<ProcessInstance> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
+        let instance = ProcessInstance {
+            pid: self.pid().try_into()?,
+            start_time: start_time.context("no start time")?.parse()?,
+            ..ProcessInstance::current()?
+        };
+        let path = host.children.record_path(name);
+        fs::create_dir_all(path.parent().context("no directory")?)?;
+        let record = serde_json::json!({"instance": &instance, "spec_sha256": "5a"});
+        fs::write(path, record.to_string())?;
+        Ok(instance)
+    }
+}
+
+impl Drop for OldProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn record(host: &Host, name: &str) -> Result<ChildRecord> {
+    Ok(serde_json::from_slice(&fs::read(host.children.record_path(name))?)?)
+}
+
+#[test]
+fn children_move_with_their_pids_and_the_unit_gets_its_controllers_back() -> Result<()> {
+    let host = Host::new()?;
+    let controllers = host.group(UNIT_GROUP).join("cgroup.subtree_control");
+    fs::write(&controllers, "cpu memory pids\n")?;
+    let etcd = OldProcess::start(&host, &host.old_group("etcd"))?;
+    let instance = etcd.record(&host, "etcd")?;
+    // runc, and its container in a group inside the group of the service, which the state of runc names.
+    let (web, inner) = (host.old_group("web"), format!("{}/f.web", host.old_group("web")));
+    let (runc, container) = (OldProcess::start(&host, &web)?, OldProcess::start(&host, &inner)?);
+    runc.record(&host, "web")?;
+    let state = host.children.directory.join("web/bundle/state/web/state.json");
+    fs::create_dir_all(state.parent().context("no directory")?)?;
+    fs::write(&state, serde_json::json!({"cgroup_paths": {"": host.group(&inner)}}).to_string())?;
+    // Shims that go on without a containerd, and without a record.
+    let shim = OldProcess::start(&host, &host.old_group("containerd"))?;
+
+    let report = migrate_children(&host.children);
+    let names = ["containerd", "etcd", "web"].map(str::to_owned);
+    assert_eq!(report, MigrationReport { moved: names.to_vec(), ..MigrationReport::default() });
+    let moved = record(&host, "etcd")?;
+    let scope = moved.scope.clone().context("no scope")?;
+    assert_eq!((&moved.instance, moved.spec_sha256.as_str()), (&instance, "5a"), "it is the same process");
+    assert_eq!(scope.unit, host.scope_name("etcd", 1));
+    assert!(host.systemd.pids(&scope.control_group).contains(&etcd.pid()));
+    let scope = record(&host, "web")?.scope.context("no scope")?;
+    assert_eq!(host.systemd.pids(&format!("{}/f.web", scope.control_group)), [container.pid()]);
+    assert_eq!(host.systemd.pids(&format!("{}/main", scope.control_group)), [runc.pid()]);
+    let text = fs::read_to_string(&state)?;
+    assert!(text.contains(&format!("{}/f.web\"", scope.control_group)), "{text}");
+    let unit = host.systemd.unit(&host.scope_name("containerd", 1)).context("no scope")?;
+    assert_eq!(unit.properties.get("PIDs"), Some(&Value::numbers(&[shim.pid()])));
+    assert!(!host.group(UNIT_GROUP).join(host.children.instance_name()).exists(), "the old groups are gone");
+    assert_eq!(fs::read_to_string(&controllers)?, "-memory -cpu -pids");
+
+    assert_eq!(migrate_children(&host.children), MigrationReport::default(), "nothing is left to do");
+    assert_eq!(host.systemd.unit_names().len(), 3);
+    Ok(())
+}
+
+#[test]
+fn limits_of_the_old_group_are_properties_of_the_scope() -> Result<()> {
+    let host = Host::new()?;
+    let group = host.old_group("web");
+    let web = OldProcess::start(&host, &group)?;
+    web.record(&host, "web")?;
+    for (file, text) in [("memory.max", "1048576\n"), ("cpu.max", "150000 100000\n"), ("pids.max", "max\n")] {
+        fs::write(host.group(&group).join(file), text)?;
+    }
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
+    let number = |name: &str| unit.properties.get(name).cloned();
+    assert_eq!(number("MemoryMax"), Some(Value::U64(1 << 20)));
+    assert_eq!(number("CPUQuotaPerSecUSec"), Some(Value::U64(1_500_000)));
+    assert_eq!(number("TasksMax"), Some(Value::U64(u64::MAX)));
+    Ok(())
+}
+
+/// A role server that was killed between the start of the scope and the record.
+#[test]
+fn interrupted_move_is_completed_without_a_second_scope() -> Result<()> {
+    let host = Host::new()?;
+    let group = format!("/shepherd.slice/{}", host.scope_name("web", 4));
+    let web = OldProcess::start(&host, &group)?;
+    let instance = web.record(&host, "web")?;
+    host.systemd.add_unit(&host.scope_name("web", 4), &group);
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let moved = record(&host, "web")?;
+    assert_eq!(moved.scope.map(|scope| scope.unit), Some(host.scope_name("web", 4)));
+    assert_eq!(moved.instance, instance);
+    assert_eq!(host.systemd.unit_names().len(), 1);
+    assert_eq!(migrate_children(&host.children), MigrationReport::default());
+    Ok(())
+}
+
+#[test]
+fn ended_child_and_host_without_systemd_are_left_alone() -> Result<()> {
+    let host = Host::new()?;
+    let ended = OldProcess::start(&host, "/elsewhere")?;
+    ended.record(&host, "web")?;
+    let pid = ended.pid();
+    drop(ended);
+    host.systemd.forget_process(pid)?;
+    assert_eq!(migrate_children(&host.children), MigrationReport::default());
+    assert_eq!(host.systemd.unit_names(), [""; 0]);
+    let alive = OldProcess::start(&host, &host.old_group("web"))?;
+    alive.record(&host, "web")?;
+    let mut elsewhere = host.children.clone();
+    elsewhere.scopes = None;
+    assert_eq!(migrate_children(&elsewhere), MigrationReport::default());
+    assert_eq!(record(&host, "web")?.scope, None);
+    // An enrolment of a machine whose systemd has no such unit.
+    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
+    let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service")?;
+    assert_eq!(report, MigrationReport::default());
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! Children in scopes of systemd: where they start, what they wait for, what happens when systemd does not help.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use shepherd_roleserver::child::launch::ChildRecord;
+use shepherd_roleserver::child::lifecycle::adopt_or_start;
+use shepherd_roleserver::child::migration::{MigrationReport, migrate_children};
+use shepherd_roleserver::child::spec::{ChildSpec, ResourceLimits};
+use shepherd_roleserver::systemd_manager::value::Value;
+
+use crate::fake_systemd::Conduct;
+use crate::host::{Host, wait_for};
+
+fn pid_of(record: &ChildRecord) -> Result<u32> {
+    Ok(record.instance.pid.try_into()?)
+}
+
+/// The process ends, and the tree of groups knows it.
+fn end_process(host: &Host, record: &ChildRecord) -> Result<()> {
+    record.instance.stop(Duration::ZERO)?;
+    record.instance.reap()?;
+    host.systemd.forget_process(pid_of(record)?)
+}
+
+#[test]
+fn child_runs_in_a_scope_of_its_own() -> Result<()> {
+    let host = Host::new()?;
+    let limits = ResourceLimits { memory_bytes: Some(1 << 20), cpu_millis: Some(500), tasks: None };
+    let (record, _handle) =
+        adopt_or_start(&ChildSpec { limits, ..host.spec("echo runs; exec sleep 600") }, &host.children)?;
+    wait_for("its first words", || host.log() == "runs\n")?;
+    let name = host.scope_name("web", 1);
+    assert_eq!(host.systemd.unit_names(), [name.clone()], "exactly one scope");
+    let unit = host.systemd.unit(&name).context("no scope")?;
+    let pid = pid_of(&record)?;
+    let property = |name: &str| unit.properties.get(name).cloned();
+    for (name, expected) in [
+        ("Slice", Value::text("shepherd.slice")),
+        ("PIDs", Value::numbers(&[pid])),
+        ("Delegate", Value::Bool(true)),
+        ("CollectMode", Value::text("inactive-or-failed")),
+        ("TasksMax", Value::U64(u64::MAX)),
+        ("MemoryMax", Value::U64(1 << 20)),
+        ("CPUQuotaPerSecUSec", Value::U64(500_000)),
+    ] {
+        assert_eq!(property(name), Some(expected), "{name}");
+    }
+    let scope = record.scope.clone().context("the record has no scope")?;
+    assert_eq!((scope.unit, &scope.control_group), (name, &unit.control_group));
+    assert_eq!(host.systemd.pids(&scope.control_group), [pid]);
+    assert!(host.group(&scope.control_group).join("main/cgroup.procs").exists(), "it joined the group below");
+    assert!(!host.group(&host.old_group("web")).exists(), "nothing of it is in the unit");
+    assert_eq!(host.record()?, record);
+    Ok(())
+}
+
+/// systemd only queues a job. A program that ran before the end of the job would start its first processes in the unit.
+#[test]
+fn child_waits_for_its_scope_before_it_runs() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.set_conduct(Conduct::Slow);
+    let (children, spec) = (host.children.clone(), host.spec("echo runs; exec sleep 600"));
+    let starting = std::thread::spawn(move || adopt_or_start(&spec, &children).map(|(record, _)| record));
+    host.systemd.wait_for_call("StartTransientUnit")?;
+    // Nothing shows that a program will never run; one that does not wait runs long before this.
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(host.log(), "", "the program runs although its scope does not exist yet");
+    assert!(host.record().is_err());
+    host.systemd.set_conduct(Conduct::Well);
+    let record = starting.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+    wait_for("its first words", || host.log() == "runs\n")?;
+    assert!(record.scope.is_some());
+    Ok(())
+}
+
+#[test]
+fn existing_name_and_dead_scope_are_skipped() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.add_unit(&host.scope_name("web", 1), "/elsewhere");
+    host.systemd.set_conduct(Conduct::DeadScope);
+    let (record, _handle) = adopt_or_start(&host.spec("exec sleep 600"), &host.children)?;
+    let scope = record.scope.clone().context("no scope")?;
+    assert_eq!(scope.unit, host.scope_name("web", 3), "the first exists, the second is dead");
+    assert_eq!(host.systemd.pids(&scope.control_group), [pid_of(&record)?]);
+    Ok(())
+}
+
+#[test]
+fn each_start_has_the_next_number_and_adoption_starts_nothing() -> Result<()> {
+    let host = Host::new()?;
+    let spec = host.spec("exec sleep 600");
+    let (first, _handle) = adopt_or_start(&spec, &host.children)?;
+    let limits = ResourceLimits { tasks: Some(50), ..ResourceLimits::default() };
+    let (adopted, _handle) = adopt_or_start(&ChildSpec { limits, ..spec.clone() }, &host.children)?;
+    assert_eq!(adopted, first, "other limits do not make it another program");
+    let name = host.scope_name("web", 1);
+    let unit = host.systemd.unit(&name).context("no scope")?;
+    assert_eq!(unit.properties.get("TasksMax"), Some(&Value::U64(50)));
+    assert_eq!(unit.properties.get("MemoryMax"), Some(&Value::U64(u64::MAX)));
+    // A survivor of the first start stays in its scope.
+    end_process(&host, &first)?;
+    host.systemd.remove_unit(&name);
+    let (second, _handle) = adopt_or_start(&spec, &host.children)?;
+    assert_ne!(second.instance, first.instance);
+    assert_eq!(second.scope.map(|scope| scope.unit), Some(host.scope_name("web", 2)));
+    Ok(())
+}
+
+#[test]
+fn child_starts_without_systemd_and_moves_when_systemd_answers() -> Result<()> {
+    for conduct in [Conduct::Silent, Conduct::FailedJob, Conduct::Garbage, Conduct::Suspicious] {
+        let deadline =
+            if conduct == Conduct::Silent { Duration::from_millis(200) } else { Duration::from_secs(60) };
+        let host = Host::new()?.with_deadline(deadline);
+        host.systemd.set_conduct(conduct);
+        let (record, _handle) = adopt_or_start(&host.spec("echo runs; exec sleep 600"), &host.children)?;
+        wait_for("its first words", || host.log() == "runs\n")?;
+        assert_eq!(record.scope, None, "{conduct:?}");
+        let pid = pid_of(&record)?;
+        host.systemd.move_process(&host.old_group("web"), pid)?;
+        let report = migrate_children(&host.children);
+        let why = report.left.get("web").with_context(|| format!("{conduct:?}: it is protected"))?;
+        let expected = match conduct {
+            Conduct::Silent => "systemd did not answer within 0.2 s",
+            Conduct::FailedJob => "ended with the result \"failed\"",
+            Conduct::Garbage => "the answer of systemd is malformed",
+            _ => "systemd refused: REJECTED EXTERNAL",
+        };
+        assert!(why.contains(expected), "{conduct:?}: {why}");
+        host.systemd.set_conduct(Conduct::Well);
+        let host = host.with_deadline(Duration::from_secs(60));
+        let report = migrate_children(&host.children);
+        assert_eq!(report, MigrationReport { moved: vec!["web".to_owned()], ..MigrationReport::default() });
+        let moved = host.record()?;
+        assert_eq!(moved.instance, record.instance, "its pid is the same");
+        let scope = moved.scope.context("no scope")?;
+        assert_eq!(host.systemd.pids(&scope.control_group), [pid]);
+        assert!(moved.instance.is_alive());
+    }
+    Ok(())
+}
+
+#[test]
+fn child_of_a_role_server_that_ends_before_it_is_placed_does_not_run() -> Result<()> {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let host = Host::new()?;
+    let order = shepherd_roleserver::child::launch::LaunchOrder {
+        spec: host.spec("echo runs"),
+        group: shepherd_roleserver::child::cgroup::Cgroup::default(),
+        waits: true,
+        record: Some(host.path("record.json")),
+        log: host.path("output.log"),
+    };
+    let mut launcher =
+        Command::new(&host.children.launcher).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut input = launcher.stdin.take().context("no input")?;
+    writeln!(input, "{}", serde_json::to_string(&order)?)?;
+    drop(input);
+    let output = launcher.wait_with_output()?;
+    let why = String::from_utf8(output.stdout)?;
+    assert!(why.starts_with("the role server ended before it placed the program"), "{why}");
+    assert!(!host.path("record.json").exists());
+    assert_eq!(std::fs::read_to_string(host.path("output.log")).unwrap_or_default(), "");
+    Ok(())
+}
+
+/// The operator changes something, in the layout of scopes as before: the running program ends first.
+#[test]
+fn changed_declaration_restarts_a_child_and_another_release_does_not() -> Result<()> {
+    let host = Host::new()?;
+    let declared =
+        |script: &str, declared: &str| ChildSpec { declared: Some(declared.to_owned()), ..host.spec(script) };
+    let (first, _handle) = adopt_or_start(&declared("exec sleep 600", "a"), &host.children)?;
+    let (adopted, _handle) = adopt_or_start(&declared("exec sleep 601", "a"), &host.children)?;
+    assert_eq!(adopted.instance, first.instance, "another release would start it with other flags");
+    assert_eq!(adopted.spec_sha256, first.spec_sha256, "it runs as it was started");
+    // The tree does not notice by itself that a process ends.
+    let (instance, systemd, pid) = (first.instance.clone(), host.systemd.clone(), pid_of(&first)?);
+    let noticing = std::thread::spawn(move || -> Result<()> {
+        wait_for("the end of the first", || !instance.is_alive())?;
+        systemd.forget_process(pid)
+    });
+    let (second, _handle) = adopt_or_start(&declared("exec sleep 601", "b"), &host.children)?;
+    noticing.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+    assert_ne!(second.instance, first.instance);
+    assert!(!first.instance.is_alive(), "two of one name never run at once");
+    assert!(second.instance.send_signal(Signal::TERM)?);
+    Ok(())
+}
