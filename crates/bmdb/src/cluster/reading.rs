@@ -203,9 +203,9 @@ pub(crate) async fn membership_of_machine(
     machine: MachineId,
 ) -> Result<Option<ClusterMembership>, BmdbError> {
     let row = sqlx::query!(
-        "SELECT k.name, c.part, c.leaving, c.wait_reason, c.health, c.kubernetes
+        r#"SELECT k.name, c.part, c.leaving, c.wait_reason, c.health, c.kubernetes, r.error AS "report_error?"
          FROM machine_cluster c JOIN cluster k ON k.cluster_id = c.cluster_id
-         WHERE c.machine_id = $1",
+         LEFT JOIN machine_cluster_report r ON r.machine_id = c.machine_id WHERE c.machine_id = $1"#,
         machine.0
     )
     .fetch_optional(tx)
@@ -217,6 +217,7 @@ pub(crate) async fn membership_of_machine(
         leave_reason: row.leaving,
         wait_reason: row.wait_reason,
         health: row.health,
+        report_error: row.report_error,
         kubernetes: row.kubernetes.and_then(|value| serde_json::from_value::<NodeKubernetes>(value).ok()),
     }))
 }

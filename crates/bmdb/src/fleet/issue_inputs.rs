@@ -128,6 +128,7 @@ impl Bmdb {
                 serial_number: row.serial_number,
                 macs: row.report.as_deref().map(mac_addresses).unwrap_or_default(),
                 host_key_rejected_at: row.refused_at,
+                node_problem: row.node_problem.zip(row.node_problem_at),
                 unknown_fence: newer_fences.remove(&machine.0),
                 recent: lately.get(&machine.0).copied().unwrap_or_default(),
             });

@@ -33,6 +33,8 @@ pub struct ClusterMembership {
     pub wait_reason: Option<String>,
     /// Health of its node by the curator.
     pub health: Option<String>,
+    /// Problem that the machine itself reports; `None` if it reports none.
+    pub report_error: Option<String>,
     /// Kubernetes on it, from its node's last report.
     pub kubernetes: Option<NodeKubernetes>,
 }
@@ -60,6 +62,12 @@ impl ClusterMembership {
                 text.push_str(" to its curator");
             }
             (None, None) => {}
+        }
+        // What it waits for may be that problem.
+        let repeated = |error: &String| self.wait_reason.as_ref().is_some_and(|waits| waits.contains(error));
+        if let Some(error) = self.report_error.as_ref().filter(|error| !repeated(error)) {
+            text.push_str("; the machine reports: ");
+            text.push_str(error);
         }
         match self.kubernetes.as_ref().map(|kubernetes| (&kubernetes.version, kubernetes.unhealthy_reason()))
         {
@@ -92,6 +100,23 @@ mod tests {
             (
                 ClusterMembership { health: text("healthy"), ..worker.clone() },
                 "it is a worker of cluster ams; its node is healthy to its curator",
+            ),
+            (
+                ClusterMembership {
+                    health: text("healthy"),
+                    report_error: text("etcd would end with the role server"),
+                    ..worker.clone()
+                },
+                "it is a worker of cluster ams; its node is healthy to its curator; the machine reports: etcd would \
+                 end with the role server",
+            ),
+            (
+                ClusterMembership {
+                    wait_reason: text("it cannot join: no route"),
+                    report_error: text("no route"),
+                    ..worker.clone()
+                },
+                "it is a worker of cluster ams; there it waits: it cannot join: no route",
             ),
             (
                 ClusterMembership {

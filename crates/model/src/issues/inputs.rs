@@ -62,6 +62,8 @@ pub struct MachineIssueInputs {
     pub macs: Vec<String>,
     /// When it offered another host key than the pinned one.
     pub host_key_rejected_at: Option<Timestamp>,
+    /// A problem that it reports about its node, and since when; `None` if it is no node or reports none.
+    pub node_problem: Option<(String, Timestamp)>,
     /// Proof that it has seen a fence this BMDB never issued. While it is set, no order is given to the machine.
     pub unknown_fence: Option<UnknownFence>,
     /// What its agent reported within [`HISTORY_WINDOW`].

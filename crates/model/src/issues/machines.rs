@@ -1,5 +1,7 @@
 //! Issues of single machines.
 
+use std::time::Duration;
+
 use crate::facts::HoldScope;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{HISTORY_WINDOW, IssueInputs, MachineIssueInputs};
@@ -12,6 +14,8 @@ use crate::time::{Span, Timestamp, between};
 
 /// Boots within [`HISTORY_WINDOW`] that nobody ordered, from which on they count as a crash loop.
 const CRASH_LOOP_BOOTS: u32 = 3;
+/// How long a machine may report a problem of its node. Some end by themselves within seconds.
+const NODE_PROBLEM_AFTER: Duration = Duration::from_mins(2);
 /// Consecutive sessions lost on one machine, from which on they count as no accident.
 const MAX_LOST_SESSIONS: i64 = 3;
 
@@ -32,6 +36,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         unknown_fence(machine),
         silent_agent(machine, evidence),
         crash_loop(machine),
+        node_problem(machine, evidence.at),
         provider_discrepancy(machine),
         failing_work(machine, evidence),
         lost_workers(machine),
@@ -81,6 +86,17 @@ fn host_key_changed(machine: &MachineIssueInputs) -> Option<Issue> {
         "compare the key with the one on the machine's console, then allow it with the command that `why` shows",
     );
     Some(Issue::for_machine(IssueKind::HostKeyChanged, &machine.name(), evidence, Some(refused_at), remedy))
+}
+
+/// Issue: the machine reports a problem of its node, such as a program that would end with the role server.
+fn node_problem(machine: &MachineIssueInputs, now: Timestamp) -> Option<Issue> {
+    let (problem, since) = machine.node_problem.as_ref()?;
+    if between(*since, now) < NODE_PROBLEM_AFTER {
+        return None;
+    }
+    let evidence = format!("it reports about its node: {problem}");
+    let remedy = why_remedy(machine, "`roleserver status` on the machine says which part is concerned");
+    Some(Issue::for_machine(IssueKind::NodeProblem, &machine.name(), evidence, Some(*since), remedy))
 }
 
 fn unknown_fence(machine: &MachineIssueInputs) -> Option<Issue> {

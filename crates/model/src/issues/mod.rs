@@ -86,6 +86,7 @@ pub enum IssueKind {
     NeedsHuman,
     NewerFence,
     NobodyListens,
+    NodeProblem,
     NoShepherd,
     OutdatedAgent,
     ProviderDiscrepancy,
@@ -124,6 +125,7 @@ impl IssueKind {
         Self::NeedsHuman,
         Self::NewerFence,
         Self::NobodyListens,
+        Self::NodeProblem,
         Self::NoShepherd,
         Self::OutdatedAgent,
         Self::ProviderDiscrepancy,
@@ -163,6 +165,7 @@ impl IssueKind {
             Self::NeedsHuman => "needs-human",
             Self::NewerFence => "newer-fence",
             Self::NobodyListens => "nobody-listens",
+            Self::NodeProblem => "node-problem",
             Self::NoShepherd => "no-shepherd",
             Self::OutdatedAgent => "outdated-agent",
             Self::ProviderDiscrepancy => "provider-discrepancy",
@@ -201,6 +204,7 @@ impl IssueKind {
             | Self::LongSnapshot
             | Self::LoopPaused
             | Self::LostWorkers
+            | Self::NodeProblem
             | Self::ProviderDiscrepancy
             | Self::ProviderFails
             | Self::RetiredListed

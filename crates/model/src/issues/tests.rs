@@ -62,6 +62,7 @@ fn machine(number: u8) -> MachineIssueInputs {
         serial_number: Some(format!("S{number}00")),
         macs: vec![format!("00:00:5e:00:53:{number:02x}")],
         host_key_rejected_at: None,
+        node_problem: None,
         unknown_fence: None,
         recent: RecentHistory { unordered_boots: 2, ..RecentHistory::default() },
     }

@@ -189,6 +189,16 @@ pub(super) const CASES: &[Case] = &[
         |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged)),
         &[("needs-human", "rack-a/1")],
     ),
+    (
+        "a problem of its node that it has reported for a moment",
+        |e| e.machines[0].node_problem = Some(("etcd would end with the role server".into(), at(NOW - 119))),
+        &[],
+    ),
+    (
+        "a problem of its node",
+        |e| e.machines[0].node_problem = Some(("etcd would end with the role server".into(), at(NOW - 120))),
+        &[("node-problem", "rack-a/1")],
+    ),
     ("rebooted three times", |e| e.machines[1].recent.unordered_boots = 3, &[("crash-loop", "rack-a/2")]),
     (
         "quarantined",
