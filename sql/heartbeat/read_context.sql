@@ -9,6 +9,7 @@ SELECT (SELECT h.previous_boot_id FROM machine_agent_heartbeat h WHERE h.machine
        c.epoch AS "reported_epoch?",
        e.generation AS "release_generation?", e.sha256 AS "release_sha256?", e.deadline_seconds AS "release_deadline?",
        p.generation AS "running_generation?", p.sha256 AS "running_sha256?", p.error AS "running_error?",
+       p.findings AS "running_findings?",
        EXISTS (SELECT 1 FROM log_request l WHERE l.machine_id = $1 AND l.ended_at IS NULL) AS "wants_logs!"
 FROM machine m
 LEFT JOIN machine_os_installation_request q ON q.machine_id = m.machine_id

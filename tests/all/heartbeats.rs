@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use shepherd::bmdb::engine::fact_change::{NewHardwareReport, NewHeartbeat};
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewHardwareReport, NewHeartbeat};
 use shepherd::bmdb::machine::heartbeat::group_commit::{HeartbeatError, HeartbeatQueue};
 use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::model::host_finding::{HostFinding, HostFindingKind};
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::issues::find_issues;
+use shepherd::model::release_report::ReleaseReport;
 use shepherd::model::why::explain_machine;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
@@ -185,6 +189,46 @@ async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> TestResu
         assert_eq!(received, Some(2), "known before: {known}");
     }
     Ok(committing.end().await?)
+}
+
+/// What an agent finds wrong with how it runs is explained by `why`, and is an issue, until it no longer reports it.
+#[tokio::test]
+async fn findings_of_an_agent_are_explained_until_they_are_gone() -> TestResult {
+    let database = TestDatabase::create("host_findings").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let agent = TestAgent::new(&pool, &bmdb).await?;
+    let placement = "its role server is at /opt/shepherd/bin/roleserver, because it is good";
+    bmdb.change_machine(agent.machine, move |_| Decision {
+        changes: vec![FactChange::AgentPlaced(placement.to_owned())],
+        events: Vec::new(),
+        output: (),
+    })
+    .await?;
+    let finding = HostFinding {
+        kind: HostFindingKind::WorkloadsEndWithAgent,
+        message: "etcd would end with the role server".to_owned(),
+    };
+    let reports = [vec![finding.clone()], Vec::new()];
+    for (sequence, findings) in (1..).zip(reports) {
+        let release =
+            ReleaseReport { generation: 0, sha256: [7; 32], error: None, findings: findings.clone() };
+        let sent = ReceivedHeartbeat { release: Some(release), ..heartbeat(&agent, "a", sequence) };
+        bmdb.store_heartbeat(Arc::new(sent.clone())).await?;
+        // It was stored: what is sent again is a repetition.
+        assert_eq!(kind(&bmdb.store_heartbeat(Arc::new(sent)).await?), "repeated");
+        let notes = explain_machine(&bmdb.machine_view(agent.machine).await?).notes;
+        assert!(notes.iter().any(|note| note == placement), "{notes:?}");
+        assert_eq!(notes.contains(&finding.message), !findings.is_empty(), "{notes:?}");
+        let issues = find_issues(&bmdb.read_issue_inputs().await?);
+        let found: Vec<&str> = issues
+            .iter()
+            .filter(|issue| issue.id == "workloads-end-with-agent")
+            .map(|issue| issue.message.as_str())
+            .collect();
+        assert_eq!(found, Vec::from_iter(findings.iter().map(|finding| finding.message.as_str())));
+    }
+    Ok(())
 }
 
 /// A database that was restored from a backup has issued lower fences than the machine has seen. The first heartbeat

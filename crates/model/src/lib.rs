@@ -29,7 +29,7 @@
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
 //! * Releases and takeover: [`artefact`][], [`roll_out`][], [`roll_out_view`][], [`release_report`][],
-//!   [`remote_step`][].
+//!   [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
 //!   [`arguments`][], [`usage_error`][], [`traces`][].
@@ -69,6 +69,7 @@ pub mod disruption;
 pub mod facts;
 pub mod fleet_sample;
 pub mod healing;
+pub mod host_finding;
 pub mod host_key;
 pub mod humanize;
 pub mod ids;

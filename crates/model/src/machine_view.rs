@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::cluster::view::ClusterMembership;
 use crate::facts::MachineFacts;
+use crate::host_finding::HostFinding;
 use crate::host_key::PinnedHostKey;
 use crate::pause::Pause;
 use crate::policy::Policy;
@@ -167,6 +168,10 @@ pub struct MachineView {
     pub cluster: Option<ClusterMembership>,
     /// Its state in a roll-out, as a sentence, if it is in one.
     pub roll_out_note: Option<String>,
+    /// Where a takeover put the agent's program and why, as a sentence; `None` if not known.
+    pub placement: Option<String>,
+    /// What its agent finds wrong with how it runs.
+    pub findings: Vec<HostFinding>,
 }
 
 impl MachineView {

@@ -1,5 +1,7 @@
 //! Release report: which role server release a machine runs.
 
+use crate::host_finding::HostFinding;
+
 /// An agent's report of its release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseReport {
@@ -9,4 +11,6 @@ pub struct ReleaseReport {
     pub sha256: [u8; 32],
     /// Why the ordered release does not run, as a sentence.
     pub error: Option<String>,
+    /// What it finds wrong with how it runs.
+    pub findings: Vec<HostFinding>,
 }

@@ -54,6 +54,7 @@ pub mod change_machine;
 pub mod claim;
 pub mod fact_change;
 pub mod facts;
+pub(crate) mod host_findings;
 pub mod intent;
 pub mod named_lease;
 pub mod policy;

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::MachineSnapshot;
+use crate::engine::host_findings::read_findings;
 use crate::fleet::brake::list_brakes;
 use crate::fleet::provider::list_providers;
 use crate::fleet::retention::TABLES;
@@ -130,6 +131,7 @@ impl Bmdb {
                 host_key_rejected_at: row.refused_at,
                 node_problem: row.node_problem.zip(row.node_problem_at),
                 unknown_fence: newer_fences.remove(&machine.0),
+                findings: read_findings(row.findings),
                 recent: lately.get(&machine.0).copied().unwrap_or_default(),
             });
         }

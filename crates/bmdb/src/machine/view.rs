@@ -10,6 +10,7 @@ use crate::cluster::reading::membership_of_machine;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 use crate::engine::facts::read_snapshot;
+use crate::engine::host_findings::read_findings;
 use crate::engine::policy::policy_at_version;
 use crate::engine::session::RuntimeInfo;
 use crate::engine::unknown_fence::read_unknown_fence;
@@ -53,6 +54,12 @@ pub async fn read_machine_view(
     let newer_fence = read_unknown_fence(tx, machine).await?;
     let cluster = membership_of_machine(tx, machine).await?;
     let release = read_roll_out_note(tx, machine).await?;
+    let placed = sqlx::query_file!("../../sql/inspect/read_agent_placement.sql", machine.0)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let (placement, findings) =
+        placed.map_or_else(Default::default, |row| (row.placement, read_findings(row.findings)));
     Ok(MachineView {
         facts: snapshot.facts,
         at: snapshot.now,
@@ -66,6 +73,8 @@ pub async fn read_machine_view(
         unknown_fence: newer_fence,
         cluster,
         roll_out_note: release,
+        placement,
+        findings,
     })
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::MachineFacts;
+use crate::host_finding::HostFinding;
 use crate::machine_view::{EngagedBrake, MachineName};
 use crate::pause::Pause;
 use crate::plan::RecordedDisruption;
@@ -66,6 +67,8 @@ pub struct MachineIssueInputs {
     pub node_problem: Option<(String, Timestamp)>,
     /// Proof that it has seen a fence this BMDB never issued. While it is set, no order is given to the machine.
     pub unknown_fence: Option<UnknownFence>,
+    /// What its agent finds wrong with how it runs.
+    pub findings: Vec<HostFinding>,
     /// What its agent reported within [`HISTORY_WINDOW`].
     pub recent: RecentHistory,
 }

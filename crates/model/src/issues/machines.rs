@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::facts::HoldScope;
+use crate::host_finding::HostFindingKind;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{HISTORY_WINDOW, IssueInputs, MachineIssueInputs};
 use crate::issues::{Issue, IssueKind};
@@ -41,6 +42,8 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         failing_work(machine, evidence),
         lost_workers(machine),
         drift(machine),
+        workloads_end_with_agent(machine),
+        agent_unit(machine),
     ];
     rules.into_iter().flatten().collect()
 }
@@ -248,4 +251,43 @@ fn drift(machine: &MachineIssueInputs) -> Option<Issue> {
                   of ours: please report it with this line"
             .to_owned();
     Some(Issue::for_machine(IssueKind::Drift, &machine.name(), evidence, None::<Timestamp>, remedy))
+}
+
+fn workloads_end_with_agent(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = why_remedy(
+        machine,
+        "until it is put right, start no update, takeover or restart of its role server that you can avoid",
+    );
+    finding_issue(
+        machine,
+        IssueKind::WorkloadsEndWithAgent,
+        |kind| kind == HostFindingKind::WorkloadsEndWithAgent,
+        remedy,
+    )
+}
+
+fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = why_remedy(machine, "its role server looks again every five minutes");
+    finding_issue(
+        machine,
+        IssueKind::AgentUnit,
+        |kind| kind != HostFindingKind::WorkloadsEndWithAgent,
+        remedy,
+    )
+}
+
+/// An issue with the messages of all findings of some kinds. Without an agent nobody reports findings any more.
+fn finding_issue(
+    machine: &MachineIssueInputs,
+    issue: IssueKind,
+    belongs: impl Fn(HostFindingKind) -> bool,
+    remedy: String,
+) -> Option<Issue> {
+    machine.facts.agent_started.as_ref()?;
+    let found = machine.findings.iter().filter(|finding| belongs(finding.kind));
+    let messages: Vec<&str> = found.map(|finding| finding.message.as_str()).collect();
+    if messages.is_empty() {
+        return None;
+    }
+    Some(Issue::for_machine(issue, &machine.name(), messages.join("; "), None::<Timestamp>, remedy))
 }

@@ -63,6 +63,7 @@ impl Severity {
 #[expect(missing_docs, reason = "each is its name, and has a page that says what it means")]
 pub enum IssueKind {
     AddressConflict,
+    AgentUnit,
     Brake,
     BudgetExhausted,
     CertificateEnds,
@@ -96,12 +97,14 @@ pub enum IssueKind {
     SessionFlapping,
     SilentAgent,
     WorkFails,
+    WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::AddressConflict,
+        Self::AgentUnit,
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
@@ -135,6 +138,7 @@ impl IssueKind {
         Self::SessionFlapping,
         Self::SilentAgent,
         Self::WorkFails,
+        Self::WorkloadsEndWithAgent,
     ];
 
     /// Its name, which is the name of its page too.
@@ -142,6 +146,7 @@ impl IssueKind {
     pub const fn id(self) -> &'static str {
         match self {
             Self::AddressConflict => "address-conflict",
+            Self::AgentUnit => "agent-unit",
             Self::Brake => "brake",
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
@@ -175,6 +180,7 @@ impl IssueKind {
             Self::SessionFlapping => "session-flapping",
             Self::SilentAgent => "silent-agent",
             Self::WorkFails => "work-fails",
+            Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
     }
 
@@ -190,6 +196,7 @@ impl IssueKind {
             | Self::NobodyListens
             | Self::NoShepherd => Severity::Critical,
             Self::AddressConflict
+            | Self::AgentUnit
             | Self::Brake
             | Self::CertificateEnds
             | Self::ClockSkew
@@ -211,7 +218,8 @@ impl IssueKind {
             | Self::RetirementStuck
             | Self::SessionFlapping
             | Self::SilentAgent
-            | Self::WorkFails => Severity::Warning,
+            | Self::WorkFails
+            | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {
                 Severity::Notice
             }

@@ -64,6 +64,7 @@ fn machine(number: u8) -> MachineIssueInputs {
         host_key_rejected_at: None,
         node_problem: None,
         unknown_fence: None,
+        findings: Vec::new(),
         recent: RecentHistory { unordered_boots: 2, ..RecentHistory::default() },
     }
 }

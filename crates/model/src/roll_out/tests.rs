@@ -15,7 +15,7 @@ fn roll_out(parallelism: usize) -> RollOut {
 
 #[expect(clippy::unnecessary_wraps, reason = "as a member has it")]
 fn report(generation: i64, sha256: [u8; 32], error: Option<&str>) -> Option<(ReleaseReport, Timestamp)> {
-    Some((ReleaseReport { generation, sha256, error: error.map(str::to_owned) }, at(0)))
+    Some((ReleaseReport { generation, sha256, error: error.map(str::to_owned), findings: Vec::new() }, at(0)))
 }
 
 fn member(number: u128) -> RollOutMachine {

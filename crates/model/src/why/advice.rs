@@ -137,6 +137,8 @@ mod tests {
                 unknown_fence: None,
                 cluster: None,
                 roll_out_note: None,
+                placement: None,
+                findings: Vec::new(),
             })
         };
         let stays = why(&facts);

@@ -39,6 +39,10 @@ pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -
     }
     notes.extend(view.cluster.as_ref().map(ClusterMembership::describe));
     notes.extend(view.roll_out_note.clone());
+    if facts.agent_started.is_some() {
+        notes.extend(view.findings.iter().map(|finding| finding.message.clone()));
+        notes.extend(view.placement.clone());
+    }
     notes.extend(hold_note(facts, due, now));
     notes.extend(
         facts

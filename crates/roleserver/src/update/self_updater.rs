@@ -128,6 +128,7 @@ impl SelfUpdater {
             generation: concluded.generation,
             sha256: hex::decode(&self.own_digest).unwrap_or_default(),
             error: concluded.error.unwrap_or_default(),
+            findings: Vec::new(),
         }
     }
 

@@ -8,6 +8,7 @@ use crate::callback::hardware_summary::summarise_report;
 use bmdb::engine::fact_change::NewHeartbeat;
 use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::state::MemberReport;
+use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
 use model::release_report::ReleaseReport as Release;
 use proto::agent::v1::installation_report::Result as Installed;
@@ -133,7 +134,11 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
     let error = Some(error).filter(|text| !text.is_empty());
-    Ok(Release { generation: report.generation, sha256, error })
+    let findings = report.findings.into_iter().take(MAX_FINDINGS).map(|finding| HostFinding {
+        kind: HostFindingKind::parse(&finding.kind),
+        message: finding.message.chars().map(shown).take(ERROR_LIMIT).collect(),
+    });
+    Ok(Release { generation: report.generation, sha256, error, findings: findings.collect() })
 }
 
 fn parse_installation_report(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
@@ -160,7 +165,7 @@ fn parse_installation_report(report: InstallationReport) -> Result<InstallationO
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::agent::v1::{InstallationFailure, InstallationSuccess};
+    use proto::agent::v1::{HostFinding as WireFinding, InstallationFailure, InstallationSuccess};
     use proto::hardware::v1::HardwareReport;
 
     fn request() -> HeartbeatRequest {
@@ -223,6 +228,21 @@ mod tests {
             rejection(|request| request.installation_report = report(0, success)),
             "installation_report.generation is not positive"
         );
+    }
+
+    #[test]
+    fn findings_of_a_release_report_are_bounded_and_printable() {
+        let finding =
+            |kind: &str, message: &str| WireFinding { kind: kind.to_owned(), message: message.to_owned() };
+        let mut request = request();
+        let mut findings =
+            vec![finding("unit-edited", "a\nb"), finding("later", &"x".repeat(ERROR_LIMIT + 1))];
+        findings.resize(MAX_FINDINGS + 5, finding("unit-setting", "c"));
+        request.release_report = Some(ReleaseReport { sha256: vec![7; 32], findings, ..Default::default() });
+        let read = parse_heartbeat(request, [7; 32]).unwrap().release.unwrap().findings;
+        assert_eq!(read.len(), MAX_FINDINGS);
+        assert_eq!((read[0].kind, read[0].message.as_str()), (HostFindingKind::UnitEdited, "a b"));
+        assert_eq!((read[1].kind, read[1].message.len()), (HostFindingKind::Other, ERROR_LIMIT));
     }
 
     #[test]

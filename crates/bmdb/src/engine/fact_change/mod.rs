@@ -10,6 +10,7 @@ use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
 use crate::engine::fact_change::power::{PowerChange, apply_power_change};
 use crate::engine::fact_change::retirement::{RetirementChange, apply_retirement_change};
+use crate::engine::host_findings::store_findings;
 use model::backoff::BackoffFact;
 use model::cluster::state::MemberReport;
 use model::facts::{Hold, Postponement, Recovery};
@@ -46,6 +47,8 @@ pub enum FactChange {
     },
     /// An agent was installed on it.
     AgentStarted(NewAgent),
+    /// A takeover put the agent's program at a path for a reason; both in a sentence.
+    AgentPlaced(String),
     /// The agent, and what it reported, no longer count.
     AgentCleared,
     /// This host key is pinned from now on.
@@ -265,6 +268,11 @@ pub(crate) async fn apply_fact_change(
             agent.supervision,
             agent.fence,
         ),
+        FactChange::AgentPlaced(placement) => sqlx::query!(
+            "UPDATE machine_agent_started SET placement = $2 WHERE machine_id = $1",
+            id,
+            placement
+        ),
         FactChange::AgentCleared => {
             sqlx::query!("DELETE FROM machine_agent_started WHERE machine_id = $1", id)
                 .execute(&mut *tx)
@@ -409,7 +417,8 @@ pub(crate) async fn apply_fact_change(
             id,
             report.generation,
             report.sha256.as_slice(),
-            report.error.as_deref()
+            report.error.as_deref(),
+            store_findings(&report.findings)
         ),
         FactChange::InstallationReport { generation, error } => sqlx::query_file!(
             "../../sql/facts/upsert_installation_report.sql",

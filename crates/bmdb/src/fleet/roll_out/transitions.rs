@@ -113,6 +113,8 @@ impl Bmdb {
                                 generation,
                                 sha256: sha256.try_into().ok()?,
                                 error: row.error,
+                                // A roll-out decides nothing by them.
+                                findings: Vec::new(),
                             };
                             Some((report, at))
                         },

@@ -8,6 +8,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 use crate::engine::fact_change::apply_fact_change;
 use crate::engine::facts::read_snapshot;
+use crate::engine::host_findings::read_findings;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::{lock_due_rows, record_event, reschedule_machine};
 use crate::engine::unknown_fence::record_unknown_fence;
@@ -81,7 +82,12 @@ async fn store_heartbeat_in_tx(
             epoch: row.reported_epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
         }),
         release: row.running_generation.zip(row.running_sha256).and_then(|(generation, sha256)| {
-            Some(ReleaseReport { generation, sha256: sha256.try_into().ok()?, error: row.running_error })
+            Some(ReleaseReport {
+                generation,
+                sha256: sha256.try_into().ok()?,
+                error: row.running_error,
+                findings: read_findings(row.running_findings),
+            })
         }),
     };
     let pending = (pending, order, release, row.wants_logs);

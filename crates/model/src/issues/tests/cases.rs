@@ -3,6 +3,7 @@
 use super::*;
 use crate::cluster::kubernetes::ObjectConflict;
 use crate::facts::Quarantine;
+use crate::host_finding::{HostFinding, HostFindingKind};
 use crate::machine_view::EngagedBrake;
 use crate::unknown_fence::UnknownFence;
 
@@ -216,6 +217,32 @@ pub(super) const CASES: &[Case] = &[
     ("failed twice", |e| fail(e, 2), &[]),
     ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
     ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
+    (
+        "its unit was edited",
+        |e| {
+            let message = "the unit file was edited".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::UnitEdited, message });
+        },
+        &[("agent-unit", "rack-a/1")],
+    ),
+    (
+        "its workloads would end with its agent, and its unit was edited",
+        |e| {
+            for kind in [HostFindingKind::UnitEdited, HostFindingKind::WorkloadsEndWithAgent] {
+                e.machines[0].findings.push(HostFinding { kind, message: kind.to_string() });
+            }
+        },
+        &[("agent-unit", "rack-a/1"), ("workloads-end-with-agent", "rack-a/1")],
+    ),
+    (
+        "the agent with these findings was given up",
+        |e| {
+            let message = "the unit file was edited".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::UnitEdited, message });
+            e.machines[0].facts.agent_started = None;
+        },
+        &[],
+    ),
     ("drifted", |e| e.machines[0].schedule_mismatch = Some("it says x".into()), &[("drift", "rack-a/1")]),
     (
         "one address",

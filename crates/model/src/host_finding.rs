@@ -1,0 +1,84 @@
+//! What a role server finds wrong with how it runs on its machine.
+//!
+//! A finding does not end the heartbeats, and no loop acts on it: an operator has to. It is part of the release report,
+//! is stored with it, and is a note of `why` and an issue until the role server no longer reports it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Most findings that are stored of one machine.
+pub const MAX_FINDINGS: usize = 16;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostFindingKind {
+    /// Programs would end with the role server, or would keep it from starting again.
+    WorkloadsEndWithAgent,
+    /// The unit file was edited, so that releases do not replace it.
+    UnitEdited,
+    /// A setting of the unit is inherited by programs that outlive it.
+    UnitSetting,
+    /// One that only a newer release knows.
+    #[serde(other)]
+    Other,
+}
+
+impl HostFindingKind {
+    /// The name in messages and in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
+            Self::UnitEdited => "unit-edited",
+            Self::UnitSetting => "unit-setting",
+            Self::Other => "other",
+        }
+    }
+
+    /// The kind of that name; [`HostFindingKind::Other`] for one that this release does not know.
+    #[must_use]
+    pub fn parse(name: &str) -> Self {
+        let known = [Self::WorkloadsEndWithAgent, Self::UnitEdited, Self::UnitSetting];
+        known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
+    }
+}
+
+impl fmt::Display for HostFindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFinding {
+    /// What is wrong.
+    pub kind: HostFindingKind,
+    /// The finding as a sentence, with what to do.
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_finding_of_a_newer_release_can_be_read() {
+        for kind in [
+            HostFindingKind::WorkloadsEndWithAgent,
+            HostFindingKind::UnitEdited,
+            HostFindingKind::UnitSetting,
+        ] {
+            assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
+            let finding = HostFinding { kind, message: "m".to_owned() };
+            let text = serde_json::to_string(&finding).unwrap();
+            assert_eq!(text, format!(r#"{{"kind":"{kind}","message":"m"}}"#));
+            assert_eq!(serde_json::from_str::<HostFinding>(&text).unwrap(), finding);
+        }
+        assert_eq!(HostFindingKind::parse("later"), HostFindingKind::Other);
+        let later: HostFinding = serde_json::from_str(r#"{"kind":"later","message":"m"}"#).unwrap();
+        assert_eq!(later.kind, HostFindingKind::Other);
+    }
+}
