@@ -28,6 +28,7 @@ use crate::harness::promtool::promtool;
 pub(crate) mod callback;
 mod children;
 mod odd_disk;
+mod own_unit;
 mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);

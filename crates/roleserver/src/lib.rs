@@ -30,7 +30,7 @@
 //! * What the machine runs: [`cluster`][] (etcd, the curator, services, Kubernetes), [`child`][] (programs that outlive
 //!   the role server), [`systemd_manager`][] (scopes for them), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
 //!   of the role server).
-//! * What the machine reports: [`hardware`][], [`logs`][], [`metrics`][], [`status_socket`][].
+//! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
 //!   whole).
 //!
@@ -70,6 +70,7 @@ pub mod connection;
 pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
+pub mod host_findings;
 pub mod http_fetch;
 pub mod init_system;
 pub mod logs;

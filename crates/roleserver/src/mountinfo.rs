@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One mount of this process's mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,21 @@ pub fn parse_mounts(text: &str) -> impl Iterator<Item = Mount<'_>> {
         let kind = after.next()?;
         Some(Mount { root, point, kind, options: after.nth(1).unwrap_or_default() })
     })
+}
+
+/// The mount that a path is on, and its options followed by those of its file system.
+#[must_use]
+pub fn find_mount_options(text: &str, path: &Path) -> Option<(PathBuf, String)> {
+    let mut found: Option<(PathBuf, String)> = None;
+    for line in text.lines() {
+        let Some(mount) = parse_mounts(line).next() else { continue };
+        let is_deeper = found.as_ref().is_none_or(|(point, _)| mount.point.starts_with(point));
+        if path.starts_with(&mount.point) && is_deeper {
+            let own = line.split(' ').nth(5).unwrap_or_default();
+            found = Some((mount.point, format!("{own},{}", mount.options)));
+        }
+    }
+    found
 }
 
 /// Unescapes a path: spaces, tabs, line ends and backslashes are written as octal numbers.
@@ -70,5 +85,19 @@ mod tests {
             of("/", "/end\\", "tmpfs", "rw"),
         ];
         assert_eq!(parse_mounts(text).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn options_are_those_of_the_last_mount_above_a_path() {
+        let text = "\
+20 1 8:1 / / rw,relatime - ext4 /dev/a rw
+21 20 8:2 / /usr ro - ext4 /dev/b rw
+22 20 8:3 / /usr rw,noexec - ext4 /dev/c rw
+23 20 8:4 / /usrlocal rw - ext4 /dev/d rw
+";
+        let find = |path: &str| find_mount_options(text, Path::new(path));
+        assert_eq!(find("/usr/bin/a"), Some(("/usr".into(), "rw,noexec,rw".to_owned())));
+        assert_eq!(find("/opt"), Some(("/".into(), "rw,relatime,rw".to_owned())));
+        assert_eq!(find("relative"), None);
     }
 }

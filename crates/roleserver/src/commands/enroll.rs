@@ -125,7 +125,8 @@ fn enroll_machine(
         _ => Systemd::system(),
     };
     let (supervision, mut warnings) =
-        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted).map_err(|error| failed(&error))?;
+        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &Vec::new)
+            .map_err(|error| failed(&error))?;
     warnings.extend(unkept);
     tracing::info!(machine = %enrolment.machine_id, revision = enrolment.revision, "enrolled");
     let success = wire::EnrollSuccess {

@@ -13,12 +13,15 @@
 //! * `metrics`: serves the metrics to `roleserver metrics`.
 //! * `update`: fetches another release when one is ordered; this process is then replaced by it
 //!   ([`crate::update`]).
+//! * `unit`: brings the unit file up to date, and checks the unit, if systemd started this process
+//!   ([`crate::init_system::own_unit`]).
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use curator_client::clock::Clock;
+use proto::agent::v1 as wire;
 use supervisor::context::{Runnable, Starting};
 use supervisor::report::TreeReport;
 use supervisor::supervise::{self, Supervisor};
@@ -38,6 +41,8 @@ use crate::cluster::order_inbox::OrderInbox;
 use crate::commands::CommandError;
 use crate::enrolment::Enrolment;
 use crate::hardware::{self, Sources};
+use crate::host_findings::HostFindings;
+use crate::init_system::own_unit::{OwnUnit, run_own_unit};
 use crate::logs::LogUploads;
 use crate::logs::sources::LogSources;
 use crate::metrics::{self, MetricsInputs};
@@ -82,6 +87,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let incarnation = Uuid::new_v4();
     let watch_cell = WatchCell::new();
     let facts = NodeFacts::default();
+    let findings = HostFindings::default();
     let inbox =
         OrderInbox::new(enrolment.machine_id, ClusterFiles::in_state_directory(state.path()), facts.clone());
     let standing = inbox.clone();
@@ -119,7 +125,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         time,
         hardware: Arc::new(|| hardware::read_hardware(&Sources::host())),
         cluster: Arc::new(move || standing.report()),
-        release: release_reader(&release),
+        release: release_reader(&release, &findings),
         uploads_logs: true,
         server_pool: Some(server_pool.clone()),
         observer: Arc::new(move |event| keeper.handle_event(event)),
@@ -134,16 +140,16 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         .build()
         .map_err(CommandError::from_error)?;
     let counted = move |tree: &TreeReport| metrics::render_text(tree, &MetricsInputs::from_facts(&facts));
-    let root = root_runnable(
-        (agent, watch_cell),
-        (state.clone(), enrolment),
-        [
-            ("cluster", cluster),
-            ("logs", logs.run_uploads()),
-            ("metrics", status_socket::serve_report(state.path(), status_socket::METRICS_SOCKET, counted)),
-            ("update", release.run_updates(server_pool)),
-        ],
-    );
+    let mut others = vec![
+        ("cluster", cluster),
+        ("logs", logs.run_uploads()),
+        ("metrics", status_socket::serve_report(state.path(), status_socket::METRICS_SOCKET, counted)),
+        ("update", release.run_updates(server_pool)),
+    ];
+    if let Some(own) = OwnUnit::detect_host(std::env::home_dir().as_deref()) {
+        others.push(("unit", run_own_unit(own, findings)));
+    }
+    let root = root_runnable((agent, watch_cell), (state.clone(), enrolment), others);
     let ended = runtime.block_on(run_until_signal(root, &leaving, &release));
     // A disk that hangs under the hardware reader must not delay the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -175,17 +181,17 @@ fn cluster_settings(
     }
 }
 
-/// Reads the report on the running release, for heartbeats.
-fn release_reader(release: &SelfUpdater) -> ReadRelease {
-    let release = release.clone();
-    Arc::new(move || Some(release.report()))
+/// Reads the report on the running release and how it runs, for heartbeats.
+fn release_reader(release: &SelfUpdater, findings: &HostFindings) -> ReadRelease {
+    let (release, findings) = (release.clone(), findings.clone());
+    Arc::new(move || Some(wire::ReleaseReport { findings: findings.report(), ..release.report() }))
 }
 
 /// The root runnable: the heartbeat loop and the other parts as its children.
 fn root_runnable(
     (agent, watch_cell): (Agent, WatchCell<()>),
     (state, enrolment): (StateDirectory, Enrolment),
-    others: [(&'static str, Runnable); 4],
+    others: Vec<(&'static str, Runnable)>,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let callback = run_heartbeats(agent.clone(), state.clone(), enrolment.clone(), watch_cell.clone());

@@ -8,6 +8,10 @@
 //! one is started. Each takeover claims with a higher fence, so a takeover of a hung agent always ends with a fresh
 //! one.
 //!
+//! [`unit`][] has the text of the unit. A role server that systemd started brings the file up to date
+//! ([`own_unit`][]) and reports what is wrong with the unit ([`unit_check`][]). [`start_failure`][] explains why an
+//! agent does not run.
+//!
 //! A supervisor is stopped before its agent, because it would start the agent again. Processes are found by their
 //! records ([`crate::process`]), never by their names.
 
@@ -24,7 +28,11 @@ use crate::process::{ProcessRecord, empty_stdin};
 use crate::state_directory::StateDirectory;
 
 pub mod detached_supervisor;
+pub mod own_unit;
+pub mod start_failure;
 pub mod systemd;
+pub mod unit;
+pub mod unit_check;
 
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -139,11 +147,15 @@ pub fn detect_host() -> HostInit {
 
 /// Ensures that the desired agent runs. Returns what keeps it alive, and warnings about problems that did not prevent
 /// that.
+///
+/// `before_restart` is called right before a unit is restarted, which ends everything in its group: it moves the
+/// children of the running agent out of it, and returns warnings.
 pub fn ensure_agent_runs(
     plan: SupervisionPlan,
     systemd: &Systemd,
     state: &StateDirectory,
     wanted: &DesiredAgent,
+    before_restart: &dyn Fn() -> Vec<String>,
 ) -> Result<(wire::Supervision, Vec<String>), SupervisionError> {
     match plan {
         SupervisionPlan::External => {
@@ -160,11 +172,13 @@ pub fn ensure_agent_runs(
             Ok((wire::Supervision::Detached, Vec::new()))
         }
         SupervisionPlan::SystemUnit => {
-            ensure_unit(systemd, state, wanted)?;
-            Ok((wire::Supervision::Systemd, Vec::new()))
+            Ok((wire::Supervision::Systemd, ensure_unit(systemd, state, wanted, before_restart)?))
         }
-        SupervisionPlan::UserUnit => match ensure_unit(systemd, state, wanted) {
-            Ok(()) => Ok((wire::Supervision::Systemd, systemd::enable_linger().err().into_iter().collect())),
+        SupervisionPlan::UserUnit => match ensure_unit(systemd, state, wanted, before_restart) {
+            Ok(mut warnings) => {
+                warnings.extend(systemd::enable_linger().err());
+                Ok((wire::Supervision::Systemd, warnings))
+            }
             // A user manager may reject what a process may still do.
             Err(error) => {
                 ensure_detached(state, wanted)?;
@@ -200,22 +214,39 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
     wait_for_agent(state, wanted)
 }
 
+/// Returns warnings.
 fn ensure_unit(
     systemd: &Systemd,
     state: &StateDirectory,
     wanted: &DesiredAgent,
-) -> Result<(), SupervisionError> {
-    let unchanged = !systemd.install_unit(&wanted.program, state.path())?;
+    before_restart: &dyn Fn() -> Vec<String>,
+) -> Result<Vec<String>, SupervisionError> {
+    let installed = systemd.install_unit(&wanted.program, state.path())?;
     systemd.enable_unit()?;
-    if unchanged && is_agent_running(state, wanted)? {
-        return Ok(());
+    let mut warnings = Vec::from_iter(installed.warning);
+    if !installed.changed && is_agent_running(state, wanted)? {
+        return Ok(warnings);
     }
     // The machine may have been enrolled before systemd could be used.
     if let Some(supervisor) = state.read_supervisor_process()? {
         stop_process(&supervisor, "supervisor")?;
     }
+    warnings.extend(before_restart());
     systemd.restart_unit()?;
-    wait_for_agent(state, wanted)
+    wait_for_agent(state, wanted).map_err(|error| explain_failure(error, systemd, wanted))?;
+    Ok(warnings)
+}
+
+/// Adds what systemd knows of an agent that does not run.
+fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredAgent) -> SupervisionError {
+    match error {
+        SupervisionError::DoesNotRun { output } => {
+            let reason = start_failure::read_start_failure(systemd, &wanted.program);
+            let reason = reason.map_or_else(String::new, |reason| format!("; {reason}"));
+            SupervisionError::DoesNotRun { output: output + &reason }
+        }
+        other => other,
+    }
 }
 
 fn stop_detached(state: &StateDirectory) -> Result<(), SupervisionError> {
@@ -263,7 +294,7 @@ fn log_tail(state: &StateDirectory) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::init_system::systemd::UNIT;
 
@@ -290,7 +321,7 @@ mod tests {
     }
 
     /// A manager whose `systemctl` logs its calls, and fails when it is called for `fails`.
-    fn manager(root: &Path, fails: &str) -> Systemd {
+    pub(crate) fn manager(root: &Path, fails: &str) -> Systemd {
         let script = root.join("systemctl");
         let log = root.join("calls");
         let text = format!(
@@ -321,17 +352,48 @@ mod tests {
         state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
         let systemd = manager(root.path(), "nothing");
         let calls = || std::fs::read_to_string(root.path().join("calls")).unwrap();
+        // Children move when the unit is about to be restarted, and not without need.
+        let moving = || {
+            std::fs::write(root.path().join("calls"), calls() + "move\n").unwrap();
+            vec!["moved".to_owned()]
+        };
         let (supervision, warnings) =
-            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent()).unwrap();
-        assert_eq!((supervision, warnings), (wire::Supervision::Systemd, vec![]));
-        let first = "daemon-reload\nenable roleserver.service\nrestart roleserver.service\n";
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &moving)
+                .unwrap();
+        assert_eq!(supervision, wire::Supervision::Systemd);
+        assert_eq!(warnings, ["moved"]);
+        let first = "daemon-reload\nenable roleserver.service\nmove\nrestart roleserver.service\n";
         assert_eq!(calls(), first);
         let unit = std::fs::read_to_string(systemd.units.join(UNIT)).unwrap();
         assert!(unit.contains("\"/opt/roleserver\" run"), "{unit}");
         assert_eq!(std::fs::read_dir(&systemd.units).unwrap().count(), 1, "no temporary file stays");
 
-        ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent()).unwrap();
+        ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &moving).unwrap();
         assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
+    }
+
+    #[test]
+    fn edited_unit_is_kept_while_it_starts_the_right_program() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
+        let systemd = manager(root.path(), "nothing");
+        let ensure = |agent: &DesiredAgent| {
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, agent, &Vec::new).unwrap().1
+        };
+        let read = || std::fs::read_to_string(systemd.unit_path()).unwrap();
+        assert!(ensure(&desired_agent()).is_empty());
+        let edited = read().replace("RestartSec=2", "RestartSec=9");
+        std::fs::write(systemd.unit_path(), &edited).unwrap();
+        let warnings = ensure(&desired_agent());
+        assert!(warnings[0].contains("was edited, so no release replaces it"), "{warnings:?}");
+        assert_eq!(read(), edited);
+
+        let warnings = ensure(&DesiredAgent { program: "/elsewhere/roleserver".into(), ..desired_agent() });
+        assert!(warnings[0].ends_with("units/roleserver.service.edited"), "{warnings:?}");
+        assert!(read().contains("\"/elsewhere/roleserver\" run"), "{}", read());
+        let aside = std::fs::read_to_string(systemd.units.join("roleserver.service.edited")).unwrap();
+        assert_eq!(aside, edited, "an edited text is never lost");
     }
 
     #[test]
@@ -339,9 +401,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(&root.path().join("state")).unwrap();
         let systemd = manager(root.path(), "enable");
-        let error = ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent())
-            .unwrap_err()
-            .to_string();
+        let error =
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &Vec::new)
+                .unwrap_err()
+                .to_string();
         assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
     }
 }

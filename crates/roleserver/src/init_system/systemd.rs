@@ -1,13 +1,27 @@
 //! Install, enable and restart the systemd unit of the agent.
 
-use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
 use transport::gate::open_files::UsualFileLimit as _;
+
+use crate::init_system::unit::{self, UnitAction, UnitFacts};
+use crate::init_system::unit_check::edited_unit_finding;
 
 /// The name of the unit.
 pub const UNIT: &str = "roleserver.service";
+/// Where an edited unit file goes that does not start the right agent. systemd reads no file with this ending.
+const EDITED_UNIT: &str = "roleserver.service.edited";
+
+/// What the installation of the unit did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstalledUnit {
+    /// Whether the file was written, so that a running agent may be another one.
+    pub changed: bool,
+    /// A warning for the operator, as a sentence.
+    pub warning: Option<String>,
+}
 
 /// Why the unit could not be installed or driven.
 #[derive(Debug, thiserror::Error)]
@@ -67,61 +81,113 @@ impl Systemd {
         }
     }
 
-    /// The text of the unit.
-    fn unit_text(&self, program: &Path, state: &Path) -> String {
-        let mut text = String::from(
-            "# Written by `roleserver enroll`; changes are overwritten.\n\
-             [Unit]\n\
-             Description=Shepherd role server\n\
-             Wants=network-online.target\n\
-             After=network-online.target\n\
-             # A machine that stops calling is a machine that somebody has to visit.\n\
-             StartLimitIntervalSec=0\n\n\
-             [Service]\n",
-        );
-        let _ = writeln!(text, "ExecStart={} run --state_dir {}", quote_path(program), quote_path(state));
-        text.push_str(
-            "Restart=always\nRestartSec=2\nTimeoutStopSec=10\nLimitNOFILE=1024:1048576\n\n[Install]\n",
-        );
-        let _ = writeln!(text, "WantedBy={}", self.wanted_by);
-        text
+    /// The path of the unit file.
+    #[must_use]
+    pub fn unit_path(&self) -> PathBuf {
+        self.units.join(UNIT)
     }
 
-    /// Writes the unit unless it is up to date; returns whether it did.
-    pub fn install_unit(&self, program: &Path, state: &Path) -> Result<bool, SystemdError> {
-        let path = self.units.join(UNIT);
-        let text = self.unit_text(program, state);
-        if std::fs::read_to_string(&path).is_ok_and(|kept| kept == text) {
-            return Ok(false);
+    /// Reads the unit file; `None` if there is none. A link was made by somebody, so it counts as an edited file.
+    pub fn read_unit(&self) -> Result<Option<String>, SystemdError> {
+        let path = self.unit_path();
+        let io = |source| SystemdError::Io { operation: format!("reading {}", path.display()), source };
+        match std::fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io(error)),
+            Ok(metadata) if !metadata.is_file() => Ok(Some(String::new())),
+            Ok(_) => {
+                std::fs::read(&path).map(|bytes| Some(String::from_utf8_lossy(&bytes).into())).map_err(io)
+            }
         }
+    }
+
+    /// Makes the unit start this agent, unless it does already. The warning is about a file that somebody edited.
+    pub fn install_unit(&self, program: &Path, state: &Path) -> Result<InstalledUnit, SystemdError> {
+        let facts = UnitFacts {
+            program: program.to_owned(),
+            state: state.to_owned(),
+            wanted_by: self.wanted_by.to_owned(),
+        };
+        let mut installed = InstalledUnit { changed: true, warning: None };
+        match unit::action_at_enrolment(self.read_unit()?.as_deref(), &facts) {
+            UnitAction::Nothing => installed.changed = false,
+            UnitAction::KeepEdited => {
+                installed.changed = false;
+                installed.warning = Some(edited_unit_finding(&self.unit_path()).message);
+            }
+            UnitAction::Write(text) => self.write_unit(&text)?,
+            UnitAction::ReplaceEdited(text) => {
+                let (path, aside) = (self.unit_path(), self.units.join(EDITED_UNIT));
+                let operation = || format!("keeping {} as {}", path.display(), aside.display());
+                // A link may lead nowhere: then there is no text to keep.
+                match std::fs::copy(&path, &aside) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    copied => {
+                        copied.map_err(|source| SystemdError::Io { operation: operation(), source })?;
+                    }
+                }
+                self.write_unit(&text)?;
+                installed.warning = Some(format!(
+                    "the unit file {} was edited and started another program, so it was replaced; the edited text is \
+                     in {}",
+                    path.display(),
+                    aside.display()
+                ));
+            }
+        }
+        Ok(installed)
+    }
+
+    /// Replaces the unit file and reloads the manager. If it cannot be reloaded, the former file stays, so that the
+    /// next call tries both again.
+    pub fn write_unit(&self, text: &str) -> Result<(), SystemdError> {
+        let former = std::fs::read(self.unit_path()).ok();
+        self.replace_file(text.as_bytes())?;
+        self.run_systemctl(["daemon-reload"]).map(drop).inspect_err(|_| {
+            // The error of the reload is the one to report.
+            let _ = match former {
+                Some(former) => self.replace_file(&former),
+                None => std::fs::remove_file(self.unit_path())
+                    .map_err(|source| SystemdError::Io { operation: String::new(), source }),
+            };
+        })
+    }
+
+    fn replace_file(&self, bytes: &[u8]) -> Result<(), SystemdError> {
+        let path = self.unit_path();
         let io = |source| SystemdError::Io { operation: format!("writing {}", path.display()), source };
         std::fs::create_dir_all(&self.units).map_err(io)?;
         let temporary = self.units.join(format!(".{UNIT}.{}", std::process::id()));
         // Synced before the rename: a machine that loses power now must not boot into an empty unit.
         let replace = || {
             let mut file = std::fs::File::create(&temporary)?;
-            file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
-            std::fs::rename(&temporary, &path)
+            file.write_all(bytes).and_then(|()| file.sync_all())?;
+            std::fs::rename(&temporary, &path)?;
+            std::fs::File::open(&self.units)?.sync_all()
         };
         replace().map_err(|error| {
             let _ = std::fs::remove_file(&temporary);
             io(error)
-        })?;
-        self.run_systemctl(["daemon-reload"])?;
-        Ok(true)
+        })
+    }
+
+    /// Reads settings and states of the unit, named in a list with commas, as lines `NAME=VALUE`.
+    pub fn show_unit(&self, names: &str) -> Result<String, SystemdError> {
+        self.run_systemctl(["show", UNIT, "--property", names])
     }
 
     /// Enables the unit, so that it starts at boot.
     pub fn enable_unit(&self) -> Result<(), SystemdError> {
-        self.run_systemctl(["enable", UNIT])
+        self.run_systemctl(["enable", UNIT]).map(drop)
     }
 
     /// Restarts the unit, or starts it.
     pub fn restart_unit(&self) -> Result<(), SystemdError> {
-        self.run_systemctl(["restart", UNIT])
+        self.run_systemctl(["restart", UNIT]).map(drop)
     }
 
-    fn run_systemctl<const N: usize>(&self, arguments: [&str; N]) -> Result<(), SystemdError> {
+    /// Returns the standard output.
+    fn run_systemctl<const N: usize>(&self, arguments: [&str; N]) -> Result<String, SystemdError> {
         let (program, first) = match self.systemctl.split_first() {
             Some((program, first)) => (program.as_str(), first),
             None => ("systemctl", &[][..]),
@@ -136,7 +202,7 @@ impl Systemd {
             .output()
             .map_err(|source| SystemdError::Io { operation: format!("calling `{command}`"), source })?;
         if output.status.success() {
-            return Ok(());
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         Err(SystemdError::CommandFailed { command, output: error_output(&output) })
     }
@@ -164,28 +230,4 @@ fn error_output(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim();
     if text.is_empty() { output.status.to_string() } else { text.chars().take(500).collect() }
-}
-
-/// Quotes a path as one word of `ExecStart=` (systemd.service(5), "Command lines").
-fn quote_path(path: &Path) -> String {
-    let text = path.display().to_string();
-    let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    format!("\"{text}\"")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unit_restarts_for_ever_and_quotes_its_paths() {
-        let unit = Systemd::system().unit_text(Path::new("/root/role server"), Path::new("/var/lib/100%"));
-        assert!(
-            unit.contains("ExecStart=\"/root/role server\" run --state_dir \"/var/lib/100%%\"\n"),
-            "{unit}"
-        );
-        for line in ["Restart=always", "StartLimitIntervalSec=0", "WantedBy=multi-user.target"] {
-            assert!(unit.lines().any(|found| found == line), "{unit}");
-        }
-    }
 }
