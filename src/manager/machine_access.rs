@@ -26,6 +26,7 @@ use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
 use crate::takeover::exec::RunOutcome;
 use crate::takeover::host_keys::HostKeyExpectation;
 use crate::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
+use crate::takeover::program_path::TargetPath;
 use crate::takeover::session::{SshSession, SshSettings, SshTarget};
 use crate::takeover::ssh_error::SshError;
 
@@ -37,8 +38,8 @@ pub struct MachineAccess {
     pub user: String,
     /// The role server to install.
     pub agent_file: AgentFile,
-    /// Path of the role server on the machine.
-    pub agent_path: String,
+    /// Where the role server goes on the machine.
+    pub agent_path: TargetPath,
     /// `host:port` of each callback server.
     pub endpoints: Vec<String>,
     /// CA certificates of the callback servers at this moment, DER.
@@ -179,7 +180,7 @@ impl MachineAccess {
             &target,
             &host_key_expectation(pinned.as_ref()),
             &agent,
-            &self.agent_path,
+            self.agent_path.clone(),
             &request,
             deadline,
             |step| {
@@ -273,6 +274,7 @@ fn takeover_changes(taken: TakeoverResult, pinned: Option<&PinnedHostKey>, fence
         tracing::warn!(warning, "the machine enrolled with a warning");
     }
     changes.push(FactChange::AgentStarted(new_agent(taken.success, fence)));
+    changes.push(FactChange::AgentPlaced(taken.program.describe()));
     changes
 }
 
@@ -331,6 +333,7 @@ mod tests {
     use super::*;
     use crate::model::host_key::HostKey;
     use crate::model::time::Timestamp;
+    use crate::takeover::program_path::ProgramPath;
 
     #[tokio::test]
     async fn workers_that_start_together_share_one_copy_of_the_agent() {
@@ -385,8 +388,13 @@ mod tests {
 
     #[test]
     fn login_pins_or_confirms_the_host_key() {
-        let taken =
-            || TakeoverResult { host_key: key(1), uploaded: false, success: EnrollSuccess::default() };
+        let program = || ProgramPath { path: "p".to_owned(), reason: "it is good".to_owned() };
+        let taken = || TakeoverResult {
+            host_key: key(1),
+            uploaded: false,
+            program: program(),
+            success: EnrollSuccess::default(),
+        };
         let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
         let pinned = |refused: Option<HostKey>| PinnedHostKey {
             key: key(1),
@@ -405,8 +413,10 @@ mod tests {
             ("that key again, after another", Some(pinned(Some(key(2)))), Some(FactChange::HostKeyVerified)),
         ] {
             let changes = takeover_changes(taken(), known.as_ref(), 7);
-            let about_key: Vec<_> =
-                changes.into_iter().filter(|change| !matches!(change, FactChange::AgentStarted(_))).collect();
+            let about_key: Vec<_> = changes
+                .into_iter()
+                .filter(|change| !matches!(change, FactChange::AgentStarted(_) | FactChange::AgentPlaced(_)))
+                .collect();
             assert_eq!(about_key, Vec::from_iter(expected), "{name}");
         }
     }

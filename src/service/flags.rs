@@ -20,7 +20,6 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::bmdb::connection::dialect::Dialect;
 use crate::model::policy_flags::PolicyFlags;
-use crate::model::remote_step::DEFAULT_AGENT_PATH;
 use crate::model::time::{Rate, Span};
 use crate::service::demo::flags::DemoFlags;
 use crate::simulator::service::SimulatorArgs;
@@ -181,8 +180,9 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_executable_path: Option<PathBuf>,
     /// Where the role server goes on the machine; relative to the home of the SSH user.
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_AGENT_PATH, help_heading = "Agent")]
-    pub agent_target_path: String,
+    /// [default: a place that suits the machine, see docs/machines.md]
+    #[arg(long, value_name = "PATH", help_heading = "Agent")]
+    pub agent_target_path: Option<String>,
     /// host:port that machines call; may be given several times.
     #[arg(long, value_name = "HOST:PORT", help_heading = "Agent")]
     pub agent_endpoint: Vec<String>,

@@ -270,7 +270,8 @@ impl ServicePlan {
             line("endpoints", self.endpoints.join(", "));
         }
         if let Some(agent) = &flags.agent_executable_path {
-            line("agent", format!("{} goes to {}", agent.display(), flags.agent_target_path));
+            let place = flags.agent_target_path.as_deref().unwrap_or("a place that suits the machine");
+            line("agent", format!("{} goes to {place}", agent.display()));
         }
         line(
             "ssh",

@@ -11,6 +11,7 @@ use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::service_plan::ServicePlan;
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
+use crate::takeover::program_path::TargetPath;
 use crate::takeover::session::SshSettings;
 
 /// Loads what machines are reached with, and creates the SSH key if it does not exist.
@@ -40,7 +41,7 @@ pub(super) async fn build_machine_access(
         ssh,
         user: flags.ssh_user.clone(),
         agent_file: AgentFile::new(agent_path),
-        agent_path: flags.agent_target_path.clone(),
+        agent_path: flags.agent_target_path.clone().map_or(TargetPath::Chosen, TargetPath::Given),
         endpoints: plan.endpoints.clone(),
         ca_certificates: Box::new(move || authorities.borrow().clone()),
         bmdb_id: database.bmdb.read_identity().await.map_err(database_failure)?,

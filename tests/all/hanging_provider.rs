@@ -104,7 +104,7 @@ fn access() -> Result<Arc<MachineAccess>> {
         ssh: SshSettings::new(ClientKey::generate()?),
         user: "root".to_owned(),
         agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
-        agent_path: "/opt/roleserver".to_owned(),
+        agent_path: "/opt/roleserver".into(),
         endpoints: vec!["127.0.0.1:1".to_owned()],
         ca_certificates: Box::new(Vec::new),
         bmdb_id: Uuid::from_u128(0xb),

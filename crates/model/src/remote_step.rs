@@ -21,7 +21,7 @@
 
 use crate::shell_words::{self, NulInWord};
 
-/// Default path of the role server, relative to the home of the SSH user.
+/// Path of the role server where no better place is known, relative to the home of the SSH user.
 pub const DEFAULT_AGENT_PATH: &str = ".local/lib/shepherd/roleserver";
 
 /// First line of a probe's output.
@@ -45,6 +45,12 @@ pub mod probe_key {
     pub const SHA256: &str = "sha256";
     /// SHA-256 of the file at the path in lower case hex, or `none` when there is no such file.
     pub const DIGEST: &str = "digest";
+    /// Number of the remote user.
+    pub const UID: &str = "uid";
+    /// `1` while `SELinux` enforces a policy.
+    pub const SELINUX: &str = "selinux";
+    /// A directory that may get the program, in several lines: first that of the path, then those of a list.
+    pub const PLACE: &str = "place";
 }
 
 /// Exit statuses of the upload script; `takeover` has the sentence for each.

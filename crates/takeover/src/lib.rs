@@ -24,6 +24,7 @@
 //! * [`session`][]: an authenticated connection that is closed when its owner drops it.
 //! * [`exec`][]: one command on it, with limits on time and output.
 //! * [`agent_binary`][]: the program to upload.
+//! * [`program_path`][]: where the program goes, and why.
 //! * [`steps`][]: the scripts of probe, upload and enrolment, and the parsing of their output.
 //! * [`machine_takeover`][]: the sequence, and the error for each way it ends.
 //!
@@ -56,6 +57,7 @@ pub mod exec;
 mod first_byte;
 pub mod host_keys;
 pub mod machine_takeover;
+pub mod program_path;
 pub mod session;
 pub mod ssh_error;
 mod ssh_handler;

@@ -9,10 +9,12 @@ use tokio::time::Instant;
 
 use crate::agent_binary::{AgentBinary, Architecture};
 use crate::host_keys::HostKeyExpectation;
+use crate::program_path::{PlaceFacts, ProgramPath, TargetPath, choose_program_path};
 use crate::session::{SshSession, SshSettings, SshTarget};
 use crate::ssh_error::{Blame, HostKeyChanged, SshError};
 use crate::steps::{
-    ENROLL_SCRIPT, PROBE_SCRIPT, StepError, UPLOAD_SCRIPT, parse_enroll, parse_probe, parse_upload,
+    ENROLL_SCRIPT, PROBE_SCRIPT, ProbeReport, StepError, UPLOAD_SCRIPT, parse_enroll, parse_probe,
+    parse_upload,
 };
 use model::host_key::HostKey;
 use model::remote_step::RemoteStep;
@@ -54,6 +56,8 @@ pub struct TakeoverResult {
     pub host_key: HostKey,
     /// Whether the program was uploaded; `false` if the right one was there.
     pub uploaded: bool,
+    /// Where the program is, and why.
+    pub program: ProgramPath,
     /// The agent's verified response.
     pub success: EnrollSuccess,
 }
@@ -225,7 +229,7 @@ pub async fn take_over_machine(
     target: &SshTarget,
     expectation: &HostKeyExpectation,
     agent: &AgentBinary,
-    agent_path: &str,
+    agent_path: impl Into<TargetPath>,
     request: &EnrollRequest,
     deadline: Instant,
     may_begin: impl Fn(TakeoverStep) -> Result<(), String> + Send + Sync,
@@ -239,32 +243,32 @@ pub async fn take_over_machine(
     };
     may_begin(TakeoverStep::Connect)?;
     let session = SshSession::connect(ssh, target, expectation, deadline).await?;
-    let outcome = run_steps(&session, target, agent, agent_path, request, may_begin).await;
+    let outcome = run_steps(&session, target, agent, &agent_path.into(), request, may_begin).await;
     let host_key = session.host_key().clone();
     session.close().await;
-    let (uploaded, success) = outcome?;
-    Ok(TakeoverResult { host_key, uploaded, success })
+    let (uploaded, program, success) = outcome?;
+    Ok(TakeoverResult { host_key, uploaded, program, success })
 }
 
 async fn run_steps(
     session: &SshSession,
     target: &SshTarget,
     agent: &AgentBinary,
-    agent_path: &str,
+    agent_path: &TargetPath,
     request: &EnrollRequest,
     may_begin: impl Fn(TakeoverStep) -> Result<(), TakeoverError> + Send + Sync,
-) -> Result<(bool, EnrollSuccess), TakeoverError> {
+) -> Result<(bool, ProgramPath, EnrollSuccess), TakeoverError> {
     let address = target.address();
-    let path = agent_path.to_owned();
-    let remote = |step: &'static str| {
+    let remote = |step: &'static str, mount: Option<String>| {
         let address = address.clone();
-        move |StepError(reason)| TakeoverError::StepFailed { address, step, reason }
+        move |StepError(reason)| {
+            let reason = mount.map_or(reason.clone(), |mount| format!("{reason}; {mount}"));
+            TakeoverError::StepFailed { address, step, reason }
+        }
     };
 
-    may_begin(TakeoverStep::Probe)?;
-    let command = RemoteStep::Probe { path: path.clone() }.to_command(PROBE_SCRIPT)?;
-    let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
-    let probe = parse_probe(&output).map_err(remote("probe"))?;
+    let mut probe =
+        probe_machine(session, agent_path.first_path(), &may_begin, remote("probe", None)).await?;
     if probe.os != "Linux" {
         return Err(TakeoverError::NotLinux { address, os: probe.os });
     }
@@ -272,6 +276,14 @@ async fn run_steps(
         let agent = agent.architecture();
         return Err(TakeoverError::WrongArchitecture { address, machine: probe.architecture, agent });
     }
+
+    let program = choose_program_path(agent_path, &probe, agent);
+    let path = program.path.clone();
+    if path != agent_path.first_path() {
+        probe = probe_machine(session, &path, &may_begin, remote("probe", None)).await?;
+    }
+    // The mount explains what a shell only calls a permission.
+    let mount = probe.target.as_ref().and_then(PlaceFacts::mount_obstacle);
 
     let uploaded = probe.digest.as_deref().is_none_or(|digest| !agent.accepts_digest(digest));
     if uploaded {
@@ -283,15 +295,27 @@ async fn run_steps(
         let command = RemoteStep::Upload { path: path.clone(), sha256, size: agent.size() }
             .to_command(UPLOAD_SCRIPT)?;
         let output = session.exec("uploading the agent", &command, agent.content()).await?;
-        parse_upload(&output, agent.sha256()).map_err(remote("upload"))?;
+        parse_upload(&output, agent.sha256()).map_err(remote("upload", mount.clone()))?;
     }
 
     may_begin(TakeoverStep::Enroll)?;
-    let command = RemoteStep::Enroll { path }.to_command(ENROLL_SCRIPT)?;
+    let command = RemoteStep::Enroll { path: path.clone() }.to_command(ENROLL_SCRIPT)?;
     let output = session.exec("enrolling the agent", &command, request.encode_to_vec().into()).await?;
-    let response = parse_enroll(&output).map_err(remote("enrolment"))?;
-    let success = check_enroll_response(response.result, &address, agent_path, request)?;
-    Ok((uploaded, success))
+    let response = parse_enroll(&output).map_err(remote("enrolment", mount))?;
+    let success = check_enroll_response(response.result, &address, &path, request)?;
+    Ok((uploaded, program, success))
+}
+
+async fn probe_machine(
+    session: &SshSession,
+    path: &str,
+    may_begin: &(impl Fn(TakeoverStep) -> Result<(), TakeoverError> + Send + Sync),
+    failed: impl FnOnce(StepError) -> TakeoverError,
+) -> Result<ProbeReport, TakeoverError> {
+    may_begin(TakeoverStep::Probe)?;
+    let command = RemoteStep::Probe { path: path.to_owned() }.to_command(PROBE_SCRIPT)?;
+    let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
+    parse_probe(&output).map_err(failed)
 }
 
 /// Verifies an agent's response.

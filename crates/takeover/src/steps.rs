@@ -14,6 +14,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use crate::exec::{CommandExit, CommandOutput};
+use crate::program_path::PlaceFacts;
 use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UPLOAD_BEGIN, probe_key, upload_status};
 use model::sanitize::sanitize_text;
 use proto::agent::v1::EnrollResponse;
@@ -36,13 +37,27 @@ macro_rules! digest {
     };
 }
 
+/// Prints a line for the directory of `$p` and for each that is suitable for root: mode and owner of the nearest
+/// directory that exists, its mount, and the directory. It ends the script, because it replaces the arguments.
+macro_rules! places {
+    () => {
+        "for q in \"${p%/*}\" /usr/local/lib/shepherd/bin /opt/shepherd/bin; do a=$q; \
+         while [ ! -d \"$a\" ]; do a=${a%/*}; a=${a:-/}; done; a=$(cd -P \"$a\" && pwd); b=; \
+         while read -r s m t o z; do m=${m%/}; case ${a%/}/ in \"$m\"/*) b=\"${m:-/} $t $o\";; esac; \
+         done < /proc/self/mounts; \
+         set -- $(ls -ldn \"$a\"); echo \"place=$1 $3 $b $q\"; done"
+    };
+}
+
 /// The script of [`RemoteStep::Probe`](model::remote_step::RemoteStep::Probe).
 pub const PROBE_SCRIPT: &str = concat!(
     common!(),
     digest!(),
     "echo shepherd-probe-begin; echo \"os=$(uname -s)\"; echo \"arch=$(uname -m)\"; echo \"user=$(id -un)\"; \
      echo \"home=${HOME:-}\"; echo \"sha256=$k\"; \
-     if [ -f \"$p\" ] && [ -x \"$p\" ]; then echo \"digest=$(d \"$p\")\"; else echo digest=none; fi",
+     if [ -f \"$p\" ] && [ -x \"$p\" ]; then echo \"digest=$(d \"$p\")\"; else echo digest=none; fi; \
+     echo \"uid=$(id -u)\"; echo \"selinux=$(cat /sys/fs/selinux/enforce 2>/dev/null)\"; ",
+    places!(),
 );
 
 /// The script of [`RemoteStep::Upload`](model::remote_step::RemoteStep::Upload). `upload_error_text` has the
@@ -59,7 +74,9 @@ pub const UPLOAD_SCRIPT: &str = concat!(
      n=$(($(wc -c < \"$t\"))); [ \"$n\" -eq \"$3\" ] || say 43 \"$n of $3 bytes arrived\"; \
      g=$(d \"$t\"); [ \"$g\" = \"$2\" ] || say 44 \"the digest of what arrived is $g\"; \
      chmod 0755 \"$t\" || exit 45; [ -x \"$t\" ] || say 45 \"$t cannot be executed\"; \
-     mv -f \"$t\" \"$p\" || exit 46; echo shepherd-upload-begin; echo \"digest=$g\"",
+     mv -f \"$t\" \"$p\" || exit 46; \
+     if command -v restorecon >/dev/null 2>&1; then restorecon \"${p%/*}/\" \"$p\" >&2 || true; fi; \
+     echo shepherd-upload-begin; echo \"digest=$g\"",
 );
 
 /// The script of [`RemoteStep::Enroll`](model::remote_step::RemoteStep::Enroll).
@@ -80,6 +97,14 @@ pub struct ProbeReport {
     pub has_digest_program: bool,
     /// SHA-256 of the executable at the agent's path in lower-case hexadecimal; `None` without one.
     pub digest: Option<String>,
+    /// Number of the remote user; `None` if it was not reported.
+    pub uid: Option<u32>,
+    /// Whether `SELinux` enforces a policy.
+    pub selinux_enforces: bool,
+    /// The directory of the agent's path; `None` if it was not reported.
+    pub target: Option<PlaceFacts>,
+    /// Directories that are suitable for programs of root, the best first.
+    pub places: Vec<PlaceFacts>,
 }
 
 /// An error of a step, as the part of a sentence after "the probe" or "the upload".
@@ -90,7 +115,16 @@ pub struct StepError(pub String);
 /// Parses the output of a probe.
 pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
     let lines = text_after_marker(output, PROBE_BEGIN)?;
-    let mut values: HashMap<&str, &str> = lines.lines().filter_map(|line| line.split_once('=')).collect();
+    let pairs = || lines.lines().filter_map(|line| line.split_once('='));
+    let mut values: HashMap<&str, &str> = pairs().collect();
+    let value = |key: &str| values.get(key).map_or("", |value| value.trim());
+    let (uid, selinux_enforces) = (value(probe_key::UID).parse().ok(), value(probe_key::SELINUX) == "1");
+    let mut places = pairs()
+        .filter(|(key, _)| *key == probe_key::PLACE)
+        .map(|(_, line)| PlaceFacts::parse(&sanitize_text(line)))
+        .collect::<Vec<_>>()
+        .into_iter();
+    let target = places.next().flatten();
     let mut take = |key: &'static str| {
         values
             .remove(key)
@@ -105,6 +139,10 @@ pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
         home: take(probe_key::HOME)?,
         has_digest_program: take(probe_key::SHA256)? != "none",
         digest: is_digest(&digest).then_some(digest),
+        uid,
+        selinux_enforces,
+        target,
+        places: places.flatten().collect(),
     })
 }
 
@@ -199,7 +237,7 @@ fn bytes_after_line<'a>(bytes: &'a [u8], line: &str) -> Option<&'a [u8]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write;
     use std::path::Path;
     use std::process::{Command, Stdio};
@@ -209,7 +247,13 @@ mod tests {
     use proto::agent::v1::{EnrollSuccess, enroll_response};
 
     /// Runs a step as the remote login shell would, with `home` as its home and `path` first on its PATH.
-    fn run(step: &RemoteStep, script: &str, home: &Path, path: &str, stdin: &[u8]) -> CommandOutput {
+    pub(crate) fn run(
+        step: &RemoteStep,
+        script: &str,
+        home: &Path,
+        path: &str,
+        stdin: &[u8],
+    ) -> CommandOutput {
         let mut child = Command::new("/bin/sh")
             .arg("-c")
             .arg(step.to_command(script).unwrap())
@@ -289,6 +333,22 @@ mod tests {
         assert_eq!((found.os.as_str(), found.architecture.as_str()), ("Linux", std::env::consts::ARCH));
         assert_eq!(Path::new(&found.home), home.path());
         assert!(found.has_digest_program);
+    }
+
+    #[test]
+    fn upload_restores_the_label_where_labels_exist() {
+        let home = tempfile::tempdir().unwrap();
+        let (bin, calls) = (home.path().join("bin"), home.path().join("calls"));
+        std::fs::create_dir(&bin).unwrap();
+        let mut writer = Command::new("/bin/sh");
+        let script = r#"printf '#!/bin/sh\necho "$@" >> %s; exit 1\n' "$1" >"$0" && chmod 755 "$0""#;
+        writer.args(["-c", script]).arg(bin.join("restorecon")).arg(&calls);
+        assert!(writer.status().unwrap().success());
+        let step = RemoteStep::Upload { path: "p/agent".to_owned(), sha256: sha256(b"x"), size: 1 };
+        let output = run(&step, UPLOAD_SCRIPT, home.path(), bin.to_str().unwrap(), b"x");
+        parse_upload(&output, &sha256(b"x")).unwrap();
+        let home = home.path().display();
+        assert_eq!(std::fs::read_to_string(calls).unwrap(), format!("{home}/p/ {home}/p/agent\n"));
     }
 
     #[test]

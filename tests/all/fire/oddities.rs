@@ -140,7 +140,7 @@ impl Site {
             ssh,
             user: "root".to_owned(),
             agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
-            agent_path: DEFAULT_AGENT_PATH.to_owned(),
+            agent_path: DEFAULT_AGENT_PATH.into(),
             endpoints: vec!["127.0.0.1:1".to_owned()],
             ca_certificates: Box::new(Vec::new),
             bmdb_id: Uuid::from_u128(0xb),

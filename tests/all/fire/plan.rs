@@ -526,7 +526,7 @@ impl Site {
             user: "root".to_owned(),
             // Simulated machines accept any program and run none of it.
             agent_file: AgentFile::new("/bin/sh".into()),
-            agent_path: "/root/roleserver".to_owned(),
+            agent_path: "/root/roleserver".into(),
             // Nothing listens there: the test itself reports for the agents.
             endpoints: vec!["127.0.0.1:9".to_owned()],
             ca_certificates: Box::new(Vec::new),

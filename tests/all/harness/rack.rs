@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
 use shepherd::roleserver::state_directory::StateDirectory;
 use tempfile::TempDir;
 
@@ -123,7 +124,9 @@ impl Rack {
         let first = self.machines.first().context("an empty rack")?;
         let key = format!("--ssh_key_path={}", first.sshd.directory().join("client_key").display());
         let agent = format!("--agent_executable_path={}", self.agent()?.display());
-        let flags = [&[key.as_str(), agent.as_str()], flags].concat();
+        // These machines share the file systems of the host, and each has a home of its own.
+        let target = format!("--agent_target_path={DEFAULT_AGENT_PATH}");
+        let flags = [&[key.as_str(), agent.as_str(), target.as_str()], flags].concat();
         self.fleet.shepherd_of_list(name, &[endpoint.to_owned()], &list, &flags)
     }
 

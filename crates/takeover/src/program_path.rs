@@ -1,0 +1,319 @@
+//! Where the role server goes on a machine, and why (pure).
+//!
+//! The operator may give the path. Otherwise a user that is not root keeps the program in its home, and for root the
+//! first suitable directory of a short list is chosen: it belongs to root and nobody else can write to it, its file
+//! system executes programs, can be written and survives a reboot. The home of root was the only choice before, and it
+//! is what is left where no directory of the list is suitable. Under `SELinux` systemd may not start what lies there
+//! (203/EXEC), because `/root` and `/home` have the label of homes. Directories called `bin` below `/usr` and `/opt`
+//! have the label of programs in the usual policies, which is why the list has such.
+//!
+//! A program that an earlier release put into the home of root stays there unless `SELinux` enforces: a takeover should
+//! not move what runs.
+
+use model::remote_step::DEFAULT_AGENT_PATH;
+
+use crate::agent_binary::AgentBinary;
+use crate::steps::ProbeReport;
+
+/// Name of the program in a directory of the list.
+const PROGRAM: &str = "roleserver";
+/// File systems whose content is gone after a reboot.
+const VOLATILE: [&str; 3] = ["tmpfs", "ramfs", "rootfs"];
+
+/// Where the operator wants the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPath {
+    /// At this path; relative to the home of the SSH user.
+    Given(String),
+    /// At the best place of each machine.
+    Chosen,
+}
+
+impl TargetPath {
+    /// The path to probe first.
+    #[must_use]
+    pub fn first_path(&self) -> &str {
+        match self {
+            Self::Given(path) => path,
+            Self::Chosen => DEFAULT_AGENT_PATH,
+        }
+    }
+}
+
+impl From<String> for TargetPath {
+    fn from(path: String) -> Self {
+        Self::Given(path)
+    }
+}
+
+impl From<&str> for TargetPath {
+    fn from(path: &str) -> Self {
+        Self::Given(path.to_owned())
+    }
+}
+
+/// A directory that may get the program: the nearest directory above it that exists, and that one's mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceFacts {
+    /// The directory, which need not exist.
+    pub directory: String,
+    /// Type and permissions of the nearest one that exists, as `ls -l` prints them.
+    pub mode: String,
+    /// The user that it belongs to.
+    pub uid: u32,
+    /// Where its file system is mounted.
+    pub mount_point: String,
+    /// The type of the file system.
+    pub file_system: String,
+    /// Options of the mount, separated by commas.
+    pub options: String,
+}
+
+impl PlaceFacts {
+    /// Parses a line of the probe: mode, uid, mount point, type, options, directory.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.splitn(6, ' ');
+        let mut next = || fields.next().filter(|field| !field.is_empty()).map(str::to_owned);
+        Some(Self {
+            mode: next()?,
+            uid: next()?.parse().ok()?,
+            mount_point: next()?,
+            file_system: next()?,
+            options: next()?,
+            directory: next()?,
+        })
+    }
+
+    fn has_option(&self, name: &str) -> bool {
+        self.options.split(',').any(|option| option == name)
+    }
+
+    /// How the mount prevents a program from being written or executed, as a sentence.
+    #[must_use]
+    pub fn mount_obstacle(&self) -> Option<String> {
+        let obstacle = if self.has_option("noexec") {
+            "noexec"
+        } else if self.has_option("ro") {
+            "read-only"
+        } else {
+            return None;
+        };
+        Some(format!("{} is mounted {obstacle}", self.mount_point))
+    }
+
+    /// Why the directory is not suitable for a program of root; `None` if it is.
+    fn refusal(&self) -> Option<String> {
+        // `drwxrwxrwx`: who besides the owner may write.
+        let writes = |at: usize| self.mode.as_bytes().get(at) != Some(&b'-');
+        if self.uid != 0 {
+            Some(format!("it belongs to user {}", self.uid))
+        } else if writes(5) || writes(8) {
+            Some(format!("others than root may write there ({})", self.mode))
+        } else if VOLATILE.contains(&self.file_system.as_str()) {
+            Some(format!("{} is a {}, which a reboot empties", self.mount_point, self.file_system))
+        } else {
+            self.mount_obstacle()
+        }
+    }
+}
+
+/// The chosen path, and why it is that one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramPath {
+    /// The path; relative to the home of the SSH user.
+    pub path: String,
+    /// The reason, as the end of a sentence.
+    pub reason: String,
+}
+
+impl ProgramPath {
+    /// Path and reason as a sentence.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        format!("its role server is at {}, because {}", self.path, self.reason)
+    }
+}
+
+/// Chooses the path from a probe of [`TargetPath::first_path`].
+#[must_use]
+pub fn choose_program_path(target: &TargetPath, probe: &ProbeReport, agent: &AgentBinary) -> ProgramPath {
+    let at = |path: &str, reason: String| ProgramPath { path: path.to_owned(), reason };
+    if let TargetPath::Given(path) = target {
+        return at(path, "--agent_target_path says so".to_owned());
+    }
+    if probe.uid.is_some_and(|uid| uid != 0) {
+        return at(
+            DEFAULT_AGENT_PATH,
+            format!("{} is not root, and has its programs in its home", probe.user),
+        );
+    }
+    let is_installed = probe.digest.as_deref().is_some_and(|digest| agent.accepts_digest(digest));
+    if is_installed && !probe.selinux_enforces {
+        return at(DEFAULT_AGENT_PATH, "it was installed there before".to_owned());
+    }
+    let mut refusals = Vec::new();
+    for place in &probe.places {
+        if let Some(refusal) = place.refusal() {
+            refusals.push(format!("{}: {refusal}", place.directory));
+            continue;
+        }
+        let others = match refusals.as_slice() {
+            [] => String::new(),
+            refusals => format!(" (not at {})", refusals.join("; ")),
+        };
+        let reason = format!(
+            "it belongs to root, and {} ({}) keeps and executes programs{others}",
+            place.mount_point, place.file_system
+        );
+        return at(&format!("{}/{PROGRAM}", place.directory), reason);
+    }
+    let mut reason = match refusals.as_slice() {
+        [] => "the machine reported no other place".to_owned(),
+        refusals => format!("no other place is suitable ({})", refusals.join("; ")),
+    };
+    if probe.selinux_enforces {
+        reason.push_str("; SELinux may keep systemd from starting a program in a home (203/EXEC)");
+    }
+    at(DEFAULT_AGENT_PATH, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::path::Path;
+
+    use super::*;
+    use crate::steps::tests::run;
+    use crate::steps::{PROBE_SCRIPT, parse_probe};
+    use model::remote_step::RemoteStep;
+
+    fn place(line: &str) -> PlaceFacts {
+        PlaceFacts::parse(line).unwrap()
+    }
+
+    fn probe(uid: u32, selinux_enforces: bool, digest: Option<&str>, places: &[&str]) -> ProbeReport {
+        ProbeReport {
+            os: "Linux".to_owned(),
+            architecture: "x86_64".to_owned(),
+            user: if uid == 0 { "root" } else { "kim" }.to_owned(),
+            home: "/home".to_owned(),
+            has_digest_program: true,
+            digest: digest.map(str::to_owned),
+            uid: Some(uid),
+            selinux_enforces,
+            target: None,
+            places: places.iter().map(|line| place(line)).collect(),
+        }
+    }
+
+    #[test]
+    fn first_suitable_place_is_chosen_and_explained() {
+        let agent = AgentBinary::from_content(std::fs::read("/bin/sh").unwrap().into()).unwrap();
+        let installed = Some(agent.sha256());
+        let (usr, opt) = ("/usr/local/lib/shepherd/bin", "/opt/shepherd/bin");
+        let line =
+            |mode: &str, uid: u32, mount: &str, directory: &str| format!("{mode} {uid} {mount} {directory}");
+        let good = |directory: &str| line("drwxr-xr-x", 0, "/ ext4 rw,relatime", directory);
+        let (usr_path, opt_path) = (format!("{usr}/roleserver"), format!("{opt}/roleserver"));
+        let home = DEFAULT_AGENT_PATH;
+        for (name, probe, path, reason) in [
+            (
+                "all are good",
+                probe(0, false, None, &[&good(usr), &good(opt)]),
+                usr_path.as_str(),
+                "it belongs to root, and / (ext4) keeps",
+            ),
+            ("SELinux", probe(0, true, installed, &[&good(usr)]), &usr_path, "it belongs to root"),
+            (
+                "installed before",
+                probe(0, false, installed, &[&good(usr)]),
+                home,
+                "it was installed there before",
+            ),
+            (
+                "another release in the home",
+                probe(0, false, Some("ab"), &[&good(usr)]),
+                &usr_path,
+                "it belongs to root",
+            ),
+            ("not root", probe(7, true, None, &[&good(usr)]), home, "kim is not root"),
+            (
+                "writable by a group",
+                probe(0, false, None, &[&line("drwxrwsr-x", 0, "/ ext4 rw", usr), &good(opt)]),
+                &opt_path,
+                "(not at /usr/local/lib/shepherd/bin: others than root may write there (drwxrwsr-x))",
+            ),
+            (
+                "read-only",
+                probe(0, false, None, &[&line("drwxr-xr-x", 0, "/usr ext4 ro,nodev", usr), &good(opt)]),
+                &opt_path,
+                "/usr is mounted read-only",
+            ),
+            (
+                "noexec, volatile",
+                probe(
+                    0,
+                    true,
+                    None,
+                    &[
+                        &line("drwxr-xr-x", 0, "/usr/local ext4 rw,noexec", usr),
+                        &line("drwxr-xr-x", 0, "/opt tmpfs rw", opt),
+                    ],
+                ),
+                home,
+                "/usr/local is mounted noexec; /opt/shepherd/bin: /opt is a tmpfs, which a reboot empties); SELinux may",
+            ),
+            (
+                "of another user",
+                probe(0, false, None, &[&line("drwxr-xr-x", 1000, "/ ext4 rw", usr)]),
+                home,
+                "it belongs to user 1000",
+            ),
+            ("a machine that reports no places", probe(0, false, None, &[]), home, "reported no other place"),
+        ] {
+            let chosen = choose_program_path(&TargetPath::Chosen, &probe, &agent);
+            assert_eq!(chosen.path, path, "{name}");
+            assert!(chosen.reason.contains(reason), "{name}: {}", chosen.reason);
+            let given = choose_program_path(&"/given".into(), &probe, &agent);
+            assert_eq!(
+                (given.path.as_str(), given.reason.as_str()),
+                ("/given", "--agent_target_path says so")
+            );
+        }
+    }
+
+    #[test]
+    fn a_probe_reports_user_and_places() {
+        let home = tempfile::tempdir().unwrap();
+        // The two shells that are `sh` on most machines.
+        let bin = home.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        std::os::unix::fs::symlink("/bin/bash", bin.join("sh")).unwrap();
+        for path in ["/usr/bin", bin.to_str().unwrap()] {
+            check_reported_places(home.path(), path);
+        }
+    }
+
+    fn check_reported_places(home: &Path, path: &str) {
+        let step = RemoteStep::Probe { path: "not/there/agent".to_owned() };
+        let probe = parse_probe(&run(&step, PROBE_SCRIPT, home, path, b"")).unwrap();
+        assert_eq!(probe.uid, Some(std::fs::metadata(home).unwrap().uid()));
+        let target = probe.target.unwrap();
+        assert_eq!(target.directory, home.join("not/there").to_str().unwrap());
+        assert_eq!((target.uid, target.mode.as_str()), (probe.uid.unwrap(), "drwx------"));
+        assert!(home.starts_with(&target.mount_point) && !target.file_system.is_empty(), "{target:?}");
+        assert!(target.options.split(',').any(|option| option == "rw"), "{target:?}");
+        let directories: Vec<&str> = probe.places.iter().map(|place| place.directory.as_str()).collect();
+        assert_eq!(directories, ["/usr/local/lib/shepherd/bin", "/opt/shepherd/bin"]);
+    }
+
+    #[test]
+    fn malformed_line_is_no_place() {
+        for line in ["", "drwxr-xr-x 0 none /opt", "drwxr-xr-x root / ext4 rw /opt", "drwxr-xr-x 0 / ext4 rw"]
+        {
+            assert_eq!(PlaceFacts::parse(line), None, "{line}");
+        }
+        assert_eq!(place("drwxr-xr-x 0 / ext4 rw /a b").directory, "/a b");
+    }
+}
