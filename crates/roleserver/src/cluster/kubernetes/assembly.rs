@@ -10,12 +10,14 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 
 use crate::cluster::etcd_member;
-use crate::cluster::files::ClusterFiles;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::kubernetes::bundle_install::InstalledBundle;
 use crate::cluster::kubernetes::bundle_store::BundleStore;
+use crate::cluster::kubernetes::cgroup_driver::{CgroupDriver, PodHost, choose_driver};
 use crate::cluster::kubernetes::component_certificates::{RoleMaterials, manage_certificates};
 use crate::cluster::kubernetes::component_revisions::RevisionHistory;
 use crate::cluster::kubernetes::load_balancer::ApiServers;
+use crate::cluster::kubernetes::pod_cgroups::PodCgroups;
 use crate::cluster::kubernetes::reconciler_runner::ControllerReadiness;
 use crate::cluster::kubernetes::startup::DrainState;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
@@ -181,11 +183,13 @@ fn render_components(
             let of_before = persisted::read_node_info(&host.files).address;
             let mut runs = RevisionHistory::read(&host.files);
             parts.revisions.set(runs.clone());
+            let pod_host = PodHost::detect_host();
             loop {
                 let known = healthy.scope().until_cancelled(inputs.next()).await?;
                 let Some(startup) = &known.startup else { continue };
                 let before = runs.clone();
                 let now = host.clock.now().timestamp_millis();
+                let cgroup_driver = choose_stored_driver(&host.files, &family, &known, pod_host)?;
                 let all = desired::DesiredInputs {
                     startup,
                     materials: &known.materials,
@@ -199,6 +203,7 @@ fn render_components(
                     node: known.node.as_deref().unwrap_or_default(),
                     instance_name: &family,
                     can_raise_oom_score: may_raise_scores,
+                    cgroup_driver,
                 };
                 let wanted = desired::desired_components(&all, |context| {
                     let bundle = hex::encode(context.bundle.digest.0);
@@ -216,6 +221,30 @@ fn render_components(
             }
         }
     })
+}
+
+/// Chooses what makes the control groups of pods, and stores it before a component is started with it.
+fn choose_stored_driver(
+    files: &ClusterFiles,
+    family: &str,
+    known: &ComponentInputs,
+    pod_host: PodHost,
+) -> Result<CgroupDriver, ClusterFilesError> {
+    let stored = CgroupDriver::read(files);
+    let is_on = known.startup.as_ref().is_some_and(|startup| startup.worker == RoleStartup::On);
+    if !is_on {
+        return Ok(stored.unwrap_or_default());
+    }
+    // A lost file is no reason to look for running pods at other places.
+    let has_slice = || PodCgroups::detect_host(family).has_processes_in_slice();
+    let previous = stored.or_else(|| has_slice().then_some(CgroupDriver::Systemd));
+    let kubelet = components::service_id(KubernetesDuty::Worker, components::kubelet::NAME);
+    let is_new = !files.kubernetes_directory().join(kubelet.child_name()).exists();
+    let chosen = choose_driver(previous, !is_new && !known.drain.is_evicted, pod_host);
+    if stored != Some(chosen) {
+        chosen.write(files)?;
+    }
+    Ok(chosen)
 }
 
 /// Whether this process may lower the OOM score of processes: whether `/proc/self/status` shows `CAP_SYS_RESOURCE`

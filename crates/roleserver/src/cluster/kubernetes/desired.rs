@@ -15,6 +15,7 @@ use model::role_declaration::RestartPolicy;
 
 use crate::child::spec::ResourceLimits;
 use crate::cluster::kubernetes::bundle_install::InstalledBundle;
+use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
 use crate::cluster::kubernetes::component_certificates::RoleMaterials;
 use crate::cluster::kubernetes::components::ComponentPorts;
 use crate::cluster::kubernetes::components::{
@@ -81,6 +82,8 @@ pub struct DesiredInputs<'k> {
     pub instance_name: &'k str,
     /// Whether processes may get a lower OOM score (`CAP_SYS_RESOURCE`).
     pub can_raise_oom_score: bool,
+    /// What makes the control groups of pods.
+    pub cgroup_driver: CgroupDriver,
 }
 
 /// All desired components. `number` returns the component revision of a context's bundle and key generation.
@@ -225,6 +228,7 @@ fn component_context<'k>(
         node: known.node,
         instance_name: known.instance_name,
         can_raise_oom_score: known.can_raise_oom_score,
+        cgroup_driver: known.cgroup_driver,
     })
 }
 
@@ -282,10 +286,11 @@ pub(super) mod tests {
             ports: &ComponentPorts::default(),
             etcd: Path::new("/e"),
             directory: Path::new("/d"),
-            drain: &DrainState { is_drained: false, allowed_bundle: handed },
+            drain: &DrainState { allowed_bundle: handed, ..DrainState::default() },
             node: "node-7",
             instance_name: "roleserver-0123456789ab",
             can_raise_oom_score: true,
+            cgroup_driver: CgroupDriver::Cgroupfs,
         };
         desired_components(&known, |_| 7)
     }

@@ -2,7 +2,7 @@
 //!
 //! | what | made by | cleaned up when |
 //! | --- | --- | --- |
-//! | control group of pods, with its processes | `prepare_host` for the kubelet | kubelet or containerd is removed |
+//! | control group or slice of pods | `prepare_host` for the kubelet | kubelet or containerd is removed |
 //! | shims, one for each pod | containerd | containerd is removed |
 //! | mounts below the directories of both | both | the component is removed |
 //! | the bridge of pods | a CNI plugin | containerd is removed |
@@ -25,8 +25,9 @@ use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::ClusterFiles;
+use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
 use crate::cluster::kubernetes::components::{containerd, kube_proxy, kubelet, service_id};
-use crate::cluster::kubernetes::pod_cgroups::PodCgroups;
+use crate::cluster::kubernetes::pod_cgroups::{self, PodCgroups};
 use crate::cluster::services::desired::ServiceId;
 use crate::cluster::services::service_runtime::ServiceHooks;
 use crate::mountinfo;
@@ -50,17 +51,44 @@ fn survivor_prefix(id: &ServiceId) -> Option<&'static str> {
 }
 
 fn prepare_host(id: &ServiceId, children: &ChildContext) -> std::io::Result<()> {
-    if is_worker_component(id, kubelet::NAME) {
-        PodCgroups::detect_host(&children.instance_name()).create()
-    } else {
-        Ok(())
+    if !is_worker_component(id, kubelet::NAME) {
+        return Ok(());
     }
+    let state_directory = children.directory.parent().unwrap_or(&children.directory);
+    let driver = CgroupDriver::read(&ClusterFiles::in_state_directory(state_directory)).unwrap_or_default();
+    let family = children.instance_name();
+    let pods = PodCgroups::detect_host(&family);
+    let had_slice = pods.has_slice();
+    pods.terminate_other(driver, STOP_TIMEOUT)?;
+    if driver == CgroupDriver::Cgroupfs && had_slice {
+        stop_slice(&family);
+    }
+    pods.create(driver)
+}
+
+/// Lets systemd forget the slices of pods, whose groups are gone.
+fn stop_slice(family: &str) {
+    let slice = pod_cgroups::slice_name(family);
+    if let Err(why) = run_command(Path::new("systemctl"), &["stop", &slice]) {
+        tracing::warn!(slice, reason = why, "the slice of pods could not be stopped");
+    }
+}
+
+/// Ends everything in the group above all pods, and removes it.
+fn end_pods(family: &str) -> std::io::Result<()> {
+    let pods = PodCgroups::detect_host(family);
+    let had_slice = pods.has_slice();
+    pods.terminate(STOP_TIMEOUT)?;
+    if had_slice {
+        stop_slice(family);
+    }
+    Ok(())
 }
 
 fn clean_up(id: &ServiceId, directory: &Path, children: &ChildContext) -> std::io::Result<()> {
     let family = children.instance_name();
     if is_worker_component(id, kubelet::NAME) || is_worker_component(id, containerd::NAME) {
-        PodCgroups::detect_host(&family).terminate(STOP_TIMEOUT)?;
+        end_pods(&family)?;
         unmount_below(directory)?;
     }
     if is_worker_component(id, containerd::NAME) {

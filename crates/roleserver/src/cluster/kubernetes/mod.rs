@@ -22,7 +22,8 @@
 //! * [`reconciler_runner`][]: the reconciler of built-in objects, and controller readiness. [`cluster_config`][]: the
 //!   configuration that the reconciler applies.
 //! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
-//!   [`pod_cgroups`][]: control groups of pods. [`host_cleanup`][]: removes what a worker leaves on its host.
+//!   [`pod_cgroups`][]: control groups of pods. [`cgroup_driver`][]: what makes them. [`host_cleanup`][]: removes what
+//!   a worker leaves on its host.
 //! * [`components`][]: what each component is started with, and listen ports (pure).
 //! * [`desired`][]: all desired components (pure). [`component_revisions`][]: what running components were started
 //!   with.
@@ -41,6 +42,7 @@
 //! | `kubernetes.json` | the last setup from a curator |
 //! | `kubernetes-runs.json` | numbers of combinations of a bundle and a generation of keys |
 //! | `kubernetes-leaving.json` | when the current drain began |
+//! | `kubernetes-cgroup-driver.json` | what makes the control groups of pods |
 //! | `kubernetes/controller/`, `kubernetes/worker/` | keys, certificates and authorities of a role |
 //! | `kubernetes/bundles/` | bundles |
 //! | `kubernetes/add-ons/` | manifests of add-ons |
@@ -84,6 +86,7 @@ pub mod assembly;
 #[cfg(feature = "reconciler")]
 pub mod bundle_install;
 pub mod bundle_store;
+pub mod cgroup_driver;
 #[cfg(feature = "reconciler")]
 pub mod cluster_config;
 #[cfg(feature = "reconciler")]

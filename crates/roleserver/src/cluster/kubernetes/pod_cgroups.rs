@@ -4,6 +4,10 @@
 //! mounted hierarchies of version 1, or in that of version 2 if it is the only one. A cpuset group is usable only once
 //! it has processors and memory nodes (cpuset(7)).
 //!
+//! With the cgroup driver `systemd`, which is used on version 2 alone, that group is a slice. The kubelet derives its
+//! name from the same setting. Its directory is made here too, because the kubelet looks for it before it asks systemd
+//! for the first slice below it; systemd takes the directory as it is.
+//!
 //! The name of the group belongs to this role server. Every process in it belongs to a pod, no matter which role server
 //! started it or adopted it, and is killed when the role ends.
 
@@ -13,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::child::cgroup::Cgroup;
+use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
 use crate::mountinfo;
 
 /// Files that a cpuset group copies from its parent.
@@ -26,6 +31,12 @@ pub fn cgroup_name(family: &str) -> String {
     format!("{family}-pods")
 }
 
+/// Name of the slice above all pods: `-` separates the levels of slices, so the kubelet replaces it in a name.
+#[must_use]
+pub fn slice_name(family: &str) -> String {
+    format!("{}.slice", cgroup_name(family).replace('-', "_"))
+}
+
 /// The group above all pods: one directory in each hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodCgroups {
@@ -33,6 +44,8 @@ pub struct PodCgroups {
     required: Vec<PathBuf>,
     /// A directory that others may create: version 2 beside version 1.
     optional: Option<PathBuf>,
+    /// The directory of the slice; `None` unless version 2 is the only one.
+    slice: Option<PathBuf>,
 }
 
 impl PodCgroups {
@@ -45,25 +58,49 @@ impl PodCgroups {
     /// Parses the groups from `/proc/self/mountinfo` (proc(5)).
     #[must_use]
     pub fn parse_host(mountinfo: &str, family: &str) -> Self {
-        let (mut first, mut second) = (Vec::new(), None);
+        let (mut first, mut second, mut slice) = (Vec::new(), None, None);
         for mount in mountinfo::parse_mounts(mountinfo) {
             let path = mount.point.join(cgroup_name(family));
             match mount.kind {
                 "cgroup" if !first.contains(&path) => first.push(path),
-                "cgroup2" if second.is_none() => second = Some(path),
+                "cgroup2" if second.is_none() => {
+                    second = Some(path);
+                    slice = Some(mount.point.join(slice_name(family)));
+                }
                 _ => {}
             }
         }
         if first.is_empty() {
-            Self { required: second.into_iter().collect(), optional: None }
+            Self { required: second.into_iter().collect(), optional: None, slice }
         } else {
-            Self { required: first, optional: second }
+            Self { required: first, optional: second, slice: None }
+        }
+    }
+
+    /// Whether the slice exists, because systemd has pods in it or had.
+    #[must_use]
+    pub fn has_slice(&self) -> bool {
+        self.slice.as_ref().is_some_and(|path| path.is_dir())
+    }
+
+    /// Whether processes of pods are in the slice.
+    #[must_use]
+    pub fn has_processes_in_slice(&self) -> bool {
+        let slice: Vec<PathBuf> = self.slice.iter().filter(|path| path.is_dir()).cloned().collect();
+        !slice.is_empty() && Cgroup::from_directories(&slice).pids().is_ok_and(|pids| !pids.is_empty())
+    }
+
+    /// The directories that have to exist for a driver.
+    fn directories(&self, driver: CgroupDriver) -> &[PathBuf] {
+        match driver {
+            CgroupDriver::Cgroupfs => &self.required,
+            CgroupDriver::Systemd => self.slice.as_slice(),
         }
     }
 
     /// Creates the group where it does not exist. Blocks.
-    pub fn create(&self) -> std::io::Result<()> {
-        for path in &self.required {
+    pub fn create(&self, driver: CgroupDriver) -> std::io::Result<()> {
+        for path in self.directories(driver) {
             let failed = |error: Error| {
                 Error::new(
                     error.kind(),
@@ -93,16 +130,31 @@ impl PodCgroups {
     /// Ends all processes in the group, and removes it with its subgroups. Processes get `patience` before they are
     /// killed. Blocks.
     pub fn terminate(&self, patience: Duration) -> std::io::Result<()> {
-        let all: Vec<PathBuf> =
-            self.required.iter().chain(&self.optional).filter(|path| path.is_dir()).cloned().collect();
-        let group = Cgroup::from_directories(&all);
-        let ended = group.terminate(patience).map_err(Error::other)?;
-        if ended > 0 {
-            tracing::warn!(processes = ended, "leftover processes of pods were stopped");
-        }
-        group.remove();
-        Ok(())
+        terminate_groups(self.required.iter().chain(&self.optional).chain(&self.slice), patience)
     }
+
+    /// Ends what the other driver left: pods of a drained node that belong to it. Their successors get groups of
+    /// `driver`. Blocks.
+    pub fn terminate_other(&self, driver: CgroupDriver, patience: Duration) -> std::io::Result<()> {
+        match driver {
+            CgroupDriver::Cgroupfs => terminate_groups(self.slice.iter(), patience),
+            CgroupDriver::Systemd => terminate_groups(self.required.iter().chain(&self.optional), patience),
+        }
+    }
+}
+
+fn terminate_groups<'p>(paths: impl Iterator<Item = &'p PathBuf>, patience: Duration) -> std::io::Result<()> {
+    let all: Vec<PathBuf> = paths.filter(|path| path.is_dir()).cloned().collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    let group = Cgroup::from_directories(&all);
+    let ended = group.terminate(patience).map_err(Error::other)?;
+    if ended > 0 {
+        tracing::warn!(processes = ended, "leftover processes of pods were stopped");
+    }
+    group.remove();
+    Ok(())
 }
 
 /// Enables the available controllers for the children of a group of version 2.
@@ -131,15 +183,21 @@ mod tests {
         let first = line("cgroup", "/c/cpu") + &line("cgroup", "/c/memory");
         let second = line("cgroup2", "/c/unified");
         let path = |point: &str| PathBuf::from(point).join(format!("{FAMILY}-pods"));
-        for (mountinfo, needed, beside) in [
-            (first.clone(), vec![path("/c/cpu"), path("/c/memory")], None),
-            (format!("{second}{first}"), vec![path("/c/cpu"), path("/c/memory")], Some(path("/c/unified"))),
-            (second, vec![path("/c/unified")], None),
-            ("garbage\n".to_owned(), vec![], None),
+        let slice = PathBuf::from("/c/unified/roleserver_0123456789ab_pods.slice");
+        for (mountinfo, needed, beside, slice) in [
+            (first.clone(), vec![path("/c/cpu"), path("/c/memory")], None, None),
+            (
+                format!("{second}{first}"),
+                vec![path("/c/cpu"), path("/c/memory")],
+                Some(path("/c/unified")),
+                None,
+            ),
+            (second, vec![path("/c/unified")], None, Some(slice)),
+            ("garbage\n".to_owned(), vec![], None, None),
         ] {
             assert_eq!(
                 PodCgroups::parse_host(&mountinfo, FAMILY),
-                PodCgroups { required: needed, optional: beside },
+                PodCgroups { required: needed, optional: beside, slice },
                 "{mountinfo}"
             );
         }
@@ -160,12 +218,19 @@ mod tests {
         write("unified/cgroup.controllers", "cpuset cpu io memory pids\n");
         write("unified/cgroup.subtree_control", "memory\n");
         let needed = vec![root.path().join("cpuset/p"), root.path().join("unified/p")];
-        let pods = PodCgroups { required: needed, optional: None };
-        pods.create().unwrap();
+        let slice = Some(root.path().join("unified/p.slice"));
+        let pods = PodCgroups { required: needed, optional: None, slice };
+        pods.create(CgroupDriver::Cgroupfs).unwrap();
+        assert!(!pods.has_slice());
         assert_eq!((read("cpuset/p/cpuset.cpus"), read("cpuset/p/cpuset.mems")), ("0-1".into(), "0".into()));
         assert_eq!(read("unified/cgroup.subtree_control"), "+cpu +cpuset +pids");
         write("cpuset/p/cpuset.cpus", "1");
-        pods.create().unwrap();
+        pods.create(CgroupDriver::Cgroupfs).unwrap();
         assert_eq!(read("cpuset/p/cpuset.cpus"), "1", "somebody has chosen");
+        pods.create(CgroupDriver::Systemd).unwrap();
+        assert!(pods.has_slice() && !pods.has_processes_in_slice());
+        pods.terminate_other(CgroupDriver::Cgroupfs, Duration::ZERO).unwrap();
+        assert!(!pods.has_slice(), "no pod of the other driver stays");
+        assert!(root.path().join("unified/p").is_dir());
     }
 }

@@ -57,6 +57,8 @@ pub struct DrainState {
     pub is_drained: bool,
     /// The bundle that the worker may run with: the current one, or another one once the node is drained.
     pub allowed_bundle: Option<Sha256>,
+    /// Whether every pod that has to be moved before the bundle changes was evicted.
+    pub is_evicted: bool,
 }
 
 /// Inputs of the decision.
@@ -232,7 +234,7 @@ mod tests {
         ];
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let (facts, handed) = (NodeFacts::default(), WatchCell::new());
-            handed.set(DrainState { is_drained: true, allowed_bundle: None });
+            handed.set(DrainState { is_drained: true, ..DrainState::default() });
             let mut inputs = startup_inputs(&facts, &handed);
             let mut last = None;
             for (number, step) in order.iter().enumerate() {

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use serde_json::json;
 
+use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
 use crate::cluster::kubernetes::components::{
     ComponentContext, SYSTEM_PATH, check_with, render_plain, service_id,
 };
@@ -97,7 +98,7 @@ default_runtime_name = \"runc\"
 runtime_type = \"io.containerd.runc.v2\"
 [{cri}.containerd.runtimes.runc.options]
 BinaryName = {runc}
-SystemdCgroup = false
+SystemdCgroup = {systemd}
 [{cri}.cni]
 bin_dir = {plugins}
 conf_dir = {network}
@@ -108,6 +109,7 @@ conf_dir = {network}
         pause = toml_string(&pause.reference),
         // Without the capability no process can get a lower OOM score, and runc fails if it has to set one.
         restricted = !context.can_raise_oom_score,
+        systemd = context.cgroup_driver == CgroupDriver::Systemd,
         runc = toml_string(&runc.display().to_string()),
         plugins = toml_string(&context.bundle.cni_directory().display().to_string()),
         network = file("cni"),

@@ -80,7 +80,8 @@ fn render_config(context: &ComponentContext<'_>) -> String {
             "x509": {"clientCAFile": material.file_path(CLIENT_CAS)},
         },
         "authorization": {"mode": "Webhook"},
-        "cgroupDriver": "cgroupfs",
+        "cgroupDriver": context.cgroup_driver.as_str(),
+        // With the driver `systemd` the kubelet makes the name of a slice of it (`pod_cgroups::slice_name`).
         "cgroupRoot": format!("/{}", pod_cgroups::cgroup_name(context.instance_name)),
         "failSwapOn": false,
         "clusterDomain": settings.domain,
@@ -111,6 +112,7 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
     use crate::cluster::kubernetes::components::tests::{bundle, lines, with_context};
 
     #[test]
@@ -166,6 +168,21 @@ mod tests {
           "volumePluginDir": "/state/cluster/kubernetes/kubernetes-worker_kubelet/plugins"
         }
         "#);
+    }
+
+    #[test]
+    fn containerd_and_kubelet_have_the_same_cgroup_driver() {
+        for (driver, in_containerd) in [(CgroupDriver::Cgroupfs, "false"), (CgroupDriver::Systemd, "true")] {
+            let (config, containerd) = with_context(|context| {
+                let context = ComponentContext { cgroup_driver: driver, ..*context };
+                let containerd = containerd::render_component(&context).unwrap();
+                (render_config(&context), containerd.files[0].contents.clone())
+            });
+            let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+            assert_eq!(config["cgroupDriver"], driver.as_str());
+            assert_eq!(config["cgroupRoot"], "/roleserver-0123456789ab-pods");
+            assert!(containerd.contains(&format!("SystemdCgroup = {in_containerd}\n")), "{containerd}");
+        }
     }
 
     #[test]

@@ -41,6 +41,7 @@ use ring::digest;
 use serde_json::json;
 
 use crate::cluster::kubernetes::bundle_store::Bundle;
+use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
 use crate::cluster::kubernetes::key_material::{KeyMaterial, SERVER_CAS};
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedProbe, RenderedService, ServiceId};
@@ -126,6 +127,8 @@ pub struct ComponentContext<'a> {
     pub instance_name: &'a str,
     /// Whether processes may get a lower OOM score (`CAP_SYS_RESOURCE`).
     pub can_raise_oom_score: bool,
+    /// What makes the control groups of pods.
+    pub cgroup_driver: CgroupDriver,
 }
 
 impl ComponentContext<'_> {
@@ -314,6 +317,7 @@ pub(super) mod tests {
             node: "node-00112233445566778899aabbccddeeff",
             instance_name: "roleserver-0123456789ab",
             can_raise_oom_score: true,
+            cgroup_driver: CgroupDriver::Cgroupfs,
         })
     }
 

@@ -34,12 +34,12 @@ struct DrainStart {
     milliseconds: i64,
 }
 
-/// Evicts pods until none is left or the time is up. `version` is that of Kubernetes in the installed bundle; `None`
-/// without one.
+/// Evicts pods until none is left or the time is up. Returns whether none is left. `version` is that of Kubernetes in
+/// the installed bundle; `None` without one.
 pub(super) async fn drain_node(
     context: &NodeContext,
     version: Option<ReleaseVersion>,
-) -> Result<(), RunnableError> {
+) -> Result<bool, RunnableError> {
     let version = version.unwrap_or(STABLE_EVICTION_API);
     let (kubernetes, name) = api_client(context)?;
     let now = || context.clock.now().timestamp_millis();
@@ -48,16 +48,17 @@ pub(super) async fn drain_node(
     context.files.write_json(DRAIN_FILE, &DrainStart { milliseconds: since })?;
     if setup::read_last(&context.files).is_none_or(|setup| setup.api_servers().is_empty()) {
         tracing::info!("no API server is known, so the pods of this node are not evicted");
-        return Ok(context.files.remove_file(DRAIN_FILE)?);
+        context.files.remove_file(DRAIN_FILE)?;
+        return Ok(false);
     }
     tracing::info!("the pods of this node are evicted before it continues");
     let mut answered = now();
-    loop {
+    let is_evicted = loop {
         let requested = async { evict_pods(&kubernetes.client().await?, &name, version).await };
         match tokio::time::timeout(API_TIMEOUT, requested).await {
             Ok(Ok(0)) => {
                 tracing::info!("no pod of this node is left to evict");
-                break;
+                break true;
             }
             Ok(Ok(left)) => {
                 answered = now();
@@ -68,11 +69,12 @@ pub(super) async fn drain_node(
         }
         if is_drain_timed_out(since, answered, now()) {
             tracing::error!("the time to evict pods is over; the remaining pods stop with the node");
-            break;
+            break false;
         }
         tokio::time::sleep(POLL_INTERVAL).await;
-    }
-    Ok(context.files.remove_file(DRAIN_FILE)?)
+    };
+    context.files.remove_file(DRAIN_FILE)?;
+    Ok(is_evicted)
 }
 
 /// Whether a drain gives up waiting. `since` is its start, `answered` the last response of an API server, all in

@@ -77,7 +77,10 @@ fn choose_task(known: &NodeInputs) -> Option<(NodeTask, DrainState)> {
     let leaves = matches!(startup.worker, RoleStartup::Draining(_));
     // Without a kubelet no component would end the pods of a drain.
     let Some(running) = running else {
-        return Some((NodeTask::Idle, DrainState { is_drained: true, allowed_bundle: to_run }));
+        return Some((
+            NodeTask::Idle,
+            DrainState { is_drained: true, allowed_bundle: to_run, is_evicted: false },
+        ));
     };
     let runs_by = known.revisions.get(running.declaration_revision).map(|run| run.bundle.clone());
     let same = to_run.is_some_and(|to_run| runs_by == Some(hex::encode(to_run.0)));
@@ -90,7 +93,7 @@ fn choose_task(known: &NodeInputs) -> Option<(NodeTask, DrainState)> {
     };
     // Once the role is off there is no way back: the worker is being stopped.
     let over = !leaves && matches!(startup.worker, RoleStartup::Off(_));
-    Some((task, DrainState { is_drained: over, allowed_bundle: bundle }))
+    Some((task, DrainState { is_drained: over, allowed_bundle: bundle, is_evicted: false }))
 }
 
 /// Makes the runnable that manages the Node object, and publishes the drain state in `output`.
@@ -100,7 +103,7 @@ pub fn manage_node_object(context: NodeContext, output: WatchCell<DrainState>) -
         let (context, output) = (context.clone(), output.clone());
         async move {
             if output.latest().is_none() && !has_kubelet_record(&context.children) {
-                output.set(DrainState { is_drained: true, allowed_bundle: None });
+                output.set(DrainState { is_drained: true, ..DrainState::default() });
             } else if output.latest().is_none() {
                 output.set(DrainState::default());
             }
@@ -135,9 +138,11 @@ pub fn manage_node_object(context: NodeContext, output: WatchCell<DrainState>) -
                 let work = async {
                     match task {
                         NodeTask::Drain if !done => {
-                            drain_node(&context, version).await?;
+                            let is_evicted = drain_node(&context, version).await?;
                             let bundle = to_run.filter(|_| !leaving);
-                            publish(&output, DrainState { is_drained: leaving, allowed_bundle: bundle });
+                            let handed =
+                                DrainState { is_drained: leaving, allowed_bundle: bundle, is_evicted };
+                            publish(&output, handed);
                             std::future::pending().await
                         }
                         NodeTask::Sync => sync_node(&context, setup.as_ref()).await,
@@ -209,10 +214,10 @@ mod tests {
         let leaving = || RoleStartup::Draining(String::new());
         let held = || RoleStartup::Paused(String::new());
         let digest = Some(bundle().digest);
-        let nothing =
-            |over, bundle| (NodeTask::Idle, DrainState { is_drained: over, allowed_bundle: bundle });
-        let hand_over = |bundle| (NodeTask::Drain, DrainState { is_drained: false, allowed_bundle: bundle });
-        let keep = (NodeTask::Sync, DrainState { is_drained: false, allowed_bundle: digest });
+        let state = |over, bundle| DrainState { is_drained: over, allowed_bundle: bundle, is_evicted: false };
+        let nothing = |over, bundle| (NodeTask::Idle, state(over, bundle));
+        let hand_over = |bundle| (NodeTask::Drain, state(false, bundle));
+        let keep = (NodeTask::Sync, state(false, digest));
         for (worker, statuses, has, expected) in [
             (RoleStartup::On, vec![status(Kind::Healthy, own)], true, keep.clone()),
             (RoleStartup::On, vec![status(Kind::Unhealthy, own)], true, keep),
