@@ -22,6 +22,7 @@
 //! * [`transport`][]: TLS, the gate of every listener, and the limit of open files.
 //! * [`cli`][]: `shepherdctl`.
 //! * [`backoff`][]: growing delays between retries, which every module may use.
+//! * `trusted_file`: who may read or change a file that a program believes, which every module may use.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
 //! Some of them are crates of their own, below `crates/`. They are exported again here.

@@ -12,11 +12,18 @@
 //!
 //! Keys become arguments in front of those of the command line. So there is one parser, and the same error for a wrong
 //! value wherever it is set.
+//!
+//! The file decides what this program runs, so it is refused if another user can change it. With a password in it, it is
+//! refused if another user can read it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use trusted_file::private_file::read_private_file;
+use trusted_file::unchangeable_path::check_unchangeable;
+
+use crate::bmdb::connection::url::password_warning;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::build_command;
 use crate::service::provider_configuration::ProviderConfiguration;
@@ -55,9 +62,26 @@ pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<Configurati
     let text = std::fs::read_to_string(path).map_err(|error| {
         ExitFailure::usage(format!("cannot read the configuration file {shown}: {error}"))
     })?;
-    parse_configuration(&text, &explicit_flags(given)).map_err(|problem| {
-        ExitFailure::usage(format!("the configuration file {shown}: {}", sanitize_problem(&problem)))
-    })
+    let wrong = |problem: &str| {
+        ExitFailure::usage(format!("the configuration file {shown}: {}", sanitize_problem(problem)))
+    };
+    check_unchangeable(path).map_err(|error| wrong(&error.to_string()))?;
+    let table = parse_table(&text).map_err(|problem| wrong(&problem))?;
+    if table.values().any(has_password) {
+        read_private_file("the configuration file, in which a URL has a password,", path)
+            .map_err(|error| ExitFailure::usage(error.to_string()))?;
+    }
+    parse_configuration(table, &explicit_flags(given)).map_err(|problem| wrong(&problem))
+}
+
+/// Whether a text in a value is a URL with a password.
+fn has_password(value: &toml::Value) -> bool {
+    match value {
+        toml::Value::String(text) => password_warning(text).is_some(),
+        toml::Value::Array(values) => values.iter().any(has_password),
+        toml::Value::Table(table) => table.values().any(has_password),
+        _ => false,
+    }
 }
 
 /// The problem without control characters and shortened, because it repeats parts of the file.
@@ -77,11 +101,17 @@ fn explicit_flags(given: &[OsString]) -> BTreeSet<String> {
     on_the_line.chain(in_the_environment).collect()
 }
 
-fn parse_configuration(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
-    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+fn parse_table(text: &str) -> Result<toml::Table, String> {
+    text.parse().map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         format!("line {}: {}", before.lines().count().max(1), error.message())
-    })?;
+    })
+}
+
+fn parse_configuration(
+    mut table: toml::Table,
+    taken: &BTreeSet<String>,
+) -> Result<ConfigurationFile, String> {
     let mut file = ConfigurationFile::default();
     if let Some(providers) = table.remove("provider") {
         let toml::Value::Array(providers) = providers else {
@@ -143,11 +173,17 @@ fn push_argument(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value)
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
+        parse_configuration(parse_table(text)?, taken)
+    }
 
     fn arguments(text: &str, taken: &[&str]) -> Result<Vec<String>, String> {
         let taken = taken.iter().map(|name| (*name).to_owned()).collect();
-        parse_configuration(text, &taken)
+        parse(text, &taken)
             .map(|file| file.arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect())
     }
 
@@ -170,6 +206,36 @@ mod tests {
     }
 
     #[test]
+    fn file_with_a_password_must_be_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shepherd.toml");
+        let rejection = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = read_configuration(&path, &[]).err().map(|failure| failure.message);
+            read.map(|text| text.replace(path.to_str().unwrap(), "FILE")).unwrap_or_default()
+        };
+        let (plain, secret) = ("ssh_user = \"kim\"", "bmdb_url = \"postgres://kim:secret@db/bmdb\"");
+        let list =
+            "[[provider]]\nname = \"a\"\nkind = \"static\"\ndevice_list_url = \"https://kim:secret@h/x\"";
+        assert_eq!(rejection(plain, 0o644), "");
+        for text in [secret, list] {
+            assert_eq!(rejection(text, 0o600), "");
+            assert_eq!(
+                rejection(text, 0o644),
+                "the configuration file, in which a URL has a password, FILE can be read by other users (mode \
+                 0644); run: chmod 600 FILE"
+            );
+        }
+        for text in [plain, secret] {
+            assert_eq!(
+                rejection(text, 0o646),
+                "the configuration file FILE: FILE can be changed by other users (mode 0646); run: chmod go-w FILE"
+            );
+        }
+    }
+
+    #[test]
     fn unknown_key_is_rejected_by_name() {
         assert_eq!(
             arguments("ssh_uesr = \"x\"", &[]).unwrap_err(),
@@ -183,18 +249,18 @@ mod tests {
     fn providers_are_tables_with_a_kind() {
         let text = "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\ndevice_list_url = \"file:///x\"\n\
                     [[provider]]\nname = \"sim\"\nkind = \"simulated\"\nurl = \"http://127.0.0.1:1\"\n";
-        let file = parse_configuration(text, &BTreeSet::new()).unwrap();
+        let file = parse(text, &BTreeSet::new()).unwrap();
         assert_eq!(file.providers.iter().map(|p| p.name().as_str()).collect::<Vec<_>>(), ["rack-a", "sim"]);
         for (wrong, part) in [
             ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "[[provider]] number 1: unknown kind `magic`"),
             ("[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"", "\"A\" is no name"),
             ("[provider]\nname = \"a\"", "write [[provider]]"),
         ] {
-            let problem = parse_configuration(wrong, &BTreeSet::new()).unwrap_err();
+            let problem = parse(wrong, &BTreeSet::new()).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
         let twice = text.replace("sim\"", "rack-a\"");
-        let problem = parse_configuration(&twice, &BTreeSet::new()).unwrap_err();
+        let problem = parse(&twice, &BTreeSet::new()).unwrap_err();
         assert!(problem.starts_with("two [[provider]] tables are named rack-a"), "{problem}");
     }
 }

@@ -62,7 +62,8 @@ pub async fn inspect_plan(
         server_certificate::check_files(certificate, key, authority)
             .map_err(|error| server_failure(&error))?;
         found.push(format!("a certificate and its key for {}", plan.endpoints.join(", ")));
-    } else if let Some(path) = flags.secrets_key_path.as_deref() {
+    }
+    if let Some(path) = flags.secrets_key_path.as_deref() {
         if path.exists() {
             SecretsKey::open(path).map_err(|error| ExitFailure::usage(error.to_string()))?;
             found.push(format!("a secrets key at {}", path.display()));

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use secrecy::SecretString;
+use trusted_file::private_file::read_private_file;
 
 use crate::manager::machine_access::{AgentFile, MachineAccess};
 use crate::server::tls::server_certificate::CaCertificates;
@@ -53,12 +54,13 @@ pub(super) fn ssh_password(path: Option<&Path>) -> Result<Option<SecretString>, 
     let Some(path) = path else {
         return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
     };
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        let problem = match error.kind() {
-            std::io::ErrorKind::InvalidData => "holds something that is no text".to_owned(),
-            _ => format!("cannot be read: {error}"),
-        };
-        ExitFailure::usage(format!("--ssh_password_path {} {problem}", path.display()))
+    let text = read_private_file("--ssh_password_path", path)
+        .map_err(|error| ExitFailure::usage(error.to_string()))?;
+    let text = String::from_utf8(text).map_err(|_| {
+        ExitFailure::usage(format!(
+            "--ssh_password_path {} holds something that is no text",
+            path.display()
+        ))
     })?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {

@@ -19,8 +19,8 @@ use crate::workspace;
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
 const CRATES: &[(&str, &[&str])] = &[
     ("backoff", &[]),
-    ("bmdb", &["backoff", "model", "proto"]),
-    ("cli", &["backoff", "bmdb", "model", "proto", "server"]),
+    ("bmdb", &["backoff", "model", "proto", "trusted-file"]),
+    ("cli", &["backoff", "bmdb", "model", "proto", "server", "trusted-file"]),
     ("curator", &["curator-client", "etcd", "model", "proto", "transport"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["backoff", "etcd", "model", "proto", "transport"]),
@@ -41,19 +41,21 @@ const CRATES: &[(&str, &[&str])] = &[
             "reconciler",
             "supervisor",
             "transport",
+            "trusted-file",
         ],
     ),
-    ("server", &["bmdb", "model", "proto", "transport"]),
+    ("server", &["bmdb", "model", "proto", "transport", "trusted-file"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &["backoff"]),
-    ("takeover", &["model", "proto"]),
+    ("takeover", &["model", "proto", "trusted-file"]),
     // Only tests depend on it.
     ("testkit", &["bmdb", "curator", "curator-client", "etcd", "model", "proto"]),
     ("transport", &[]),
+    ("trusted-file", &[]),
 ];
 
-/// What each room may import besides itself, the generated contracts (`proto`) and the growing delays (`backoff`), which
-/// are open to all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
+/// What each room may import besides itself, and the crates in [`OPEN`]:
+/// `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
 const PLAN: &[(&str, &[&str])] = &[
     // Programs that a provider starts get the usual limit of open files.
     ("providers", &["bmdb", "model", "transport"]),
@@ -83,7 +85,7 @@ const PLAN: &[(&str, &[&str])] = &[
 const LINES: usize = 3;
 
 /// Crates that every room may import.
-const OPEN: &[&str] = &["backoff", "proto"];
+const OPEN: &[&str] = &["backoff", "proto", "trusted_file"];
 
 #[test]
 fn crates_depend_on_each_other_by_the_plan() -> TestResult {

@@ -30,6 +30,7 @@ mod demo;
 mod dependencies;
 mod end_to_end;
 mod faults;
+mod file_flags;
 mod fire;
 mod full_log;
 mod fuzz;

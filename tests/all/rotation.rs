@@ -1,6 +1,7 @@
 //! A certificate from files that is renewed while agents send heartbeats: no agent is cut off, not even when the
 //! certificate is self-signed and so its own authority.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -28,7 +29,9 @@ const AGENTS: usize = 6;
 fn write_pair(directory: &Path) -> Result<Vec<u8>> {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
     std::fs::write(directory.join("certificate.pem"), made.cert.pem())?;
-    std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem())?;
+    let key = directory.join("key.pem");
+    std::fs::write(&key, made.signing_key.serialize_pem())?;
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
     Ok(made.cert.der().to_vec())
 }
 

@@ -116,6 +116,12 @@ impl From<SupervisionFlag> for SupervisionMode {
     }
 }
 
+/// The command line of the program.
+#[must_use]
+pub fn build_command() -> clap::Command {
+    RoleserverFlags::command()
+}
+
 /// Runs the program with the arguments of this process, and returns its exit code.
 #[must_use]
 pub fn run_program() -> ExitCode {
@@ -125,7 +131,7 @@ pub fn run_program() -> ExitCode {
             if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
         {
             let given: Vec<_> = std::env::args_os().collect();
-            let sentence = format_usage_error(&error, &RoleserverFlags::command(), &given);
+            let sentence = format_usage_error(&error, &build_command(), &given);
             let _ = writeln!(std::io::stderr(), "roleserver: {sentence}");
             return ExitCode::from(2);
         }

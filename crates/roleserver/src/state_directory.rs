@@ -30,6 +30,8 @@ use std::path::{Path, PathBuf};
 use curator_client::identity::{Identity, IdentityError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use trusted_file::private_file::{PrivateFileError, read_private_file};
+use trusted_file::unchangeable_path::{ChangeableError, check_directory};
 use uuid::Uuid;
 
 use crate::agent::settings::AgentSettings;
@@ -128,6 +130,12 @@ pub enum StateError {
         /// What is wrong with its content.
         reason: String,
     },
+    /// The private key cannot be read, or other users can read or write it.
+    #[error(transparent)]
+    KeyFile(PrivateFileError),
+    /// Other users can write to the directory.
+    #[error("the state directory is not safe: {0}")]
+    Directory(#[from] ChangeableError),
     /// The identity could not be generated or read.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -163,6 +171,8 @@ impl StateDirectory {
             path: path.clone(),
             source,
         })?;
+        // Whoever can write there can give this machine another key and another shepherd.
+        check_directory(&path)?;
         Ok(Self { path })
     }
 
@@ -247,7 +257,10 @@ impl StateDirectory {
     /// Reads the private key; `None` before the first enrolment.
     pub fn read_identity(&self) -> Result<Option<Identity>, StateError> {
         let path = self.path.join("identity.pk8");
-        let Some(pkcs8) = read_optional(&path)? else { return Ok(None) };
+        let pkcs8 = match read_private_file("the key of this machine", &path) {
+            Err(error) if error.is_not_found() => return Ok(None),
+            read => read.map_err(StateError::KeyFile)?,
+        };
         let damaged = |error: IdentityError| StateError::Damaged { path, reason: error.to_string() };
         Identity::from_pkcs8(&pkcs8).map(Some).map_err(damaged)
     }

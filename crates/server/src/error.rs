@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use bmdb::connection::error::BmdbError;
 use bmdb::fleet::secret::SecretError;
+use trusted_file::private_file::PrivateFileError;
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +20,7 @@ pub enum ServerError {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A certificate or key file cannot be read.
+    /// A certificate file cannot be read.
     #[error("cannot read {} (given with {flag}): {source}", path.display())]
     ReadFile {
         /// The file that cannot be read.
@@ -29,6 +30,9 @@ pub enum ServerError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// A key file cannot be read, or other users can read or write it.
+    #[error(transparent)]
+    KeyFile(#[from] PrivateFileError),
     /// A file does not contain the expected PEM block.
     #[error("{} (given with {flag}) holds no {what}: it must be a PEM file with a block {block}", path.display())]
     NotPem {

@@ -3,18 +3,19 @@
 //! The shepherd logs in with it (`--ssh_key_path`). It is an Ed25519 or ECDSA key in OpenSSH's format, without a pass
 //! phrase, so that `ssh -i` can use the same file. If it is absent an Ed25519 key is created, once, even when several
 //! shepherds start at the same time on one disk: the new key is written beside its path and moved there by a hard link.
-//! The link fails if another shepherd was faster; that one's key is then read. A key that others can read is rejected,
-//! as OpenSSH rejects it, because its reader can be root on every machine.
+//! The link fails if another shepherd was faster; that one's key is then read. A key that others can read or write is
+//! rejected, as OpenSSH rejects it, because its reader can be root on every machine.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
+use trusted_file::private_file::{PrivateFileError, read_private_file};
 
 /// A loaded private key. Cheap to clone; its debug text never has the secret half.
 #[derive(Clone)]
@@ -23,14 +24,9 @@ pub struct ClientKey(Arc<PrivateKey>);
 /// Why the key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientKeyError {
-    /// The file cannot be read.
-    #[error("cannot read the SSH key {}: {source}", path.display())]
-    Read {
-        /// The path of the key file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    /// The file cannot be read, or other users can read or write it.
+    #[error(transparent)]
+    File(#[from] PrivateFileError),
     /// A new key cannot be saved.
     #[error("cannot save a new SSH key as {}: {source}; make its directory, or name another place by --ssh_key_path", path.display())]
     Save {
@@ -39,18 +35,10 @@ pub enum ClientKeyError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// Users other than its owner can read the file.
-    #[error("the SSH key {} can be read by others (mode {mode:04o}); run `chmod 600` on it", path.display())]
-    TooOpen {
-        /// The path of the key file.
-        path: PathBuf,
-        /// Its permission bits (file mode).
-        mode: u32,
-    },
-    /// The file is a directory, a device, ….
-    #[error("the SSH key {} is not a regular file", path.display())]
-    NotAFile {
-        /// The path of what is not a file.
+    /// The path does not end in a name.
+    #[error("{} is no path of a file; name another place by --ssh_key_path", path.display())]
+    NoFileName {
+        /// The path of the new key file.
         path: PathBuf,
     },
     /// The file is not a private key in OpenSSH's format.
@@ -87,7 +75,7 @@ impl ClientKey {
     /// Blocks on the disk; meant for program start.
     pub fn load_or_create(path: &Path) -> Result<Self, ClientKeyError> {
         match Self::load(path) {
-            Err(ClientKeyError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(ClientKeyError::File(error)) if error.is_not_found() => {
                 create_key_file(path)?;
                 Self::load(path)
             }
@@ -98,16 +86,7 @@ impl ClientKey {
     /// Reads the key at `path`.
     pub fn load(path: &Path) -> Result<Self, ClientKeyError> {
         let path_buf = || path.to_owned();
-        let read_error = |source| ClientKeyError::Read { path: path_buf(), source };
-        let metadata = fs::metadata(path).map_err(read_error)?;
-        if !metadata.is_file() {
-            return Err(ClientKeyError::NotAFile { path: path_buf() });
-        }
-        let mode = metadata.permissions().mode() & 0o7777;
-        if mode & 0o077 != 0 {
-            return Err(ClientKeyError::TooOpen { path: path_buf(), mode });
-        }
-        let content = fs::read(path).map_err(read_error)?;
+        let content = read_private_file("the SSH key", path)?;
         let key =
             PrivateKey::from_openssh(&content).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
         if key.is_encrypted() {
@@ -153,7 +132,7 @@ fn create_key_file(path: &Path) -> Result<(), ClientKeyError> {
         .to_openssh(LineEnding::LF)
         .map_err(|error| ClientKeyError::Generate { reason: error.to_string() })?;
 
-    let name = path.file_name().ok_or_else(|| ClientKeyError::NotAFile { path: path.to_owned() })?;
+    let name = path.file_name().ok_or_else(|| ClientKeyError::NoFileName { path: path.to_owned() })?;
     let mut temporary_name = name.to_owned();
     temporary_name.push(format!(".new.{}", uuid::Uuid::new_v4().simple()));
     let temporary = path.with_file_name(temporary_name);
@@ -188,6 +167,7 @@ fn sync_directory(of: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
     use std::thread;
 
@@ -220,7 +200,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         let error =
             ClientKey::load_or_create(&path).unwrap_err().to_string().replace(path.to_str().unwrap(), "KEY");
-        insta::assert_snapshot!(error, @"the SSH key KEY can be read by others (mode 0640); run `chmod 600` on it");
+        insta::assert_snapshot!(error, @"the SSH key KEY can be read by other users (mode 0640); run: chmod 600 KEY");
     }
 
     #[test]

@@ -8,11 +8,12 @@
 //! wins, and all read what was written.
 
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use age::x25519::Identity;
 use secrecy::{ExposeSecret as _, SecretSlice};
+use trusted_file::private_file::{PrivateFileError, read_private_file};
 
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
@@ -20,23 +21,16 @@ use crate::connection::{Bmdb, DbContext};
 /// Why a secret could not be read or made.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The key file could not be read or made.
-    #[error("cannot {operation} the secrets key {}: {reason}; give a file that this user can read and write with --secrets_key_path", path.display())]
-    File {
-        /// The failed operation: `read` or `make`.
-        operation: &'static str,
+    /// The key file cannot be read, or other users can read or write it.
+    #[error(transparent)]
+    File(#[from] PrivateFileError),
+    /// The key file could not be made.
+    #[error("cannot make the secrets key {}: {reason}; give a file that this user can read and write with --secrets_key_path", path.display())]
+    MakeFile {
         /// Path of the key file.
         path: PathBuf,
         /// Error of the operating system.
         reason: String,
-    },
-    /// Other users may read the key.
-    #[error("the secrets key {} can be read by other users (mode {mode:03o}); run: chmod 600 {}", path.display(), path.display())]
-    InsecureMode {
-        /// Path of the key file.
-        path: PathBuf,
-        /// Permission bits of the file.
-        mode: u32,
     },
     /// The file contains no key.
     #[error("{} holds no age key: it must have one line that begins with AGE-SECRET-KEY-1; move it away to have a new one made, or restore the key that the BMDB's secrets were sealed with", path.display())]
@@ -89,7 +83,7 @@ impl SecretsKey {
     /// Reads the key, or makes one that only its owner can read.
     pub fn open(path: &Path) -> Result<Self, SecretError> {
         match Self::read(path) {
-            Err(SecretError::File { .. }) if !path.exists() => {
+            Err(SecretError::File(error)) if error.is_not_found() => {
                 create_key_file(path)?;
                 // Read from the file, not used from memory: of two shepherds on one host, only one made it.
                 Self::read(path)
@@ -99,20 +93,7 @@ impl SecretsKey {
     }
 
     fn read(path: &Path) -> Result<Self, SecretError> {
-        let failed = |error: std::io::Error| SecretError::File {
-            operation: "read",
-            path: path.to_owned(),
-            reason: error.to_string(),
-        };
-        let mut file = std::fs::File::open(path).map_err(failed)?;
-        // Of the opened file: the path may lead to another one by now.
-        let mode = file.metadata().map_err(failed)?.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(SecretError::InsecureMode { path: path.to_owned(), mode });
-        }
-        let mut text = Vec::new();
-        std::io::Read::read_to_end(&mut file, &mut text).map_err(failed)?;
-        let text = SecretSlice::from(text);
+        let text = SecretSlice::from(read_private_file("the secrets key", path)?);
         let no_key = || SecretError::NoKey { path: path.to_owned() };
         let text = std::str::from_utf8(text.expose_secret()).map_err(|_| no_key())?;
         let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
@@ -187,11 +168,8 @@ impl SecretsKey {
 /// Writes a new key under a name of its own and links it into place, so that a reader of the path finds a complete key
 /// or none, and one of two concurrent writers wins.
 fn create_key_file(path: &Path) -> Result<(), SecretError> {
-    let failed = |error: std::io::Error| SecretError::File {
-        operation: "make",
-        path: path.to_owned(),
-        reason: error.to_string(),
-    };
+    let failed =
+        |error: std::io::Error| SecretError::MakeFile { path: path.to_owned(), reason: error.to_string() };
     let identity = Identity::generate();
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", uuid::Uuid::new_v4().simple()));
@@ -228,7 +206,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secrets.key");
         let made = SecretsKey::open(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let found = SecretsKey::open(&path).unwrap();
         assert_eq!(sealed_is_opened(&made, &found).unwrap(), b"very secret");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -245,7 +223,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(
             refusal(),
-            "the secrets key KEY can be read by other users (mode 640); run: chmod 600 KEY"
+            "the secrets key KEY can be read by other users (mode 0640); run: chmod 600 KEY"
         );
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(refusal().starts_with("KEY holds no age key: it must have one line"), "{}", refusal());

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
+use trusted_file::private_file::read_private_file;
 
 use crate::error::CliError;
 use crate::output::file::{create_parent_dir, write_file_atomic};
@@ -101,25 +102,14 @@ impl Contexts {
 impl Context {
     /// Reads the token from its file.
     pub fn read_token(&self) -> Result<SecretString, CliError> {
-        let path = self.token_path.display();
-        let refuse = |what: String| CliError::Invalid(format!("the token {path} {what}"));
-        let mode = std::fs::metadata(&self.token_path)
-            .map_err(|error| refuse(format!("cannot be read: {error}")))?
-            .permissions()
-            .mode();
-        if mode & 0o077 != 0 {
-            return Err(refuse(format!(
-                "can be read by other users (mode {:03o}); run: chmod 600 {path}",
-                mode & 0o777
-            )));
-        }
-        let text = std::fs::read_to_string(&self.token_path)
-            .map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        let refuse =
+            |problem| CliError::Invalid(format!("the token {} {problem}", self.token_path.display()));
+        let text = read_private_file("the token", &self.token_path)
+            .map_err(|error| CliError::Invalid(error.to_string()))?;
+        let text = String::from_utf8(text).map_err(|_| refuse("is no text"))?;
         let token = text.trim();
         if token.is_empty() {
-            return Err(refuse(
-                "is empty; `shepherdctl tokens create` and `tokens bootstrap` create one".to_owned(),
-            ));
+            return Err(refuse("is empty; `shepherdctl tokens create` and `tokens bootstrap` create one"));
         }
         Ok(SecretString::from(token.to_owned()))
     }
@@ -172,6 +162,8 @@ fn create_token_file(path: &Path) -> std::io::Result<std::fs::File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn context(directory: &Path) -> Context {

@@ -1,0 +1,238 @@
+//! Every flag of the three programs that names a file, and what each file must be.
+//!
+//! The table [`FILE_FLAGS`] is compared with the command lines of the programs: a new flag that names a file, and is not
+//! in the table, fails the test. Its author must decide whether the program believes the file. Each private file is
+//! tried with modes in which other users can read or write it, and the program must refuse it in one sentence.
+//! `crates/trusted-file` has the decisions, with tests of owners, directories and links.
+
+use std::any::TypeId;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+use clap::{Arg, Command, CommandFactory as _};
+use rcgen::{CertificateParams, KeyPair};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::child::guarded;
+use crate::harness::program::{Place, ProgramOutput};
+
+/// What a program does with the file that a flag names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileUse {
+    /// A key or password: refused if other users can read or write it.
+    Private,
+    /// Flags and providers: refused if other users can change it, or read a password in it.
+    Configuration,
+    /// A device list: its commands are refused if other users can change it.
+    Commands,
+    /// The state of a machine: refused if other users can write to the directory.
+    State,
+    /// Public certificates, and programs or data whose content is checked or belongs to the caller.
+    Content,
+    /// Written by the program.
+    Output,
+    /// A path on a machine: a takeover checks it there.
+    OnTheMachine,
+    /// An address, never a file.
+    Address,
+}
+
+/// Program and subcommand, flag, and the use of the file.
+const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
+    ("roleserver enroll", "state_dir", FileUse::State),
+    ("roleserver metrics", "state_dir", FileUse::State),
+    ("roleserver plan", "state_dir", FileUse::State),
+    ("roleserver run", "state_dir", FileUse::State),
+    ("roleserver status", "state_dir", FileUse::State),
+    ("roleserver supervise", "state_dir", FileUse::State),
+    ("roleserver watch-update", "state_dir", FileUse::State),
+    ("shepherd", "agent_endpoint_ca_certificate_path", FileUse::Content),
+    ("shepherd", "agent_executable_path", FileUse::Content),
+    ("shepherd", "agent_target_path", FileUse::OnTheMachine),
+    ("shepherd", "agent_tls_certificate_path", FileUse::Content),
+    ("shepherd", "agent_tls_key_path", FileUse::Private),
+    // PostgreSQL itself checks the directory of its data.
+    ("shepherd", "bmdb_dir", FileUse::Content),
+    ("shepherd", "bmdb_url", FileUse::Address),
+    ("shepherd", "config", FileUse::Configuration),
+    ("shepherd", "secrets_key_path", FileUse::Private),
+    ("shepherd", "simulated_url", FileUse::Address),
+    ("shepherd", "ssh_key_path", FileUse::Private),
+    ("shepherd", "ssh_password_path", FileUse::Private),
+    ("shepherd", "static_device_list_url", FileUse::Commands),
+    ("shepherd demo", "build_shepherdctl", FileUse::Content),
+    ("shepherd demo", "state_dir", FileUse::Content),
+    ("shepherd simulator", "roleserver_path", FileUse::Content),
+    ("shepherd simulator", "state_path", FileUse::Output),
+    ("shepherd simulator fault", "simulator_url", FileUse::Address),
+    ("shepherdctl", "bmdb_url", FileUse::Address),
+    ("shepherdctl artefacts add", "file", FileUse::Content),
+    ("shepherdctl cluster credentials issue", "output_dir", FileUse::Output),
+    ("shepherdctl cluster declare", "file", FileUse::Content),
+    ("shepherdctl cluster kubeconfig", "output_file", FileUse::Output),
+    ("shepherdctl debug bundle", "output_file", FileUse::Output),
+    ("shepherdctl manual", "directory", FileUse::Output),
+    ("shepherdctl plan", "diff", FileUse::Content),
+    ("shepherdctl tokens bootstrap", "output_file", FileUse::Output),
+    ("shepherdctl tokens create", "certificate", FileUse::Content),
+    ("shepherdctl tokens create", "output_file", FileUse::Output),
+];
+
+/// Whether an argument names a file, by its type, by the name of its value, or by its own name.
+fn names_a_file(arg: &Arg) -> bool {
+    let by_type = arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+    let values = arg.get_value_names().unwrap_or_default();
+    let by_value =
+        values.iter().any(|name| matches!(name.as_str(), "FILE" | "DIR" | "DIRECTORY" | "PATH" | "PROGRAM"));
+    let id = arg.get_id().as_str();
+    let by_name = ["_path", "_file", "_dir", "_url"].iter().any(|end| id.ends_with(end));
+    by_type || by_value || by_name
+}
+
+/// All arguments of a command line that name a file, as `program subcommand`, `flag`.
+fn file_flags_of(name: &str, command: &Command, found: &mut BTreeSet<(String, String)>) {
+    let flags = command.get_arguments().filter(|arg| names_a_file(arg));
+    found.extend(flags.map(|arg| (name.to_owned(), arg.get_id().as_str().to_owned())));
+    for subcommand in command.get_subcommands() {
+        file_flags_of(&format!("{name} {}", subcommand.get_name()), subcommand, found);
+    }
+}
+
+#[test]
+fn each_flag_that_names_a_file_is_in_the_table() {
+    let mut found = BTreeSet::new();
+    for (name, command) in [
+        ("roleserver", shepherd::roleserver::program::build_command()),
+        ("shepherd", shepherd::service::flags::build_command()),
+        ("shepherdctl", shepherd::cli::command::Cli::command()),
+    ] {
+        file_flags_of(name, &command, &mut found);
+    }
+    let table: BTreeSet<_> =
+        FILE_FLAGS.iter().map(|(name, flag, _)| ((*name).to_owned(), (*flag).to_owned())).collect();
+    let missing: Vec<_> = found.difference(&table).collect();
+    assert!(missing.is_empty(), "add these to FILE_FLAGS, and decide who may read and change the files: {missing:?}");
+    let gone: Vec<_> = table.difference(&found).collect();
+    assert!(gone.is_empty(), "FILE_FLAGS has flags that no program has: {gone:?}");
+}
+
+#[test]
+fn new_flag_that_names_a_file_is_noticed() {
+    for (arg, expected) in [
+        (Arg::new("license").long("license").value_name("FILE"), true),
+        (Arg::new("license").long("license").value_parser(clap::value_parser!(PathBuf)), true),
+        (Arg::new("license_path").long("license_path"), true),
+        (Arg::new("license").long("license").value_name("TEXT"), false),
+    ] {
+        assert_eq!(names_a_file(&arg), expected, "{arg:?}");
+    }
+}
+
+/// Flags of `shepherd` with which a check of everything succeeds, and needs no database.
+fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
+    let list = place.write("devices.json", r#"[{"ID": "a", "Addr": "192.0.2.1"}]"#)?;
+    let key = KeyPair::generate()?;
+    let certificate = CertificateParams::default().self_signed(&key)?.pem();
+    let path = |name: &str, content: String| -> anyhow::Result<String> {
+        Ok(place.write(name, content)?.display().to_string())
+    };
+    Ok([
+        ("provider", "static".to_owned()),
+        ("static_device_list_url", format!("file://{}", list.display())),
+        ("agent_executable_path", env!("CARGO_BIN_EXE_roleserver").to_owned()),
+        ("agent_endpoint", "127.0.0.1:8443".to_owned()),
+        ("agent_listen_address", "127.0.0.1:0".to_owned()),
+        ("ssh_key_path", place.path("ssh_key").display().to_string()),
+        ("secrets_key_path", place.path("secrets.key").display().to_string()),
+        ("agent_tls_certificate_path", path("certificate.pem", certificate)?),
+        ("agent_tls_key_path", path("key.pem", key.serialize_pem())?),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into())
+}
+
+/// Runs `shepherd --check` with one flag replaced.
+fn check_with(place: &Place, flags: &[(String, String)], flag: &str, path: &Path) -> anyhow::Result<ProgramOutput> {
+    let others = flags.iter().filter(|(name, _)| name != flag).map(|(name, value)| format!("--{name}={value}"));
+    let own = [
+        "--check".to_owned(),
+        "--bmdb_eat_my_data".to_owned(),
+        format!("--{flag}={}", path.display()),
+    ];
+    place.run(others.chain(own))
+}
+
+#[test]
+fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let flags = complete(&place)?;
+    let private = FILE_FLAGS.iter().filter(|(_, _, file_use)| *file_use == FileUse::Private);
+    for (program, flag, _) in private {
+        assert_eq!(*program, "shepherd", "write a case for --{flag} of another program");
+        let key = place.write(flag, "of no use\n")?;
+        for mode in [0o640, 0o620, 0o604, 0o602, 0o644, 0o666] {
+            fs::set_permissions(&key, fs::Permissions::from_mode(mode))?;
+            let reported = check_with(&place, &flags, flag, &key)?;
+            let sentence = format!("by other users (mode {mode:04o}); run: chmod 600 {}\n", key.display());
+            ensure!(
+                reported.code == Some(2) && reported.stderr.ends_with(&sentence),
+                "--{flag} with mode {mode:o}: {reported:?}"
+            );
+        }
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+        let reported = check_with(&place, &flags, flag, &key)?;
+        ensure!(!reported.stderr.contains("other users"), "--{flag}: {reported:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn configuration_that_others_can_change_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let flags = complete(&place)?;
+    let config = place.write("shepherd.toml", "ssh_user = \"kim\"\n")?;
+    for (mode, expected) in [(0o600, None), (0o644, None), (0o664, Some("0664")), (0o646, Some("0646"))] {
+        fs::set_permissions(&config, fs::Permissions::from_mode(mode))?;
+        let reported = check_with(&place, &flags, "config", &config)?;
+        let path = config.display();
+        let sentence = expected.map(|mode| {
+            format!(
+                "shepherd: the configuration file {path}: {path} can be changed by other users (mode {mode}); run: \
+                 chmod go-w {path}\n"
+            )
+        });
+        ensure!(
+            reported.stderr == sentence.clone().unwrap_or_default()
+                && reported.code == Some(if sentence.is_some() { 2 } else { 0 }),
+            "mode {mode:o}: {reported:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn state_directory_that_others_can_change_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let state = place.path("state");
+    fs::create_dir(&state)?;
+    for mode in [0o775, 0o757, 0o777] {
+        fs::set_permissions(&state, fs::Permissions::from_mode(mode))?;
+        let child = guarded(env!("CARGO_BIN_EXE_roleserver"))
+            .arg("run")
+            .arg(format!("--state_dir={}", state.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("roleserver")?;
+        let reported = Place::finish(child)?;
+        let path = state.display();
+        let sentence = format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
+        ensure!(reported.code != Some(0) && reported.stderr.contains(&sentence), "mode {mode:o}: {reported:?}");
+    }
+    Ok(())
+}
