@@ -172,6 +172,9 @@ pub struct ServiceFlags {
     /// Device list of a static provider: file:///path or http(s)://host/path.
     #[arg(long, value_name = "URL", help_heading = "Provider")]
     pub static_device_list_url: Option<String>,
+    /// SHA-256 of that list, 64 hexadecimal digits. Commands of a list from a server are accepted only with it.
+    #[arg(long, value_name = "DIGEST", help_heading = "Provider", requires = "static_device_list_url")]
+    pub static_device_list_sha256: Option<String>,
     /// Provider API of a simulator: http://host:port.
     #[arg(long, value_name = "URL", help_heading = "Provider")]
     pub simulated_url: Option<String>,

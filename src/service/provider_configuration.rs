@@ -22,6 +22,8 @@ pub enum ProviderConfiguration {
         name: ProviderName,
         /// URL of the list: `file://` or `http(s)://`.
         device_list_url: String,
+        /// SHA-256 of the only list that is accepted, in hexadecimal.
+        device_list_sha256: Option<String>,
     },
     /// A provider that is a simulator.
     Simulated {
@@ -44,7 +46,7 @@ impl ProviderConfiguration {
     /// Describes the provider in one line without secrets.
     pub(super) fn describe(&self) -> String {
         match self {
-            Self::Static { name, device_list_url } => {
+            Self::Static { name, device_list_url, .. } => {
                 format!("{name} (static): {}", redact_provider_url(device_list_url))
             }
             Self::Simulated { name, url } => format!("{name} (simulated): {}", redact_provider_url(url)),
@@ -61,10 +63,11 @@ pub(super) fn build_provider(
         ExitFailure::usage(format!("provider {}: {}", configuration.name(), error.message))
     };
     Ok(match configuration {
-        ProviderConfiguration::Static { name, device_list_url } => {
+        ProviderConfiguration::Static { name, device_list_url, device_list_sha256 } => {
             let config = StaticConfig {
                 name: name.clone(),
                 device_list_url: device_list_url.clone(),
+                device_list_sha256: device_list_sha256.clone(),
                 default_ssh_user: default_ssh_user.to_owned(),
             };
             Arc::new(StaticProvider::new(config).map_err(wrong)?)

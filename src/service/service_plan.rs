@@ -172,6 +172,7 @@ fn plan_providers(
         let provider = match kind.as_str() {
             "static" => ProviderConfiguration::Static {
                 name,
+                device_list_sha256: flags.static_device_list_sha256.clone(),
                 device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
                     ExitFailure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
                 })?,

@@ -215,6 +215,31 @@ fn configuration_that_others_can_change_is_refused() -> TestResult {
 }
 
 #[test]
+fn commands_that_others_can_change_are_refused() -> TestResult {
+    let place = Place::new()?;
+    let mut flags = complete(&place)?;
+    let list = place.write("list.json", r#"[{"ID": "a", "Addr": "192.0.2.1", "PowerCommand": ["/bin/true"]}]"#)?;
+    flags.retain(|(name, _)| name != "static_device_list_url");
+    flags.push(("static_device_list_url".to_owned(), format!("file://{}", list.display())));
+    for (mode, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+        fs::set_permissions(&list, fs::Permissions::from_mode(mode))?;
+        let reported = check_with(&place, &flags, "ssh_user", Path::new("root"))?;
+        let path = list.display();
+        let sentence = format!(
+            "shepherd: provider static: the device list {path}: line 1, field \"PowerCommand\": a command is accepted \
+             only from a file that nobody else can change, and {path} can be changed by other users (mode \
+             {mode:04o}); run: chmod go-w {path}\n"
+        );
+        ensure!(
+            (reported.code, reported.stderr.as_str())
+                == if is_safe { (Some(0), "") } else { (Some(2), sentence.as_str()) },
+            "mode {mode:o}: {reported:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn state_directory_that_others_can_change_is_refused() -> TestResult {
     let place = Place::new()?;
     let state = place.path("state");

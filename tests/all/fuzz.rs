@@ -34,7 +34,8 @@ use shepherd::model::log_request::MAX_PART_BYTES;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
-use shepherd::providers::static_provider::{device_list, power_command};
+use shepherd::providers::static_provider::device_list::{self, CommandTrust};
+use shepherd::providers::static_provider::power_command;
 use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::commands::{enroll, status};
 use shepherd::roleserver::endpoint::Endpoint;
@@ -80,7 +81,10 @@ const DECODERS: &[(&str, Decode)] = &[
             stringify_error(configuration::read_configuration(path, &[]).map_err(|e| e.to_string()))
         })
     }),
-    ("device-list", |bytes| stringify_error(device_list::parse_device_list(&String::from_utf8_lossy(bytes)))),
+    ("device-list", |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        stringify_error(device_list::parse_device_list(&text, &CommandTrust::Trusted))
+    }),
     // Input of the role server, and what it reads on its machine.
     ("disk-and-port-answers", disk_and_port_answers),
     ("dmi-table", dmi_table),

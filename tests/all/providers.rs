@@ -184,9 +184,13 @@ fn device_list(directory: &Path) -> Result<String> {
     Ok(serde_json::to_string_pretty(&devices)?)
 }
 
-fn statically(url: String) -> Result<StaticProvider> {
-    let config =
-        StaticConfig { name: "rack-a".parse()?, device_list_url: url, default_ssh_user: "root".to_owned() };
+fn statically(url: String, sha256: Option<String>) -> Result<StaticProvider> {
+    let config = StaticConfig {
+        name: "rack-a".parse()?,
+        device_list_url: url,
+        device_list_sha256: sha256,
+        default_ssh_user: "root".to_owned(),
+    };
     Ok(StaticProvider::new(config)?)
 }
 
@@ -203,7 +207,7 @@ impl FileList {
         let list = device_list(directory.path())?;
         let path = directory.path().join("devices.json");
         std::fs::write(&path, &list)?;
-        let provider = statically(format!("file://{}", path.display()))?;
+        let provider = statically(format!("file://{}", path.display()), None)?;
         Ok(Self { provider, path, list, _directory: directory })
     }
 }
@@ -235,9 +239,10 @@ struct Served {
 
 struct HttpList {
     provider: StaticProvider,
+    url: String,
     served: Arc<Served>,
     list: String,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl HttpList {
@@ -253,7 +258,9 @@ impl HttpList {
             .with_state(Arc::clone(&served));
         // Ends with the test's runtime.
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Ok(Self { provider: statically(url)?, served, list, _directory: directory })
+        let digest = hex::encode(ring::digest::digest(&ring::digest::SHA256, list.as_bytes()));
+        let provider = statically(url.clone(), Some(digest))?;
+        Ok(Self { provider, url, served, list, directory })
     }
 
     fn serve(&self, list: &str) {
@@ -296,10 +303,30 @@ async fn a_device_list_on_a_server_conforms() {
     let harness = HttpList::new().await.unwrap();
     conforms(&harness).await.unwrap();
     assert!(harness.served.was_revalidated.load(Ordering::Relaxed), "an unchanged list is not sent again");
+    let without_digest = statically(harness.url.clone(), None).unwrap();
     harness.serve("[\n {\"ID\": \"a\"}]");
-    let error = harness.provider.list().await.unwrap_err();
-    assert!(error.message.contains("line 2, field \"Addr\""), "{}", error.message);
-    assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
+    for (provider, part) in [(&without_digest, "line 2, field \"Addr\""), (&harness.provider, "its SHA-256 is ")] {
+        let error = provider.list().await.unwrap_err();
+        assert!(error.message.contains(part), "{}", error.message);
+        assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_gets_no_command_run_without_the_digest_of_its_list() {
+    let harness = HttpList::new().await.unwrap();
+    let provider = statically(harness.url.clone(), None).unwrap();
+    let power = provider.power().unwrap();
+    for result in [
+        provider.list().await.map(drop),
+        power.set_power("rack-1", PowerAction::On, IntentId::generate()).await,
+        power.power_state("rack-1").await.map(drop),
+    ] {
+        let error = result.unwrap_err().message;
+        assert!(error.contains("a command from a server is accepted only in a list whose SHA-256"), "{error}");
+    }
+    let state = harness.directory.path().join("power-1");
+    assert_eq!(std::fs::read_to_string(state).unwrap(), "off\n", "a command of the list was run");
 }
 
 #[tokio::test]
@@ -315,7 +342,7 @@ async fn callers_that_wait_for_a_slow_list_share_one_reading() {
     let router =
         axum::Router::new().route("/devices.json", axum::routing::get(slowly)).with_state(Arc::clone(&count));
     tokio::spawn(async move { axum::serve(listener, router).await });
-    let provider = statically(url).unwrap();
+    let provider = statically(url, None).unwrap();
     let looks = futures::future::join_all((0..20).map(|_| provider.find_machine("a"))).await;
     assert!(looks.iter().all(|look| look.as_ref().is_ok_and(Option::is_some)), "{looks:?}");
     // One that was in progress when the others came, and one that began after them.
@@ -327,7 +354,7 @@ async fn callers_that_wait_for_a_slow_list_share_one_reading() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_a_transient_error() {
     let closed = reserved().unwrap();
-    let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json")).unwrap().list().await;
+    let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json"), None).unwrap().list().await;
     let config =
         SimulatedConfig { name: "sim".parse().unwrap(), url: format!("http://{closed}"), caller: None };
     for result in [listed, SimulatedProvider::new(config).unwrap().list().await] {
@@ -417,7 +444,7 @@ async fn a_device_on_loopback_is_rebooted_only_by_a_command_of_its_own() {
             {"ID": "c", "Addr": "192.0.2.1", "User": "admin"}]"#,
     )
     .unwrap();
-    let provider = statically(format!("file://{}", path.display())).unwrap();
+    let provider = statically(format!("file://{}", path.display()), None).unwrap();
     let a = provider.capabilities("a").await.unwrap();
     assert!(!a.can_reboot() && !a.can_power_cycle());
     let RebootMethod::Unsupported { reason } = a.reboot else { panic!("{a:?}") };

@@ -13,6 +13,9 @@
 //! `ID` and `Addr` are required. Errors name the line and the field, because such lists are edited by hand: "invalid
 //! type" somewhere in a thousand lines is no help. Unknown fields are errors too: a misspelt `PowerComand` would
 //! otherwise be noticed on the night it is needed.
+//!
+//! A command runs on the shepherd's host, or as root on a machine. So the caller states whether it trusts the commands of
+//! a list ([`CommandTrust`]), and a list with a command that is not trusted is rejected as a whole.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,6 +46,18 @@ pub struct Device {
     pub reboot_command: Option<Vec<String>>,
 }
 
+/// Whether the commands of a list may be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandTrust {
+    /// Only who may decide about this host can have written them.
+    Trusted,
+    /// Somebody else may have written them.
+    Untrusted {
+        /// Why, and what to do, as the end of a sentence.
+        reason: String,
+    },
+}
+
 /// Why a list cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceListError {
@@ -65,7 +80,7 @@ impl fmt::Display for DeviceListError {
 }
 
 /// Parses a whole list. The error is the first mistake.
-pub fn parse_device_list(text: &str) -> Result<Vec<Device>, DeviceListError> {
+pub fn parse_device_list(text: &str, commands: &CommandTrust) -> Result<Vec<Device>, DeviceListError> {
     let elements: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| {
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
@@ -82,7 +97,7 @@ pub fn parse_device_list(text: &str) -> Result<Vec<Device>, DeviceListError> {
     let mut devices = Vec::with_capacity(elements.len());
     let mut seen: HashMap<String, &str> = HashMap::with_capacity(elements.len());
     for element in elements {
-        let (device, id_text) = parse_device(text, element)?;
+        let (device, id_text) = parse_device(text, element, commands)?;
         if let Some(first) = seen.insert(device.id.clone(), id_text) {
             let first = line_of(text, first);
             return Err(error_at(
@@ -128,7 +143,11 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-fn parse_device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a str), DeviceListError> {
+fn parse_device<'a>(
+    text: &str,
+    element: &'a RawValue,
+    commands: &CommandTrust,
+) -> Result<(Device, &'a str), DeviceListError> {
     let Ok(Members(members)) = serde_json::from_str(element.get()) else {
         return Err(DeviceListError {
             line: line_of(text, element.get()),
@@ -162,7 +181,10 @@ fn parse_device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a st
         let wrong = |problem| error_at(text, value_text, field, problem);
         let value: Value = serde_json::from_str(value_text).map_err(|error| wrong(error.to_string()))?;
         reader(&value).map_err(wrong)?;
-        Ok(Some(value))
+        match commands {
+            CommandTrust::Untrusted { reason } if COMMAND_FIELDS.contains(&field) => Err(wrong(reason.clone())),
+            _ => Ok(Some(value)),
+        }
     };
     let string = |value: Option<Value>| match value {
         Some(Value::String(text)) => Some(text),
@@ -185,6 +207,8 @@ fn parse_device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a st
 }
 
 const FIELDS: [&str; 7] = ["ID", "Addr", "Port", "User", "Location", "PowerCommand", "RebootCommand"];
+/// The fields whose values are run.
+const COMMAND_FIELDS: [&str; 2] = ["PowerCommand", "RebootCommand"];
 
 fn check_label(value: &Value) -> Result<(), String> {
     match value.as_str() {
@@ -285,6 +309,10 @@ mod tests {
 
     use super::*;
 
+    fn parse(text: &str) -> Result<Vec<Device>, DeviceListError> {
+        parse_device_list(text, &CommandTrust::Trusted)
+    }
+
     const WHOLE: &str = r#"[
   {"ID": "a", "Addr": "192.0.2.1"},
   {
@@ -296,13 +324,26 @@ mod tests {
 
     #[test]
     fn a_whole_list_is_read() {
-        let devices = parse_device_list(WHOLE).unwrap();
+        let devices = parse(WHOLE).unwrap();
         assert_eq!(devices.len(), 2);
         assert_eq!((devices[0].id.as_str(), devices[0].port), ("a", None));
         assert_eq!(devices[1].port, Some(2222));
         assert_eq!(devices[1].power_command.as_deref().unwrap(), ["/bin/pdu", "7"]);
         assert_eq!(devices[1].reboot_command.as_deref().unwrap(), ["sudo", "-n", "reboot"]);
-        assert_eq!(parse_device_list("[]").unwrap(), []);
+        assert_eq!(parse("[]").unwrap(), []);
+    }
+
+    #[test]
+    fn command_that_is_not_trusted_rejects_the_list() {
+        let untrusted = CommandTrust::Untrusted { reason: "it came by pigeon".to_owned() };
+        let plain = r#"[{"ID": "a", "Addr": "h"}]"#;
+        assert_eq!(parse_device_list(plain, &untrusted).unwrap().len(), 1);
+        for field in COMMAND_FIELDS {
+            let list = format!("[{{\"ID\": \"a\", \"Addr\": \"h\",\n\"{field}\": [\"id\"]}}]");
+            assert_eq!(parse(&list).unwrap().len(), 1);
+            let error = parse_device_list(&list, &untrusted).unwrap_err().to_string();
+            assert_eq!(error, format!("line 2, field \"{field}\": it came by pigeon"));
+        }
     }
 
     #[test]
@@ -376,19 +417,19 @@ mod tests {
             ("", "line 1: this is not JSON: EOF while parsing a value (column 0)"),
         ];
         for (text, sentence) in cases {
-            assert_eq!(parse_device_list(text).unwrap_err().to_string(), sentence, "{text}");
+            assert_eq!(parse(text).unwrap_err().to_string(), sentence, "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn parser_never_panics(text in any::<String>()) {
-            let _ = parse_device_list(&text);
+            let _ = parse(&text);
         }
 
         #[test]
         fn truncated_list_is_an_error(cut in 0..WHOLE.len()) {
-            prop_assert!(parse_device_list(&WHOLE[..cut]).is_err());
+            prop_assert!(parse(&WHOLE[..cut]).is_err());
         }
     }
 }

@@ -5,6 +5,11 @@
 //! is unchanged. If the new list cannot be read, the call fails: continuing with the old list would hide a broken edit
 //! until the next restart, and would then surprise at the worst time.
 //!
+//! Commands of a list are trusted only if nobody but the operator can have written them: the list is a file that no
+//! other user can change, or its SHA-256 is configured. Neither `https` nor a password in a URL is enough, because the
+//! operator of a web server is not the operator of this host. With a configured SHA-256, a list of another is rejected,
+//! with or without commands.
+//!
 //! Callers that arrive while the list is being read share the next read. If they read one after the other, each worker
 //! of a shepherd would wait for the time limit of a server that hangs, and the last of ten for five minutes.
 
@@ -18,9 +23,11 @@ use reqwest::{StatusCode, Url};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Mutex;
 
+use trusted_file::unchangeable_path::check_unchangeable;
+
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::providers::static_provider::device_list::{self, Device};
+use crate::providers::static_provider::device_list::{self, CommandTrust, Device};
 
 /// Coarser than any file system's times.
 const TIMESTAMP_GRANULARITY_SECONDS: i64 = 2;
@@ -28,6 +35,8 @@ const TIMESTAMP_GRANULARITY_SECONDS: i64 = 2;
 /// One device list, which is reloaded when it changes.
 pub struct DeviceListSource {
     location: ListLocation,
+    /// The only list that is accepted, by its SHA-256 in lower-case hexadecimal.
+    sha256: Option<String>,
     state: Mutex<SourceState>,
 }
 
@@ -74,8 +83,8 @@ enum ListVersion {
 }
 
 impl DeviceListSource {
-    /// Checks a list's URL; reads nothing yet.
-    pub fn new(url: &str) -> Result<Self, ProviderError> {
+    /// Checks a list's URL and the SHA-256 that it must have; reads nothing yet.
+    pub fn new(url: &str, sha256: Option<&str>) -> Result<Self, ProviderError> {
         let wrong = |problem: &str| {
             // The text is not shown: a text that is no URL may still hold a password.
             ProviderError::new(
@@ -92,7 +101,16 @@ impl DeviceListSource {
             "http" | "https" => ListLocation::Http { client: http::build_client(&url)?, url },
             scheme => return Err(wrong(&format!("begins with {scheme}:"))),
         };
-        Ok(Self { location: place, state: Mutex::default() })
+        let source = Self { location: place, sha256: sha256.map(str::to_lowercase), state: Mutex::default() };
+        match &source.sha256 {
+            Some(digest) if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+                Err(source.list_error(
+                    ErrorClass::Configuration,
+                    "its configured SHA-256 is none; give the 64 hexadecimal digits that sha256sum prints",
+                ))
+            }
+            _ => Ok(source),
+        }
     }
 
     /// The endpoint that errors name.
@@ -132,16 +150,50 @@ impl DeviceListSource {
             (Some((version, text)), _) => {
                 // Dropped first: if the new list is broken, "unchanged" must not bring the old one back.
                 *last = None;
+                let trust = self.command_trust(&text)?;
                 let text = String::from_utf8(text).map_err(|error| {
                     self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
                 })?;
-                let devices = device_list::parse_device_list(&text)
+                let devices = device_list::parse_device_list(&text, &trust)
                     .map_err(|error| self.list_error(ErrorClass::Unreadable, &error.to_string()))?;
                 let devices = Arc::new(devices);
                 *last = Some(CachedList { version, devices: Arc::clone(&devices) });
                 Ok(devices)
             }
         }
+    }
+
+    /// Whether the commands of a list with this content may be run. A list of another SHA-256 is an error.
+    fn command_trust(&self, content: &[u8]) -> Result<CommandTrust, ProviderError> {
+        if let Some(expected) = &self.sha256 {
+            let found = hex::encode(ring::digest::digest(&ring::digest::SHA256, content));
+            if found == *expected {
+                return Ok(CommandTrust::Trusted);
+            }
+            return Err(self.list_error(
+                ErrorClass::Unreadable,
+                &format!(
+                    "its SHA-256 is {found}, and {expected} is configured; check who changed it, then configure \
+                     the new one"
+                ),
+            ));
+        }
+        Ok(match &self.location {
+            ListLocation::File(path) => match check_unchangeable(path) {
+                Ok(_) => CommandTrust::Trusted,
+                Err(error) => CommandTrust::Untrusted {
+                    reason: format!(
+                        "a command is accepted only from a file that nobody else can change, and {error}"
+                    ),
+                },
+            },
+            ListLocation::Http { .. } => CommandTrust::Untrusted {
+                reason: "a command from a server is accepted only in a list whose SHA-256 is configured; give \
+                         --static_device_list_sha256, or device_list_sha256 in its [[provider]] table, or use a \
+                         local file"
+                    .to_owned(),
+            },
+        })
     }
 
     async fn read_file(
@@ -231,6 +283,7 @@ impl DeviceListSource {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
     use std::time::Duration;
 
     use super::*;
@@ -242,9 +295,69 @@ mod tests {
             ("ftp://h/devices.json", "begins with ftp:"),
             ("file://elsewhere/devices.json", "names no file of this host"),
         ] {
-            let error = DeviceListSource::new(url).err().unwrap();
+            let error = DeviceListSource::new(url, None).err().unwrap();
             assert_eq!(error.class, ErrorClass::Configuration);
             assert!(error.message.contains(part), "{}", error.message);
+        }
+    }
+
+    fn file_source(path: &Path, sha256: Option<&str>) -> Result<DeviceListSource, ProviderError> {
+        DeviceListSource::new(&format!("file://{}", path.display()), sha256)
+    }
+
+    const WITH_COMMAND: &str = r#"[{"ID":"a","Addr":"h","PowerCommand":["/bin/pdu"]}]"#;
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn command_is_accepted_only_from_a_file_that_nobody_else_can_change() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path().canonicalize().unwrap().join("lists");
+        std::fs::create_dir(&folder).unwrap();
+        let path = folder.join("devices.json");
+        for (list, file_mode, folder_mode, expected) in [
+            (WITH_COMMAND, 0o644, 0o755, None),
+            (WITH_COMMAND, 0o664, 0o755, Some("lists/devices.json can be changed by other users (mode 0664)")),
+            (WITH_COMMAND, 0o646, 0o755, Some("lists/devices.json can be changed by other users (mode 0646)")),
+            (WITH_COMMAND, 0o644, 0o757, Some("lists can be changed by other users (mode 0757)")),
+            (r#"[{"ID":"a","Addr":"h"}]"#, 0o666, 0o777, None),
+        ] {
+            std::fs::write(&path, list).unwrap();
+            set_mode(&path, file_mode);
+            set_mode(&folder, folder_mode);
+            let loaded = file_source(&path, None).unwrap().load_devices().await;
+            match (loaded, expected) {
+                (Ok(devices), None) => assert_eq!(devices.len(), 1),
+                (Err(error), Some(part)) => {
+                    assert_eq!(error.class, ErrorClass::Unreadable);
+                    let message = error.message;
+                    assert!(message.contains("devices.json: line 1, field \"PowerCommand\": "), "{message}");
+                    assert!(message.contains(part) && message.contains("chmod go-w"), "{message}");
+                }
+                (loaded, _) => panic!("{list} {file_mode:o} {folder_mode:o}: {loaded:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn list_with_the_configured_digest_is_trusted_wherever_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("devices.json");
+        std::fs::write(&path, WITH_COMMAND).unwrap();
+        set_mode(&path, 0o666);
+        let digest = hex::encode(ring::digest::digest(&ring::digest::SHA256, WITH_COMMAND.as_bytes()));
+        for configured in [digest.clone(), digest.to_uppercase()] {
+            file_source(&path, Some(&configured)).unwrap().load_devices().await.unwrap();
+        }
+        let source = file_source(&path, Some(&digest)).unwrap();
+        std::fs::write(&path, "[]").unwrap();
+        let error = source.load_devices().await.unwrap_err().message;
+        assert!(error.contains("devices.json: its SHA-256 is 4f53cda1") && error.contains(&digest), "{error}");
+        for wrong in ["", "abc", &"g".repeat(64)] {
+            let error = file_source(&path, Some(wrong)).err().unwrap().message;
+            assert!(error.contains("its configured SHA-256 is none; give the 64"), "{error}");
         }
     }
 
@@ -252,7 +365,7 @@ mod tests {
     async fn broken_edit_is_an_error_until_fixed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("devices.json");
-        let source = DeviceListSource::new(&format!("file://{}", path.display())).unwrap();
+        let source = file_source(&path, None).unwrap();
         assert_eq!(source.load_devices().await.unwrap_err().class, ErrorClass::Configuration);
         std::fs::write(&path, r#"[{"ID":"a","Addr":"h"}]"#).unwrap();
         let deadline = Instant::now() + Duration::from_mins(1);

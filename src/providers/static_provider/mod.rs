@@ -38,6 +38,8 @@ pub struct StaticConfig {
     pub name: ProviderName,
     /// `file:///path` or `http(s)://host/path` of the list.
     pub device_list_url: String,
+    /// The SHA-256 of the only list that is accepted, in hexadecimal; `None` accepts any.
+    pub device_list_sha256: Option<String>,
     /// The SSH user of devices that name none. The default reboot command depends on it.
     pub default_ssh_user: String,
 }
@@ -60,8 +62,8 @@ struct CreationIndex {
 impl StaticProvider {
     /// Checks the configuration; reads nothing yet.
     pub fn new(config: StaticConfig) -> Result<Self, ProviderError> {
-        let StaticConfig { name, device_list_url, default_ssh_user } = config;
-        let source = DeviceListSource::new(&device_list_url)?;
+        let StaticConfig { name, device_list_url, device_list_sha256, default_ssh_user } = config;
+        let source = DeviceListSource::new(&device_list_url, device_list_sha256.as_deref())?;
         Ok(Self { name, default_ssh_user, source, creations: Mutex::default() })
     }
 

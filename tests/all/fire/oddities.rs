@@ -130,6 +130,7 @@ impl Site {
         let config = StaticConfig {
             name: "rack".parse()?,
             device_list_url: format!("file://{}", self.directory.path().join("devices.json").display()),
+            device_list_sha256: None,
             default_ssh_user: "root".to_owned(),
         };
         Ok(ProviderSet::new(vec![Arc::new(StaticProvider::new(config)?)]))
