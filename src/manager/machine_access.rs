@@ -320,6 +320,7 @@ fn classify_obstacle(error: &TakeoverError) -> Option<Obstacle> {
         | TakeoverError::NotLinux { .. }
         | TakeoverError::WrongArchitecture { .. }
         | TakeoverError::NoDigestProgram { .. }
+        | TakeoverError::UnsafeAgentPath { .. }
         | TakeoverError::MalformedRequest { .. } => Some(Obstacle::Unfit),
         TakeoverError::NoLongerPermitted { .. }
         | TakeoverError::Ssh(_)

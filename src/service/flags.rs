@@ -182,7 +182,8 @@ pub struct ServiceFlags {
     /// The role server to put on machines.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_executable_path: Option<PathBuf>,
-    /// Where the role server goes on the machine; relative to the home of the SSH user.
+    /// Where the role server goes on the machine; relative to the home of the SSH user. Only that user and
+    /// root may be able to change it.
     /// [default: a place that suits the machine, see docs/machines.md]
     #[arg(long, value_name = "PATH", help_heading = "Agent")]
     pub agent_target_path: Option<String>,

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener as StdListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -594,6 +595,34 @@ async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
     assert_eq!(error.blame(), Blame::Machine);
     assert_eq!(fs::read(&path).unwrap(), b"the old agent");
     assert_eq!(uploaded_names(&sshd), ["roleserver"]);
+}
+
+/// Root would run whatever another user of the machine puts there.
+#[tokio::test]
+async fn a_place_that_others_can_change_is_refused() {
+    let sshd = machine(Setup::default()).unwrap();
+    let agent = fake_agent(0).unwrap();
+    let directory = sshd.home().join(DEFAULT_AGENT_PATH).parent().unwrap().to_owned();
+    fs::create_dir_all(&directory).unwrap();
+    let set_mode = |mode| fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o757, 0o777, 0o1777] {
+        set_mode(mode);
+        // The right program, as another user may put it there.
+        fs::write(directory.join("roleserver"), agent.content()).unwrap();
+        fs::set_permissions(directory.join("roleserver"), fs::Permissions::from_mode(0o755)).unwrap();
+        let outcome = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await;
+        let error = outcome.err().unwrap_or_else(|| panic!("{mode:o}: it was taken over"));
+        let TakeoverError::UnsafeAgentPath { reason, .. } = &error else { panic!("{error}") };
+        let expected = format!("{} can be changed by other users (", directory.display());
+        assert!(reason.starts_with(&expected), "{reason}");
+        assert_eq!(error.blame(), Blame::Configuration);
+    }
+    set_mode(0o755);
+    take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap();
+    fs::rename(directory.join("roleserver"), directory.join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", directory.join("roleserver")).unwrap();
+    let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap_err().to_string();
+    assert!(error.contains("/roleserver is a symbolic link. Let only "), "{error}");
 }
 
 #[tokio::test]

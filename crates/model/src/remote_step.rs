@@ -18,6 +18,9 @@
 //!
 //! Output before the begin line was written by the login shell's start files and is ignored. A path that does not begin
 //! with `/` is relative to the remote user's home.
+//!
+//! Each step ends with [`UNSAFE_PATH`], before it does anything, if another user of the machine can change the program at
+//! the path: root would run it.
 
 use crate::shell_words::{self, NulInWord};
 
@@ -30,6 +33,10 @@ pub const PROBE_BEGIN: &str = "shepherd-probe-begin";
 pub const UPLOAD_BEGIN: &str = "shepherd-upload-begin";
 /// The line before an enrolment's protobuf response.
 pub const ENROLL_BEGIN: &str = "shepherd-enroll-begin";
+
+/// Exit status of every script: other users of the machine can change the file at the path, or a directory on the way
+/// to it. Standard error has the reason.
+pub const UNSAFE_PATH: u32 = 47;
 
 /// Keys in the output of a probe.
 pub mod probe_key {

@@ -37,6 +37,8 @@
 //! * A host whose key is not accepted receives nothing beyond the key exchange: no user name, no key, no password.
 //! * An upload is whole or absent, and a takeover can be started again from the beginning after any failure. Enrolment
 //!   is idempotent and carries the fence, which the machine compares.
+//! * Root runs only a program that no other user of the machine can change: each script checks the path before it does
+//!   anything.
 //! * A machine cannot fill the memory of a shepherd: output beyond a cap is counted and dropped, and channels that a
 //!   server opens are rejected.
 //! * The output of commands and the message of a disconnect are sanitized before they become part of an error.
@@ -58,6 +60,7 @@ mod first_byte;
 pub mod host_keys;
 pub mod machine_takeover;
 pub mod program_path;
+mod scripts;
 pub mod session;
 pub mod ssh_error;
 mod ssh_handler;

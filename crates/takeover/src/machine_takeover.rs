@@ -8,13 +8,14 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::agent_binary::{AgentBinary, Architecture};
+use crate::exec::CommandOutput;
 use crate::host_keys::HostKeyExpectation;
 use crate::program_path::{PlaceFacts, ProgramPath, TargetPath, choose_program_path};
+use crate::scripts::{ENROLL_SCRIPT, PROBE_SCRIPT, UPLOAD_SCRIPT};
 use crate::session::{SshSession, SshSettings, SshTarget};
 use crate::ssh_error::{Blame, HostKeyChanged, SshError};
 use crate::steps::{
-    ENROLL_SCRIPT, PROBE_SCRIPT, ProbeReport, StepError, UPLOAD_SCRIPT, parse_enroll, parse_probe,
-    parse_upload,
+    ProbeReport, StepError, parse_enroll, parse_probe, parse_upload, unsafe_path_reason,
 };
 use model::host_key::HostKey;
 use model::remote_step::RemoteStep;
@@ -102,6 +103,19 @@ pub enum TakeoverError {
     NoDigestProgram {
         /// Host and port of the machine.
         address: String,
+    },
+    /// Other users of the machine can change the program, which root would run. Nothing was written.
+    #[error(
+        "the agent's place on {address} is not safe: {reason}. Let only {user} and root change the program and every \
+         directory on the way to it, or give another place by --agent_target_path"
+    )]
+    UnsafeAgentPath {
+        /// Host and port of the machine.
+        address: String,
+        /// The user that logged in.
+        user: String,
+        /// What others can change.
+        reason: String,
     },
     /// A step ran and failed.
     #[error("the {step} on {address} failed: {reason}")]
@@ -208,6 +222,7 @@ impl TakeoverError {
             | Self::NotLinux { .. }
             | Self::WrongArchitecture { .. }
             | Self::NoDigestProgram { .. }
+            | Self::UnsafeAgentPath { .. }
             | Self::StaleFence { .. }
             | Self::OtherMachine { .. }
             | Self::OtherBmdb { .. }
@@ -267,8 +282,17 @@ async fn run_steps(
         }
     };
 
+    let is_safe = |output: &CommandOutput| match unsafe_path_reason(output) {
+        Some(reason) => Err(TakeoverError::UnsafeAgentPath {
+            address: target.address(),
+            user: target.user.clone(),
+            reason,
+        }),
+        None => Ok(()),
+    };
+
     let mut probe =
-        probe_machine(session, agent_path.first_path(), &may_begin, remote("probe", None)).await?;
+        probe_machine(session, agent_path.first_path(), &may_begin, &is_safe, remote("probe", None)).await?;
     if probe.os != "Linux" {
         return Err(TakeoverError::NotLinux { address, os: probe.os });
     }
@@ -280,7 +304,7 @@ async fn run_steps(
     let program = choose_program_path(agent_path, &probe, agent);
     let path = program.path.clone();
     if path != agent_path.first_path() {
-        probe = probe_machine(session, &path, &may_begin, remote("probe", None)).await?;
+        probe = probe_machine(session, &path, &may_begin, &is_safe, remote("probe", None)).await?;
     }
     // The mount explains what a shell only calls a permission.
     let mount = probe.target.as_ref().and_then(PlaceFacts::mount_obstacle);
@@ -295,12 +319,14 @@ async fn run_steps(
         let command = RemoteStep::Upload { path: path.clone(), sha256, size: agent.size() }
             .to_command(UPLOAD_SCRIPT)?;
         let output = session.exec("uploading the agent", &command, agent.content()).await?;
+        is_safe(&output)?;
         parse_upload(&output, agent.sha256()).map_err(remote("upload", mount.clone()))?;
     }
 
     may_begin(TakeoverStep::Enroll)?;
     let command = RemoteStep::Enroll { path: path.clone() }.to_command(ENROLL_SCRIPT)?;
     let output = session.exec("enrolling the agent", &command, request.encode_to_vec().into()).await?;
+    is_safe(&output)?;
     let response = parse_enroll(&output).map_err(remote("enrolment", mount))?;
     let success = check_enroll_response(response.result, &address, &path, request)?;
     Ok((uploaded, program, success))
@@ -310,11 +336,13 @@ async fn probe_machine(
     session: &SshSession,
     path: &str,
     may_begin: &(impl Fn(TakeoverStep) -> Result<(), TakeoverError> + Send + Sync),
+    is_safe: &(impl Fn(&CommandOutput) -> Result<(), TakeoverError> + Sync),
     failed: impl FnOnce(StepError) -> TakeoverError,
 ) -> Result<ProbeReport, TakeoverError> {
     may_begin(TakeoverStep::Probe)?;
     let command = RemoteStep::Probe { path: path.to_owned() }.to_command(PROBE_SCRIPT)?;
     let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
+    is_safe(&output)?;
     parse_probe(&output).map_err(failed)
 }
 

@@ -1,12 +1,6 @@
-//! Probe, upload and enrol: shell scripts and the parsing of their output.
+//! Probe, upload and enrol: the parsing of their output.
 //!
-//! Each script is one line of POSIX shell without a single quote or a backslash, because the remote user's login shell
-//! sees it first, and login shells disagree on quoted line feeds and backslashes. Start files of that shell may print
-//! anything: the output of a step begins after its begin line.
-//!
-//! The upload is whole or absent. It goes to `<path>.upload.<pid>`, which is renamed over `<path>` only after its size
-//! and digest are right. A trap removes it when the connection ends; the next upload removes it if the machine lost
-//! power in between. A running agent keeps the old file until it restarts.
+//! `scripts.rs` has the scripts.
 
 use std::collections::HashMap;
 
@@ -15,72 +9,9 @@ use prost::Message;
 
 use crate::exec::{CommandExit, CommandOutput};
 use crate::program_path::PlaceFacts;
-use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UPLOAD_BEGIN, probe_key, upload_status};
+use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UNSAFE_PATH, UPLOAD_BEGIN, probe_key, upload_status};
 use model::sanitize::sanitize_text;
 use proto::agent::v1::EnrollResponse;
-
-/// Turns `$1` into an absolute `$p`, and sets the locale so that messages are in English.
-macro_rules! common {
-    () => {
-        "export LC_ALL=C; case $1 in /*) p=$1;; *) p=${HOME:-.}/$1;; esac; "
-    };
-}
-
-/// Defines `d FILE`, the digest of a file, with any of the programs that the machine may have for it.
-macro_rules! digest {
-    () => {
-        "if command -v sha256sum >/dev/null 2>&1; then k=sha256sum; h() { sha256sum; }; \
-         elif command -v openssl >/dev/null 2>&1; then k=openssl; h() { openssl dgst -sha256 -r; }; \
-         elif command -v shasum >/dev/null 2>&1; then k=shasum; h() { shasum -a 256; }; \
-         else k=none; h() { echo none; }; fi; \
-         d() { x=$(h < \"$1\"); echo \"${x%% *}\"; }; "
-    };
-}
-
-/// Prints a line for the directory of `$p` and for each that is suitable for root: mode and owner of the nearest
-/// directory that exists, its mount, and the directory. It ends the script, because it replaces the arguments.
-macro_rules! places {
-    () => {
-        "for q in \"${p%/*}\" /usr/local/lib/shepherd/bin /opt/shepherd/bin; do a=$q; \
-         while [ ! -d \"$a\" ]; do a=${a%/*}; a=${a:-/}; done; a=$(cd -P \"$a\" && pwd); b=; \
-         while read -r s m t o z; do m=${m%/}; case ${a%/}/ in \"$m\"/*) b=\"${m:-/} $t $o\";; esac; \
-         done < /proc/self/mounts; \
-         set -- $(ls -ldn \"$a\"); echo \"place=$1 $3 $b $q\"; done"
-    };
-}
-
-/// The script of [`RemoteStep::Probe`](model::remote_step::RemoteStep::Probe).
-pub const PROBE_SCRIPT: &str = concat!(
-    common!(),
-    digest!(),
-    "echo shepherd-probe-begin; echo \"os=$(uname -s)\"; echo \"arch=$(uname -m)\"; echo \"user=$(id -un)\"; \
-     echo \"home=${HOME:-}\"; echo \"sha256=$k\"; \
-     if [ -f \"$p\" ] && [ -x \"$p\" ]; then echo \"digest=$(d \"$p\")\"; else echo digest=none; fi; \
-     echo \"uid=$(id -u)\"; echo \"selinux=$(cat /sys/fs/selinux/enforce 2>/dev/null)\"; ",
-    places!(),
-);
-
-/// The script of [`RemoteStep::Upload`](model::remote_step::RemoteStep::Upload). `upload_error_text` has the
-/// meaning of its exit statuses.
-pub const UPLOAD_SCRIPT: &str = concat!(
-    "umask 022; ",
-    common!(),
-    digest!(),
-    "t=$p.upload.$$; say() { echo \"$2\" >&2; exit \"$1\"; }; clean() { rm -f \"$t\"; }; \
-     trap \"exit 1\" HUP INT TERM PIPE; \
-     mkdir -p \"${p%/*}/\" || exit 41; [ ! -d \"$p\" ] || say 46 \"$p is a directory\"; \
-     rm -f \"$p\".upload.*; trap clean EXIT; true > \"$t\" || exit 41; \
-     cat > \"$t\" || exit 42; \
-     n=$(($(wc -c < \"$t\"))); [ \"$n\" -eq \"$3\" ] || say 43 \"$n of $3 bytes arrived\"; \
-     g=$(d \"$t\"); [ \"$g\" = \"$2\" ] || say 44 \"the digest of what arrived is $g\"; \
-     chmod 0755 \"$t\" || exit 45; [ -x \"$t\" ] || say 45 \"$t cannot be executed\"; \
-     mv -f \"$t\" \"$p\" || exit 46; \
-     if command -v restorecon >/dev/null 2>&1; then restorecon \"${p%/*}/\" \"$p\" >&2 || true; fi; \
-     echo shepherd-upload-begin; echo \"digest=$g\"",
-);
-
-/// The script of [`RemoteStep::Enroll`](model::remote_step::RemoteStep::Enroll).
-pub const ENROLL_SCRIPT: &str = concat!(common!(), "echo shepherd-enroll-begin; exec \"$p\" enroll");
 
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +117,15 @@ pub fn parse_enroll(output: &CommandOutput) -> Result<EnrollResponse, StepError>
     }
 }
 
+/// Why other users of the machine can change the program, if a step ended for that reason.
+#[must_use]
+pub fn unsafe_path_reason(output: &CommandOutput) -> Option<String> {
+    let printed = String::from_utf8_lossy(&output.stderr);
+    // Start files of the login shell may have written lines before.
+    let reason = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");
+    (output.exit == CommandExit::Status(UNSAFE_PATH)).then(|| sanitize_text(reason))
+}
+
 fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
@@ -243,6 +183,7 @@ pub(crate) mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::scripts::{PROBE_SCRIPT, UPLOAD_SCRIPT};
     use model::remote_step::RemoteStep;
     use proto::agent::v1::{EnrollSuccess, enroll_response};
 
@@ -292,23 +233,6 @@ pub(crate) mod tests {
             .collect();
         names.sort();
         names
-    }
-
-    #[test]
-    fn scripts_avoid_what_login_shells_interpret_differently() {
-        for script in [PROBE_SCRIPT, UPLOAD_SCRIPT, ENROLL_SCRIPT] {
-            assert!(!script.contains(['\'', '\\', '\n']), "{script}");
-        }
-        let statuses = {
-            use upload_status::{DIGEST, DIRECTORY, NO_EXEC, RENAME, SIZE, WRITE};
-            [DIRECTORY, WRITE, SIZE, DIGEST, NO_EXEC, RENAME]
-        };
-        for status in statuses {
-            assert!(UPLOAD_SCRIPT.contains(&status.to_string()), "{status}");
-        }
-        assert!(PROBE_SCRIPT.contains(PROBE_BEGIN));
-        assert!(UPLOAD_SCRIPT.contains(UPLOAD_BEGIN));
-        assert!(ENROLL_SCRIPT.contains(ENROLL_BEGIN));
     }
 
     #[test]
@@ -363,7 +287,7 @@ pub(crate) mod tests {
                 // A PATH that contains only this program.
                 let only = home.path().join(format!("only-{tool}"));
                 std::fs::create_dir(&only).unwrap();
-                for name in ["sh", "uname", "id", "env", "perl", tool] {
+                for name in ["sh", "uname", "id", "ls", "env", "perl", tool] {
                     if let Some(program) =
                         ["/usr/bin", "/bin"].iter().map(|d| Path::new(d).join(name)).find(|p| p.exists())
                     {

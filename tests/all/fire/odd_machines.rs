@@ -39,7 +39,7 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
     rack.add("bare", Setup { forced_command: Some(BARE), ..plain() })?;
     let bin = rack.sshd("bare")?.home().join("bin");
     std::fs::create_dir(&bin)?;
-    for program in ["id", "sh", "uname"] {
+    for program in ["id", "ls", "sh", "uname"] {
         symlink(Path::new("/usr/bin").join(program), bin.join(program))?;
     }
     rack.add("reset", plain())?;
