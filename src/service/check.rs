@@ -8,7 +8,7 @@ use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
 use crate::bmdb::connection::private_postgres::programs;
 use crate::bmdb::connection::schema::supported_version;
 use crate::bmdb::connection::settings::ConnectionSettings;
-use crate::service::database::warn_about_password;
+use crate::service::database::warn_about_url;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
 use crate::service::service_plan::{Database, ServicePlan};
@@ -20,7 +20,7 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     let mut found = Vec::new();
     found.push(match &plan.database {
         Database::Url(settings) => {
-            warn_about_password(plan);
+            warn_about_url(plan);
             check_schema((**settings).clone()).await?
         }
         Database::Ephemeral | Database::Directory(_) => describe_server_programs()?,

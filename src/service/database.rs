@@ -30,7 +30,7 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     let (settings, url, private, keys) = match &plan.database {
         Database::Url(settings) => {
             let url = plan.flags.bmdb_url.clone().unwrap_or_default();
-            warn_about_password(plan);
+            warn_about_url(plan);
             ((**settings).clone(), url, None, None)
         }
         Database::Ephemeral => {
@@ -73,11 +73,17 @@ fn is_url_on_command_line() -> bool {
     std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
 }
 
-/// Logs a warning if a password is on the command line, where every process list shows it.
-pub fn warn_about_password(plan: &ServicePlan) {
+/// Logs a warning if a password is on the command line, where every process list shows it, or if the server of the
+/// database is not verified.
+pub fn warn_about_url(plan: &ServicePlan) {
     let url = plan.flags.bmdb_url.as_deref().filter(|_| is_url_on_command_line());
     if let Some(warning) = url.and_then(password_warning) {
         tracing::warn!("{}", warning.trim_start_matches("warning: "));
+    }
+    if let Database::Url(settings) = &plan.database
+        && let Some(warning) = settings.tls_warning()
+    {
+        tracing::warn!("{warning}");
     }
 }
 

@@ -154,6 +154,9 @@ async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
         )
     })?;
     let mut settings = ConnectionSettings::from_url(url, "shepherdctl")?;
+    if let Some(warning) = settings.tls_warning() {
+        print_stderr(&format!("warning: {warning}"));
+    }
     settings.dialect = cli.bmdb_dialect;
     settings.max_connections = 1;
     let bmdb = Bmdb::connect(settings).await?;

@@ -3,10 +3,11 @@
 //! The server's timeouts bound a statement, a wait for a lock, and a transaction in which nothing is sent. They also
 //! end what a dead client left behind. `jit` is off, because compiling costs more than our statements take.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use sqlx::ConnectOptions;
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
@@ -58,6 +59,19 @@ impl ConnectionSettings {
         }
     }
 
+    /// The warning for a database on another host whose identity is not verified; `None` if it is, or if no network is
+    /// between.
+    #[must_use]
+    pub fn tls_warning(&self) -> Option<String> {
+        let (host, mode) = (self.options.get_host(), self.options.get_ssl_mode());
+        let is_remote = self.options.get_socket().is_none() && !is_this_host(host);
+        let threat = tls_threat(mode).filter(|_| is_remote)?;
+        Some(format!(
+            "{threat} the connection to the BMDB at {host}; add sslmode=verify-full to its URL, and sslrootcert=FILE \
+             for a CA of your own"
+        ))
+    }
+
     pub(super) fn connect_options(&self) -> PgConnectOptions {
         let (silence, statement) = if self.short_reads { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
@@ -83,6 +97,25 @@ impl ConnectionSettings {
     }
 }
 
+/// Whether a host of a URL is this host, or a directory of sockets.
+fn is_this_host(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    match bare.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => host.starts_with('/') || host == "localhost" || host.ends_with(".localhost"),
+    }
+}
+
+/// Who can interfere with a connection of this mode over a network; `None` if nobody can.
+fn tls_threat(mode: PgSslMode) -> Option<&'static str> {
+    match mode {
+        PgSslMode::Disable | PgSslMode::Allow => Some("everybody on the way can read and change"),
+        PgSslMode::Prefer | PgSslMode::Require => Some("anybody who answers on the way can read and change"),
+        PgSslMode::VerifyCa => Some("every server with a certificate of the same CA can read and change"),
+        PgSslMode::VerifyFull => None,
+    }
+}
+
 /// A URL parser's message, with the password removed.
 fn redacted_url_error(error: &sqlx::Error, url: &str) -> String {
     let text = error.to_string();
@@ -90,4 +123,34 @@ fn redacted_url_error(error: &sqlx::Error, url: &str) -> String {
     let text = text.strip_prefix("error with configuration: ").unwrap_or(&text).to_owned();
     let secret = url.split('@').next().and_then(|user| user.rsplit(':').next()).unwrap_or_default();
     if secret.is_empty() { text } else { text.replace(secret, "…") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_server_that_is_not_verified_is_a_warning() {
+        for (url, part) in [
+            (
+                "postgres://kim@db.example/bmdb?sslmode=disable",
+                Some("everybody on the way can read and change"),
+            ),
+            ("postgres://kim@db.example/bmdb", Some("anybody who answers on the way can read and change")),
+            ("postgres://kim@192.0.2.1/bmdb?sslmode=require", Some("anybody who answers on the way")),
+            (
+                "postgres://kim@[2001:db8::1]/bmdb?sslmode=verify-ca",
+                Some("every server with a certificate of the same"),
+            ),
+            ("postgres://kim@db.example/bmdb?sslmode=verify-full", None),
+            ("postgres://kim@localhost/bmdb", None),
+            ("postgres://kim@127.0.0.1:1/bmdb?sslmode=disable", None),
+            ("postgres://kim@[::1]/bmdb", None),
+            ("postgres:///bmdb?host=/run/postgresql", None),
+        ] {
+            let warning = ConnectionSettings::from_url(url, "test").unwrap().tls_warning();
+            assert_eq!(warning.is_some(), part.is_some(), "{url}: {warning:?}");
+            assert!(warning.unwrap_or_default().starts_with(part.unwrap_or_default()), "{url}");
+        }
+    }
 }
