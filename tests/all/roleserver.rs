@@ -588,6 +588,28 @@ fn server_of_another_authority_hears_nothing() -> TestResult {
     Ok(())
 }
 
+/// As a loss of power, a disk error, or a release that writes other records leaves them.
+#[test]
+fn damaged_hint_never_refuses_an_enrolment() -> TestResult {
+    let hints = ["agent.json", "supervisor.json", "learned.json", "last_heartbeat.json", "time.json"];
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    let contents = ["", "{\"pid\": 47", "{\"process\": {\"pid\": 7}, \"format\": 9}"];
+    for (fence, content) in (2..).zip(contents) {
+        let before = (machine.supervisor()?, machine.agent()?);
+        for name in hints {
+            std::fs::write(machine.path().join(name), content)?;
+        }
+        machine.enroll(&request(&callback, fence))?;
+        let after = (machine.supervisor()?, machine.agent()?);
+        assert!(after.0.is_alive() && after.1.is_alive(), "{content:?}");
+        // Those of before had no record any more, and were found by their locks.
+        assert!(!before.0.is_alive() && !before.1.is_alive(), "{content:?}: two agents run");
+    }
+    Ok(())
+}
+
 #[test]
 fn damaged_state_and_a_second_agent_are_answered_in_words() -> TestResult {
     let callback = Callback::start(curious())?;

@@ -73,6 +73,7 @@ pub mod hardware;
 pub mod host_findings;
 pub mod http_fetch;
 pub mod init_system;
+pub mod lock_holder;
 pub mod logs;
 pub mod metrics;
 pub mod mountinfo;

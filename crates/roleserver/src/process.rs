@@ -65,6 +65,13 @@ impl ProcessInstance {
         Ok(Self { pid, start_time, boot_id: HostClock::read()?.boot_id() })
     }
 
+    /// The process that has this pid now; `None` if there is none.
+    #[must_use]
+    pub fn of_pid(pid: i32) -> Option<Self> {
+        let start_time = read_start_time(Path::new("/proc"), pid)?;
+        Some(Self { pid, start_time, boot_id: HostClock::read().ok()?.boot_id() })
+    }
+
     /// A pidfd of the process, which never refers to a later process with the same pid and becomes readable when the
     /// process has ended. `None` if it has ended already.
     ///

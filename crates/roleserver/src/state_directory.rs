@@ -3,21 +3,31 @@
 //! One directory is one agent identity. Each file in it has one writer, so no two processes ever undo each other's
 //! writing (the time has two; the later writer has the later time):
 //!
-//! | file | written by | what |
-//! | --- | --- | --- |
-//! | `identity.pk8` | enroll, once | the private key, mode 0600 |
-//! | `enrolment.json` | enroll | ids of machine and database, highest fences, settings |
-//! | `agent.json` | run | the running agent process |
-//! | `learned.json` | run | settings that came with a response |
-//! | `last_heartbeat.json` | run | for `roleserver status` |
-//! | `time.json` | enroll, run | the time that a shepherd last reported |
-//! | `supervisor.json` | supervise | the detached supervisor |
-//! | `agent.log` | supervise and the agent's standard error, else run | the agent's log ([`own_log`][]) |
-//! | `update.json`, `release.json`, `release.part` | run | the trial, and the last result ([`update`][]) |
-//! | `cluster/` | run | its part in a cluster ([`crate::cluster::files`]) |
-//! | `children/` | run | programs that run beside it ([`crate::child`]) |
+//! | file | written by | kind | what |
+//! | --- | --- | --- | --- |
+//! | `identity.pk8` | enroll, once | truth | the private key, mode 0600 |
+//! | `enrolment.json` | enroll | truth | ids of machine and database, highest fences, settings |
+//! | `agent.json` | run | hint | the running agent process |
+//! | `learned.json` | run | hint | settings that came with a response |
+//! | `last_heartbeat.json` | run | hint | for `roleserver status` |
+//! | `time.json` | enroll, run | hint | the time that a shepherd last reported |
+//! | `supervisor.json` | supervise | hint | the detached supervisor |
+//! | `agent.log` | supervise and the agent's standard error, else run | log | the agent's log ([`own_log`][]) |
+//! | `update.json`, `release.json`, `release.part` | run | hint | the trial, and the last result ([`update`][]) |
+//! | `cluster/` | run | both | its part in a cluster ([`crate::cluster::files`] lists its truth) |
+//! | `children/` | run | hint | programs that run beside it ([`crate::child`]) |
 //!
 //! A file is replaced, never rewritten ([`atomic_file`][]).
+//!
+//! # Truth and hints
+//!
+//! Nothing can replace *truth*: without the key it is another machine, and a guessed fence would obey a shepherd that
+//! was replaced. Damaged truth is an error that names the file and the way back.
+//!
+//! A *hint* saves time, and is found out or learnt again without it: the process that holds a lock
+//! ([`StateDirectory::find_agent_process`]), the settings of the enrolment, the machine's own clock. A damaged hint
+//! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
+//! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
 //! [`own_log`]: crate::logs::own_log
 //! [`update`]: crate::update
@@ -37,6 +47,7 @@ use uuid::Uuid;
 use crate::agent::settings::AgentSettings;
 use crate::atomic_file::{self, Durability};
 use crate::enrolment::Enrolment;
+use crate::lock_holder;
 use crate::process::ProcessRecord;
 use crate::trusted_time::TimeSample;
 
@@ -58,6 +69,16 @@ pub enum Lock {
     Supervisor,
     /// Accepting an enrolment request (`roleserver enroll`).
     Enroll,
+}
+
+impl Lock {
+    const fn file_name(self) -> &'static str {
+        match self {
+            Self::Agent => "agent.lock",
+            Self::Supervisor => "supervisor.lock",
+            Self::Enroll => "enroll.lock",
+        }
+    }
 }
 
 /// A lock, held until it is dropped or its process dies.
@@ -171,7 +192,7 @@ impl StateDirectory {
             path: path.clone(),
             source,
         })?;
-        // Whoever can write there can give this machine another key and another shepherd.
+        // A user who can write there can give this machine another key and another shepherd.
         check_directory(&path)?;
         Ok(Self { path })
     }
@@ -224,6 +245,40 @@ impl StateDirectory {
         self.write_json("time.json", sample, Durability::Durable)
     }
 
+    /// The agent process: by its record, or as the holder of its lock if there is no record that can be read. It may not
+    /// run any more.
+    #[must_use]
+    pub fn find_agent_process(&self) -> Option<ProcessRecord> {
+        self.find_process(self.read_agent_process(), Lock::Agent)
+    }
+
+    /// The supervisor process: by its record, or as the holder of its lock if there is no record that can be read. It may
+    /// not run any more.
+    #[must_use]
+    pub fn find_supervisor_process(&self) -> Option<ProcessRecord> {
+        self.find_process(self.read_supervisor_process(), Lock::Supervisor)
+    }
+
+    fn find_process(
+        &self,
+        read: Result<Option<ProcessRecord>, StateError>,
+        lock: Lock,
+    ) -> Option<ProcessRecord> {
+        let recorded = read.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the record of a process is ignored, and replaced when one starts");
+            if let StateError::Damaged { path, .. } = &error {
+                // Another process may have replaced or removed it. If it stays, it is ignored again.
+                let _ = std::fs::remove_file(path);
+            }
+            None
+        });
+        recorded.or_else(|| {
+            let instance = lock_holder::find_lock_holder(&self.path.join(lock.file_name()))?;
+            // What it runs is not known, so it is not taken for the wanted process, and is replaced.
+            Some(ProcessRecord { instance, program_sha256: String::new(), revision: 0 })
+        })
+    }
+
     /// Reads the record of the agent process, which may not run any more.
     pub fn read_agent_process(&self) -> Result<Option<ProcessRecord>, StateError> {
         self.read_json("agent.json")
@@ -231,7 +286,7 @@ impl StateDirectory {
 
     /// Writes the record of the agent process.
     pub fn record_agent(&self, process: &ProcessRecord) -> Result<(), StateError> {
-        self.write_json("agent.json", process, Durability::UntilPowerLoss)
+        self.write_json("agent.json", process, Durability::Durable)
     }
 
     /// Reads the record of the supervisor process.
@@ -241,7 +296,7 @@ impl StateDirectory {
 
     /// Writes the record of the supervisor process.
     pub fn record_supervisor(&self, process: &ProcessRecord) -> Result<(), StateError> {
-        self.write_json("supervisor.json", process, Durability::UntilPowerLoss)
+        self.write_json("supervisor.json", process, Durability::Durable)
     }
 
     /// Reads the outcome of the newest heartbeat.
@@ -249,7 +304,7 @@ impl StateDirectory {
         self.read_json("last_heartbeat.json")
     }
 
-    /// Writes the outcome of a heartbeat.
+    /// Writes the outcome of a heartbeat. After a loss of power it would say nothing, so it does not wait for the disk.
     pub fn write_last_heartbeat(&self, last: &LastHeartbeat) -> Result<(), StateError> {
         self.write_json("last_heartbeat.json", last, Durability::UntilPowerLoss)
     }
@@ -277,12 +332,12 @@ impl StateDirectory {
 
     /// Takes a lock; the error names what the holder does.
     pub fn acquire_lock(&self, lock: Lock) -> Result<LockGuard, StateError> {
-        let (name, does) = match lock {
-            Lock::Agent => ("agent.lock", "runs"),
-            Lock::Supervisor => ("supervisor.lock", "supervises"),
-            Lock::Enroll => ("enroll.lock", "is being enrolled"),
+        let does = match lock {
+            Lock::Agent => "runs",
+            Lock::Supervisor => "supervises",
+            Lock::Enroll => "is being enrolled",
         };
-        let path = self.path.join(name);
+        let path = self.path.join(lock.file_name());
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         // A disk with an error is remounted read-only; the lock has no bytes and works there, too.
         let opened = match opened {
@@ -349,107 +404,4 @@ fn printable_error(error: &serde_json::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
-
-    fn directory() -> (tempfile::TempDir, StateDirectory) {
-        let parent = tempfile::tempdir().unwrap();
-        let state = StateDirectory::open(&parent.path().join("deep/state")).unwrap();
-        (parent, state)
-    }
-
-    #[test]
-    fn default_path_follows_the_user() {
-        let path = |root, home: Option<&str>| StateDirectory::default_path(root, home.map(Path::new));
-        assert_eq!(path(true, Some("/root")).unwrap(), Path::new("/var/lib/roleserver"));
-        assert_eq!(path(false, Some("/home/a")).unwrap(), Path::new("/home/a/.local/state/roleserver"));
-        assert!(matches!(path(false, None), Err(StateError::NoHomeDirectory)));
-        assert!(matches!(path(false, Some("a")), Err(StateError::NoHomeDirectory)));
-    }
-
-    #[test]
-    fn key_is_created_once_and_is_private() {
-        let (_parent, state) = directory();
-        assert!(state.read_identity().unwrap().is_none());
-        let made = state.read_or_create_identity().unwrap();
-        assert_eq!(state.read_or_create_identity().unwrap().public_key(), made.public_key());
-        let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(permissions(&state.path().join("identity.pk8")), 0o600);
-        assert_eq!(permissions(state.path()), 0o700);
-    }
-
-    #[test]
-    fn damaged_file_says_which_and_what_to_do() {
-        let (_parent, state) = directory();
-        for name in ["enrolment.json", "identity.pk8"] {
-            std::fs::write(state.path().join(name), "{\"machine_id\": ").unwrap();
-        }
-        for error in [state.read_enrolment().unwrap_err(), state.read_or_create_identity().unwrap_err()] {
-            let text = error.to_string();
-            assert!(text.contains("is damaged") && text.contains("enrol this machine again"), "{text}");
-        }
-    }
-
-    /// A file that parses but cannot be used is damaged, too: an agent without an endpoint has nothing to do.
-    #[test]
-    fn settings_that_could_not_be_used_are_damage() {
-        let (_parent, state) = directory();
-        for (settings, message) in [
-            (r#"{"endpoints":[],"ca_certificates":[],"heartbeat_interval_seconds":0}"#, "endpoints is empty"),
-            (
-                r#"{"endpoints":["a:1"],"ca_certificates":[],"heartbeat_interval_seconds":4000000000}"#,
-                "heartbeat_interval_seconds is 4000000000",
-            ),
-            (
-                r#"{"endpoints":["a:1"],"ca_certificates":["AAAA"],"heartbeat_interval_seconds":0}"#,
-                "ca_certificates: CA certificate 1 of 1 is no X.509",
-            ),
-        ] {
-            let text = format!(r#"{{"revision":1,"settings":{settings},"fallback":null}}"#);
-            std::fs::write(state.path().join("learned.json"), text).unwrap();
-            let error = state.read_learned_settings(1).unwrap_err().to_string();
-            assert!(error.contains("learned.json is damaged") && error.contains(message), "{error}");
-        }
-    }
-
-    #[test]
-    fn file_larger_than_any_state_is_not_read_into_memory() {
-        let (_parent, state) = directory();
-        let file = File::create(state.path().join("enrolment.json")).unwrap();
-        // A sparse file: it has this size without using space.
-        file.set_len(1 << 40).unwrap();
-        let error = state.read_enrolment().unwrap_err().to_string();
-        assert!(error.contains("enrolment.json is damaged (it has more than 16777216 bytes)"), "{error}");
-    }
-
-    #[test]
-    fn learned_settings_end_with_their_enrolment() {
-        let (_parent, state) = directory();
-        let settings = AgentSettings::new(&["a:1".to_owned()], &[], 0).unwrap();
-        let learned = LearnedSettings { revision: 3, settings, fallback: None };
-        state.write_learned_settings(&learned).unwrap();
-        assert_eq!(state.read_learned_settings(3).unwrap(), Some(learned));
-        assert_eq!(state.read_learned_settings(4).unwrap(), None);
-    }
-
-    #[test]
-    fn second_holder_is_refused_until_the_first_lets_go() {
-        let (_parent, state) = directory();
-        let first = state.acquire_lock(Lock::Agent).unwrap();
-        let error = state.acquire_lock(Lock::Agent).unwrap_err().to_string();
-        assert!(error.starts_with("another role server already runs in "), "{error}");
-        assert!(state.acquire_lock(Lock::Supervisor).is_ok());
-        drop(first);
-        assert!(state.acquire_lock(Lock::Agent).is_ok());
-    }
-
-    #[test]
-    fn failed_write_leaves_nothing_behind() {
-        let (_parent, state) = directory();
-        std::fs::create_dir(state.path().join("agent.json")).unwrap();
-        let process = ProcessRecord::current(1, "00".to_owned()).unwrap();
-        assert!(state.record_agent(&process).is_err());
-        assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 1);
-    }
-}
+mod tests;

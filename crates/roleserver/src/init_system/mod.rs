@@ -160,8 +160,8 @@ pub fn ensure_agent_runs(
     match plan {
         SupervisionPlan::External => {
             // The external supervisor starts the right agent when the wrong one ends.
-            if !is_agent_running(state, wanted)?
-                && let Some(agent) = state.read_agent_process()?
+            if !is_agent_running(state, wanted)
+                && let Some(agent) = state.find_agent_process()
             {
                 stop_process(&agent, "agent")?;
             }
@@ -190,9 +190,9 @@ pub fn ensure_agent_runs(
 
 fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
     let supervised = state
-        .read_supervisor_process()?
+        .find_supervisor_process()
         .is_some_and(|process| process.is_alive() && process.program_sha256 == wanted.program_sha256);
-    if supervised && is_agent_running(state, wanted)? {
+    if supervised && is_agent_running(state, wanted) {
         return Ok(());
     }
     stop_detached(state)?;
@@ -224,11 +224,11 @@ fn ensure_unit(
     let installed = systemd.install_unit(&wanted.program, state.path())?;
     systemd.enable_unit()?;
     let mut warnings = Vec::from_iter(installed.warning);
-    if !installed.changed && is_agent_running(state, wanted)? {
+    if !installed.changed && is_agent_running(state, wanted) {
         return Ok(warnings);
     }
     // The machine may have been enrolled before systemd could be used.
-    if let Some(supervisor) = state.read_supervisor_process()? {
+    if let Some(supervisor) = state.find_supervisor_process() {
         stop_process(&supervisor, "supervisor")?;
     }
     warnings.extend(before_restart());
@@ -251,10 +251,10 @@ fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredA
 
 fn stop_detached(state: &StateDirectory) -> Result<(), SupervisionError> {
     // The supervisor first: it would start the agent again.
-    if let Some(supervisor) = state.read_supervisor_process()? {
+    if let Some(supervisor) = state.find_supervisor_process() {
         stop_process(&supervisor, "supervisor")?;
     }
-    if let Some(agent) = state.read_agent_process()? {
+    if let Some(agent) = state.find_agent_process() {
         stop_process(&agent, "agent")?;
     }
     Ok(())
@@ -265,15 +265,15 @@ fn stop_process(process: &ProcessRecord, what: &str) -> Result<(), SupervisionEr
     process.stop(STOP_TIMEOUT).map_err(|source| SupervisionError::Io { operation: doing(), source })
 }
 
-fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> Result<bool, SupervisionError> {
-    Ok(state.read_agent_process()?.is_some_and(|agent| {
+fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> bool {
+    state.find_agent_process().is_some_and(|agent| {
         agent.is_alive() && agent.revision == wanted.revision && agent.program_sha256 == wanted.program_sha256
-    }))
+    })
 }
 
 fn wait_for_agent(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
     let end = Instant::now() + START_TIMEOUT;
-    while !is_agent_running(state, wanted)? {
+    while !is_agent_running(state, wanted) {
         if Instant::now() >= end {
             return Err(SupervisionError::DoesNotRun { output: log_tail(state) });
         }

@@ -21,10 +21,13 @@
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, its TLS files |
 //!
-//! If the order, the key, the authority, the membership, the credentials or the epoch is damaged, reading it is an
-//! error that an operator must look at: another key would make it another node, and a guessed epoch could make it
-//! follow the wrong curators. Damaged roles count as absent and never as "no roles": a node that read them so would
-//! stop its part of the control plane. A damaged list of curators counts as empty.
+//! Truth are the order, the key, the authority, the membership, the credentials, the epoch and etcd's data: nothing can
+//! replace them. Damaged truth is an error that names the file and the way back. Another key would make it another node,
+//! and a guessed epoch could make it follow the wrong curators.
+//!
+//! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
+//! absent and never as "no roles": a node that read them so would stop its part of the control plane. A damaged list of
+//! curators counts as empty. A curator itself stores nothing here: its records are in etcd.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -65,7 +68,11 @@ pub enum ClusterFilesError {
         source: std::io::Error,
     },
     /// The content is not what this program writes.
-    #[error("the file {path} is damaged ({reason}); look at it before anything is removed", path = path.display())]
+    #[error(
+        "the file {path} is damaged ({reason}), and nothing else has its content; restore it from a copy of this disk, \
+         or without one replace this node by `shepherdctl cluster scale`, which removes unhealthy nodes first",
+        path = path.display()
+    )]
     Damaged {
         /// Path of the damaged file.
         path: PathBuf,
