@@ -3,10 +3,12 @@
 //! The initializer, the recoverer and the power controller share it. It turns facts into an SSH target, an expected
 //! host key and an enrolment request with the fence of the work. It turns the result into changes of facts.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use secrecy::SecretString;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -27,13 +29,15 @@ use crate::takeover::exec::RunOutcome;
 use crate::takeover::host_keys::HostKeyExpectation;
 use crate::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
 use crate::takeover::program_path::TargetPath;
-use crate::takeover::session::{SshSession, SshSettings, SshTarget};
+use crate::takeover::session::{LoginMethod, SshSession, SshSettings, SshTarget};
 use crate::takeover::ssh_error::SshError;
 
 /// How machines are reached, and what is installed on them.
 pub struct MachineAccess {
-    /// SSH credentials and time limits.
+    /// SSH key and time limits.
     pub ssh: SshSettings,
+    /// Passwords of the machines that log in by one, by the name of their provider.
+    pub passwords: HashMap<String, SecretString>,
     /// SSH user for machines whose provider names none.
     pub user: String,
     /// The role server to install.
@@ -142,6 +146,14 @@ impl MachineAccess {
         })
     }
 
+    /// The SSH settings of a machine: those of all, with the login method of its provider.
+    fn ssh_settings(&self, snapshot: &MachineSnapshot) -> SshSettings {
+        let provider = snapshot.facts.provider_record.as_ref().map(|record| record.provider.as_str());
+        let password = provider.and_then(|name| self.passwords.get(name));
+        let login = password.map_or(LoginMethod::Key, |password| LoginMethod::Password(password.clone()));
+        SshSettings { login, ..self.ssh.clone() }
+    }
+
     /// Longest time that an enrolment may take: the sum of all its time limits.
     fn enroll_time_limit(&self) -> Duration {
         let SshSettings { connect_timeout, login_timeout, exec_timeout, .. } = self.ssh;
@@ -176,7 +188,7 @@ impl MachineAccess {
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();
         let taken = take_over_machine(
-            &self.ssh,
+            &self.ssh_settings(snapshot),
             &target,
             &host_key_expectation(pinned.as_ref()),
             &agent,
@@ -218,7 +230,7 @@ impl MachineAccess {
         let target = self.ssh_target(snapshot)?;
         let expectation = host_key_expectation(work.bmdb().host_key(work.machine()).await?.as_ref());
         let deadline = Instant::now() + work.outward_call_limit(self.enroll_time_limit())?;
-        let session = SshSession::connect(&self.ssh, &target, &expectation, deadline)
+        let session = SshSession::connect(&self.ssh_settings(snapshot), &target, &expectation, deadline)
             .await
             .map_err(|error| takeover_access_error(&error.into()))?;
         // Checked again: a shepherd that was frozen during the login may have lost the machine, and no fence on the
@@ -314,7 +326,9 @@ fn classify_obstacle(error: &TakeoverError) -> Option<Obstacle> {
         TakeoverError::OtherMachine { .. } => Some(Obstacle::OtherMachine),
         TakeoverError::OtherBmdb { .. } => Some(Obstacle::OtherBmdb),
         TakeoverError::StaleFence { .. } => Some(Obstacle::StaleFence),
-        TakeoverError::Ssh(SshError::AuthenticationRejected { .. }) => Some(Obstacle::LoginRefused),
+        TakeoverError::Ssh(SshError::AuthenticationRejected { .. } | SshError::UnknownHostKey { .. }) => {
+            Some(Obstacle::LoginRefused)
+        }
         TakeoverError::Ssh(SshError::RsaOnly { .. } | SshError::ExecRejected { .. })
         | TakeoverError::InvalidAgentPath(_)
         | TakeoverError::NotLinux { .. }

@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 
-use crate::bmdb::engine::fact_change::{FactChange, ProviderDetails};
+use crate::bmdb::engine::fact_change::{FactChange, HostKeySource, ProviderDetails};
 use crate::bmdb::engine::work::Work;
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use crate::manager::provider_breakers::ProviderCall;
@@ -59,6 +59,7 @@ impl ControlLoop for Updater {
                 ..HandlerError::new(error.to_string())
             }
         })?;
+        let vouched = found.as_ref().and_then(|machine| machine.host_keys.first().cloned());
         let (details, unchanged) = compare_details(&known, found);
         let mut detail = if unchanged { "nothing changed" } else { "the provider reports a change" };
         let moved = address_changes(facts, &known, &details);
@@ -67,6 +68,16 @@ impl ControlLoop for Updater {
         }
         let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
         changes.extend(moved);
+        if let Some(key) = vouched
+            && work.bmdb().host_key(work.machine()).await?.is_none()
+        {
+            // A device list may get the host key of a machine later than the machine.
+            changes.push(FactChange::HostKeyPinned {
+                algorithm: key.algorithm,
+                public_key: key.key,
+                source: HostKeySource::Provider,
+            });
+        }
         Ok(HandlerOutcome::finished(changes, detail))
     }
 }

@@ -172,7 +172,8 @@ pub struct ServiceFlags {
     /// Device list of a static provider: file:///path or http(s)://host/path.
     #[arg(long, value_name = "URL", help_heading = "Provider")]
     pub static_device_list_url: Option<String>,
-    /// SHA-256 of that list, 64 hexadecimal digits. Commands of a list from a server are accepted only with it.
+    /// SHA-256 of that list, 64 hexadecimal digits. Commands and host keys of a list from a server are
+    /// accepted only with it.
     #[arg(long, value_name = "DIGEST", help_heading = "Provider", requires = "static_device_list_url")]
     pub static_device_list_sha256: Option<String>,
     /// Provider API of a simulator: http://host:port.
@@ -218,7 +219,8 @@ pub struct ServiceFlags {
     /// Private key, OpenSSH format; made if absent.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_key_path: Option<PathBuf>,
-    /// File that holds a password, for hosts that take no key. Or give SHEPHERD_SSH_PASSWORD.
+    /// File that holds a password, for the machines of --provider, whose host keys must be known. They then log in
+    /// by it and not by the key. Or give SHEPHERD_SSH_PASSWORD.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_password_path: Option<PathBuf>,
     /// Longest time to connect.

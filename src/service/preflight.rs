@@ -10,7 +10,7 @@ use crate::server::tls::server_certificate;
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;
-use crate::service::ssh_access::ssh_password;
+use crate::service::ssh_access::{read_ssh_passwords, warn_about_ssh_passwords};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 
@@ -79,7 +79,8 @@ pub async fn inspect_plan(
             found.push(format!("no SSH key at {}; the first start makes one", path.display()));
         }
     }
-    ssh_password(flags.ssh_password_path.as_deref())?;
+    read_ssh_passwords(plan)?;
+    warn_about_ssh_passwords(plan);
     Ok(found)
 }
 

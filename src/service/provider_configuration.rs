@@ -1,5 +1,6 @@
 //! Provider configuration: one table `[[provider]]` of the configuration file, and the provider that it describes.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reqwest::Url;
@@ -24,6 +25,8 @@ pub enum ProviderConfiguration {
         device_list_url: String,
         /// SHA-256 of the only list that is accepted, in hexadecimal.
         device_list_sha256: Option<String>,
+        /// File that holds the SSH password of its machines. They log in by it, and never by the SSH key.
+        ssh_password_path: Option<PathBuf>,
     },
     /// A provider that is a simulator.
     Simulated {
@@ -40,6 +43,14 @@ impl ProviderConfiguration {
     pub fn name(&self) -> &ProviderName {
         match self {
             Self::Static { name, .. } | Self::Simulated { name, .. } => name,
+        }
+    }
+
+    /// The file that holds the SSH password of its machines.
+    pub(super) fn ssh_password_path(&self) -> Option<&Path> {
+        match self {
+            Self::Static { ssh_password_path, .. } => ssh_password_path.as_deref(),
+            Self::Simulated { .. } => None,
         }
     }
 
@@ -63,7 +74,7 @@ pub(super) fn build_provider(
         ExitFailure::usage(format!("provider {}: {}", configuration.name(), error.message))
     };
     Ok(match configuration {
-        ProviderConfiguration::Static { name, device_list_url, device_list_sha256 } => {
+        ProviderConfiguration::Static { name, device_list_url, device_list_sha256, .. } => {
             let config = StaticConfig {
                 name: name.clone(),
                 device_list_url: device_list_url.clone(),

@@ -39,6 +39,17 @@ pub struct ServicePlan {
     pub components: BTreeSet<ServiceComponent>,
     /// `host:port` of each callback server that machines call.
     pub endpoints: Vec<String>,
+    /// Providers whose machines log in by an SSH password, each with the source of the password.
+    pub ssh_passwords: Vec<(ProviderName, PasswordSource)>,
+}
+
+/// Where an SSH password comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PasswordSource {
+    /// A file that holds it and nothing else.
+    File(PathBuf),
+    /// The environment variable `SHEPHERD_SSH_PASSWORD`.
+    Environment,
 }
 
 /// Validates everything that needs no database, provider or machine.
@@ -101,7 +112,40 @@ pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<Serv
             check_is_file(flag, path)?;
         }
     }
-    Ok(ServicePlan { flags, database, providers, components, endpoints })
+    let in_environment = std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some();
+    let ssh_passwords = plan_ssh_passwords(&flags, &providers, in_environment)?;
+    Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords })
+}
+
+/// Which providers' machines log in by an SSH password. Those of the flags are the machines of `--provider`, which is the
+/// last of `providers`.
+fn plan_ssh_passwords(
+    flags: &ServiceFlags,
+    providers: &[ProviderConfiguration],
+    in_environment: bool,
+) -> Result<Vec<(ProviderName, PasswordSource)>, ExitFailure> {
+    let mut sources: Vec<_> = providers
+        .iter()
+        .filter_map(|provider| {
+            let path = provider.ssh_password_path()?.to_owned();
+            Some((provider.name().clone(), PasswordSource::File(path)))
+        })
+        .collect();
+    let source = match &flags.ssh_password_path {
+        Some(path) => PasswordSource::File(path.clone()),
+        None if in_environment => PasswordSource::Environment,
+        None => return Ok(sources),
+    };
+    match providers.last() {
+        Some(provider @ ProviderConfiguration::Static { .. }) if flags.provider.is_some() => {
+            sources.push((provider.name().clone(), source));
+            Ok(sources)
+        }
+        _ => Err(ExitFailure::usage(
+            "--ssh_password_path and SHEPHERD_SSH_PASSWORD are for the machines of --provider static, and there is \
+             none; give ssh_password_path in the [[provider]] table whose machines log in by a password",
+        )),
+    }
 }
 
 /// A certificate and its key must be given together.
@@ -173,6 +217,8 @@ fn plan_providers(
             "static" => ProviderConfiguration::Static {
                 name,
                 device_list_sha256: flags.static_device_list_sha256.clone(),
+                // That of the flags can come from the environment, too.
+                ssh_password_path: None,
                 device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
                     ExitFailure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
                 })?,
@@ -280,10 +326,11 @@ impl ServicePlan {
                 "as {}, key {}, password {}",
                 flags.ssh_user,
                 path_text_or(flags.ssh_key_path.as_deref(), "made for this run"),
-                if flags.ssh_password_path.is_some() || std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some() {
-                    "given (masked)"
+                if self.ssh_passwords.is_empty() {
+                    "none".to_owned()
                 } else {
-                    "none"
+                    let names: Vec<_> = self.ssh_passwords.iter().map(|(name, _)| name.as_str()).collect();
+                    format!("for {} (masked)", names.join(", "))
                 }
             ),
         );
@@ -371,6 +418,46 @@ fn path_text_or(path: Option<&Path>, otherwise: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::flags::parse_flags_without_environment;
+
+    #[test]
+    fn password_is_for_one_provider() {
+        let provider = |name: &str, password: Option<&str>| ProviderConfiguration::Static {
+            name: name.parse().unwrap(),
+            device_list_url: "file:///x".to_owned(),
+            device_list_sha256: None,
+            ssh_password_path: password.map(PathBuf::from),
+        };
+        let simulated =
+            ProviderConfiguration::Simulated { name: "sim".parse().unwrap(), url: "http://h".to_owned() };
+        let planned = |flags: &[&str], providers: &[ProviderConfiguration], in_environment: bool| {
+            let arguments = ["shepherd"].iter().chain(flags).map(Into::into).collect();
+            let flags = parse_flags_without_environment(arguments).unwrap().service;
+            let planned =
+                plan_ssh_passwords(&flags, providers, in_environment).map_err(|error| error.message);
+            planned.map(|found| {
+                let text = |(name, source): (ProviderName, PasswordSource)| match source {
+                    PasswordSource::File(path) => format!("{name}={}", path.display()),
+                    PasswordSource::Environment => format!("{name} from the environment"),
+                };
+                found.into_iter().map(text).collect::<Vec<_>>().join(", ")
+            })
+        };
+        let (flag, static_provider) = ("--ssh_password_path=/f", "--provider=static");
+        let tables = [provider("a", Some("/a")), provider("b", None), provider("c", None)];
+        assert_eq!(planned(&[], &tables, false).unwrap(), "a=/a");
+        assert_eq!(planned(&[static_provider, flag], &tables, false).unwrap(), "a=/a, c=/f");
+        assert_eq!(planned(&[static_provider, flag], &tables, true).unwrap(), "a=/a, c=/f");
+        assert_eq!(planned(&[static_provider], &tables, true).unwrap(), "a=/a, c from the environment");
+        for (flags, providers, in_environment) in [
+            (&[flag][..], &tables[..], false),
+            (&[], &tables, true),
+            (&["--provider=simulated", flag], &[simulated], false),
+        ] {
+            let error = planned(flags, providers, in_environment).unwrap_err();
+            assert!(error.contains("give ssh_password_path in the [[provider]] table"), "{error}");
+        }
+    }
 
     #[test]
     fn endpoint_is_a_host_and_a_port() {

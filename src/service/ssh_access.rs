@@ -1,5 +1,6 @@
-//! SSH access to machines: the key, the password and the role server to install.
+//! SSH access to machines: the key, the passwords and the role server to install.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use secrecy::SecretString;
@@ -9,7 +10,7 @@ use crate::manager::machine_access::{AgentFile, MachineAccess};
 use crate::server::tls::server_certificate::CaCertificates;
 use crate::service::database::OpenDatabase;
 use crate::service::failure::{ExitFailure, database_failure};
-use crate::service::service_plan::ServicePlan;
+use crate::service::service_plan::{PasswordSource, ServicePlan};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::program_path::TargetPath;
@@ -33,13 +34,13 @@ pub(super) async fn build_machine_access(
     // Read once now, so that a wrong file is reported at the start and not for every machine.
     AgentBinary::load(&agent_path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
     let mut ssh = SshSettings::new(key);
-    ssh.password = ssh_password(flags.ssh_password_path.as_deref())?;
     ssh.connect_timeout = flags.agent_ssh_connect_timeout.0;
     ssh.greeting_timeout = flags.agent_ssh_greeting_timeout.0;
     ssh.login_timeout = flags.agent_ssh_login_timeout.0;
     ssh.exec_timeout = flags.agent_ssh_exec_timeout.0;
     Ok(MachineAccess {
         ssh,
+        passwords: read_ssh_passwords(plan)?,
         user: flags.ssh_user.clone(),
         agent_file: AgentFile::new(agent_path),
         agent_path: flags.agent_target_path.clone().map_or(TargetPath::Chosen, TargetPath::Given),
@@ -49,18 +50,40 @@ pub(super) async fn build_machine_access(
     })
 }
 
-/// The password for hosts that accept no key, from its file or the environment. `None` if there is none.
-pub(super) fn ssh_password(path: Option<&Path>) -> Result<Option<SecretString>, ExitFailure> {
-    let Some(path) = path else {
-        return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
-    };
+/// Warns about each provider whose machines log in by a password: a host that gets it knows it.
+pub(super) fn warn_about_ssh_passwords(plan: &ServicePlan) {
+    for (provider, _) in &plan.ssh_passwords {
+        tracing::warn!(
+            %provider,
+            "its machines log in by a password, so anybody who controls one of them can log in to all that accept it; let \
+             them accept Shepherd's SSH key instead"
+        );
+    }
+}
+
+/// Reads the passwords of providers whose machines log in by one, by the names of the providers.
+pub(super) fn read_ssh_passwords(plan: &ServicePlan) -> Result<HashMap<String, SecretString>, ExitFailure> {
+    let mut passwords = HashMap::new();
+    for (provider, source) in &plan.ssh_passwords {
+        let password = match source {
+            PasswordSource::File(path) => read_ssh_password(path)?,
+            PasswordSource::Environment => {
+                // The error of the library would show the value.
+                SecretString::from(std::env::var("SHEPHERD_SSH_PASSWORD").map_err(|_| {
+                    ExitFailure::usage("SHEPHERD_SSH_PASSWORD holds something that is no text")
+                })?)
+            }
+        };
+        passwords.insert(provider.as_str().to_owned(), password);
+    }
+    Ok(passwords)
+}
+
+fn read_ssh_password(path: &Path) -> Result<SecretString, ExitFailure> {
     let text = read_private_file("--ssh_password_path", path)
         .map_err(|error| ExitFailure::usage(error.to_string()))?;
     let text = String::from_utf8(text).map_err(|_| {
-        ExitFailure::usage(format!(
-            "--ssh_password_path {} holds something that is no text",
-            path.display()
-        ))
+        ExitFailure::usage(format!("--ssh_password_path {} holds something that is no text", path.display()))
     })?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {
@@ -69,5 +92,5 @@ pub(super) fn ssh_password(path: Option<&Path>) -> Result<Option<SecretString>, 
             path.display()
         )));
     }
-    Ok(Some(SecretString::from(password.to_owned())))
+    Ok(SecretString::from(password.to_owned()))
 }

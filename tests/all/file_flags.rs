@@ -115,7 +115,10 @@ fn each_flag_that_names_a_file_is_in_the_table() {
     let table: BTreeSet<_> =
         FILE_FLAGS.iter().map(|(name, flag, _)| ((*name).to_owned(), (*flag).to_owned())).collect();
     let missing: Vec<_> = found.difference(&table).collect();
-    assert!(missing.is_empty(), "add these to FILE_FLAGS, and decide who may read and change the files: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "add these to FILE_FLAGS, and decide who may read and change the files: {missing:?}"
+    );
     let gone: Vec<_> = table.difference(&found).collect();
     assert!(gone.is_empty(), "FILE_FLAGS has flags that no program has: {gone:?}");
 }
@@ -156,13 +159,15 @@ fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
 }
 
 /// Runs `shepherd --check` with one flag replaced.
-fn check_with(place: &Place, flags: &[(String, String)], flag: &str, path: &Path) -> anyhow::Result<ProgramOutput> {
-    let others = flags.iter().filter(|(name, _)| name != flag).map(|(name, value)| format!("--{name}={value}"));
-    let own = [
-        "--check".to_owned(),
-        "--bmdb_eat_my_data".to_owned(),
-        format!("--{flag}={}", path.display()),
-    ];
+fn check_with(
+    place: &Place,
+    flags: &[(String, String)],
+    flag: &str,
+    path: &Path,
+) -> anyhow::Result<ProgramOutput> {
+    let others =
+        flags.iter().filter(|(name, _)| name != flag).map(|(name, value)| format!("--{name}={value}"));
+    let own = ["--check".to_owned(), "--bmdb_eat_my_data".to_owned(), format!("--{flag}={}", path.display())];
     place.run(others.chain(own))
 }
 
@@ -218,7 +223,8 @@ fn configuration_that_others_can_change_is_refused() -> TestResult {
 fn commands_that_others_can_change_are_refused() -> TestResult {
     let place = Place::new()?;
     let mut flags = complete(&place)?;
-    let list = place.write("list.json", r#"[{"ID": "a", "Addr": "192.0.2.1", "PowerCommand": ["/bin/true"]}]"#)?;
+    let list =
+        place.write("list.json", r#"[{"ID": "a", "Addr": "192.0.2.1", "PowerCommand": ["/bin/true"]}]"#)?;
     flags.retain(|(name, _)| name != "static_device_list_url");
     flags.push(("static_device_list_url".to_owned(), format!("file://{}", list.display())));
     for (mode, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
@@ -226,9 +232,9 @@ fn commands_that_others_can_change_are_refused() -> TestResult {
         let reported = check_with(&place, &flags, "ssh_user", Path::new("root"))?;
         let path = list.display();
         let sentence = format!(
-            "shepherd: provider static: the device list {path}: line 1, field \"PowerCommand\": a command is accepted \
-             only from a file that nobody else can change, and {path} can be changed by other users (mode \
-             {mode:04o}); run: chmod go-w {path}\n"
+            "shepherd: provider static: the device list {path}: line 1, field \"PowerCommand\": commands and host keys \
+             are accepted only from a file that nobody else can change, and {path} can be changed by other users \
+             (mode {mode:04o}); run: chmod go-w {path}\n"
         );
         ensure!(
             (reported.code, reported.stderr.as_str())
@@ -256,8 +262,12 @@ fn state_directory_that_others_can_change_is_refused() -> TestResult {
             .context("roleserver")?;
         let reported = Place::finish(child)?;
         let path = state.display();
-        let sentence = format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
-        ensure!(reported.code != Some(0) && reported.stderr.contains(&sentence), "mode {mode:o}: {reported:?}");
+        let sentence =
+            format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
+        ensure!(
+            reported.code != Some(0) && reported.stderr.contains(&sentence),
+            "mode {mode:o}: {reported:?}"
+        );
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod provider_answer;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use shepherd::model::log_request::MAX_PART_BYTES;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
-use shepherd::providers::static_provider::device_list::{self, CommandTrust};
+use shepherd::providers::static_provider::device_list::{self, ListTrust};
 use shepherd::providers::static_provider::power_command;
 use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::commands::{enroll, status};
@@ -83,7 +84,7 @@ const DECODERS: &[(&str, Decode)] = &[
     }),
     ("device-list", |bytes| {
         let text = String::from_utf8_lossy(bytes);
-        stringify_error(device_list::parse_device_list(&text, &CommandTrust::Trusted))
+        stringify_error(device_list::parse_device_list(&text, &ListTrust::Trusted))
     }),
     // Input of the role server, and what it reads on its machine.
     ("disk-and-port-answers", disk_and_port_answers),
@@ -275,7 +276,10 @@ fn state_files(bytes: &[u8]) -> Result<(), String> {
         "supervisor.json",
     ];
     for name in names {
-        std::fs::write(directory.path().join(name), bytes).unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        // A key that others can read is refused before it is parsed.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     }
     let text = status::render_text(directory.path()).map_err(|error| error.to_string())?;
     assert!(text.lines().count() >= 3, "{text}");

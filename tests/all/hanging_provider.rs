@@ -1,6 +1,7 @@
 //! A provider that accepts calls and never answers holds a worker with each call. After some failures it is not called
 //! for a while, and the workers serve the machines of other providers.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,7 @@ impl RebootControl for Api {
 fn access() -> Result<Arc<MachineAccess>> {
     Ok(Arc::new(MachineAccess {
         ssh: SshSettings::new(ClientKey::generate()?),
+        passwords: HashMap::new(),
         user: "root".to_owned(),
         agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
         agent_path: "/opt/roleserver".into(),

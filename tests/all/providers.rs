@@ -305,7 +305,9 @@ async fn a_device_list_on_a_server_conforms() {
     assert!(harness.served.was_revalidated.load(Ordering::Relaxed), "an unchanged list is not sent again");
     let without_digest = statically(harness.url.clone(), None).unwrap();
     harness.serve("[\n {\"ID\": \"a\"}]");
-    for (provider, part) in [(&without_digest, "line 2, field \"Addr\""), (&harness.provider, "its SHA-256 is ")] {
+    for (provider, part) in
+        [(&without_digest, "line 2, field \"Addr\""), (&harness.provider, "its SHA-256 is ")]
+    {
         let error = provider.list().await.unwrap_err();
         assert!(error.message.contains(part), "{}", error.message);
         assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
@@ -323,7 +325,10 @@ async fn a_server_gets_no_command_run_without_the_digest_of_its_list() {
         power.power_state("rack-1").await.map(drop),
     ] {
         let error = result.unwrap_err().message;
-        assert!(error.contains("a command from a server is accepted only in a list whose SHA-256"), "{error}");
+        assert!(
+            error.contains("commands and host keys from a server are accepted only in a list whose SHA-256"),
+            "{error}"
+        );
     }
     let state = harness.directory.path().join("power-1");
     assert_eq!(std::fs::read_to_string(state).unwrap(), "off\n", "a command of the list was run");
@@ -354,7 +359,8 @@ async fn callers_that_wait_for_a_slow_list_share_one_reading() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_a_transient_error() {
     let closed = reserved().unwrap();
-    let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json"), None).unwrap().list().await;
+    let listed =
+        statically(format!("http://someone:hush-hush@{closed}/devices.json"), None).unwrap().list().await;
     let config =
         SimulatedConfig { name: "sim".parse().unwrap(), url: format!("http://{closed}"), caller: None };
     for result in [listed, SimulatedProvider::new(config).unwrap().list().await] {

@@ -9,6 +9,13 @@
 //! (`--agent_ssh_login_timeout`, 20 s), because healthy servers are slow there: an OpenSSH server looks up the client's
 //! name, runs PAM, and waits 2 s after a wrong password. The caller's deadline bounds all of it.
 //!
+//! # Passwords
+//!
+//! A password is one for many machines, and a host that gets it knows it. So a password is a login method of its own
+//! ([`LoginMethod`]), which the caller chooses by its configuration, never a second attempt because a host rejected the
+//! key. It is sent only to a host whose key was known before the connection: a key that is pinned on first use may be
+//! that of anybody who answers at the address.
+//!
 //! # Ending
 //!
 //! The SSH library runs a connection in a task of its own, which in the middle of a handshake would outlive the future
@@ -40,13 +47,22 @@ use model::traces::TRACE_TARGET;
 const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
 const LOGIN_FLAG: &str = "--agent_ssh_login_timeout";
 
+/// How to log in to a host.
+#[derive(Clone, Debug)]
+pub enum LoginMethod {
+    /// With the client key of the settings.
+    Key,
+    /// With this password, and only if the host's key was known beforehand.
+    Password(SecretString),
+}
+
 /// The settings of a shepherd's SSH connections.
 #[derive(Clone, Debug)]
 pub struct SshSettings {
-    /// The key for the first login attempt.
+    /// The client key.
     pub key: ClientKey,
-    /// The password for further attempts, if the key is rejected and the host takes passwords.
-    pub password: Option<SecretString>,
+    /// How to log in.
+    pub login: LoginMethod,
     /// Limit of name resolution and TCP connection (`--agent_ssh_connect_timeout`).
     pub connect_timeout: Duration,
     /// Limit from then to the first byte of the host (`--agent_ssh_greeting_timeout`).
@@ -61,12 +77,12 @@ pub struct SshSettings {
 }
 
 impl SshSettings {
-    /// The default limits with this key and no password.
+    /// The default limits, and a login with this key.
     #[must_use]
     pub const fn new(key: ClientKey) -> Self {
         Self {
             key,
-            password: None,
+            login: LoginMethod::Key,
             connect_timeout: Duration::from_secs(2),
             greeting_timeout: Duration::from_secs(5),
             login_timeout: Duration::from_secs(20),
@@ -152,6 +168,12 @@ impl SshSession {
             other => other,
         }
         .map_err(HandshakeError::into_ssh_error)?;
+        if matches!(settings.login, LoginMethod::Password(_)) && expectation.pinned().is_empty() {
+            return Err(SshError::UnknownHostKey {
+                address: session.address.clone(),
+                offered: session.host_key.clone(),
+            });
+        }
         session.log_in(settings, target).await?;
         Ok(session)
     }
@@ -205,34 +227,39 @@ impl SshSession {
         }
     }
 
-    /// Tries the key, then the password, then the same password as the response to a single hidden prompt.
+    /// Tries the method of the settings, and no other.
     async fn authenticate(&mut self, settings: &SshSettings, user: &str) -> Result<LoginAttempt, SshError> {
-        let mut tried = vec!["publickey"];
-        let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
-        let answer = self.handle.authenticate_publickey(user, key).await;
-        let mut remaining = match self.login_result(answer)? {
-            Ok(()) => return Ok(LoginAttempt::success(tried)),
-            Err(remaining) => remaining,
-        };
-        if let Some(password) = &settings.password {
-            if remaining.contains(&MethodKind::Password) {
-                tried.push("password");
-                let answer = self.handle.authenticate_password(user, password.expose_secret()).await;
-                remaining = match self.login_result(answer)? {
-                    Ok(()) => return Ok(LoginAttempt::success(tried)),
-                    Err(remaining) => remaining,
-                };
+        match &settings.login {
+            LoginMethod::Key => {
+                let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
+                let answer = self.handle.authenticate_publickey(user, key).await;
+                Ok(LoginAttempt::new(vec!["publickey"], self.login_result(answer)?))
             }
-            if remaining.contains(&MethodKind::KeyboardInteractive) {
-                tried.push("keyboard-interactive");
-                let answer = self.answer_prompts(user, password).await;
-                remaining = match self.login_result(answer)? {
-                    Ok(()) => return Ok(LoginAttempt::success(tried)),
-                    Err(remaining) => remaining,
-                };
-            }
+            LoginMethod::Password(password) => self.authenticate_by_password(user, password).await,
         }
-        Ok(LoginAttempt { success: false, tried, remaining })
+    }
+
+    /// Tries the password, then the same password as the response to a single hidden prompt, if the host takes them.
+    async fn authenticate_by_password(
+        &mut self,
+        user: &str,
+        password: &SecretString,
+    ) -> Result<LoginAttempt, SshError> {
+        // The answer to this request names the methods that the host takes.
+        let answer = self.handle.authenticate_none(user).await;
+        let mut tried = Vec::new();
+        let mut result = self.login_result(answer)?;
+        if is_taken(&result, MethodKind::Password) {
+            tried.push("password");
+            let answer = self.handle.authenticate_password(user, password.expose_secret()).await;
+            result = self.login_result(answer)?;
+        }
+        if is_taken(&result, MethodKind::KeyboardInteractive) {
+            tried.push("keyboard-interactive");
+            let answer = self.answer_prompts(user, password).await;
+            result = self.login_result(answer)?;
+        }
+        Ok(LoginAttempt::new(tried, result))
     }
 
     async fn answer_prompts(
@@ -283,9 +310,15 @@ struct LoginAttempt {
 }
 
 impl LoginAttempt {
-    fn success(tried: Vec<&'static str>) -> Self {
-        Self { success: true, tried, remaining: MethodSet::empty() }
+    fn new(tried: Vec<&'static str>, result: Result<(), MethodSet>) -> Self {
+        let success = result.is_ok();
+        Self { success, tried, remaining: result.err().unwrap_or_else(MethodSet::empty) }
     }
+}
+
+/// Whether the host is not logged in to yet, and takes this method.
+fn is_taken(result: &Result<(), MethodSet>, method: MethodKind) -> bool {
+    result.as_ref().is_err_and(|remaining| remaining.contains(&method))
 }
 
 enum HandshakeError {
@@ -417,7 +450,7 @@ mod tests {
     #[test]
     fn settings_debug_output_leaks_no_secret() {
         let mut settings = SshSettings::new(ClientKey::generate().unwrap());
-        settings.password = Some("hunter2".into());
+        settings.login = LoginMethod::Password("hunter2".into());
         let shown = format!("{settings:?}");
         assert!(!shown.contains("hunter2") && !shown.contains("PRIVATE"), "{shown}");
     }

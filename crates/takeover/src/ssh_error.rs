@@ -99,7 +99,19 @@ pub enum SshError {
     /// The host presented another key than the pinned one.
     #[error(transparent)]
     HostKeyChanged(Box<HostKeyChanged>),
-    /// The host rejected every login method that we have.
+    /// The login would send a password, and it is not known which key the host has.
+    #[error(
+        "{address} presented the SSH host key {offered}, and no host key of the machine is known, so the password was \
+         not sent. Compare the key on the machine's console (ssh-keygen -lf), and write it into the device list as \
+         HostKey, or let the machine accept Shepherd's SSH key"
+    )]
+    UnknownHostKey {
+        /// Host and port of the machine.
+        address: String,
+        /// The key that the host presented.
+        offered: HostKey,
+    },
+    /// The host rejected the login.
     #[error(
         "{address} refused to let {user} in by {}; it accepts {}. Add this line to that user's authorized_keys: {public_key}",
         join_or(tried, "nothing"),
@@ -159,6 +171,7 @@ impl SshError {
             Self::Unresolvable { .. }
             | Self::RsaOnly { .. }
             | Self::HostKeyChanged(_)
+            | Self::UnknownHostKey { .. }
             | Self::AuthenticationRejected { .. }
             | Self::ExecRejected { .. } => Blame::Configuration,
             Self::Deadline { .. } => Blame::Deadline,
@@ -209,11 +222,11 @@ mod tests {
         let error = SshError::AuthenticationRejected {
             address: address(),
             user: "root".to_owned(),
-            tried: vec!["publickey", "password"],
+            tried: vec!["password", "keyboard-interactive"],
             accepted: vec!["publickey".to_owned(), "keyboard-interactive".to_owned()],
             public_key: "ssh-ed25519 AAAA shepherd".to_owned(),
         };
-        insta::assert_snapshot!(error, @"192.0.2.7:22 refused to let root in by publickey, password; it accepts publickey, keyboard-interactive. Add this line to that user's authorized_keys: ssh-ed25519 AAAA shepherd");
+        insta::assert_snapshot!(error, @"192.0.2.7:22 refused to let root in by password, keyboard-interactive; it accepts publickey, keyboard-interactive. Add this line to that user's authorized_keys: ssh-ed25519 AAAA shepherd");
     }
 
     #[test]

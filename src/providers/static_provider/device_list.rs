@@ -5,6 +5,7 @@
 //! ```json
 //! [
 //!   {"ID": "rack1-07", "Addr": "192.0.2.7", "Port": 22, "User": "admin", "Location": "rack 1",
+//!    "HostKey": "ssh-ed25519 AAAA…",
 //!    "PowerCommand": ["/usr/local/bin/pdu", "outlet-7"],
 //!    "RebootCommand": ["sudo", "-n", "/sbin/reboot"]}
 //! ]
@@ -14,8 +15,9 @@
 //! type" somewhere in a thousand lines is no help. Unknown fields are errors too: a misspelt `PowerComand` would
 //! otherwise be noticed on the night it is needed.
 //!
-//! A command runs on the shepherd's host, or as root on a machine. So the caller states whether it trusts the commands of
-//! a list ([`CommandTrust`]), and a list with a command that is not trusted is rejected as a whole.
+//! A command runs on the shepherd's host, or as root on a machine, and a password may be sent to the host with the host
+//! key. So the caller states whether it trusts a list ([`ListTrust`]), and a list that has one of these without being
+//! trusted is rejected as a whole.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,6 +27,7 @@ use serde::{Deserialize, de};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::model::host_key::HostKey;
 use crate::providers::field_checks::{MAX_FIELD_BYTES, check_address, shorten};
 
 /// One machine of the list.
@@ -40,15 +43,17 @@ pub struct Device {
     pub user: Option<String>,
     /// Location in the operator's words; `None` if the list has none.
     pub location: Option<String>,
+    /// SSH host key of the machine, if the operator knows it.
+    pub host_key: Option<HostKey>,
     /// Run on the shepherd's host with `on`, `off`, `cycle` or `status` appended.
     pub power_command: Option<Vec<String>>,
     /// Run on the machine over SSH.
     pub reboot_command: Option<Vec<String>>,
 }
 
-/// Whether the commands of a list may be run.
+/// Whether the commands and host keys of a list are believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CommandTrust {
+pub enum ListTrust {
     /// Only who may decide about this host can have written them.
     Trusted,
     /// Somebody else may have written them.
@@ -80,7 +85,7 @@ impl fmt::Display for DeviceListError {
 }
 
 /// Parses a whole list. The error is the first mistake.
-pub fn parse_device_list(text: &str, commands: &CommandTrust) -> Result<Vec<Device>, DeviceListError> {
+pub fn parse_device_list(text: &str, trust: &ListTrust) -> Result<Vec<Device>, DeviceListError> {
     let elements: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| {
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
@@ -97,7 +102,7 @@ pub fn parse_device_list(text: &str, commands: &CommandTrust) -> Result<Vec<Devi
     let mut devices = Vec::with_capacity(elements.len());
     let mut seen: HashMap<String, &str> = HashMap::with_capacity(elements.len());
     for element in elements {
-        let (device, id_text) = parse_device(text, element, commands)?;
+        let (device, id_text) = parse_device(text, element, trust)?;
         if let Some(first) = seen.insert(device.id.clone(), id_text) {
             let first = line_of(text, first);
             return Err(error_at(
@@ -146,7 +151,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
 fn parse_device<'a>(
     text: &str,
     element: &'a RawValue,
-    commands: &CommandTrust,
+    trust: &ListTrust,
 ) -> Result<(Device, &'a str), DeviceListError> {
     let Ok(Members(members)) = serde_json::from_str(element.get()) else {
         return Err(DeviceListError {
@@ -181,8 +186,8 @@ fn parse_device<'a>(
         let wrong = |problem| error_at(text, value_text, field, problem);
         let value: Value = serde_json::from_str(value_text).map_err(|error| wrong(error.to_string()))?;
         reader(&value).map_err(wrong)?;
-        match commands {
-            CommandTrust::Untrusted { reason } if COMMAND_FIELDS.contains(&field) => Err(wrong(reason.clone())),
+        match trust {
+            ListTrust::Untrusted { reason } if TRUSTED_FIELDS.contains(&field) => Err(wrong(reason.clone())),
             _ => Ok(Some(value)),
         }
     };
@@ -200,15 +205,17 @@ fn parse_device<'a>(
             .and_then(|port| u16::try_from(port).ok()),
         user: string(read("User", check_user)?),
         location: string(read("Location", check_label)?),
+        host_key: string(read("HostKey", check_host_key)?).and_then(|line| HostKey::parse_line(&line).ok()),
         power_command: read("PowerCommand", check_command)?.map(into_words),
         reboot_command: read("RebootCommand", check_command)?.map(into_words),
     };
     Ok((device, id_text))
 }
 
-const FIELDS: [&str; 7] = ["ID", "Addr", "Port", "User", "Location", "PowerCommand", "RebootCommand"];
-/// The fields whose values are run.
-const COMMAND_FIELDS: [&str; 2] = ["PowerCommand", "RebootCommand"];
+const FIELDS: [&str; 8] =
+    ["ID", "Addr", "Port", "User", "Location", "HostKey", "PowerCommand", "RebootCommand"];
+/// The fields that only a list that is trusted may have.
+const TRUSTED_FIELDS: [&str; 3] = ["HostKey", "PowerCommand", "RebootCommand"];
 
 fn check_label(value: &Value) -> Result<(), String> {
     match value.as_str() {
@@ -248,6 +255,11 @@ fn check_user(value: &Value) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+fn check_host_key(value: &Value) -> Result<(), String> {
+    check_label(value)?;
+    HostKey::parse_line(value.as_str().unwrap_or_default()).map(drop)
 }
 
 fn check_command(value: &Value) -> Result<(), String> {
@@ -309,8 +321,11 @@ mod tests {
 
     use super::*;
 
+    const HOST_KEY: &str =
+        "\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGBD9nrIZGWHqbGTXAPdBXYXkXr8ErpFTpDdatgRp/pA\"";
+
     fn parse(text: &str) -> Result<Vec<Device>, DeviceListError> {
-        parse_device_list(text, &CommandTrust::Trusted)
+        parse_device_list(text, &ListTrust::Trusted)
     }
 
     const WHOLE: &str = r#"[
@@ -330,16 +345,19 @@ mod tests {
         assert_eq!(devices[1].port, Some(2222));
         assert_eq!(devices[1].power_command.as_deref().unwrap(), ["/bin/pdu", "7"]);
         assert_eq!(devices[1].reboot_command.as_deref().unwrap(), ["sudo", "-n", "reboot"]);
+        assert_eq!(devices[1].host_key, None);
         assert_eq!(parse("[]").unwrap(), []);
+        let keyed = parse(&format!("[{{\"ID\": \"a\", \"Addr\": \"h\", \"HostKey\": {HOST_KEY}}}]")).unwrap();
+        assert_eq!(keyed[0].host_key.as_ref().unwrap().algorithm, "ssh-ed25519");
     }
 
     #[test]
-    fn command_that_is_not_trusted_rejects_the_list() {
-        let untrusted = CommandTrust::Untrusted { reason: "it came by pigeon".to_owned() };
+    fn command_or_host_key_that_is_not_trusted_rejects_the_list() {
+        let untrusted = ListTrust::Untrusted { reason: "it came by pigeon".to_owned() };
         let plain = r#"[{"ID": "a", "Addr": "h"}]"#;
         assert_eq!(parse_device_list(plain, &untrusted).unwrap().len(), 1);
-        for field in COMMAND_FIELDS {
-            let list = format!("[{{\"ID\": \"a\", \"Addr\": \"h\",\n\"{field}\": [\"id\"]}}]");
+        for (field, value) in TRUSTED_FIELDS.into_iter().zip([HOST_KEY, r#"["id"]"#, r#"["id"]"#]) {
+            let list = format!("[{{\"ID\": \"a\", \"Addr\": \"h\",\n\"{field}\": {value}}}]");
             assert_eq!(parse(&list).unwrap().len(), 1);
             let error = parse_device_list(&list, &untrusted).unwrap_err().to_string();
             assert_eq!(error, format!("line 2, field \"{field}\": it came by pigeon"));
@@ -351,7 +369,7 @@ mod tests {
         let cases = [
             (
                 "[\n{\"ID\":\"a\",\"Addr\":\"h\",\n\"Colour\":1}]",
-                r#"line 3, field "Colour": unknown field; known are ID, Addr, Port, User, Location, PowerCommand, RebootCommand"#,
+                r#"line 3, field "Colour": unknown field; known are ID, Addr, Port, User, Location, HostKey, PowerCommand, RebootCommand"#,
             ),
             ("[\n{\"id\":\"a\",\"Addr\":\"h\"}]", r#"line 2, field "id": unknown field; it is written "ID""#),
             (
@@ -405,6 +423,10 @@ mod tests {
             (
                 "[{\"ID\":\"a\",\"Addr\":\"h\",\"RebootCommand\":[\"a\",1]}]",
                 r#"line 1, field "RebootCommand": expected an argument vector like ["program", "argument"], found 1 in it"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"HostKey\":\"ssh-ed25519\"}]",
+                "line 1, field \"HostKey\": expected a line of ssh-keyscan without its host, like \"ssh-ed25519 AAAA…\", found 1 words",
             ),
             (
                 "[{\"ID\":\"a\",\"Addr\":\"h\",\"User\":\"a b\"}]",

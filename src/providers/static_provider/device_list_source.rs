@@ -5,8 +5,8 @@
 //! is unchanged. If the new list cannot be read, the call fails: continuing with the old list would hide a broken edit
 //! until the next restart, and would then surprise at the worst time.
 //!
-//! Commands of a list are trusted only if nobody but the operator can have written them: the list is a file that no
-//! other user can change, or its SHA-256 is configured. Neither `https` nor a password in a URL is enough, because the
+//! Commands and host keys of a list are trusted only if nobody but the operator can have written them: the list is a
+//! file that no other user can change, or its SHA-256 is configured. Neither `https` nor a password in a URL is enough, because the
 //! operator of a web server is not the operator of this host. With a configured SHA-256, a list of another is rejected,
 //! with or without commands.
 //!
@@ -27,7 +27,7 @@ use trusted_file::unchangeable_path::check_unchangeable;
 
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::providers::static_provider::device_list::{self, CommandTrust, Device};
+use crate::providers::static_provider::device_list::{self, Device, ListTrust};
 
 /// Coarser than any file system's times.
 const TIMESTAMP_GRANULARITY_SECONDS: i64 = 2;
@@ -102,15 +102,14 @@ impl DeviceListSource {
             scheme => return Err(wrong(&format!("begins with {scheme}:"))),
         };
         let source = Self { location: place, sha256: sha256.map(str::to_lowercase), state: Mutex::default() };
-        match &source.sha256 {
-            Some(digest) if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-                Err(source.list_error(
-                    ErrorClass::Configuration,
-                    "its configured SHA-256 is none; give the 64 hexadecimal digits that sha256sum prints",
-                ))
-            }
-            _ => Ok(source),
+        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !source.sha256.as_ref().is_none_or(is_digest) {
+            return Err(source.list_error(
+                ErrorClass::Configuration,
+                "its configured SHA-256 is none; give the 64 hexadecimal digits that sha256sum prints",
+            ));
         }
+        Ok(source)
     }
 
     /// The endpoint that errors name.
@@ -150,7 +149,7 @@ impl DeviceListSource {
             (Some((version, text)), _) => {
                 // Dropped first: if the new list is broken, "unchanged" must not bring the old one back.
                 *last = None;
-                let trust = self.command_trust(&text)?;
+                let trust = self.list_trust(&text)?;
                 let text = String::from_utf8(text).map_err(|error| {
                     self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
                 })?;
@@ -163,12 +162,13 @@ impl DeviceListSource {
         }
     }
 
-    /// Whether the commands of a list with this content may be run. A list of another SHA-256 is an error.
-    fn command_trust(&self, content: &[u8]) -> Result<CommandTrust, ProviderError> {
+    /// Whether the commands and host keys of a list with this content are believed. A list of another SHA-256 is an
+    /// error.
+    fn list_trust(&self, content: &[u8]) -> Result<ListTrust, ProviderError> {
         if let Some(expected) = &self.sha256 {
             let found = hex::encode(ring::digest::digest(&ring::digest::SHA256, content));
             if found == *expected {
-                return Ok(CommandTrust::Trusted);
+                return Ok(ListTrust::Trusted);
             }
             return Err(self.list_error(
                 ErrorClass::Unreadable,
@@ -180,17 +180,17 @@ impl DeviceListSource {
         }
         Ok(match &self.location {
             ListLocation::File(path) => match check_unchangeable(path) {
-                Ok(_) => CommandTrust::Trusted,
-                Err(error) => CommandTrust::Untrusted {
+                Ok(_) => ListTrust::Trusted,
+                Err(error) => ListTrust::Untrusted {
                     reason: format!(
-                        "a command is accepted only from a file that nobody else can change, and {error}"
+                        "commands and host keys are accepted only from a file that nobody else can change, and {error}"
                     ),
                 },
             },
-            ListLocation::Http { .. } => CommandTrust::Untrusted {
-                reason: "a command from a server is accepted only in a list whose SHA-256 is configured; give \
-                         --static_device_list_sha256, or device_list_sha256 in its [[provider]] table, or use a \
-                         local file"
+            ListLocation::Http { .. } => ListTrust::Untrusted {
+                reason: "commands and host keys from a server are accepted only in a list whose SHA-256 is configured; \
+                         give --static_device_list_sha256, or device_list_sha256 in its [[provider]] table, or \
+                         use a local file"
                     .to_owned(),
             },
         })
@@ -319,8 +319,18 @@ mod tests {
         let path = folder.join("devices.json");
         for (list, file_mode, folder_mode, expected) in [
             (WITH_COMMAND, 0o644, 0o755, None),
-            (WITH_COMMAND, 0o664, 0o755, Some("lists/devices.json can be changed by other users (mode 0664)")),
-            (WITH_COMMAND, 0o646, 0o755, Some("lists/devices.json can be changed by other users (mode 0646)")),
+            (
+                WITH_COMMAND,
+                0o664,
+                0o755,
+                Some("lists/devices.json can be changed by other users (mode 0664)"),
+            ),
+            (
+                WITH_COMMAND,
+                0o646,
+                0o755,
+                Some("lists/devices.json can be changed by other users (mode 0646)"),
+            ),
             (WITH_COMMAND, 0o644, 0o757, Some("lists can be changed by other users (mode 0757)")),
             (r#"[{"ID":"a","Addr":"h"}]"#, 0o666, 0o777, None),
         ] {
@@ -354,7 +364,10 @@ mod tests {
         let source = file_source(&path, Some(&digest)).unwrap();
         std::fs::write(&path, "[]").unwrap();
         let error = source.load_devices().await.unwrap_err().message;
-        assert!(error.contains("devices.json: its SHA-256 is 4f53cda1") && error.contains(&digest), "{error}");
+        assert!(
+            error.contains("devices.json: its SHA-256 is 4f53cda1") && error.contains(&digest),
+            "{error}"
+        );
         for wrong in ["", "abc", &"g".repeat(64)] {
             let error = file_source(&path, Some(wrong)).err().unwrap().message;
             assert!(error.contains("its configured SHA-256 is none; give the 64"), "{error}");

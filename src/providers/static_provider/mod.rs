@@ -77,7 +77,7 @@ impl StaticProvider {
             ssh_user: device.user.clone(),
             location: device.location.clone(),
             status: ProviderStatus::Unknown,
-            host_keys: Vec::new(),
+            host_keys: device.host_key.iter().cloned().collect(),
             intent,
         }
     }

@@ -1,6 +1,7 @@
 //! Machines in odd conditions: how each condition ends, with the real loops against real OpenSSH servers. The output of
 //! `why` afterwards must be true, and no machine that answers is rebooted.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -139,6 +140,7 @@ impl Site {
     fn access(ssh: SshSettings) -> Arc<MachineAccess> {
         Arc::new(MachineAccess {
             ssh,
+            passwords: HashMap::new(),
             user: "root".to_owned(),
             agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
             agent_path: DEFAULT_AGENT_PATH.into(),

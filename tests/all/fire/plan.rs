@@ -9,7 +9,7 @@
 //!
 //! Each fleet is random, by a seed that a failure prints and that `SHEPHERD_PLAN_SEED` selects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -523,6 +523,7 @@ impl Site {
         let key = ClientKey::load_or_create(&self.directory.path().join("ssh_key"))?;
         Ok(MachineAccess {
             ssh: SshSettings::new(key),
+            passwords: HashMap::new(),
             user: "root".to_owned(),
             // Simulated machines accept any program and run none of it.
             agent_file: AgentFile::new("/bin/sh".into()),
