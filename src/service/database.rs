@@ -10,6 +10,7 @@ use crate::bmdb::connection::url::password_warning;
 use crate::service::failure::{ExitFailure, database_failure, postgres_failure};
 use crate::service::scratch::ScratchDirectory;
 use crate::service::service_plan::{Database, ServicePlan};
+use crate::service::stop_deadline::{StopDeadline, StopStep};
 
 /// Name of the database in a private PostgreSQL.
 const PRIVATE_DATABASE: &str = "shepherd";
@@ -50,9 +51,10 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
 }
 
 impl OpenDatabase {
-    /// Closes the database, and then stops the private server.
-    pub async fn close(self) -> Result<(), ExitFailure> {
-        self.bmdb.close().await;
+    /// Closes the database within the deadline of the stop, and then stops the private server.
+    pub async fn close(self, deadline: StopDeadline) -> Result<(), ExitFailure> {
+        // Connections that are left belong to a database that does not answer; they end with the process.
+        let _ = deadline.limit(StopStep::Database, self.bmdb.close()).await;
         let stopped = match self.private_server {
             Some(server) => server.stop().await.map_err(postgres_failure),
             None => Ok(()),

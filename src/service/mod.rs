@@ -22,7 +22,7 @@
 //! 5. [`start`] writes the policy that flags give, and starts sessions, [`listeners`], housekeeping and the loops of
 //!    the plan. [`ssh_access`] loads what the loops reach machines with.
 //! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully. A second signal skips the grace
-//!    period.
+//!    period. [`stop_deadline`] divides the time of the stop.
 //!
 //! [`logging`] and [`traces`] write and export what happens. [`os_process`] has the signals. [`scratch`] has temporary
 //! directories that are removed even if the process is killed.
@@ -35,7 +35,8 @@
 //! * The preflight runs before the first change, so that a mistake leaves no upgraded schema behind. `--check` changes
 //!   nothing.
 //! * A part that fails to start stops the parts that were started before it.
-//! * A stop returns when no work of this process is live and every session is closed.
+//! * A stop returns when no work of this process is live and every session is closed. If the database does not answer,
+//!   it gives up at its deadline, and the sessions expire by themselves.
 //! * A plan and its description have no secrets. They have the paths of keys.
 //!
 //! # For the next implementor
@@ -65,4 +66,5 @@ pub mod scratch;
 pub mod service_plan;
 pub mod ssh_access;
 pub mod start;
+pub mod stop_deadline;
 pub mod traces;

@@ -8,6 +8,7 @@ use crate::service::os_process::StopSignals;
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
 use crate::service::service_plan::ServicePlan;
 use crate::service::start::start_service;
+use crate::service::stop_deadline::{StopDeadline, StopStep};
 use crate::service::traces::Traces;
 
 /// Runs the service until a signal: the first one stops it in order, the second one at once.
@@ -22,7 +23,7 @@ pub async fn serve_until_signal(plan: ServicePlan, traces: Traces) -> Result<(),
     let running = match started {
         Ok(running) => running,
         Err(failure) => {
-            if let Err(error) = database.close().await {
+            if let Err(error) = database.close(StopDeadline::from_now()).await {
                 tracing::warn!(%error, "cannot close the database");
             }
             return Err(failure);
@@ -36,14 +37,14 @@ pub async fn serve_until_signal(plan: ServicePlan, traces: Traces) -> Result<(),
         signals.recv().await;
         abort.cancel();
     });
-    running.stop().await;
+    let deadline = running.stop().await;
     second_signal.abort();
     // Stopped once no work is left, so that the last trace is complete.
     stop_traces.cancel();
     if let Some(trace_task) = trace_task
-        && trace_task.await.is_err()
+        && !matches!(deadline.limit(StopStep::Traces, trace_task).await, Some(Ok(())))
     {
         tracing::warn!("the last traces were not sent");
     }
-    database.close().await
+    database.close(deadline).await
 }

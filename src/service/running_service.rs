@@ -2,7 +2,8 @@
 //!
 //! Each part stops before the parts that it needs. No new work is claimed; work under way may finish within the grace
 //! period; the rest is cancelled in the database; then the listeners, the other tasks and the sessions end. The renewal
-//! of sessions ends last, because sessions must be renewed until then.
+//! of sessions ends last, because sessions must be renewed until then. The whole stop has one deadline
+//! ([`stop_deadline`][crate::service::stop_deadline]).
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb::engine::session::Sessions;
 use crate::manager::failpoint;
 use crate::service::listeners::Listeners;
+use crate::service::stop_deadline::{StopDeadline, StopStep};
 
 /// A service that was started and not stopped.
 pub struct RunningService {
@@ -66,28 +68,41 @@ impl RunningService {
         self.abort.clone()
     }
 
-    /// Stops everything. Returns when no work of this process is live and every session is closed.
-    pub async fn stop(mut self) {
+    /// Stops everything. Returns when no work of this process is live and every session is closed, or when the steps
+    /// have used up their time. The deadline that it returns is for what is stopped after it.
+    pub async fn stop(mut self) -> StopDeadline {
         self.drain.cancel();
         failpoint::hit("shutdown", "draining");
-        let abort = self.abort.clone();
-        let grace = self.grace;
-        let deadline = tokio::spawn(async move {
-            tokio::time::sleep(grace).await;
-            abort.cancel();
-        });
-        while self.workers.join_next().await.is_some() {}
-        deadline.abort();
+        tokio::select! {
+            () = join_all(&mut self.workers) => {}
+            () = self.abort.cancelled() => {}
+            () = tokio::time::sleep(self.grace) => self.abort.cancel(),
+        }
+        let deadline = StopDeadline::from_now();
+        if deadline.limit(StopStep::Work, join_all(&mut self.workers)).await.is_none() {
+            self.workers.abort_all();
+        }
         failpoint::hit("shutdown", "idle");
         if let Some(listeners) = self.listeners.take() {
-            listeners.stop().await;
+            // Listeners that are dropped have stopped listening.
+            let _ = deadline.limit(StopStep::Listeners, listeners.stop()).await;
         }
-        while self.tasks.join_next().await.is_some() {}
-        self.sessions.wait_until_drained().await;
+        if deadline.limit(StopStep::Tasks, join_all(&mut self.tasks)).await.is_none() {
+            self.tasks.abort_all();
+        }
+        let _ = deadline.limit(StopStep::Sessions, self.sessions.wait_until_drained()).await;
         failpoint::hit("shutdown", "drained");
         self.stop_renewal.cancel();
-        if let Err(error) = self.renewal_task.await {
-            tracing::error!(%error, "the renewal of sessions ended early");
+        match deadline.limit(StopStep::Sessions, &mut self.renewal_task).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!(%error, "the renewal of sessions ended early"),
+            None => self.renewal_task.abort(),
         }
+        deadline
     }
+}
+
+/// Waits until every task has ended.
+async fn join_all(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }

@@ -72,7 +72,8 @@ pub async fn start_service(
     match started {
         Ok(()) => Ok(running),
         Err(failure) => {
-            running.stop().await;
+            // The caller closes the database, with a deadline of its own.
+            let _ = running.stop().await;
             Err(failure)
         }
     }

@@ -14,6 +14,7 @@ use crate::service::flags;
 use crate::service::running_service::RunningService;
 use crate::service::service_plan::plan_service;
 use crate::service::start;
+use crate::service::stop_deadline::StopDeadline;
 use crate::service::traces::SpanCounts;
 
 /// Starts the service against a simulator, on a private PostgreSQL, which is persistent if the fleet is.
@@ -87,7 +88,7 @@ pub(super) async fn start_service(
     match start::start_service(&service, &database, &SpanCounts::default()).await {
         Ok(running) => Ok((database, running)),
         Err(failure) => {
-            database.close().await?;
+            database.close(StopDeadline::from_now()).await?;
             Err(failure)
         }
     }

@@ -101,9 +101,9 @@ fn interrupted_result(demo: &DemoFlags) -> Result<(), ExitFailure> {
 /// Stops the service and reports that no work is left. Nothing here waits for a reader.
 async fn stop_service(database: OpenDatabase, running: RunningService) -> Result<(), ExitFailure> {
     let result = print_line("\nstopping …");
-    running.stop().await;
+    let deadline = running.stop().await;
     let counts = database.bmdb.live_counts().await.map_err(database_failure);
-    let closed = database.close().await;
+    let closed = database.close(deadline).await;
     let counts = counts?;
     closed?;
     let result =

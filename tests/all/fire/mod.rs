@@ -24,6 +24,7 @@ mod plan;
 mod restart;
 #[cfg(debug_assertions)]
 mod shutdown;
+mod silent_database;
 mod slow_line;
 mod upgrade;
 

@@ -102,7 +102,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::Brake,
