@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::fleet::artefact::upload::UploadState;
 use shepherd::bmdb::fleet::retention::RetainedKind;
 use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
-use shepherd::model::artefact::{PIECE_BYTES, piece_count};
+use shepherd::model::artefact::{MAX_BYTES, PIECE_BYTES, piece_count};
+use shepherd::model::byte_size::ByteSize;
+use shepherd::model::issues::find_issues;
 use shepherd::model::kubernetes::bundle_manifest::BundleComponent;
 use shepherd::model::role_declaration::{RoleDeclaration, Sha256};
 use shepherd::proto::agent::v1::FetchArtefactRequest;
@@ -300,6 +302,53 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     assert_eq!(count("SELECT count(*) FROM artefact").await?, 1);
     assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 2);
     Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_that_begin_together_do_not_exceed_the_storage_of_the_policy() -> TestResult {
+    let world = World::new("artefacts_storage").await?;
+    let bmdb = &world.listener.bmdb;
+    let limit = ByteSize::gibibytes(1);
+    bmdb.change_policy("a test", move |policy| policy.artefact_storage_limit = limit).await?;
+    let begin = async |number: u8| bmdb.begin_artefact_upload(Sha256([number; 32]), MAX_BYTES).await;
+    for number in 0..3 {
+        begin(number).await?;
+    }
+    // Two uploads want the last quarter at the same moment: both have found no row of theirs when the lock is released.
+    let mut lock = world.pool.begin().await?;
+    sqlx::query("SELECT 1 FROM policy FOR UPDATE").execute(&mut *lock).await?;
+    let release = async {
+        until("both uploads wait", async || {
+            let waiting = "SELECT count(*) = 2 FROM pg_stat_activity
+                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            Ok(sqlx::query_scalar::<_, bool>(waiting).fetch_one(&world.pool).await?)
+        })
+        .await?;
+        Ok::<_, anyhow::Error>(lock.rollback().await?)
+    };
+    let (one, other, released) = tokio::join!(begin(3), begin(4), release);
+    released?;
+    let refused = match (one, other) {
+        (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused.to_string(),
+        both => return Err(anyhow!("one of them fits: {both:?}").into()),
+    };
+    assert!(
+        refused.starts_with(
+            "it was not uploaded: it has 256 MiB, and the artefacts take 1 GiB of at most 1 GiB"
+        )
+    );
+    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM artefact").fetch_one(&world.pool).await?;
+    assert_eq!(stored, 4, "nothing of what was rejected is stored");
+
+    // An upload that was begun goes on, and a larger limit makes room.
+    begin(0).await?;
+    let issues = find_issues(&bmdb.read_issue_inputs().await?);
+    assert!(issues.iter().any(|issue| issue.id == "artefact-storage"), "{issues:?}");
+    bmdb.change_policy("a test", |policy| policy.artefact_storage_limit = ByteSize::gibibytes(2)).await?;
+    begin(5).await?;
+    let issues = find_issues(&bmdb.read_issue_inputs().await?);
+    assert!(!issues.iter().any(|issue| issue.id == "artefact-storage"), "{issues:?}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

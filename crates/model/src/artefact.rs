@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::byte_size::ByteSize;
 use crate::role_declaration::Sha256;
 use crate::time::Timestamp;
 
@@ -53,6 +54,36 @@ pub fn check_size(size: u64) -> Result<(), String> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Checks a limit of the storage of all artefacts: one of the largest size must fit. The error is a sentence without
+/// its subject.
+pub fn check_storage_limit(limit: ByteSize) -> Result<(), String> {
+    let least = ByteSize(MAX_BYTES);
+    if limit < least {
+        return Err(format!("{limit} is too small: give at least {least}, the size of the largest artefact"));
+    }
+    Ok(())
+}
+
+/// Checks that a file of this size may be uploaded when so much is stored. The error is a sentence.
+pub fn check_storage(stored: ByteSize, size: u64, limit: ByteSize) -> Result<(), String> {
+    if stored.0.checked_add(size).is_some_and(|all| all <= limit.0) {
+        return Ok(());
+    }
+    Err(format!(
+        "it has {}, and the artefacts take {} of at most {} of the database; remove some with shepherdctl artefacts \
+         delete, or raise --artefact_storage_limit of the shepherds",
+        ByteSize(size).humanize(),
+        stored.humanize(),
+        limit.humanize()
+    ))
+}
+
+/// Whether the artefacts take so much that an operator should act before an upload is rejected: 80 % of the limit.
+#[must_use]
+pub fn is_storage_nearly_full(stored: ByteSize, limit: ByteSize) -> bool {
+    u128::from(stored.0) * 5 >= u128::from(limit.0) * 4
 }
 
 /// Checks that a file may have this name. The error is a sentence.
@@ -131,6 +162,32 @@ pub fn find_artefact<'a>(artefacts: &'a [ArtefactView], text: &str) -> Result<&'
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn upload_beyond_the_limit_is_rejected_and_announced_before() {
+        let limit = ByteSize::gibibytes(20);
+        for (stored, size, fits) in [
+            (0, 1, true),
+            (limit.0 - 5, 5, true),
+            (limit.0 - 5, 6, false),
+            (limit.0, 1, false),
+            (limit.0 + 9, 1, false),
+            (u64::MAX, u64::MAX, false),
+        ] {
+            assert_eq!(check_storage(ByteSize(stored), size, limit).is_ok(), fits, "{stored} {size}");
+        }
+        let text = check_storage(ByteSize(limit.0 - 1), 3 << 20, limit).unwrap_err();
+        assert_eq!(
+            text,
+            "it has 3 MiB, and the artefacts take 19.9 GiB of at most 20 GiB of the database; remove some with \
+             shepherdctl artefacts delete, or raise --artefact_storage_limit of the shepherds"
+        );
+        for (stored, full) in [(0, false), (16 << 30, true), ((16 << 30) - 1, false), (u64::MAX, true)] {
+            assert_eq!(is_storage_nearly_full(ByteSize(stored), limit), full, "{stored}");
+        }
+        assert!(check_storage_limit(ByteSize(MAX_BYTES)).is_ok());
+        assert!(check_storage_limit(ByteSize(MAX_BYTES - 1)).is_err());
+    }
 
     fn artefact(digit: char, name: Option<&str>) -> ArtefactView {
         ArtefactView {

@@ -31,7 +31,7 @@
 //! * Releases and takeover: [`artefact`][], [`roll_out`][], [`roll_out_view`][], [`release_report`][],
 //!   [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
-//! * Text and time: [`time`][], [`humanize`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
+//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
 //!   [`arguments`][], [`usage_error`][], [`traces`][].
 //!
 //! # Invariants
@@ -63,6 +63,7 @@ pub mod artefact;
 pub mod backoff;
 pub mod brake;
 pub mod budget;
+pub mod byte_size;
 pub mod circuit_breaker;
 pub mod cluster;
 pub mod disruption;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backoff::BackoffPolicy;
+use crate::byte_size::ByteSize;
 use crate::cluster::owner_key::DEFAULT_ROTATION_INTERVAL;
 use crate::order_limits::OrderLimits;
 use crate::process::Process;
@@ -72,6 +73,8 @@ pub struct Policy {
     pub cluster_snapshots: SnapshotPolicy,
     /// Age at which the shepherd's key for a cluster is rotated; zero for rotation by order only.
     pub cluster_key_rotation: Span,
+    /// Most bytes of all artefacts together. They are stored in the database.
+    pub artefact_storage_limit: ByteSize,
 }
 
 /// One step of the recovery ladder.
@@ -259,6 +262,7 @@ impl Default for Policy {
             two_person_rule: TwoPersonRule::default(),
             cluster_snapshots: SnapshotPolicy::default(),
             cluster_key_rotation: DEFAULT_ROTATION_INTERVAL,
+            artefact_storage_limit: ByteSize::gibibytes(20),
         }
     }
 }
@@ -353,6 +357,7 @@ mod tests {
         let policy: Policy = serde_json::from_str(r#"{"recovery_silence_timeout": "2m"}"#).unwrap();
         assert_eq!(policy.recovery_silence_timeout, Span::minutes(2));
         assert_eq!(policy.ladder, Policy::default().ladder);
+        assert_eq!(policy.artefact_storage_limit, ByteSize::gibibytes(20));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::ffi::OsString;
 
 use clap::{Args, CommandFactory as _, Parser};
 
+use crate::artefact::check_storage_limit;
+use crate::byte_size::ByteSize;
 use crate::cluster::owner_key::check_rotation_interval;
 use crate::policy::{DisruptionKind, MAX_RETAINED_SNAPSHOTS, Policy, Rung};
 use crate::process::Process;
@@ -90,6 +92,9 @@ pub struct PolicyFlags {
     /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
     #[arg(long, value_name = "SPAN")]
     pub cluster_key_rotation_interval: Option<Span>,
+    /// Most bytes of all artefacts together, which are stored in the database. [default: 20GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub artefact_storage_limit: Option<ByteSize>,
 }
 
 /// The rungs of a ladder. It is a type of its own because clap takes a `Vec` for a repeated flag.
@@ -151,6 +156,7 @@ impl PolicyFlags {
         set(self.cluster_snapshots_retained.as_ref(), &mut snapshots.newest);
         set(self.cluster_snapshots_retained_daily.as_ref(), &mut snapshots.days);
         set(self.cluster_key_rotation_interval.as_ref(), &mut policy.cluster_key_rotation);
+        set(self.artefact_storage_limit.as_ref(), &mut policy.artefact_storage_limit);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -187,6 +193,9 @@ impl PolicyFlags {
         if let Some(every) = policy.cluster_key_rotation_interval {
             check_rotation_interval(every)
                 .map_err(|reason| format!("--cluster_key_rotation_interval {reason}"))?;
+        }
+        if let Some(limit) = policy.artefact_storage_limit {
+            check_storage_limit(limit).map_err(|reason| format!("--artefact_storage_limit {reason}"))?;
         }
         for (flag, count, least) in [
             ("--cluster_snapshots_retained", policy.cluster_snapshots_retained, 1),
@@ -343,6 +352,10 @@ mod tests {
             (
                 PolicyFlags { cluster_key_rotation_interval: span("1m"), ..none() },
                 "--cluster_key_rotation_interval 1m is too short for a key: give at least 1h",
+            ),
+            (
+                PolicyFlags { artefact_storage_limit: Some(ByteSize(1 << 20)), ..none() },
+                "--artefact_storage_limit 1MiB is too small: give at least 256MiB",
             ),
         ] {
             let refused = policy.validate().unwrap_err();

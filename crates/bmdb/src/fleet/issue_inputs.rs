@@ -15,6 +15,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::MachineSnapshot;
 use crate::engine::host_findings::read_findings;
+use crate::fleet::artefact::measure_artefacts;
 use crate::fleet::brake::list_brakes;
 use crate::fleet::provider::list_providers;
 use crate::fleet::retention::TABLES;
@@ -52,14 +53,15 @@ impl Bmdb {
             after = last;
         }
         let disturbed = self.list_disruptions(policy.longest_window()).await?;
-        let (at, providers, brakes, pauses, sessions) = self
+        let (at, providers, brakes, pauses, sessions, artefacts) = self
             .transact_read_only(|tx| {
                 Box::pin(async move {
                     let now = database_now(tx).await?;
                     let providers = list_providers(tx).await?;
                     let brakes = list_brakes(tx).await?;
                     let pauses = list_pauses(tx).await?;
-                    Ok((now, providers, brakes, pauses, read_live_sessions(tx, now).await?))
+                    let artefacts = measure_artefacts(tx).await?;
+                    Ok((now, providers, brakes, pauses, read_live_sessions(tx, now).await?, artefacts))
                 })
             })
             .await?;
@@ -93,6 +95,7 @@ impl Bmdb {
             clusters,
             kubernetes,
             storage,
+            artefacts,
         })
     }
 

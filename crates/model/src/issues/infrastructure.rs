@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::artefact::is_storage_nearly_full;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, MachineIssueInputs, SessionIssueInputs};
 use crate::issues::{Issue, IssueKind};
@@ -39,6 +40,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
+    found.extend(artefact_storage(evidence));
     found
 }
 
@@ -366,4 +368,24 @@ fn storage_issues(evidence: &IssueInputs) -> Vec<Issue> {
         }
     }
     found
+}
+
+/// Issue: uploads of artefacts will soon be rejected.
+fn artefact_storage(evidence: &IssueInputs) -> Option<Issue> {
+    let (stored, limit) = (evidence.artefacts, evidence.policy.artefact_storage_limit);
+    is_storage_nearly_full(stored, limit).then(|| {
+        Issue::new(
+            IssueKind::ArtefactStorage,
+            "the database".to_owned(),
+            format!(
+                "the artefacts take {} of at most {}: an upload beyond that is rejected",
+                stored.humanize(),
+                limit.humanize()
+            ),
+            None,
+            "remove those that nothing uses with `shepherdctl artefacts delete`, or raise --artefact_storage_limit of \
+             the shepherds"
+                .to_owned(),
+        )
+    })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::byte_size::ByteSize;
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::MachineFacts;
 use crate::host_finding::HostFinding;
@@ -42,6 +43,8 @@ pub struct IssueInputs {
     pub kubernetes: Vec<KubernetesIssueInputs>,
     /// The database's own statistics, where it has any.
     pub storage: Option<StorageIssueInputs>,
+    /// Size of all artefacts together.
+    pub artefacts: ByteSize,
 }
 
 /// A machine, as far as issues need it.

@@ -64,6 +64,7 @@ impl Severity {
 pub enum IssueKind {
     AddressConflict,
     AgentUnit,
+    ArtefactStorage,
     Brake,
     BudgetExhausted,
     CertificateEnds,
@@ -105,6 +106,7 @@ impl IssueKind {
     pub const ALL: [Self; 37] = [
         Self::AddressConflict,
         Self::AgentUnit,
+        Self::ArtefactStorage,
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
@@ -147,6 +149,7 @@ impl IssueKind {
         match self {
             Self::AddressConflict => "address-conflict",
             Self::AgentUnit => "agent-unit",
+            Self::ArtefactStorage => "artefact-storage",
             Self::Brake => "brake",
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
@@ -197,6 +200,7 @@ impl IssueKind {
             | Self::NoShepherd => Severity::Critical,
             Self::AddressConflict
             | Self::AgentUnit
+            | Self::ArtefactStorage
             | Self::Brake
             | Self::CertificateEnds
             | Self::ClockSkew

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::backoff::BackoffFact;
+use crate::byte_size::ByteSize;
 use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::{
     AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
@@ -112,6 +113,7 @@ fn healthy_inputs() -> IssueInputs {
         listening_since: Some(at(0)),
         clusters: Vec::new(),
         kubernetes: Vec::new(),
+        artefacts: ByteSize::gibibytes(15),
         storage: Some(StorageIssueInputs {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),

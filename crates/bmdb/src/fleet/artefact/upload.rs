@@ -6,7 +6,11 @@ use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
-use model::artefact::{MAX_ARTEFACTS, MAX_INCOMPLETE, check_size, missing_pieces, piece_count, piece_length};
+use crate::engine::policy::lock_policy;
+use crate::fleet::artefact::measure_artefacts;
+use model::artefact::{
+    MAX_ARTEFACTS, MAX_INCOMPLETE, check_size, check_storage, missing_pieces, piece_count, piece_length,
+};
 use model::kubernetes::archive::read_bundle_manifest;
 use model::role_declaration::Sha256;
 
@@ -153,6 +157,9 @@ async fn begin_upload_in_tx(
         }
         None => {}
     }
+    // Uploads begin one after the other, so that two of them cannot both use the last room. The row of the policy serves
+    // as the lock, and has the limit.
+    let limit = lock_policy(tx).await?.artefact_storage_limit;
     let counts = sqlx::query!(
         r#"SELECT count(*) AS "artefacts!", count(*) FILTER (WHERE added_at IS NULL) AS "begun!"
            FROM artefact"#
@@ -173,6 +180,8 @@ async fn begin_upload_in_tx(
         );
         return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
     }
+    check_storage(measure_artefacts(tx).await?, size, limit)
+        .map_err(|reason| order_rejected("STORAGE_FULL", format!("it was not uploaded: {reason}")))?;
     sqlx::query!(
         "INSERT INTO artefact (sha256, size, upload, begun_at) VALUES ($1, $2, $3, clock_timestamp())
          ON CONFLICT (sha256) DO NOTHING",

@@ -1,0 +1,115 @@
+//! Byte sizes as people write them: `20GiB`, `512MiB`, `64KiB`, `100B`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Units from the largest down, with their sizes in bytes.
+const UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// A number of bytes. Its text is exact: it has the largest unit of which the size is a whole number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+impl ByteSize {
+    /// So many gibibytes.
+    #[must_use]
+    pub const fn gibibytes(count: u64) -> Self {
+        Self(count << 30)
+    }
+
+    /// The size for a sentence, in the largest unit that it fills, with one decimal: `17.5 GiB`.
+    #[must_use]
+    pub fn humanize(self) -> String {
+        let (unit, size) = UNITS.into_iter().find(|(_, size)| self.0 >= *size).unwrap_or(("B", 1));
+        if size == 1 {
+            return format!("{} B", self.0);
+        }
+        let tenths = u128::from(self.0) * 10 / u128::from(size);
+        match tenths % 10 {
+            0 => format!("{} {unit}", tenths / 10),
+            decimal => format!("{}.{decimal} {unit}", tenths / 10),
+        }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = UNITS.into_iter().find(|(_, size)| self.0 != 0 && self.0.is_multiple_of(*size));
+        let (unit, size) = whole.unwrap_or(("B", 1));
+        write!(f, "{}{unit}", self.0 / size)
+    }
+}
+
+/// A text that is no size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no size; write a whole number with B, KiB, MiB, GiB or TiB, for example 20GiB")]
+pub struct ByteSizeError(String);
+
+impl FromStr for ByteSize {
+    type Err = ByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
+        let error = || ByteSizeError(text.to_owned());
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = &text[digits.len()..];
+        let (_, size) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(error)?;
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let count = digits.parse::<u64>().ok().filter(|_| is_number).ok_or_else(error)?;
+        count.checked_mul(size).map(Self).ok_or_else(error)
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written_exactly() {
+        for (text, bytes) in [
+            ("0B", 0),
+            ("100B", 100),
+            ("1KiB", 1024),
+            ("1536B", 1536),
+            ("512MiB", 512 << 20),
+            ("20GiB", 20 << 30),
+            ("2TiB", 2 << 40),
+        ] {
+            let size: ByteSize = text.parse().unwrap();
+            assert_eq!((size, size.to_string().as_str()), (ByteSize(bytes), text));
+        }
+        for wrong in
+            ["", "20", "GiB", "20 GiB", "20GB", "20gib", "-1GiB", "+1GiB", "1.5GiB", "99999999999TiB", "٣GiB"]
+        {
+            assert!(wrong.parse::<ByteSize>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_in_sentences_have_one_decimal() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (256 << 20, "256 MiB"),
+            ((17 << 30) + (1 << 29), "17.5 GiB"),
+            (u64::MAX, "16777215.9 TiB"),
+        ] {
+            assert_eq!(ByteSize(bytes).humanize(), text);
+        }
+    }
+}
