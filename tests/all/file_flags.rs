@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use clap::{Arg, Command, CommandFactory as _};
 use rcgen::{CertificateParams, KeyPair};
 
@@ -183,14 +183,14 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
             fs::set_permissions(&key, fs::Permissions::from_mode(mode))?;
             let reported = check_with(&place, &flags, flag, &key)?;
             let sentence = format!("by other users (mode {mode:04o}); run: chmod 600 {}\n", key.display());
-            ensure!(
+            assert!(
                 reported.code == Some(2) && reported.stderr.ends_with(&sentence),
                 "--{flag} with mode {mode:o}: {reported:?}"
             );
         }
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         let reported = check_with(&place, &flags, flag, &key)?;
-        ensure!(!reported.stderr.contains("other users"), "--{flag}: {reported:?}");
+        assert!(!reported.stderr.contains("other users"), "--{flag}: {reported:?}");
     }
     Ok(())
 }
@@ -210,7 +210,7 @@ fn configuration_that_others_can_change_is_refused() -> TestResult {
                  chmod go-w {path}\n"
             )
         });
-        ensure!(
+        assert!(
             reported.stderr == sentence.clone().unwrap_or_default()
                 && reported.code == Some(if sentence.is_some() { 2 } else { 0 }),
             "mode {mode:o}: {reported:?}"
@@ -236,7 +236,7 @@ fn commands_that_others_can_change_are_refused() -> TestResult {
              are accepted only from a file that nobody else can change, and {path} can be changed by other users \
              (mode {mode:04o}); run: chmod go-w {path}\n"
         );
-        ensure!(
+        assert!(
             (reported.code, reported.stderr.as_str())
                 == if is_safe { (Some(0), "") } else { (Some(2), sentence.as_str()) },
             "mode {mode:o}: {reported:?}"
@@ -264,7 +264,7 @@ fn state_directory_that_others_can_change_is_refused() -> TestResult {
         let path = state.display();
         let sentence =
             format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
-        ensure!(
+        assert!(
             reported.code != Some(0) && reported.stderr.contains(&sentence),
             "mode {mode:o}: {reported:?}"
         );

@@ -226,7 +226,7 @@ async fn findings_of_an_agent_are_explained_until_they_are_gone() -> TestResult 
             .filter(|issue| issue.id == "workloads-end-with-agent")
             .map(|issue| issue.message.as_str())
             .collect();
-        assert_eq!(found, Vec::from_iter(findings.iter().map(|finding| finding.message.as_str())));
+        assert_eq!(found, findings.iter().map(|finding| finding.message.as_str()).collect::<Vec<_>>());
     }
     Ok(())
 }

@@ -14,9 +14,7 @@ use crate::program_path::{PlaceFacts, ProgramPath, TargetPath, choose_program_pa
 use crate::scripts::{ENROLL_SCRIPT, PROBE_SCRIPT, UPLOAD_SCRIPT};
 use crate::session::{SshSession, SshSettings, SshTarget};
 use crate::ssh_error::{Blame, HostKeyChanged, SshError};
-use crate::steps::{
-    ProbeReport, StepError, parse_enroll, parse_probe, parse_upload, unsafe_path_reason,
-};
+use crate::steps::{ProbeReport, StepError, parse_enroll, parse_probe, parse_upload, unsafe_path_reason};
 use model::host_key::HostKey;
 use model::remote_step::RemoteStep;
 use model::sanitize::sanitize_text;

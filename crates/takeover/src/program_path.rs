@@ -184,8 +184,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::scripts::PROBE_SCRIPT;
+    use crate::steps::parse_probe;
     use crate::steps::tests::run;
-    use crate::steps::{PROBE_SCRIPT, parse_probe};
     use model::remote_step::RemoteStep;
 
     fn place(line: &str) -> PlaceFacts {

@@ -133,8 +133,7 @@ const SCRIPT: &[&str] = &[
 /// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
 const ELSEWHERE: &[&str] = &["declare restored", "tokens bootstrap", "watch"];
 /// The cluster was observed just now.
-const RENEWAL: &str =
-    "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
+const RENEWAL: &str = "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
 
 /// The word without the parts that differ from run to run.
 fn mask_word(word: &str) -> String {

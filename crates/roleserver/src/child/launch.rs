@@ -348,6 +348,13 @@ mod tests {
     }
 
     /// Earlier releases wrote the first form, and read both.
+    /// What the release before reads of a record.
+    #[derive(Deserialize)]
+    struct Earlier {
+        instance: ProcessInstance,
+        spec_sha256: String,
+    }
+
     #[test]
     fn record_is_readable_for_the_release_before() {
         let old = r#"{"instance":{"pid":7,"start_time":8,"boot_id":"b"},"spec_sha256":"5a"}"#;
@@ -357,11 +364,6 @@ mod tests {
         let new = ChildRecord { declared_sha256: Some("d".to_owned()), scope: Some(scope), ..record() };
         let text = serde_json::to_string(&new).unwrap();
         assert_eq!(serde_json::from_str::<ChildRecord>(&text).unwrap(), new);
-        #[derive(Deserialize)]
-        struct Earlier {
-            instance: ProcessInstance,
-            spec_sha256: String,
-        }
         let earlier: Earlier = serde_json::from_str(&text).unwrap();
         assert_eq!((earlier.instance, earlier.spec_sha256), (new.instance, new.spec_sha256));
     }

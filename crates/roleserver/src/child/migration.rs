@@ -75,6 +75,24 @@ pub fn migrate_children_of_unit(
     Ok(migrate_children(&children))
 }
 
+/// Moves the children as [`migrate_children_of_unit`] does. Returns a warning for each child that will end with the
+/// unit. A machine without children needs no answer of systemd.
+#[must_use]
+pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: &str) -> Vec<String> {
+    let has_children =
+        fs::read_dir(state_directory.join("children")).is_ok_and(|mut records| records.next().is_some());
+    if !has_children {
+        return Vec::new();
+    }
+    let warning = |what: &str, why: &str| {
+        format!("{what} will end when {unit} is restarted, because no scope has it: {why}")
+    };
+    match migrate_children_of_unit(state_directory, manager, unit) {
+        Ok(report) => report.left.iter().map(|(child, why)| warning(child, why)).collect(),
+        Err(error) => vec![warning("each program of this node", &error.to_string())],
+    }
+}
+
 /// Moves all children of today's layout into scopes, then takes the controllers back from the group of the unit. Does
 /// nothing where there are no scopes, or no such child. Blocks.
 #[must_use]

@@ -93,15 +93,7 @@ impl Scopes {
             own_cgroups: &read("/proc/self/cgroup"),
             parent_cgroups: &read(&format!("/proc/{parent}/cgroup")),
         })?;
-        let manager = if unit.is_user {
-            let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
-                || PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw())),
-                PathBuf::from,
-            );
-            SystemdManager::user(&runtime_directory)
-        } else {
-            SystemdManager::system()
-        };
+        let manager = if unit.is_user { SystemdManager::own_user() } else { SystemdManager::system() };
         Some(Self::new(manager, unit, mountinfo::read_mountinfo().unwrap_or_default()))
     }
 

@@ -15,12 +15,14 @@ use prost::Message as _;
 use proto::agent::v1 as wire;
 
 use crate::boot_clock::{BootClock as _, HostClock};
+use crate::child::migration;
 use crate::commands::CommandError;
 use crate::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
-use crate::init_system::systemd::Systemd;
+use crate::init_system::systemd::{Systemd, UNIT};
 use crate::init_system::{self, DesiredAgent, SupervisionMode, SupervisionPlan};
 use crate::process::program_digest;
 use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
+use crate::systemd_manager::manager::SystemdManager;
 use crate::trusted_time::TimeSample;
 
 /// How long to wait for another enrolment of the same machine.
@@ -124,8 +126,15 @@ fn enroll_machine(
         (SupervisionPlan::UserUnit, Some(home)) => Systemd::user(home),
         _ => Systemd::system(),
     };
+    let protect = || {
+        let manager = match plan {
+            SupervisionPlan::UserUnit => SystemdManager::own_user(),
+            _ => SystemdManager::system(),
+        };
+        migration::protect_children(state.path(), &manager, UNIT)
+    };
     let (supervision, mut warnings) =
-        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &Vec::new)
+        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &protect)
             .map_err(|error| failed(&error))?;
     warnings.extend(unkept);
     tracing::info!(machine = %enrolment.machine_id, revision = enrolment.revision, "enrolled");

@@ -56,6 +56,16 @@ impl SystemdManager {
         Self { socket: PathBuf::from("/run/systemd/private"), deadline: DEADLINE }
     }
 
+    /// The manager of the user of this process.
+    #[must_use]
+    pub fn own_user() -> Self {
+        let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
+            || PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw())),
+            PathBuf::from,
+        );
+        Self::user(&runtime_directory)
+    }
+
     /// The manager of the user with this runtime directory (`XDG_RUNTIME_DIR`).
     #[must_use]
     pub fn user(runtime_directory: &Path) -> Self {

@@ -114,7 +114,8 @@ impl FakeSystemd {
     pub(crate) fn wait_for_call(&self, member: &str) -> Result<()> {
         let lacks = |state: &mut State| !state.calls.iter().any(|call| call == member);
         let waited = self.shared.changed.wait_timeout_while(self.shared.state(), PATIENCE, lacks);
-        let (_, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(state);
         anyhow::ensure!(!result.timed_out(), "{member} was never called");
         Ok(())
     }

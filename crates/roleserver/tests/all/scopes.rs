@@ -32,7 +32,7 @@ fn child_runs_in_a_scope_of_its_own() -> Result<()> {
         adopt_or_start(&ChildSpec { limits, ..host.spec("echo runs; exec sleep 600") }, &host.children)?;
     wait_for("its first words", || host.log() == "runs\n")?;
     let name = host.scope_name("web", 1);
-    assert_eq!(host.systemd.unit_names(), [name.clone()], "exactly one scope");
+    assert_eq!(host.systemd.unit_names(), std::slice::from_ref(&name), "exactly one scope");
     let unit = host.systemd.unit(&name).context("no scope")?;
     let pid = pid_of(&record)?;
     let property = |name: &str| unit.properties.get(name).cloned();
@@ -112,7 +112,7 @@ fn each_start_has_the_next_number_and_adoption_starts_nothing() -> Result<()> {
 fn child_starts_without_systemd_and_moves_when_systemd_answers() -> Result<()> {
     for conduct in [Conduct::Silent, Conduct::FailedJob, Conduct::Garbage, Conduct::Suspicious] {
         let deadline =
-            if conduct == Conduct::Silent { Duration::from_millis(200) } else { Duration::from_secs(60) };
+            if conduct == Conduct::Silent { Duration::from_millis(200) } else { Duration::from_mins(1) };
         let host = Host::new()?.with_deadline(deadline);
         host.systemd.set_conduct(conduct);
         let (record, _handle) = adopt_or_start(&host.spec("echo runs; exec sleep 600"), &host.children)?;
@@ -130,7 +130,7 @@ fn child_starts_without_systemd_and_moves_when_systemd_answers() -> Result<()> {
         };
         assert!(why.contains(expected), "{conduct:?}: {why}");
         host.systemd.set_conduct(Conduct::Well);
-        let host = host.with_deadline(Duration::from_secs(60));
+        let host = host.with_deadline(Duration::from_mins(1));
         let report = migrate_children(&host.children);
         assert_eq!(report, MigrationReport { moved: vec!["web".to_owned()], ..MigrationReport::default() });
         let moved = host.record()?;

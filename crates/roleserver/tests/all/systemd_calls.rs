@@ -13,7 +13,7 @@ use crate::fake_systemd::{Conduct, FakeSystemd};
 fn scope_is_made_read_and_found_again() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let systemd = FakeSystemd::start(&directory.path().join("private"), directory.path())?;
-    let manager = SystemdManager { socket: systemd.socket.clone(), deadline: Duration::from_secs(60) };
+    let manager = SystemdManager { socket: systemd.socket.clone(), deadline: Duration::from_mins(1) };
     let properties = scope_properties("web", &[12], &ResourceLimits::default());
     let state =
         UnitState { active: "active".to_owned(), control_group: "/shepherd.slice/a.scope".to_owned() };
@@ -34,7 +34,7 @@ fn failed_call_is_a_sentence_and_ends_within_its_deadline() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let systemd = FakeSystemd::start(&directory.path().join("private"), directory.path())?;
     let manager = |deadline| SystemdManager { socket: systemd.socket.clone(), deadline };
-    let (short, long) = (Duration::from_millis(150), Duration::from_secs(60));
+    let (short, long) = (Duration::from_millis(150), Duration::from_mins(1));
     for (conduct, deadline, expected, is_silence) in [
         (Conduct::Silent, short, "authenticating to systemd: systemd did not answer within 0.15 s", true),
         (Conduct::Slow, short, "the start of Slow.scope: systemd did not answer within 0.15 s", true),

@@ -24,7 +24,8 @@ pub(super) async fn announce_close(request: Request, next: Next) -> Response {
     let mark = ended.clone();
     let request = request.map(|body| {
         // Polled only after all data, so it marks the end and yields nothing.
-        let end = stream::once(async move { mark.store(true, Ordering::Release) }).filter_map(async |()| None);
+        let end =
+            stream::once(async move { mark.store(true, Ordering::Release) }).filter_map(async |()| None);
         Body::from_stream(body.into_data_stream().chain(end))
     });
     let mut response = next.run(request).await;
