@@ -20,6 +20,7 @@ use crate::transport::gate::open_files::{check_files, raise_limit};
 /// Runs the program with the arguments of this process, and returns its exit code.
 #[must_use]
 pub fn run_program() -> ExitCode {
+    hardening::protect_process("shepherd");
     // One provider of cryptography in the process, for clients that use the default one. An error means that it is
     // installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -32,14 +32,15 @@ impl ScratchDirectory {
             ExitFailure::failed(format!("cannot make the directory {}: {what}{error}", path.display()))
         };
         // The guardian starts first: a process killed between the two would leave a directory that nobody removes.
-        let mut guardian = Command::new("/bin/sh")
+        let mut command = Command::new("/bin/sh");
+        command
             .args(["-c", GUARDIAN, "shepherd-scratch-guardian"])
             .arg(&path)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .process_group(0)
-            .usual_file_limit()
+            .process_group(0);
+        let mut guardian = hardening::restore_core_limit(command.usual_file_limit())
             .spawn()
             .map_err(|error| failed("nothing to remove it at the end: ", error))?;
         if let Err(error) = std::fs::DirBuilder::new().mode(0o700).create(&path) {

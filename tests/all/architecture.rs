@@ -19,12 +19,13 @@ use crate::workspace;
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
 const CRATES: &[(&str, &[&str])] = &[
     ("backoff", &[]),
-    ("bmdb", &["backoff", "model", "proto", "trusted-file"]),
-    ("cli", &["backoff", "bmdb", "model", "proto", "server", "trusted-file"]),
+    ("bmdb", &["backoff", "hardening", "model", "proto", "trusted-file"]),
+    ("cli", &["backoff", "bmdb", "hardening", "model", "proto", "server", "trusted-file"]),
     ("curator", &["curator-client", "etcd", "model", "proto", "transport"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["backoff", "etcd", "model", "proto", "transport"]),
     ("etcd", &["backoff", "proto"]),
+    ("hardening", &[]),
     ("model", &["backoff", "proto"]),
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
@@ -36,6 +37,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "curator",
             "curator-client",
             "etcd",
+            "hardening",
             "model",
             "proto",
             "reconciler",
@@ -85,7 +87,7 @@ const PLAN: &[(&str, &[&str])] = &[
 const LINES: usize = 3;
 
 /// Crates that every room may import.
-const OPEN: &[&str] = &["backoff", "proto", "trusted_file"];
+const OPEN: &[&str] = &["backoff", "hardening", "proto", "trusted_file"];
 
 #[test]
 fn crates_depend_on_each_other_by_the_plan() -> TestResult {

@@ -19,15 +19,19 @@ const PICTURE: &str = "docs/architecture.svg";
 /// depend on those in [`OPEN`], and the root package may depend on every crate.
 const IMPLIED: &[(&str, &[&str])] = &[
     ("backoff", &[]),
-    ("bmdb", &["model", "proto"]),
-    ("cli", &["bmdb", "model", "proto", "server"]),
+    ("bmdb", &["hardening", "model", "proto"]),
+    ("cli", &["bmdb", "hardening", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto", "transport"]),
     ("curator-client", &["model", "proto", "transport"]),
     ("etcd", &["proto"]),
+    ("hardening", &[]),
     ("model", &["proto"]),
     ("proto", &[]),
     ("reconciler", &["etcd", "proto"]),
-    ("roleserver", &["curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"]),
+    (
+        "roleserver",
+        &["curator", "curator-client", "etcd", "hardening", "model", "proto", "reconciler", "supervisor"],
+    ),
     ("server", &["bmdb", "model", "proto", "transport"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &[]),

@@ -21,6 +21,7 @@ mod cluster_model;
 mod cluster_restore;
 mod clusters;
 mod command_line;
+mod confinement;
 mod control_loops;
 mod crate_graph;
 mod curator;

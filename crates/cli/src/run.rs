@@ -39,6 +39,7 @@ struct ExplicitFlags {
 /// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
 #[must_use]
 pub fn run_program() -> ExitCode {
+    hardening::protect_process("shepherdctl");
     // One provider of cryptography in the process, for clients that use the default one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -125,6 +125,7 @@ pub fn build_command() -> clap::Command {
 /// Runs the program with the arguments of this process, and returns its exit code.
 #[must_use]
 pub fn run_program() -> ExitCode {
+    hardening::protect_process("roleserver");
     let flags = match RoleserverFlags::try_parse() {
         Ok(flags) => flags,
         Err(error)

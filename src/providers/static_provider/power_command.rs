@@ -64,6 +64,7 @@ pub async fn run_power_command(
     if let Some(intent) = intent {
         command.env("SHEPHERD_INTENT_ID", intent.to_string());
     }
+    hardening::restore_core_limit(command.as_std_mut());
     let child = command
         .spawn()
         .map_err(|error| failed(ErrorClass::Configuration, format!("cannot be started: {error}")))?;

@@ -23,7 +23,7 @@ impl ShepherdctlBuild {
         let child = program.map(|program| {
             let mut command = Command::new(program);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-            command.usual_file_limit();
+            hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
             command.spawn().map_err(|error| format!("{} does not start: {error}", program.display()))
         });
         Self { child }

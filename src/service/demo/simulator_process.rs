@@ -40,7 +40,8 @@ impl SimulatorProcess {
         let errors = std::fs::File::create(&log).map_err(|error| wrong("its log", &error))?;
         let faults = demo.faults.to_possible_value();
         let faults = faults.map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let mut child = Command::new(me)
+        let mut command = Command::new(me);
+        command
             .args(["simulator", "--listen_address", "127.0.0.1:0", "--state_path"])
             .arg(directory.join("simulator.json"))
             .args(["--machine_count", &demo.machines.to_string(), "--seed", &demo.seed.to_string()])
@@ -56,10 +57,9 @@ impl SimulatorProcess {
             .stderr(errors)
             // Ctrl-C reaches a terminal's whole process group, but the machines must outlive the service.
             .process_group(0)
-            .kill_on_drop(true)
-            .usual_file_limit()
-            .spawn()
-            .map_err(|error| wrong("its program", &error))?;
+            .kill_on_drop(true);
+        hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+        let mut child = command.spawn().map_err(|error| wrong("its program", &error))?;
         let stdout = child.stdout.take().ok_or_else(|| wrong("its output", &"is not to be had"))?;
         let mut lines = BufReader::new(stdout).lines();
         let line = match tokio::time::timeout(START_TIMEOUT, lines.next_line()).await {

@@ -76,6 +76,17 @@ fn running(name: &str) -> usize {
     words.filter(|words| words.starts_with(format!("/bin/{name}\0").as_bytes())).count()
 }
 
+/// The fields of `/proc/PID/status` of the process of that name that is the service itself.
+fn process_status(name: &str) -> Result<String> {
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if words.starts_with(format!("/bin/{name}\0").as_bytes()) {
+            return Ok(std::fs::read_to_string(entry.path().join("status"))?);
+        }
+    }
+    anyhow::bail!("no process runs {name}")
+}
+
 /// Control groups of services that this node's role server has created, in any hierarchy.
 fn groups(node: &Node) -> Vec<PathBuf> {
     let family = node.places().instance_name();
@@ -136,6 +147,11 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     let own = node.disk().join("services").join("box_server");
     let text = wait_for_output(&own, "one").await?;
     assert_eq!(text, "pid 1, user 65533, kim, one, the root is read-only, the host is away\n");
+    let confined = process_status(&name)?;
+    // 2 is a filter (proc(5)).
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"] {
+        assert!(confined.contains(line), "{line} in {confined}");
+    }
     let bundle = node.places().directory.join("box_server").join("bundle");
     assert_eq!(std::fs::metadata(&bundle)?.permissions().mode() & 0o777, 0o700);
     let runs = instance(&node, "box_server")?;

@@ -56,6 +56,13 @@ impl Orders {
     }
 }
 
+/// Whether a process has closed itself to others: it lowers its limit of core files at last.
+fn is_closed(process: &ProcessInstance) -> Result<bool> {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.pid))?;
+    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+    Ok(core.and_then(|rest| rest.split_whitespace().next()) == Some("0"))
+}
+
 fn digest(path: &Path) -> Result<Vec<u8>> {
     Ok(hex::decode(program_digest(path)?)?)
 }
@@ -81,6 +88,7 @@ fn release_whose_heartbeat_arrives_stays_and_outlives_its_process() -> TestResul
     let report = orders.ended(&machine, 1)?;
     assert_eq!((report.error.as_str(), &report.sha256), ("", &release));
     assert_eq!(machine.agent()?.instance, process.instance, "it is the same process");
+    assert!(is_closed(&process.instance)?, "and closed again, although execve opened it");
     assert_eq!(digest(&machine.program)?, release, "it is started from now on");
     assert_eq!(digest(&beside(&machine.program, ".previous"))?, former);
     let files = UpdateFiles::in_state_directory(&machine.path());

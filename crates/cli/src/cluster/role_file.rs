@@ -47,6 +47,11 @@ struct ServiceTable {
     health: Option<HealthTable>,
     restart: Option<RestartSetting>,
     stop_time: Option<String>,
+    #[serde(default)]
+    capabilities: Vec<String>,
+    seccomp: Option<String>,
+    #[serde(default)]
+    new_privileges: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,6 +158,9 @@ impl ServiceTable {
             health_check: self.health.map(HealthTable::into_wire).transpose()?,
             restart: restart.into(),
             stop_time_ms: parse_milliseconds("stop_time", self.stop_time.as_deref())?,
+            capabilities: self.capabilities,
+            seccomp: self.seccomp.unwrap_or_default(),
+            new_privileges: self.new_privileges,
         })
     }
 }
@@ -264,6 +272,8 @@ user = "nobody"
 limits = { memory = "64MiB", processors = 0.5, tasks = 20 }
 restart = "on-failure"
 stop_time = "3s"
+capabilities = ["NET_ADMIN"]
+new_privileges = true
 health = { http = { port = 8080, path = "/" }, interval = "2s", timeout = "1s", failures = 2 }
 
 [[service.file]]
@@ -300,6 +310,7 @@ health = { tcp = 53 }
         let check = server.health_check.clone().unwrap();
         assert_eq!((check.interval_ms, check.timeout_ms, check.failures), (2_000, 1_000, 2));
         assert_eq!(server.restart(), wire::RestartPolicy::OnFailure);
+        assert!(server.new_privileges && server.capabilities == ["NET_ADMIN"] && server.seccomp.is_empty());
         assert_eq!(helper.depends_on, ["server"]);
         let Some(wire::service::Run::Program(program)) = &helper.run else { panic!("{helper:?}") };
         assert_eq!(program.url, "http://10.0.0.1/helper");
@@ -353,6 +364,7 @@ health = { tcp = 53 }
             // Faults that the curators would report, reported here already.
             ("depends_on = [\"server\"]", "depends_on = [\"sever\"]", "there is no service \"sever\""),
             ("{{node.address}}", "{{node.adress}}", "node.adress"),
+            ("[\"NET_ADMIN\"]", "[\"net\"]", "\"net\" is no capability"),
             ("role = \"web\"", "role = \"consensus-member\"", "consensus-member"),
         ] {
             assert!(COMPLETE_FILE.contains(from), "{from}");

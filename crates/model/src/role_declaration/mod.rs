@@ -17,10 +17,12 @@ use prost::Message as _;
 use proto::curator::v1 as wire;
 
 use crate::node_role::DeclaredRole;
+use crate::role_declaration::privileges::Privileges;
 use crate::role_declaration::start_order::start_order;
 use crate::role_declaration::validation::{FaultCollector, parse_service};
 use crate::template::Template;
 
+pub mod privileges;
 mod start_order;
 mod validation;
 
@@ -161,6 +163,8 @@ pub struct ServiceSpec {
     pub restart: RestartPolicy,
     /// How long it has to stop.
     pub stop_time: Duration,
+    /// Privileges that it asks for beyond the default confinement.
+    pub privileges: Privileges,
 }
 
 /// A validated role declaration. No other value of this type can be made.

@@ -155,6 +155,49 @@ fn every_fault_names_its_field() {
 }
 
 #[test]
+fn more_privileges_are_asked_for_by_name() {
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let rooted = wire::Service { run: Some(rootfs()), user: "0".to_owned(), ..service("a", &[]) };
+    let asking = wire::Service {
+        capabilities: names(&["NET_ADMIN", "SYS_TIME"]),
+        seccomp: "unconfined".to_owned(),
+        new_privileges: true,
+        ..rooted.clone()
+    };
+    let declared = RoleDeclaration::new(role([asking])).unwrap();
+    let privileges = &declared.service("a").unwrap().privileges;
+    assert!(privileges.new_privileges && privileges.unfiltered_system_calls);
+    assert_eq!(privileges.capabilities.iter().map(ToString::to_string).collect::<Vec<_>>(), [
+        "NET_ADMIN", "SYS_TIME"
+    ]);
+    let plain = RoleDeclaration::new(role([rooted.clone()])).unwrap();
+    assert!(plain.service("a").unwrap().privileges.is_default());
+
+    let base = || service("a", &[]);
+    for (part, declared) in [
+        ("capabilities: \"net_admin\" is no capability", wire::Service {
+            capabilities: names(&["net_admin"]),
+            ..base()
+        }),
+        ("capabilities: it names a capability twice", wire::Service {
+            capabilities: names(&["CHOWN", "CHOWN"]),
+            ..base()
+        }),
+        ("seccomp: \"runtime/default\" is no profile; write \"unconfined\"", wire::Service {
+            seccomp: "runtime/default".to_owned(),
+            ..rooted
+        }),
+        ("seccomp: only a service in a root filesystem has a filter of system calls", wire::Service {
+            seccomp: "unconfined".to_owned(),
+            ..base()
+        }),
+    ] {
+        let messages = faults(role([declared]));
+        assert!(messages.len() == 1 && messages[0].contains(part), "{part}: {messages:?}");
+    }
+}
+
+#[test]
 fn all_faults_are_reported_at_once() {
     let wrong = wire::Service { user: String::new(), run: None, ..service("a", &["c"]) };
     let declared = wire::Declaration {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use proto::curator::v1 as wire;
 
 use crate::node_role;
+use crate::role_declaration::privileges::{Capability, Privileges};
 use crate::role_declaration::{
     DEFAULT_CHECK_FAILURES, DEFAULT_CHECK_INTERVAL, DEFAULT_CHECK_TIMEOUT, DEFAULT_STOP_TIME, HealthCheck,
     ProbeSpec, ProgramSource, RestartPolicy, ServiceFile, ServiceLimits, ServiceSpec, is_fetchable_url,
@@ -82,6 +83,7 @@ pub(super) fn parse_service(declared: &wire::Service, faults: &mut FaultCollecto
             RestartPolicy::Always
         }
     };
+    let privileges = parse_privileges(declared, faults);
     let limits = declared.limits.unwrap_or_default();
     let service = ServiceSpec {
         name: declared.name.clone(),
@@ -102,6 +104,7 @@ pub(super) fn parse_service(declared: &wire::Service, faults: &mut FaultCollecto
         },
         restart,
         stop_time,
+        privileges,
     };
     (faults.faults.len() == before).then_some(service)
 }
@@ -223,6 +226,40 @@ fn check_user(declared: &wire::Service, faults: &mut FaultCollector) {
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c));
         faults.add_unless(fits, "user", format!("{:?} is no name of a user", declared.user));
     }
+}
+
+fn parse_privileges(declared: &wire::Service, faults: &mut FaultCollector) -> Privileges {
+    faults.check_count("capabilities", declared.capabilities.len());
+    let named = declared.capabilities.iter().map(|name| name.parse::<Capability>());
+    let named: Vec<Option<Capability>> =
+        named.map(|capability| faults.ok_or_add("capabilities", capability)).collect();
+    let capabilities: BTreeSet<Capability> = named.iter().copied().flatten().collect();
+    faults.add_unless(
+        named.iter().flatten().count() == capabilities.len(),
+        "capabilities",
+        "it names a capability twice",
+    );
+    let rooted = matches!(declared.run, Some(wire::service::Run::RootFilesystem(_)));
+    let unfiltered_system_calls = match declared.seccomp.as_str() {
+        "" => false,
+        "unconfined" => {
+            faults.add_unless(
+                rooted,
+                "seccomp",
+                "only a service in a root filesystem has a filter of system calls; omit it",
+            );
+            true
+        }
+        other => {
+            let shown: String = other.chars().take(100).collect();
+            faults.add(
+                "seccomp",
+                format!("{shown:?} is no profile; write \"unconfined\", or omit it for the default"),
+            );
+            false
+        }
+    };
+    Privileges { capabilities, unfiltered_system_calls, new_privileges: declared.new_privileges }
 }
 
 fn parse_health_check(check: &wire::HealthCheck, faults: &mut FaultCollector) -> Option<HealthCheck> {

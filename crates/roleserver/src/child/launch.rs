@@ -23,6 +23,7 @@ use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::atomic_file::{self, Durability};
 use crate::child::cgroup::Cgroup;
+use crate::child::confinement;
 use crate::child::log;
 use crate::child::scope::ScopeRecord;
 use crate::child::spec::{ChildSpec, User};
@@ -105,6 +106,11 @@ pub struct LaunchError {
 /// Starts a new process of `program`, which is this one, to carry out `order`. Blocks until that process has become the
 /// child's program. The returned pidfd can be waited for also if the child has ended already.
 pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, LaunchError> {
+    launch_process(program, order).map(|(handle, _)| handle)
+}
+
+/// As [`launch_child`], with the pid, which is the child's own until it has been waited for. It leads a process group.
+pub fn launch_process(program: &Path, order: &LaunchOrder) -> Result<(OwnedFd, Pid), LaunchError> {
     launch(program, order, None::<fn(u32) -> Result<Placement, String>>)
 }
 
@@ -115,24 +121,25 @@ pub fn launch_placed_child(
     order: &LaunchOrder,
     place: impl FnOnce(u32) -> Result<Placement, String>,
 ) -> Result<OwnedFd, LaunchError> {
-    launch(program, order, Some(place))
+    launch(program, order, Some(place)).map(|(handle, _)| handle)
 }
 
 fn launch(
     program: &Path,
     order: &LaunchOrder,
     place: Option<impl FnOnce(u32) -> Result<Placement, String>>,
-) -> Result<OwnedFd, LaunchError> {
+) -> Result<(OwnedFd, Pid), LaunchError> {
     let failed = |why: String| LaunchError { name: order.spec.name.clone(), why };
-    let begin = || -> std::io::Result<(OwnedFd, String)> {
-        let mut child = Command::new(program)
+    let begin = || -> std::io::Result<(OwnedFd, Pid, String)> {
+        let mut command = Command::new(program);
+        command
             .arg(SUBCOMMAND)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(log::open_log(&order.log)?)
-            .spawn()?;
+            .stderr(log::open_log(&order.log)?);
+        let mut child = hardening::restore_core_limit(command.usual_file_limit()).spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         if let Some(mut input) = input {
             // If the process has ended already, its output has the reason.
@@ -156,18 +163,19 @@ fn launch(
             output.take(MAX_ORDER_BYTES).read_to_string(&mut text)?;
         }
         // The child was not waited for yet, so the pid is still its own.
-        let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        let pid = Pid::from_child(&child);
+        let handle = pidfd_open(pid, PidfdFlags::empty())?;
         if !text.is_empty() {
             child.wait()?;
         }
-        Ok((handle, text))
+        Ok((handle, pid, text))
     };
-    let (handle, text) = begin().map_err(|error| failed(error.to_string()))?;
+    let (handle, pid, text) = begin().map_err(|error| failed(error.to_string()))?;
     if !text.is_empty() {
         return Err(failed(text));
     }
     tracing::info!(name = order.spec.name, program = %order.spec.program.display(), "a program was started");
-    Ok(handle)
+    Ok((handle, pid))
 }
 
 /// Carries out `roleserver launch`. Returns only on a failure.
@@ -254,7 +262,7 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
     match prepare() {
         // Before the user is switched: the path to the directory may be closed to the new user.
         Ok(mut command) => match std::env::set_current_dir(&spec.directory) {
-            Ok(()) => match spec.user.map_or(Ok(()), |user| switch_user(user, &spec.groups)) {
+            Ok(()) => match enter_user(spec) {
                 Ok(()) => refused(command.exec()),
                 Err(error) => error,
             },
@@ -262,6 +270,22 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
         },
         Err(error) => error,
     }
+}
+
+/// Becomes the user of the child, confined as its specification states, with the core limit of the role server's start.
+fn enter_user(spec: &ChildSpec) -> std::io::Result<()> {
+    hardening::restore_own_core_limit()?;
+    let switch = || spec.user.map_or(Ok(()), |user| switch_user(user, &spec.groups));
+    let Some(wanted) = &spec.confinement else { return switch() };
+    let uid = spec.user.map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.uid);
+    let own = confinement::own_capabilities()?;
+    let plan = confinement::plan_confinement(wanted, uid, own).map_err(std::io::Error::other)?;
+    let failed = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("confining {} failed: {error}", spec.program.display()))
+    };
+    confinement::begin(&plan).map_err(failed)?;
+    switch()?;
+    confinement::finish(&plan).map_err(failed)
 }
 
 /// Drops the role server's privileges. This process has one thread, so this covers the whole process.

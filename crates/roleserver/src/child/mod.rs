@@ -31,6 +31,7 @@
 //!
 //! * [`spec`][]: what to run. Its digest shows whether the running program still matches.
 //! * [`cgroup`][]: control groups, version 1, 2 or both, as the host has them.
+//! * [`confinement`][]: the capabilities that a declared service keeps, and `no_new_privs`.
 //! * [`launch`][]: the steps from this program to the other one.
 //! * [`scope`][]: whether children get scopes of systemd, their names and properties (pure). [`placement`][]: puts a
 //!   child into its scope, and finds its groups. [`migration`][]: moves running children into scopes.
@@ -64,6 +65,7 @@
 //! * A record need not survive a loss of power, because no process does.
 
 pub mod cgroup;
+pub mod confinement;
 pub mod existing_cgroup;
 pub mod exit;
 pub mod launch;

@@ -8,6 +8,8 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 use supervisor::name::{RunnableName, RunnableNameError};
 
+use crate::child::confinement::Confinement;
+
 /// One program, with all that it is started with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildSpec {
@@ -26,6 +28,9 @@ pub struct ChildSpec {
     /// Supplementary groups, used only together with `user`.
     #[serde(default)]
     pub groups: Vec<u32>,
+    /// How it is confined; `None` for what the role server itself needs, which is not confined.
+    #[serde(default)]
+    pub confinement: Option<Confinement>,
     /// The limits of its control group.
     pub limits: ResourceLimits,
     /// Files that a killed program leaves behind and that would keep the next from starting, such as sockets. They are
@@ -116,7 +121,8 @@ impl ChildSpec {
 
     /// The digest of everything that the program is started with. The stop time and the survivor prefix are not part of
     /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which follow from
-    /// the host's configuration.
+    /// the host's configuration. Nor is the confinement: the default one is that of a release, and counts from the next
+    /// start. What a declaration asks for is in the digest of its service, which stops the service when it changes.
     #[must_use]
     pub fn digest(&self) -> String {
         let reported =
@@ -138,6 +144,7 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> ChildSpec
         directory: "/".into(),
         user: None,
         groups: Vec::new(),
+        confinement: None,
         limits: ResourceLimits::default(),
         stale_files: Vec::new(),
         survivor_prefix: None,
@@ -157,6 +164,7 @@ mod tests {
         let mut same = spec.clone();
         same.stop_time = Duration::from_secs(1);
         same.limits.memory_bytes = Some(1);
+        same.confinement = Some(Confinement::default());
         assert_eq!(spec.digest(), same.digest());
         let others: [fn(&mut ChildSpec); 6] = [
             |spec| spec.name = "web2".into(),

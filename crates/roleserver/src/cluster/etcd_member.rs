@@ -125,6 +125,7 @@ pub fn etcd_spec(
         directory: files.etcd_directory(),
         user: None,
         groups: Vec::new(),
+        confinement: None,
         limits: ResourceLimits::default(),
         stale_files: vec![client_socket(files)],
         survivor_prefix: None,

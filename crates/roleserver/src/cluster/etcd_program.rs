@@ -167,7 +167,8 @@ pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, 
     let mut command = Command::new(program);
     // In its own process group, which is killed at the deadline. With an empty environment, like the real start.
     command.arg("--version").env_clear().current_dir("/").process_group(0).kill_on_drop(true);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).usual_file_limit();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
     let mut child = command.spawn().map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => ProgramError::Missing(named()),
         _ => ProgramError::NotStarted { program: named(), source },

@@ -71,16 +71,17 @@ pub async fn supervise_agent(program: &Path, state: &StateDirectory) -> Result<(
 fn start_agent(program: &Path, state: &StateDirectory) -> std::io::Result<Child> {
     // An agent without a readable log still sends heartbeats; one that was not started does not.
     let output = || log::open_log(&state.log_path()).map_or_else(|_| Stdio::inherit(), Stdio::from);
-    Command::new(program)
+    let mut command = Command::new(program);
+    command
         .arg("run")
         .arg("--state_dir")
         .arg(state.path())
         .stdin(empty_stdin()?)
         .stdout(output())
         .stderr(output())
-        .kill_on_drop(true)
-        .usual_file_limit()
-        .spawn()
+        .kill_on_drop(true);
+    hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+    command.spawn()
 }
 
 /// Waits for the agent's exit; `None` after a signal to end both.

@@ -200,17 +200,16 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
     let io = |source| SupervisionError::Io { operation: "starting the supervisor".to_owned(), source };
     // `supervise` makes a session of its own. It inherits none of our standard streams, or the SSH session would wait
     // for it.
-    Command::new(&wanted.program)
+    let mut command = Command::new(&wanted.program);
+    command
         .arg("supervise")
         .arg("--state_dir")
         .arg(state.path())
         .current_dir("/")
         .stdin(empty_stdin().map_err(io)?)
         .stdout(output().map_err(io)?)
-        .stderr(output().map_err(io)?)
-        .usual_file_limit()
-        .spawn()
-        .map_err(io)?;
+        .stderr(output().map_err(io)?);
+    hardening::restore_core_limit(command.usual_file_limit()).spawn().map_err(io)?;
     wait_for_agent(state, wanted)
 }
 

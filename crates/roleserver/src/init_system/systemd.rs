@@ -193,12 +193,12 @@ impl Systemd {
             None => ("systemctl", &[][..]),
         };
         let command = [&[program.to_owned()][..], first, &arguments.map(str::to_owned)].concat().join(" ");
-        let output = Command::new(program)
-            .args(first)
+        let mut call = Command::new(program);
+        call.args(first)
             .args(arguments)
             .envs(self.runtime_directory.iter().map(|directory| ("XDG_RUNTIME_DIR", directory)))
-            .stdin(Stdio::null())
-            .usual_file_limit()
+            .stdin(Stdio::null());
+        let output = hardening::restore_core_limit(call.usual_file_limit())
             .output()
             .map_err(|source| SystemdError::Io { operation: format!("calling `{command}`"), source })?;
         if output.status.success() {
@@ -219,7 +219,9 @@ pub fn enable_linger() -> Result<(), String> {
     let warn = |why: String| {
         format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
     };
-    match Command::new("loginctl").arg("enable-linger").stdin(Stdio::null()).usual_file_limit().output() {
+    let mut command = Command::new("loginctl");
+    command.arg("enable-linger").stdin(Stdio::null());
+    match hardening::restore_core_limit(command.usual_file_limit()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(warn(error_output(&output))),
         Err(error) => Err(warn(error.to_string())),

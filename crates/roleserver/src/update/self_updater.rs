@@ -367,7 +367,10 @@ impl SelfUpdater {
     }
 }
 
-/// Replaces this program by `program`, with the arguments of this one.
+/// Replaces this program by `program`, with the arguments of this one. The next program protects its process again.
 fn exec_program(program: &Path) -> std::io::Error {
+    if let Err(error) = hardening::restore_own_core_limit() {
+        tracing::warn!(%error, "what the next release starts writes no core files");
+    }
     Command::new(program).args(std::env::args_os().skip(1)).usual_file_limit().exec()
 }

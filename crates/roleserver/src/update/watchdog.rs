@@ -38,7 +38,8 @@ fn watchdog_command(program: &Path, state_directory: &Path) -> std::io::Result<C
     let mut command = Command::new(program);
     command.arg(SUBCOMMAND).arg("--state_dir").arg(state_directory).current_dir("/").stdin(empty_stdin()?);
     // A reader of this program's output must not wait for the watchdog's end.
-    command.stdout(Stdio::null()).stderr(Stdio::null()).usual_file_limit();
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    hardening::restore_core_limit(command.usual_file_limit());
     Ok(command)
 }
 

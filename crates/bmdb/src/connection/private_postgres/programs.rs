@@ -97,8 +97,7 @@ pub fn search_directories() -> Vec<PathBuf> {
 ///
 /// Fails when we are root and no other user is known.
 pub fn server_user() -> Result<Option<ServerUser>, NoServerUser> {
-    let we_are_root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-    if !we_are_root {
+    if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -120,6 +119,7 @@ pub fn program_command(program: &Path, user: Option<&ServerUser>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
     command.env("PATH", env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
+    hardening::restore_core_limit(&mut command);
     if let Some(user) = user {
         command.uid(user.uid).gid(user.gid);
     }
@@ -137,8 +137,9 @@ fn version_directories(parent: &Path, prefix: &str) -> impl Iterator<Item = Path
 }
 
 fn output_of(program: &Path, argument: &str) -> Option<String> {
-    let output =
-        Command::new(program).arg(argument).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let mut command = Command::new(program);
+    command.arg(argument).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = hardening::restore_core_limit(&mut command).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

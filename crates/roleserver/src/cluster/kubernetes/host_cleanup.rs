@@ -173,15 +173,16 @@ fn remove_rules(directory: &Path) {
 
 /// Runs a command to its end, and kills it at the time limit; the error is a sentence.
 fn run_command(program: &Path, arguments: &[&str]) -> Result<(), String> {
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .usual_file_limit()
+        .stderr(Stdio::null());
+    let mut child = hardening::restore_core_limit(command.usual_file_limit())
         .spawn()
         .map_err(|error| format!("it could not be started: {error}"))?;
     let end = Instant::now() + COMMAND_TIMEOUT;

@@ -20,7 +20,8 @@
 //!   [`service_runtime`][]: blocking operations on the host.
 //! * [`artefact_store`][]: programs by their digest, downloaded from a URL ([`http_fetch`][crate::http_fetch]) or from
 //!   a shepherd ([`server_pool`][crate::server_pool]).
-//! * [`rootfs`][]: a service's own root filesystem, and the configuration of runc.
+//! * [`rootfs`][]: a service's own root filesystem. [`oci_config`][]: the configuration of runc for it. [`seccomp`][]: its
+//!   filter of system calls.
 //! * [`workdir`][]: the files of a service. [`users`][]: its user and groups. [`probe`][]: health probes.
 //!
 //! # On the disk
@@ -68,11 +69,13 @@ use crate::server_pool::ServerPool;
 pub mod artefact_store;
 pub mod curator_watch;
 pub mod desired;
+pub mod oci_config;
 pub mod persisted;
 pub mod plan;
 pub mod probe;
 pub mod render;
 pub mod rootfs;
+pub mod seccomp;
 pub mod service_manager;
 pub mod service_runtime;
 pub mod service_state;

@@ -4,7 +4,7 @@
 //! stopped, so that none of its processes is left in the service's control group.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,8 +252,8 @@ async fn run_exec_probe(
         let (runtime, wanted, command) = (runtime.clone(), wanted.clone(), command.to_vec());
         tokio::task::spawn_blocking(move || runtime.start_probe(&wanted, &command))
     };
-    let handle = match starting.await {
-        Ok(Ok(handle)) => handle,
+    let (handle, group) = match starting.await {
+        Ok(Ok(started)) => started,
         Ok(Err(error)) => return Err(error.to_string()),
         Err(error) => return Err(error.to_string()),
     };
@@ -274,7 +274,7 @@ async fn run_exec_probe(
         }
         Ok(Err(error)) => Err(format!("waiting for {:?} failed: {error}", command[0])),
         Err(why) => {
-            kill_probe(&handle);
+            kill_probe(&handle, group);
             // A child of this process stays a zombie until it is waited for.
             let _ = wait_for_exit(&handle).await;
             Err(format!("of {:?}: {why}", command[0]))
@@ -283,15 +283,10 @@ async fn run_exec_probe(
 }
 
 /// Kills an unfinished probe, with the processes of its process group.
-fn kill_probe(handle: &OwnedFd) {
+fn kill_probe(handle: &OwnedFd, group: Pid) {
     let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
     // It has not been waited for yet, so its number and that of its group have not been reused.
-    let text =
-        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", handle.as_raw_fd())).unwrap_or_default();
-    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-    if let Some(pid) = pid.filter(|pid| *pid > 0).and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-    }
+    let _ = rustix::process::kill_process_group(group, Signal::KILL);
 }
 
 #[cfg(test)]

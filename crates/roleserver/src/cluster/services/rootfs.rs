@@ -1,4 +1,4 @@
-//! Services in a root filesystem of their own: unpack the archive, write the OCI configuration for runc.
+//! Services in a root filesystem of their own: unpack the archive, call runc.
 //!
 //! An archive is unpacked for each service that uses it, in a directory that only root can enter, and mounted
 //! read-only: the service cannot change it, and an archive of another service cannot replace it while the service runs.
@@ -7,9 +7,8 @@
 //! mounted over those of the archive.
 //!
 //! `runc run` represents the service: signals go through it, and its exit is the exit of the service. It creates a
-//! control group inside that of the service, so that limits apply to both and no process survives a kill. The
-//! configuration follows the runtime specification of the Open Container Initiative, `config.md` and `config-linux.md`
-//! (1.0.2).
+//! control group inside that of the service, so that limits apply to both and no process survives a kill.
+//! [`oci_config`][super::oci_config] writes its configuration.
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind};
@@ -18,15 +17,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use model::role_declaration::Sha256;
-use serde_json::{Value, json};
+use serde_json::Value;
 use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::spec::{ResourceLimits, User};
-use crate::cluster::services::desired::RenderedService;
 use crate::connection::error_chain;
 
 /// Where a service finds its own directory.
-const SERVICE_DIRECTORY: &str = "/service";
+pub(super) const SERVICE_DIRECTORY: &str = "/service";
 /// Largest unpacked size in bytes. An archive is a file of 256 MiB at most, but may have holes.
 const MAX_BYTES: u64 = 8 << 30;
 /// Maximum number of entries of an archive.
@@ -36,19 +34,6 @@ const MAX_ENTRIES: usize = 1_000_000;
 const RUNC_TASKS: u64 = 64;
 /// Directories in which distributions install runc.
 const RUNC_DIRECTORIES: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
-/// Capabilities of root in the container: what servers need that start as root and then drop privileges.
-const CAPABILITIES: [&str; 10] = [
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
 /// Files for name resolution that are mounted from the node, if the archive has their directory.
 const HOST_FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 
@@ -88,7 +73,9 @@ impl OciBundle {
             && let Ok(runc) = find_runc()
         {
             let arguments = self.runc_arguments(&["delete", "--force", name]);
-            let done = Command::new(runc).args(arguments).stdin(Stdio::null()).usual_file_limit().output()?;
+            let mut command = Command::new(runc);
+            command.args(arguments).stdin(Stdio::null());
+            let done = hardening::restore_core_limit(command.usual_file_limit()).output()?;
             if !done.status.success() {
                 let text = String::from_utf8_lossy(&done.stderr).trim().to_owned();
                 tracing::warn!(service = name, text, "runc could not clear up after a service");
@@ -209,23 +196,6 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Paths and names for an OCI configuration.
-#[derive(Clone, Debug)]
-pub struct ContainerOptions<'a> {
-    /// Directory of the service on the host.
-    pub workdir: &'a Path,
-    /// Directory of its files with absolute paths: [`OciBundle::files_path`].
-    pub files: &'a Path,
-    /// The absolute paths of these files.
-    pub mounted_files: &'a [String],
-    /// Files of the node that are mounted read-only.
-    pub host_files: &'a [&'static str],
-    /// Its control group, in the syntax of runc.
-    pub cgroup: &'a str,
-    /// Host name in the container, the service's child name.
-    pub name: &'a str,
-}
-
 /// Files of the node to mount: only if the archive has their directory and no declared file has their path.
 #[must_use]
 pub fn find_host_files(root: &Path, declared: &[String]) -> Vec<&'static str> {
@@ -237,76 +207,9 @@ pub fn find_host_files(root: &Path, declared: &[String]) -> Vec<&'static str> {
     HOST_FILES.into_iter().filter(|path| fits(path)).collect()
 }
 
-/// Builds the OCI configuration (pure).
-#[must_use]
-pub fn runc_config(
-    rendered: &RenderedService,
-    program: &str,
-    user: User,
-    container: &ContainerOptions<'_>,
-) -> Value {
-    let arguments: Vec<&str> =
-        std::iter::once(program).chain(rendered.arguments.iter().map(String::as_str)).collect();
-    let environment: Vec<String> =
-        rendered.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let capabilities: &[&str] = if user.uid == 0 { &CAPABILITIES } else { &[] };
-    let mount = |destination: &str, kind: &str, options: &[&str]| json!({ "destination": destination, "type": kind, "source": kind, "options": options });
-    let bind = |source: &Path, destination: &str, options: &[&str]| {
-        let options: Vec<&str> = ["bind", "nosuid", "nodev"].iter().chain(options).copied().collect();
-        json!({ "destination": destination, "type": "bind", "source": source, "options": options })
-    };
-    let mut mounts = vec![
-        mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
-        mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
-        mount("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]),
-        mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
-        mount("/tmp", "tmpfs", &["nosuid", "nodev", "mode=1777"]),
-        mount("/run", "tmpfs", &["nosuid", "nodev", "mode=755"]),
-        bind(container.workdir, SERVICE_DIRECTORY, &["rw"]),
-    ];
-    mounts.extend(container.host_files.iter().map(|path| bind(Path::new(path), path, &["ro"])));
-    mounts.extend(
-        container
-            .mounted_files
-            .iter()
-            .map(|path| bind(&container.files.join(path.trim_start_matches('/')), path, &["ro"])),
-    );
-    json!({
-        "ociVersion": "1.0.2",
-        "process": {
-            "terminal": false,
-            "user": { "uid": user.uid, "gid": user.gid },
-            "args": arguments,
-            "env": environment,
-            "cwd": SERVICE_DIRECTORY,
-            "noNewPrivileges": true,
-            "capabilities": {
-                "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
-            },
-        },
-        "root": { "path": "rootfs", "readonly": true },
-        "hostname": container.name,
-        "mounts": mounts,
-        "linux": {
-            "cgroupsPath": container.cgroup,
-            "namespaces": [{ "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }],
-            "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
-            "maskedPaths": [
-                "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug",
-                "/proc/scsi",
-            ],
-            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
-        },
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use std::collections::BTreeMap;
-
-    use model::role_declaration::ProgramSource;
 
     fn archive(entries: &[(&str, tar::EntryType, &str)]) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -397,56 +300,6 @@ mod tests {
         fs::write(bundle.rootfs_path().join("mark"), "").unwrap();
         bundle.unpack_rootfs(other.path(), Sha256([2; 32])).unwrap();
         assert!(!bundle.rootfs_path().join("mark").exists(), "what may be half of it is taken for all of it");
-    }
-
-    #[test]
-    fn runc_config_follows_the_service() {
-        let rendered = RenderedService {
-            run: ProgramSource::RootFilesystem {
-                archive: Sha256([1; 32]),
-                program: "/bin/server".to_owned(),
-            },
-            arguments: vec!["--port".to_owned(), "80".to_owned()],
-            environment: BTreeMap::from([("A".to_owned(), "b c".to_owned())]),
-            files: Vec::new(),
-            user: "1000".to_owned(),
-        };
-        let reported = |uid| {
-            let container = ContainerOptions {
-                workdir: Path::new("/own"),
-                files: Path::new("/bundle/files"),
-                mounted_files: &["/etc/app.conf".to_owned()],
-                host_files: &["/etc/hosts"],
-                cgroup: "web_server",
-                name: "web_server",
-            };
-            runc_config(&rendered, "/bin/server", User { uid, gid: uid }, &container)
-        };
-        let plain = reported(1000);
-        assert_eq!(plain["process"]["args"], json!(["/bin/server", "--port", "80"]));
-        assert_eq!(plain["process"]["env"], json!(["A=b c"]));
-        assert_eq!(plain["process"]["user"], json!({ "uid": 1000, "gid": 1000 }));
-        assert_eq!(plain["process"]["capabilities"]["bounding"], json!([]));
-        assert_eq!(
-            reported(0)["process"]["capabilities"]["bounding"].as_array().unwrap().len(),
-            CAPABILITIES.len()
-        );
-        assert_eq!(
-            (&plain["root"]["readonly"], &plain["process"]["cwd"]),
-            (&json!(true), &json!(SERVICE_DIRECTORY))
-        );
-        let mounts = plain["mounts"].as_array().unwrap();
-        let of = |destination: &str| {
-            let found = mounts.iter().find(|mount| mount["destination"] == destination).unwrap();
-            (found["source"].as_str().unwrap().to_owned(), found["options"].to_string())
-        };
-        assert_eq!(of(SERVICE_DIRECTORY).0, "/own");
-        assert_eq!(of("/etc/app.conf").0, "/bundle/files/etc/app.conf");
-        for read_only in ["/etc/app.conf", "/etc/hosts"] {
-            assert!(of(read_only).1.contains("\"ro\""), "{read_only}");
-        }
-        let namespaces = plain["linux"]["namespaces"].to_string();
-        assert!(namespaces.contains("pid") && !namespaces.contains("network"), "{namespaces}");
     }
 
     #[test]

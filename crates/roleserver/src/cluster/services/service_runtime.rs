@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use model::node_role::NodeRole;
 use model::role_declaration::{ProgramSource, Sha256};
+use rustix::process::Pid;
 
 use crate::atomic_file::{self, Durability};
-use crate::child::launch::{ChildRecord, LaunchError, LaunchOrder, launch_child};
+use crate::child::confinement::Confinement;
+use crate::child::launch::{ChildRecord, LaunchError, LaunchOrder, launch_process};
 use crate::child::lifecycle::{
     ChildContext, ChildError, adopt_or_start, find_running, stop_child, stop_child_except,
 };
@@ -24,7 +26,8 @@ use crate::child::log;
 use crate::child::spec::{ChildSpec, User};
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
-use crate::cluster::services::rootfs::{self, ContainerOptions, OciBundle};
+use crate::cluster::services::oci_config::{ContainerOptions, runc_config};
+use crate::cluster::services::rootfs::{self, OciBundle};
 use crate::cluster::services::service_state::RunRecord;
 use crate::cluster::services::users::{Account, find_account};
 use crate::cluster::services::workdir::{WorkdirError, WorkdirFile, link_file, prepare_workdir};
@@ -273,7 +276,7 @@ impl ServiceRuntime {
             name: &name,
         };
         bundle
-            .write_config(&rootfs::runc_config(rendered, program, user, &container))
+            .write_config(&runc_config(rendered, program, user, &container))
             .map_err(failed("writing the configuration of runc"))?;
         Ok(ChildSpec {
             arguments: bundle.run_arguments(&name),
@@ -288,7 +291,7 @@ impl ServiceRuntime {
 
     fn child_spec(&self, wanted: &DesiredService, program: &Path) -> Result<ChildSpec, RuntimeError> {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
-        let RenderedService { run, arguments, environment, user, .. } = rendered;
+        let RenderedService { run, arguments, environment, user, privileges, .. } = rendered;
         let account = find_account(user).map_err(RuntimeError::Account)?;
         let rooted = matches!(run, ProgramSource::RootFilesystem { .. });
         Ok(ChildSpec {
@@ -299,6 +302,9 @@ impl ServiceRuntime {
             directory: self.service_directory(&wanted.id),
             user: Some(account.user),
             groups: account.groups,
+            // Components of Kubernetes administer the host. In a root filesystem, runc confines the service.
+            confinement: (self.owner == ServiceOwner::Declared && !rooted)
+                .then(|| Confinement(privileges.clone())),
             limits: if rooted { rootfs::limits_with_runc(wanted.limits) } else { wanted.limits },
             stale_files: Vec::new(),
             survivor_prefix: (self.hooks.survivor_prefix)(&wanted.id).map(str::to_owned),
@@ -308,7 +314,12 @@ impl ServiceRuntime {
     }
 
     /// Starts a probe command of a running service: as its user, in its directory, within its limits.
-    pub fn start_probe(&self, wanted: &DesiredService, command: &[String]) -> Result<OwnedFd, RuntimeError> {
+    /// The pid is that of the probe's process group, and its own until the probe has been waited for.
+    pub fn start_probe(
+        &self,
+        wanted: &DesiredService,
+        command: &[String],
+    ) -> Result<(OwnedFd, Pid), RuntimeError> {
         let missing = || RuntimeError::Rendering("the health check has no program".to_owned());
         let (program, arguments) = command.split_first().ok_or_else(missing)?;
         let spec =
@@ -333,7 +344,7 @@ impl ServiceRuntime {
         let children = &self.children;
         let group = children.running_group(&spec.name, &spec.limits).map_err(ChildError::from)?;
         let log = children.directory.join(&spec.name).join("check.log");
-        Ok(launch_child(&children.launcher, &LaunchOrder { spec, group, waits: false, record: None, log })?)
+        Ok(launch_process(&children.launcher, &LaunchOrder { spec, group, waits: false, record: None, log })?)
     }
 
     /// Last line of a probe command's output.

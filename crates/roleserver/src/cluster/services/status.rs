@@ -203,6 +203,7 @@ mod tests {
 
     fn desired(name: &str, rendered: &str, depends_on: &[&str]) -> DesiredService {
         use model::role_declaration::ProgramSource;
+        use model::role_declaration::privileges::Privileges;
 
         use crate::cluster::services::desired::RenderedService;
         let made = RenderedService {
@@ -211,6 +212,7 @@ mod tests {
             environment: BTreeMap::new(),
             files: Vec::new(),
             user: "root".to_owned(),
+            privileges: Privileges::default(),
         };
         DesiredService {
             id: id(name),

@@ -36,6 +36,7 @@ use std::time::Duration;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use model::node_role::NodeRole;
 use model::role_declaration::ProgramSource;
+use model::role_declaration::privileges::Privileges;
 use prost::Message as _;
 use ring::digest;
 use serde_json::json;
@@ -209,6 +210,7 @@ pub fn render_plain(program: &Path, arguments: Vec<String>, files: Vec<WorkdirFi
         environment: BTreeMap::from([("PATH".to_owned(), SYSTEM_PATH.to_owned())]),
         files,
         user: "root".to_owned(),
+        privileges: Privileges::default(),
     }
 }
 

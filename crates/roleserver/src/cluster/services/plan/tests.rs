@@ -2,6 +2,7 @@
 
 use super::*;
 
+use model::role_declaration::privileges::Privileges;
 use model::role_declaration::{ProgramSource, RestartPolicy};
 
 use crate::child::spec::ResourceLimits;
@@ -19,6 +20,7 @@ fn service(name: &str, argument: &str, depends_on: &[&str]) -> DesiredService {
         environment: BTreeMap::new(),
         files: Vec::new(),
         user: "root".to_owned(),
+        privileges: Privileges::default(),
     };
     let digest = rendered.digest();
     DesiredService {

@@ -1,0 +1,272 @@
+//! Confinement: the programs close their own processes, and what a role server starts has no more rights than it needs.
+//! Real processes, as a user that is not root wherever that matters.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use shepherd::model::role_declaration::privileges::Privileges;
+use shepherd::roleserver::child::cgroup::Cgroup;
+use shepherd::roleserver::child::confinement::{Confinement, DEFAULT_CAPABILITIES};
+use shepherd::roleserver::child::launch::{LaunchOrder, SUBCOMMAND, read_record};
+use shepherd::roleserver::child::spec::{ChildSpec, ResourceLimits, User};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::source;
+
+/// A user without a name, whose processes have no rights.
+const STRANGER: u32 = 65_533;
+const PATIENCE: Duration = Duration::from_mins(1);
+const NET_ADMIN: u64 = 1 << 12;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A directory that the stranger may enter and write to, with programs that it may run.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Result<Self> {
+        let place = Self(tempfile::tempdir()?);
+        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755))?;
+        if is_root() {
+            chown(place.0.path(), Some(STRANGER), Some(STRANGER))?;
+        }
+        Ok(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A program of this build, where the stranger finds it: the build folder may be closed to it.
+    fn program(&self, built: &str) -> Result<PathBuf> {
+        let name = Path::new(built).file_name().context(built.to_owned())?;
+        let path = self.0.path().join(name);
+        if fs::hard_link(built, &path).is_err() {
+            fs::copy(built, &path)?;
+        }
+        Ok(path)
+    }
+
+    /// A command of the stranger, or of this user if it is not root.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        if is_root() {
+            command.uid(STRANGER).gid(STRANGER);
+        }
+        command.current_dir(self.0.path()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// Whether the stranger can read the environment of a process.
+    fn can_read_environment(&self, pid: u32) -> Result<bool> {
+        let output =
+            self.command(Path::new("cat")).arg(format!("/proc/{pid}/environ")).stdout(Stdio::piped()).output()?;
+        Ok(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("TOKEN=secret"))
+    }
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !done()? {
+        ensure!(Instant::now() < end, "{what}: not within {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// The soft and the hard limit of core files of a process.
+fn core_limits(pid: &str) -> Result<(String, String)> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    parse_core_limits(&limits)
+}
+
+fn parse_core_limits(limits: &str) -> Result<(String, String)> {
+    let line = limits.lines().find(|line| line.starts_with("Max core file size")).context("no core limit")?;
+    let mut words = line.split_whitespace().skip(4).map(str::to_owned);
+    words.next().zip(words.next()).context(line.to_owned())
+}
+
+#[test]
+fn environment_of_each_program_is_closed_to_other_processes_of_its_user() -> TestResult {
+    let place = Place::new()?;
+    // Without the protection it could be read.
+    let open = Running(place.command(Path::new("sleep")).arg("600").env("TOKEN", "secret").spawn()?);
+    until("the environment of a program without protection", || place.can_read_environment(open.0.id()))?;
+
+    // Programs that wait: for an answer of a database, for orders, for machines.
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("postgres://nobody@{}/nothing", silent.local_addr()?);
+    let state = place.path("fleet.json").display().to_string();
+    for (program, arguments) in [
+        (env!("CARGO_BIN_EXE_roleserver"), vec!["launch"]),
+        (env!("CARGO_BIN_EXE_shepherdctl"), vec!["--bmdb_url", &url, "get", "machines"]),
+        (
+            env!("CARGO_BIN_EXE_shepherd"),
+            vec!["simulator", "--listen_address", "127.0.0.1:0", "--machine_count", "1", "--state_path", &state],
+        ),
+    ] {
+        let path = place.program(program)?;
+        let running = Running(place.command(&path).args(arguments).env("TOKEN", "secret").spawn()?);
+        let pid = running.0.id();
+        until(&format!("{program} has closed its process"), || {
+            Ok(!place.can_read_environment(pid)? && core_limits(&pid.to_string())?.0 == "0")
+        })?;
+        assert!(Path::new(&format!("/proc/{pid}/exe")).symlink_metadata().is_ok(), "{program} still runs");
+    }
+    Ok(())
+}
+
+/// What a program that was started observed of itself.
+struct Observed {
+    status: String,
+    core_limits: (String, String),
+}
+
+impl Observed {
+    fn field(&self, name: &str) -> Result<&str> {
+        let line = self.status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::trim).context(name.to_owned())
+    }
+
+    fn capabilities(&self, set: &str) -> Result<u64> {
+        Ok(u64::from_str_radix(self.field(set)?, 16)?)
+    }
+}
+
+/// Lets a role server of the stranger, or of this user, start a program, which writes what it observes.
+fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement>) -> Result<Observed> {
+    let place = Place::new()?;
+    let program = place.program(env!("CARGO_BIN_EXE_roleserver"))?;
+    // By a link that the kernel lets only the process itself follow.
+    fs::write(place.path("tool"), "#!/bin/sh\ncat /proc/self/status >status\ncat /proc/self/limits >limits\necho >done\n")?;
+    fs::set_permissions(place.path("tool"), fs::Permissions::from_mode(0o755))?;
+    let order = LaunchOrder {
+        spec: ChildSpec {
+            name: "web".to_owned(),
+            program: "/proc/self/cwd/tool".into(),
+            arguments: Vec::new(),
+            environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            directory: place.0.path().to_owned(),
+            user,
+            groups: Vec::new(),
+            confinement,
+            limits: ResourceLimits::default(),
+            stale_files: Vec::new(),
+            survivor_prefix: None,
+            stop_time: Duration::from_secs(1),
+        },
+        group: Cgroup::default(),
+        record: Some(place.path("process.json")),
+        log: place.path("output.log"),
+    };
+    fs::write(place.path("order.json"), serde_json::to_vec(&order)?)?;
+    let mut command = if of_stranger { place.command(&program) } else { Command::new(&program) };
+    let output = command
+        .arg(SUBCOMMAND)
+        .stdin(fs::File::open(place.path("order.json"))?)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()?;
+    let read = |name: &str| fs::read_to_string(place.path(name)).unwrap_or_default();
+    let refusal = String::from_utf8_lossy(&output.stdout);
+    ensure!(read("done") == "\n", "{refusal} {} {}", String::from_utf8_lossy(&output.stderr), read("output.log"));
+    ensure!(read_record(&place.path("process.json")).is_some(), "the process is not recorded");
+    Ok(Observed { status: read("status"), core_limits: parse_core_limits(&read("limits"))? })
+}
+
+fn asking(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
+    let capabilities = capabilities.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
+    Ok(Confinement(Privileges { capabilities, new_privileges, ..Privileges::default() }))
+}
+
+#[test]
+fn what_a_role_server_starts_gets_its_core_limit_back() -> TestResult {
+    let (_, hard) = core_limits("self")?;
+    // The limit of this process is what the role server starts with.
+    let observed = launch(false, None, None)?;
+    assert_eq!(observed.core_limits, core_limits("self")?);
+    assert_eq!(observed.core_limits.1, hard);
+    assert_eq!(observed.field("NoNewPrivs")?, "0", "the role server's own programs are not confined");
+    Ok(())
+}
+
+#[test]
+fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> TestResult {
+    if !is_root() {
+        return Ok(());
+    }
+    let own = Observed { status: fs::read_to_string("/proc/self/status")?, core_limits: core_limits("self")? };
+    let (bounding, default) = (own.capabilities("CapBnd")?, DEFAULT_CAPABILITIES.bits());
+    let stranger = Some(User { uid: STRANGER, gid: STRANGER });
+
+    let root = launch(false, None, Some(asking(&[], false)?))?;
+    assert_eq!(root.field("NoNewPrivs")?, "1");
+    for set in ["CapBnd", "CapPrm", "CapEff"] {
+        assert_eq!(root.capabilities(set)?, bounding & default, "{set} of a service of root");
+    }
+    let user = launch(false, stranger, Some(asking(&[], false)?))?;
+    assert_eq!(user.field("Uid")?.split_whitespace().next(), Some("65533"));
+    assert_eq!((user.field("NoNewPrivs")?, user.capabilities("CapBnd")?), ("1", bounding & default));
+    for set in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+        assert_eq!(user.capabilities(set)?, 0, "{set} of a service of another user");
+    }
+
+    let more = launch(false, None, Some(asking(&["NET_ADMIN"], true)?))?;
+    assert_eq!(more.field("NoNewPrivs")?, "0", "its declaration asks for that");
+    assert_eq!(more.capabilities("CapEff")?, bounding & (default | NET_ADMIN));
+    let more = launch(false, stranger, Some(asking(&["NET_ADMIN"], false)?))?;
+    for set in ["CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(more.capabilities(set)?, NET_ADMIN, "{set} of a service of another user that asks for more");
+    }
+    Ok(())
+}
+
+/// A role server that is not root cannot read everything below `/proc/self`, because its process is closed.
+#[test]
+fn role_server_that_is_not_root_starts_services_and_refuses_what_it_cannot_give() -> TestResult {
+    let observed = launch(true, None, Some(asking(&[], false)?))?;
+    assert_eq!(observed.field("NoNewPrivs")?, "1");
+    assert_eq!(observed.capabilities("CapEff")?, 0);
+    let refused = launch(true, None, Some(asking(&["NET_ADMIN"], false)?));
+    let error = refused.err().context("it was started")?.to_string();
+    assert!(error.contains("asks for the capabilities NET_ADMIN, which the role server"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn every_start_of_a_process_hands_on_the_core_limit() -> TestResult {
+    let mut starts = 0;
+    for path in source::rust_files()? {
+        let text = source::read(&path)?;
+        let code = source::take_apart(text.split("#[cfg(test)]").next().unwrap_or_default()).code;
+        let name = path.display().to_string();
+        let count = code.matches("Command::new(").count();
+        starts += count;
+        let restored = code.matches("hardening::restore_").count();
+        assert!(
+            restored >= count,
+            "{name} starts {count} programs and hands on the limit of core files {restored} times: call \
+             hardening::restore_core_limit before each start"
+        );
+    }
+    assert!(starts > 10, "only {starts} starts of processes were found");
+    Ok(())
+}
