@@ -1,5 +1,4 @@
-//! Shepherd: a control loop that takes over bare-metal servers from any source and keeps them in use without an
-//! operator.
+//! Shepherd: a control loop that takes over bare-metal servers and keeps them in use without an operator.
 //!
 //! # Modules
 //!

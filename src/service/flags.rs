@@ -24,7 +24,7 @@ use crate::model::time::{Rate, Span};
 use crate::service::demo::flags::DemoFlags;
 use crate::simulator::service::SimulatorArgs;
 
-/// Takes bare-metal servers from any source and keeps them useful without a person watching.
+/// Takes over bare-metal servers and keeps them useful without a person watching.
 ///
 /// Without a subcommand it runs the service: control loops that put the role server on your machines,
 /// watch them and bring them back, and the endpoint that those machines call. Any number of copies may

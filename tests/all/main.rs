@@ -50,6 +50,7 @@ mod objects;
 mod open_files;
 mod power;
 mod private_postgres;
+mod promises;
 mod providers;
 mod provisioning;
 mod questions;

@@ -16,7 +16,7 @@ use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
 pub(crate) const UPGRADE_EXAMPLES: &str = "\
 Examples:
-  shepherdctl cluster upgrade ams --kubernetes_bundle 'kubernetes 1.31.0' --reason next --dry_run
+  shepherdctl cluster upgrade ams --kubernetes_bundle 'kubernetes 1.20.2-b' --reason next --dry_run
   shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 

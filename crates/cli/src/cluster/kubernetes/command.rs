@@ -15,7 +15,7 @@ use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
 const SET_EXAMPLES: &str = "\
 Examples:
-  shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.30.1' --reason 'the first services'
+  shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.20.2' --reason 'the first services'
   shepherdctl cluster kubernetes set ams --add_on dns=coredns.yaml --reason 'names for services'
 
 A bundle and an add-on are artefacts: shepherdctl artefacts add. Another bundle than the one that a

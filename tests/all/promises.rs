@@ -1,0 +1,186 @@
+//! Promises of the documents: each claim of `docs/security.md` names tests that exist, examples of Kubernetes have
+//! versions that were run, and `make e2e` runs what its help states.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::source;
+
+const PAGE: &str = "docs/security.md";
+/// Versions of Kubernetes that the tests run: the bundle's, and that of the API server.
+const KUBERNETES_VERSIONS: [&str; 2] = ["1.20.2", "1.36.3"];
+
+/// An item of a list of the page, as one line.
+#[derive(Debug, PartialEq, Eq)]
+struct Claim {
+    line: usize,
+    text: String,
+}
+
+impl Claim {
+    /// Whether it states what is not protected yet.
+    fn is_open(&self) -> bool {
+        self.text.starts_with("**Open.** ")
+    }
+
+    /// The tests that it names after `Test:` or `Tests:`.
+    fn tests(&self) -> Vec<&str> {
+        let named = self.text.split_once(" Tests: ").or_else(|| self.text.split_once(" Test: "));
+        named.map_or_else(Vec::new, |(_, tests)| tests.split('`').skip(1).step_by(2).collect())
+    }
+}
+
+/// The claims of a page: its list items.
+fn claims(page: &str) -> Vec<Claim> {
+    let mut claims: Vec<Claim> = Vec::new();
+    let mut inside = false;
+    for (line, text) in (1..).zip(page.lines()) {
+        if let Some(begin) = text.strip_prefix("* ") {
+            claims.push(Claim { line, text: begin.to_owned() });
+            inside = true;
+        } else if let (true, Some(rest), Some(claim)) = (inside, text.strip_prefix("  "), claims.last_mut()) {
+            claim.text.push(' ');
+            claim.text.push_str(rest);
+        } else {
+            inside = false;
+        }
+    }
+    claims
+}
+
+/// The files in which a test with this path may be: `a::b::name` is in `tests/all/a/b.rs`, and `crate/a::b::name` in the
+/// integration tests or the sources of that crate.
+fn files_of(test: &str) -> Option<Vec<PathBuf>> {
+    let (package, path) = test.split_once('/').map_or((None, test), |(package, path)| (Some(package), path));
+    let (module, _) = path.rsplit_once("::")?;
+    let module = module.replace("::", "/");
+    let sources = |folder: &str| {
+        ["", "/mod", "/tests"].map(|end| PathBuf::from(format!("{folder}/src/{module}{end}.rs"))).to_vec()
+    };
+    Some(match package {
+        None => vec![format!("tests/all/{module}.rs").into(), format!("tests/all/{module}/mod.rs").into()],
+        Some("shepherd") => sources("."),
+        Some(name) => {
+            let folder = format!("crates/{name}");
+            [vec![format!("{folder}/tests/all/{module}.rs").into()], sources(&folder)].concat()
+        }
+    })
+}
+
+/// Whether a Rust file has a test function of this name.
+fn has_test(file: &str, name: &str) -> bool {
+    let Some((before, _)) = file.split_once(&format!("fn {name}(")) else { return false };
+    let attributes = before.rsplit_once("\n\n").map_or(before, |(_, last)| last);
+    ["#[test]", "#[tokio::test"].iter().any(|attribute| attributes.contains(attribute))
+}
+
+fn exists(test: &str) -> Result<bool> {
+    let files = files_of(test).with_context(|| format!("{test} has no module"))?;
+    let (_, name) = test.rsplit_once("::").context("no name")?;
+    let read = files.iter().filter_map(|file| source::read(file).ok());
+    Ok(read.into_iter().any(|file| has_test(&file, name)))
+}
+
+#[test]
+fn each_claim_about_security_names_tests_that_exist() -> TestResult {
+    let page = source::read(Path::new(PAGE))?;
+    let claims = claims(&page);
+    let open = claims.iter().filter(|claim| claim.is_open()).count();
+    assert!(claims.len() > 30 && open > 2, "{} claims, {open} of them open", claims.len());
+    let mut wrong = Vec::new();
+    for claim in &claims {
+        let tests = claim.tests();
+        if tests.is_empty() != claim.is_open() {
+            wrong.push(format!("{PAGE}:{}: a claim names a test, and what is open names none", claim.line));
+        }
+        for test in tests {
+            if !exists(test)? {
+                wrong.push(format!("{PAGE}:{}: there is no test {test}", claim.line));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    // An attacker about whom nothing is claimed was forgotten.
+    let mut without = Vec::new();
+    for section in page.split("\n## ").skip(1).filter(|section| !section.starts_with("Assets")) {
+        if !section.contains("\n* ") {
+            without.push(section.lines().next().unwrap_or_default().to_owned());
+        }
+    }
+    assert_eq!(without, Vec::<String>::new());
+    Ok(())
+}
+
+#[test]
+fn claim_without_a_test_and_test_that_does_not_exist_are_found() -> TestResult {
+    let page = "# X\n\n* It cannot. Tests: `a::b`,\n  `c/d::e`.\n* It can, `x::y`.\n* **Open.** Nothing.\n\nText.\n  no item\n";
+    let found = claims(page);
+    let tests: Vec<_> = found.iter().map(|claim| (claim.line, claim.is_open(), claim.tests())).collect();
+    assert_eq!(tests, [(3, false, vec!["a::b", "c/d::e"]), (5, false, vec![]), (6, true, vec![])]);
+
+    let this = "claim_without_a_test_and_test_that_does_not_exist_are_found";
+    assert!(exists(&format!("promises::{this}"))?);
+    for missing in ["promises::nothing", "nothing::at_all", "promises::claims", "transport/config::nothing"] {
+        assert!(!exists(missing)?, "{missing}");
+    }
+    assert!(exists("transport/config::tls_1_2_is_not_offered")?, "a unit test of a crate");
+    Ok(())
+}
+
+/// The versions of Kubernetes in a text: `1.2X.Y` and `1.3X.Y`.
+fn kubernetes_versions(text: &str) -> BTreeSet<String> {
+    let words = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
+    let is_one = |word: &&str| {
+        let parts: Vec<&str> = word.split('.').collect();
+        matches!(parts[..], ["1", minor, patch] if !patch.is_empty() && (20..50).contains(&minor.parse().unwrap_or(0)))
+    };
+    words.map(|word| word.trim_matches('.')).filter(is_one).map(str::to_owned).collect()
+}
+
+#[test]
+fn examples_of_kubernetes_have_versions_that_were_run() -> TestResult {
+    assert_eq!(
+        kubernetes_versions("a-1.30.1.tar 'b 1.20.2-b' etcd 3.4.23, 1.5, 1.19.8."),
+        ["1.20.2", "1.30.1"].map(str::to_owned).into()
+    );
+    let mut pages = source::files("docs", "md")?;
+    pages.push("README.md".into());
+    pages.extend(source::files("crates/cli/src/cluster/kubernetes", "rs")?);
+    pages.push("crates/cli/src/cluster/upgrade.rs".into());
+    let mut seen = BTreeSet::new();
+    for page in pages {
+        let text = source::read(&page)?;
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for line in text.lines().filter(|line| line.to_lowercase().contains("kube")) {
+            for version in kubernetes_versions(line) {
+                assert!(KUBERNETES_VERSIONS.contains(&version.as_str()), "{}: {line}", page.display());
+                seen.insert(version);
+            }
+        }
+    }
+    assert_eq!(seen.len(), KUBERNETES_VERSIONS.len(), "{seen:?}");
+    Ok(())
+}
+
+#[test]
+fn end_to_end_tests_that_run_together_are_those_without_kubernetes() -> TestResult {
+    let makefile = source::read(Path::new("Makefile"))?;
+    let help = |target: &str| {
+        let lines = makefile.lines().find_map(|line| line.strip_prefix(target)?.strip_prefix(':'));
+        lines.with_context(|| format!("no target {target}"))
+    };
+    let (together, stated) = help("e2e")?.split_once("##").context("no help of e2e")?;
+    assert!(stated.contains("that need no Kubernetes programs"), "{stated}");
+    let together: BTreeSet<&str> = together.split_whitespace().collect();
+    let mut without = BTreeSet::new();
+    for target in makefile.lines().filter_map(|line| line.split_once(':')).map(|(target, _)| target) {
+        if target.starts_with("e2e-") && !help(target)?.contains("builds Kubernetes first") {
+            without.insert(target);
+        }
+    }
+    assert_eq!(together, without, "`make e2e` runs the tests whose help does not state that they build Kubernetes");
+    Ok(())
+}
