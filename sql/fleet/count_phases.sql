@@ -8,7 +8,6 @@ SELECT phase AS "phase!", count(*) AS "count!" FROM (
                WHEN s.quarantine_since IS NOT NULL THEN 'Quarantined'
                WHEN s.needs_human_since IS NOT NULL THEN 'NeedsHuman'
                WHEN s.recovery_started_at IS NOT NULL THEN 'Recovering'
-               WHEN s.request_generation = s.report_generation AND s.report_succeeded THEN 'Installed'
                WHEN s.provided_at IS NULL THEN 'New'
                WHEN s.agent_started_at IS NULL AND s.address IS NOT NULL AND s.status <> 'Provisioning'
                    THEN 'Provided'
@@ -18,8 +17,6 @@ SELECT phase AS "phase!", count(*) AS "count!" FROM (
                        + CASE WHEN s.heartbeat_at IS NULL THEN l.first ELSE l.silence END <= now()
                    THEN 'Silent'
                WHEN s.heartbeat_at IS NULL THEN 'AgentStarting'
-               WHEN s.request_generation IS NOT NULL
-                   AND s.request_generation IS DISTINCT FROM s.report_generation THEN 'Installing'
                ELSE 'Ready'
            END AS phase
     FROM machine_snapshot s

@@ -67,8 +67,11 @@ impl Place {
 
     /// Whether the stranger can read the environment of a process.
     fn can_read_environment(&self, pid: u32) -> Result<bool> {
-        let output =
-            self.command(Path::new("cat")).arg(format!("/proc/{pid}/environ")).stdout(Stdio::piped()).output()?;
+        let output = self
+            .command(Path::new("cat"))
+            .arg(format!("/proc/{pid}/environ"))
+            .stdout(Stdio::piped())
+            .output()?;
         Ok(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("TOKEN=secret"))
     }
 }
@@ -120,7 +123,15 @@ fn environment_of_each_program_is_closed_to_other_processes_of_its_user() -> Tes
         (env!("CARGO_BIN_EXE_shepherdctl"), vec!["--bmdb_url", &url, "get", "machines"]),
         (
             env!("CARGO_BIN_EXE_shepherd"),
-            vec!["simulator", "--listen_address", "127.0.0.1:0", "--machine_count", "1", "--state_path", &state],
+            vec![
+                "simulator",
+                "--listen_address",
+                "127.0.0.1:0",
+                "--machine_count",
+                "1",
+                "--state_path",
+                &state,
+            ],
         ),
     ] {
         let path = place.program(program)?;
@@ -156,7 +167,10 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
     let place = Place::new()?;
     let program = place.program(env!("CARGO_BIN_EXE_roleserver"))?;
     // By a link that the kernel lets only the process itself follow.
-    fs::write(place.path("tool"), "#!/bin/sh\ncat /proc/self/status >status\ncat /proc/self/limits >limits\necho >done\n")?;
+    fs::write(
+        place.path("tool"),
+        "#!/bin/sh\ncat /proc/self/status >status\ncat /proc/self/limits >limits\necho >done\n",
+    )?;
     fs::set_permissions(place.path("tool"), fs::Permissions::from_mode(0o755))?;
     let order = LaunchOrder {
         spec: ChildSpec {
@@ -187,7 +201,12 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
         .output()?;
     let read = |name: &str| fs::read_to_string(place.path(name)).unwrap_or_default();
     let refusal = String::from_utf8_lossy(&output.stdout);
-    ensure!(read("done") == "\n", "{refusal} {} {}", String::from_utf8_lossy(&output.stderr), read("output.log"));
+    ensure!(
+        read("done") == "\n",
+        "{refusal} {} {}",
+        String::from_utf8_lossy(&output.stderr),
+        read("output.log")
+    );
     ensure!(read_record(&place.path("process.json")).is_some(), "the process is not recorded");
     Ok(Observed { status: read("status"), core_limits: parse_core_limits(&read("limits"))? })
 }
@@ -213,7 +232,8 @@ fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> Test
     if !is_root() {
         return Ok(());
     }
-    let own = Observed { status: fs::read_to_string("/proc/self/status")?, core_limits: core_limits("self")? };
+    let own =
+        Observed { status: fs::read_to_string("/proc/self/status")?, core_limits: core_limits("self")? };
     let (bounding, default) = (own.capabilities("CapBnd")?, DEFAULT_CAPABILITIES.bits());
     let stranger = Some(User { uid: STRANGER, gid: STRANGER });
 
@@ -234,7 +254,11 @@ fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> Test
     assert_eq!(more.capabilities("CapEff")?, bounding & (default | NET_ADMIN));
     let more = launch(false, stranger, Some(asking(&["NET_ADMIN"], false)?))?;
     for set in ["CapPrm", "CapEff", "CapAmb"] {
-        assert_eq!(more.capabilities(set)?, NET_ADMIN, "{set} of a service of another user that asks for more");
+        assert_eq!(
+            more.capabilities(set)?,
+            NET_ADMIN,
+            "{set} of a service of another user that asks for more"
+        );
     }
     Ok(())
 }

@@ -181,6 +181,9 @@ fn end_to_end_tests_that_run_together_are_those_without_kubernetes() -> TestResu
             without.insert(target);
         }
     }
-    assert_eq!(together, without, "`make e2e` runs the tests whose help does not state that they build Kubernetes");
+    assert_eq!(
+        together, without,
+        "`make e2e` runs the tests whose help does not state that they build Kubernetes"
+    );
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 
 use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
@@ -179,14 +179,48 @@ fn is_explicit_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
         || matches.subcommand().is_some_and(|(_, matches)| is_explicit_flag(matches, flag))
 }
 
+/// The sentence for a command that operators look for and that this release does not have.
+fn unavailable_command(error: &clap::Error) -> Option<&'static str> {
+    let word =
+        error.get(ContextKind::InvalidSubcommand).filter(|_| error.kind() == ErrorKind::InvalidSubcommand)?;
+    matches!(word, ContextValue::String(word) if word == "install").then_some(
+        "installing an operating system is not available in this release; a provider or a person installs it, and \
+         Shepherd then takes the machine over by SSH",
+    )
+}
+
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    if let Some(sentence) = unavailable_command(error) {
+        print_stderr(&format!("shepherdctl: {sentence}"));
+    } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
     } else {
         // Ignored: the reader has closed standard output.
         let _ = error.print();
     }
     u8::try_from(error.exit_code()).unwrap_or(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn install_is_answered_with_one_sentence() {
+        let sentence = |words: &[&str]| {
+            let error = grammar().try_get_matches_from(words).unwrap_err();
+            unavailable_command(&error)
+        };
+        for words in
+            [vec!["shepherdctl", "install"], vec!["shepherdctl", "install", "rack1-01", "--reason", "new"]]
+        {
+            let found = sentence(&words).unwrap();
+            assert!(found.contains("not available in this release"), "{words:?}: {found}");
+        }
+        for words in [["shepherdctl", "instal"], ["shepherdctl", "cluster"]] {
+            assert_eq!(sentence(&words), None, "{words:?}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{InstallationState, MachineFacts};
+use crate::facts::MachineFacts;
 use crate::policy::Policy;
 use crate::process::UnknownName;
 use crate::provider_status::ProviderStatus;
@@ -27,9 +27,9 @@ pub enum Phase {
     AgentStarting,
     /// Its agent reports in time.
     Ready,
-    /// Its agent has an open request to install an operating system.
+    /// Its agent has an open request to install an operating system. No machine of this release is in this phase.
     Installing,
-    /// The requested operating system is installed.
+    /// The requested operating system is installed. No machine of this release is in this phase.
     Installed,
     /// Its agent has not reported for longer than the limit.
     Silent,
@@ -132,10 +132,7 @@ pub fn phase_of(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Phase 
     if facts.recovery.is_some() {
         return Phase::Recovering;
     }
-    let installation = facts.installation();
-    if installation == InstallationState::Succeeded {
-        return Phase::Installed;
-    }
+    // Installing is not available in this release, so a request and its report mean nothing.
     let Some(provided) = &facts.provider_record else { return Phase::New };
     if facts.agent_started.is_none() {
         let usable = provided.address.is_some() && provided.status != ProviderStatus::Provisioning;
@@ -144,9 +141,5 @@ pub fn phase_of(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Phase 
     if silence_deadline(facts, policy).is_some_and(|silent| silent <= now) {
         return Phase::Silent;
     }
-    match (&facts.heartbeat, installation) {
-        (None, _) => Phase::AgentStarting,
-        (Some(_), InstallationState::Pending) => Phase::Installing,
-        (Some(_), _) => Phase::Ready,
-    }
+    if facts.heartbeat.is_none() { Phase::AgentStarting } else { Phase::Ready }
 }

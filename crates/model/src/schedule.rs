@@ -13,7 +13,7 @@
 
 use std::panic::Location;
 
-use crate::facts::{HoldScope, InstallationState, MachineFacts, Retirement, current_wait};
+use crate::facts::{HoldScope, MachineFacts, Retirement, current_wait};
 use crate::phase::{Phase, phase_of, silence_deadline};
 use crate::policy::Policy;
 use crate::power_control::lapses_at;
@@ -144,9 +144,6 @@ fn due_access(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy, now: T
         let mut due = answer.due(Process::Recovery, at, recovery.note.clone());
         due.deadline = recovery.last_action.as_ref().map(|acted| acted.deadline);
         return due;
-    }
-    if facts.installation() == InstallationState::Succeeded {
-        return answer.wait("runs the operating system that was installed");
     }
     let Some(provided) = &facts.provider_record else {
         return answer.wait("no provider has handed it over yet");

@@ -75,6 +75,10 @@ async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> TestResult {
         transaction.rollback().await?;
     }
     for phase in Phase::ALL {
+        if matches!(phase, Phase::Installing | Phase::Installed) {
+            assert_eq!(seen.get(&phase), None, "installing is not available in this release");
+            continue;
+        }
         assert!(seen.get(&phase).is_some_and(|count| *count >= 20), "hardly any {phase} among {seen:?}");
     }
     Ok(())

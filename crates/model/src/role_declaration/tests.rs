@@ -167,30 +167,31 @@ fn more_privileges_are_asked_for_by_name() {
     let declared = RoleDeclaration::new(role([asking])).unwrap();
     let privileges = &declared.service("a").unwrap().privileges;
     assert!(privileges.new_privileges && privileges.unfiltered_system_calls);
-    assert_eq!(privileges.capabilities.iter().map(ToString::to_string).collect::<Vec<_>>(), [
-        "NET_ADMIN", "SYS_TIME"
-    ]);
+    assert_eq!(
+        privileges.capabilities.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["NET_ADMIN", "SYS_TIME"]
+    );
     let plain = RoleDeclaration::new(role([rooted.clone()])).unwrap();
     assert!(plain.service("a").unwrap().privileges.is_default());
 
     let base = || service("a", &[]);
     for (part, declared) in [
-        ("capabilities: \"net_admin\" is no capability", wire::Service {
-            capabilities: names(&["net_admin"]),
-            ..base()
-        }),
-        ("capabilities: it names a capability twice", wire::Service {
-            capabilities: names(&["CHOWN", "CHOWN"]),
-            ..base()
-        }),
-        ("seccomp: \"runtime/default\" is no profile; write \"unconfined\"", wire::Service {
-            seccomp: "runtime/default".to_owned(),
-            ..rooted
-        }),
-        ("seccomp: only a service in a root filesystem has a filter of system calls", wire::Service {
-            seccomp: "unconfined".to_owned(),
-            ..base()
-        }),
+        (
+            "capabilities: \"net_admin\" is no capability",
+            wire::Service { capabilities: names(&["net_admin"]), ..base() },
+        ),
+        (
+            "capabilities: it names a capability twice",
+            wire::Service { capabilities: names(&["CHOWN", "CHOWN"]), ..base() },
+        ),
+        (
+            "seccomp: \"runtime/default\" is no profile; write \"unconfined\"",
+            wire::Service { seccomp: "runtime/default".to_owned(), ..rooted },
+        ),
+        (
+            "seccomp: only a service in a root filesystem has a filter of system calls",
+            wire::Service { seccomp: "unconfined".to_owned(), ..base() },
+        ),
     ] {
         let messages = faults(role([declared]));
         assert!(messages.len() == 1 && messages[0].contains(part), "{part}: {messages:?}");

@@ -182,7 +182,7 @@ impl HeartbeatSession {
             self.installation = Some(wire::InstallationReport {
                 generation,
                 result: Some(wire::installation_report::Result::Failure(wire::InstallationFailure {
-                    error: "this release of the role server cannot install operating systems".to_owned(),
+                    error: "installing an operating system is not available in this release".to_owned(),
                 })),
             });
         }
