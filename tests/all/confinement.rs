@@ -211,7 +211,7 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
     Ok(Observed { status: read("status"), core_limits: parse_core_limits(&read("limits"))? })
 }
 
-fn asking(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
+fn requesting(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
     let capabilities = capabilities.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
     Ok(Confinement(Privileges { capabilities, new_privileges, ..Privileges::default() }))
 }
@@ -237,27 +237,27 @@ fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> Test
     let (bounding, default) = (own.capabilities("CapBnd")?, DEFAULT_CAPABILITIES.bits());
     let stranger = Some(User { uid: STRANGER, gid: STRANGER });
 
-    let root = launch(false, None, Some(asking(&[], false)?))?;
+    let root = launch(false, None, Some(requesting(&[], false)?))?;
     assert_eq!(root.field("NoNewPrivs")?, "1");
     for set in ["CapBnd", "CapPrm", "CapEff"] {
         assert_eq!(root.capabilities(set)?, bounding & default, "{set} of a service of root");
     }
-    let user = launch(false, stranger, Some(asking(&[], false)?))?;
+    let user = launch(false, stranger, Some(requesting(&[], false)?))?;
     assert_eq!(user.field("Uid")?.split_whitespace().next(), Some("65533"));
     assert_eq!((user.field("NoNewPrivs")?, user.capabilities("CapBnd")?), ("1", bounding & default));
     for set in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
         assert_eq!(user.capabilities(set)?, 0, "{set} of a service of another user");
     }
 
-    let more = launch(false, None, Some(asking(&["NET_ADMIN"], true)?))?;
-    assert_eq!(more.field("NoNewPrivs")?, "0", "its declaration asks for that");
+    let more = launch(false, None, Some(requesting(&["NET_ADMIN"], true)?))?;
+    assert_eq!(more.field("NoNewPrivs")?, "0", "its declaration requests that");
     assert_eq!(more.capabilities("CapEff")?, bounding & (default | NET_ADMIN));
-    let more = launch(false, stranger, Some(asking(&["NET_ADMIN"], false)?))?;
+    let more = launch(false, stranger, Some(requesting(&["NET_ADMIN"], false)?))?;
     for set in ["CapPrm", "CapEff", "CapAmb"] {
         assert_eq!(
             more.capabilities(set)?,
             NET_ADMIN,
-            "{set} of a service of another user that asks for more"
+            "{set} of a service of another user that requests more"
         );
     }
     Ok(())
@@ -266,12 +266,12 @@ fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> Test
 /// A role server that is not root cannot read everything below `/proc/self`, because its process is closed.
 #[test]
 fn role_server_that_is_not_root_starts_services_and_refuses_what_it_cannot_give() -> TestResult {
-    let observed = launch(true, None, Some(asking(&[], false)?))?;
+    let observed = launch(true, None, Some(requesting(&[], false)?))?;
     assert_eq!(observed.field("NoNewPrivs")?, "1");
     assert_eq!(observed.capabilities("CapEff")?, 0);
-    let refused = launch(true, None, Some(asking(&["NET_ADMIN"], false)?));
+    let refused = launch(true, None, Some(requesting(&["NET_ADMIN"], false)?));
     let error = refused.err().context("it was started")?.to_string();
-    assert!(error.contains("asks for the capabilities NET_ADMIN, which the role server"), "{error}");
+    assert!(error.contains("requests the capabilities NET_ADMIN, which the role server"), "{error}");
     Ok(())
 }
 

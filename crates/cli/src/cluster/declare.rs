@@ -36,7 +36,7 @@ web.toml:
 
 A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
 health may be tcp = PORT or exec = [PROGRAM, …]. It is confined as in a container; capabilities = [\"NET_ADMIN\"],
-new_privileges = true and, with an archive, seccomp = \"unconfined\" ask for more. Declared again, a role is replaced: each node
+new_privileges = true and, with an archive, seccomp = \"unconfined\" request more. Declared again, a role is replaced: each node
 that has it restarts the services that changed. A declaration is no place for secrets.";
 
 pub(crate) const UNDECLARE_EXAMPLES: &str = "\

@@ -163,7 +163,7 @@ pub struct ServiceSpec {
     pub restart: RestartPolicy,
     /// How long it has to stop.
     pub stop_time: Duration,
-    /// Privileges that it asks for beyond the default confinement.
+    /// Privileges that it requests beyond the default confinement.
     pub privileges: Privileges,
 }
 

@@ -1,8 +1,8 @@
 //! What a service may do beyond the default confinement: capabilities, system calls, more privileges by `execve`.
 //!
-//! A service is confined as container runtimes confine theirs. A declaration may ask for more, by name. Nothing asked
-//! for is the default, which declarations of earlier releases have too: [`Privileges::is_default`] tells the two apart,
-//! so that a declaration that asks for nothing has the digest that it had before.
+//! A service is confined as container runtimes confine theirs. A declaration may request more, by name. To request nothing
+//! is the default, which declarations of earlier releases have too: [`Privileges::is_default`] distinguishes the two, so
+//! that a declaration that requests nothing has the digest that it had before.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -95,7 +95,7 @@ impl FromStr for Capability {
     }
 }
 
-/// Privileges that a service asks for beyond the default confinement.
+/// Privileges that a service requests beyond the default confinement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Privileges {
     /// Capabilities besides the default ones.
@@ -107,7 +107,7 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// Whether nothing is asked for.
+    /// Whether nothing is requested.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()

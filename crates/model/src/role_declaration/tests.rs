@@ -155,16 +155,16 @@ fn every_fault_names_its_field() {
 }
 
 #[test]
-fn more_privileges_are_asked_for_by_name() {
+fn more_privileges_are_requested_by_name() {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let rooted = wire::Service { run: Some(rootfs()), user: "0".to_owned(), ..service("a", &[]) };
-    let asking = wire::Service {
+    let requesting = wire::Service {
         capabilities: names(&["NET_ADMIN", "SYS_TIME"]),
         seccomp: "unconfined".to_owned(),
         new_privileges: true,
         ..rooted.clone()
     };
-    let declared = RoleDeclaration::new(role([asking])).unwrap();
+    let declared = RoleDeclaration::new(role([requesting])).unwrap();
     let privileges = &declared.service("a").unwrap().privileges;
     assert!(privileges.new_privileges && privileges.unfiltered_system_calls);
     assert_eq!(

@@ -1,11 +1,11 @@
 //! Confinement of a declared service that runs on the host: a bounded set of capabilities, and `no_new_privs`.
 //!
 //! A container runtime gives root fewer capabilities than root has, and lets no program gain more by `execve`. A
-//! declared service that runs without a container is confined in the same way. What it asks for beyond that is in its
+//! declared service that runs without a container is confined in the same way. What it requests beyond that is in its
 //! declaration ([`Privileges`]).
 //!
-//! * The bounding set is [`DEFAULT_CAPABILITIES`] and what the declaration asks for. A service of root has all of them.
-//! * A service of another user has only what its declaration asks for, as ambient capabilities: `execve` would take
+//! * The bounding set is [`DEFAULT_CAPABILITIES`] and what the declaration requests. A service of root has all of them.
+//! * A service of another user has only what its declaration requests, as ambient capabilities: `execve` would take
 //!   others from it.
 //! * A role server that is not root cannot change the bounding set. Its services have no capabilities, and gain none,
 //!   because of `no_new_privs`.
@@ -59,19 +59,19 @@ pub(super) fn plan_confinement(
     own: CapabilitySet,
 ) -> Result<ConfinementPlan, String> {
     let Privileges { capabilities, new_privileges, .. } = &confinement.0;
-    let asked: CapabilitySet = capabilities.iter().copied().map(bit).collect();
+    let requested: CapabilitySet = capabilities.iter().copied().map(bit).collect();
     let missing: Vec<String> =
         capabilities.iter().filter(|name| !own.contains(bit(**name))).map(ToString::to_string).collect();
     if !missing.is_empty() {
         return Err(format!(
-            "its declaration asks for the capabilities {}, which the role server of this node does not have itself; run \
+            "its declaration requests the capabilities {}, which the role server of this node does not have itself; run \
              it as root, or take them out of the declaration",
             missing.join(", ")
         ));
     }
     Ok(ConfinementPlan {
-        bounding: own.contains(CapabilitySet::SETPCAP).then_some(DEFAULT_CAPABILITIES | asked),
-        ambient: if uid == 0 { CapabilitySet::empty() } else { asked },
+        bounding: own.contains(CapabilitySet::SETPCAP).then_some(DEFAULT_CAPABILITIES | requested),
+        ambient: if uid == 0 { CapabilitySet::empty() } else { requested },
         no_new_privileges: !new_privileges,
     })
 }
@@ -128,7 +128,7 @@ pub(super) fn finish(plan: &ConfinementPlan) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn asking(names: &[&str], new_privileges: bool) -> Confinement {
+    fn requesting(names: &[&str], new_privileges: bool) -> Confinement {
         Confinement(Privileges {
             capabilities: names.iter().map(|name| name.parse().unwrap()).collect(),
             new_privileges,
@@ -143,13 +143,13 @@ mod tests {
         let plan =
             |bounding, ambient, no_new_privileges| ConfinementPlan { bounding, ambient, no_new_privileges };
         for (confinement, uid, own, expected) in [
-            (asking(&[], false), 0, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
-            (asking(&[], false), 1000, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
-            (asking(&["NET_ADMIN"], false), 0, all, plan(Some(DEFAULT_CAPABILITIES | net), none, true)),
-            (asking(&["NET_ADMIN"], true), 7, all, plan(Some(DEFAULT_CAPABILITIES | net), net, false)),
-            (asking(&[], false), 1000, none, plan(None, none, true)),
-            (asking(&[], true), 1000, none, plan(None, none, false)),
-            (asking(&["NET_ADMIN"], false), 1000, net, plan(None, net, true)),
+            (requesting(&[], false), 0, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
+            (requesting(&[], false), 1000, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
+            (requesting(&["NET_ADMIN"], false), 0, all, plan(Some(DEFAULT_CAPABILITIES | net), none, true)),
+            (requesting(&["NET_ADMIN"], true), 7, all, plan(Some(DEFAULT_CAPABILITIES | net), net, false)),
+            (requesting(&[], false), 1000, none, plan(None, none, true)),
+            (requesting(&[], true), 1000, none, plan(None, none, false)),
+            (requesting(&["NET_ADMIN"], false), 1000, net, plan(None, net, true)),
         ] {
             assert_eq!(
                 plan_confinement(&confinement, uid, own),
@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn capability_that_the_role_server_lacks_is_refused_by_name() {
-        let asked = asking(&["NET_ADMIN", "SYS_TIME", "CHOWN"], false);
-        let error = plan_confinement(&asked, 0, CapabilitySet::CHOWN).unwrap_err();
-        assert!(error.contains("asks for the capabilities NET_ADMIN, SYS_TIME, which"), "{error}");
+        let requested = requesting(&["NET_ADMIN", "SYS_TIME", "CHOWN"], false);
+        let error = plan_confinement(&requested, 0, CapabilitySet::CHOWN).unwrap_err();
+        assert!(error.contains("requests the capabilities NET_ADMIN, SYS_TIME, which"), "{error}");
     }
 }

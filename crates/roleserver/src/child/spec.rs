@@ -122,7 +122,7 @@ impl ChildSpec {
     /// The digest of everything that the program is started with. The stop time and the survivor prefix are not part of
     /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which follow from
     /// the host's configuration. Nor is the confinement: the default one is that of a release, and counts from the next
-    /// start. What a declaration asks for is in the digest of its service, which stops the service when it changes.
+    /// start. What a declaration requests is in the digest of its service, which stops the service when it changes.
     #[must_use]
     pub fn digest(&self) -> String {
         let reported =

@@ -105,7 +105,7 @@ pub struct RenderedService {
     pub files: Vec<WorkdirFile>,
     /// Name or number of the user that it runs as.
     pub user: String,
-    /// Privileges that the declaration asks for.
+    /// Privileges that the declaration requests.
     pub privileges: Privileges,
 }
 
@@ -134,7 +134,7 @@ impl RenderedService {
         let reported = (run, &self.arguments, &self.environment, &self.files, &self.user);
         let mut bytes =
             serde_json::to_vec(&reported).unwrap_or_else(|_| format!("{reported:?}").into_bytes());
-        // A declaration that asks for nothing has the digest of the releases before, or each such service would be
+        // A declaration that requests nothing has the digest of the releases before, or each such service would be
         // restarted by the update.
         if !self.privileges.is_default() {
             let more = serde_json::to_vec(&self.privileges);

@@ -2,7 +2,7 @@
 //!
 //! It follows the runtime specification of the Open Container Initiative, `config.md` and `config-linux.md` (1.0.2). A
 //! service is confined by namespaces, a bounded set of capabilities, `no_new_privs` and a filter of system calls
-//! ([`seccomp`][super::seccomp]); its declaration may ask for more.
+//! ([`seccomp`][super::seccomp]); its declaration may request more.
 
 use std::path::Path;
 
@@ -56,9 +56,10 @@ pub fn runc_config(
         std::iter::once(program).chain(rendered.arguments.iter().map(String::as_str)).collect();
     let environment: Vec<String> =
         rendered.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let asked = rendered.privileges.capabilities.iter().map(|capability| format!("CAP_{capability}"));
+    let requested = rendered.privileges.capabilities.iter().map(|capability| format!("CAP_{capability}"));
     let default: &[&str] = if user.uid == 0 { &CAPABILITIES } else { &[] };
-    let mut capabilities: Vec<String> = default.iter().map(|&name| name.to_owned()).chain(asked).collect();
+    let mut capabilities: Vec<String> =
+        default.iter().map(|&name| name.to_owned()).chain(requested).collect();
     capabilities.sort_unstable();
     capabilities.dedup();
     // `execve` takes capabilities that are not ambient from a user other than root.
