@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::model::role_declaration::privileges::Privileges;
+use shepherd::model::role_declaration::privileges::{Capability, Privileges};
 use shepherd::roleserver::child::cgroup::Cgroup;
 use shepherd::roleserver::child::confinement::{Confinement, DEFAULT_CAPABILITIES};
 use shepherd::roleserver::child::launch::{LaunchOrder, SUBCOMMAND, read_record};
@@ -212,7 +212,7 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
 }
 
 fn requesting(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
-    let capabilities = capabilities.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
+    let capabilities = capabilities.iter().map(|name| Ok(name.parse::<Capability>()?)).collect::<Result<_>>()?;
     Ok(Confinement(Privileges { capabilities, new_privileges, ..Privileges::default() }))
 }
 

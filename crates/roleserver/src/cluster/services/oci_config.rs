@@ -32,7 +32,7 @@ const CAPABILITIES: [&str; 10] = [
 pub struct ContainerOptions<'a> {
     /// Directory of the service on the host.
     pub workdir: &'a Path,
-    /// Directory of its files with absolute paths: [`OciBundle::files_path`].
+    /// Directory of its files with absolute paths: [`files_path`][super::rootfs::OciBundle::files_path].
     pub files: &'a Path,
     /// The absolute paths of these files.
     pub mounted_files: &'a [String],
