@@ -186,8 +186,10 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
             stale_files: Vec::new(),
             survivor_prefix: None,
             stop_time: Duration::from_secs(1),
+            declared: None,
         },
         group: Cgroup::default(),
+        waits: false,
         record: Some(place.path("process.json")),
         log: place.path("output.log"),
     };
@@ -212,7 +214,8 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
 }
 
 fn requesting(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
-    let capabilities = capabilities.iter().map(|name| Ok(name.parse::<Capability>()?)).collect::<Result<_>>()?;
+    let capabilities =
+        capabilities.iter().map(|name| Ok(name.parse::<Capability>()?)).collect::<Result<_>>()?;
     Ok(Confinement(Privileges { capabilities, new_privileges, ..Privileges::default() }))
 }
 

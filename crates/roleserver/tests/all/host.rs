@@ -107,6 +107,7 @@ impl Host {
             directory: self.directory.path().to_owned(),
             user: None,
             groups: Vec::new(),
+            confinement: None,
             limits: ResourceLimits::default(),
             stale_files: Vec::new(),
             survivor_prefix: None,

@@ -9,7 +9,6 @@
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
