@@ -29,6 +29,8 @@ pub(crate) mod callback;
 mod children;
 mod odd_disk;
 mod own_unit;
+#[cfg(debug_assertions)]
+mod slow_disk;
 mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);

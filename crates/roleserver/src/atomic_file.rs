@@ -8,6 +8,8 @@ use std::io::{Error, ErrorKind, Result, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use crate::disk;
+
 /// What survives a loss of power after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -17,7 +19,8 @@ pub enum Durability {
     UntilPowerLoss,
 }
 
-/// Replaces a file, readable by its owner alone.
+/// Replaces a file, readable by its owner alone. Other tasks of the role server go on meanwhile
+/// ([`disk::run_beside`]).
 pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
     let nowhere =
         || Error::new(ErrorKind::InvalidInput, format!("{} is no file in a directory", path.display()));
@@ -32,15 +35,15 @@ pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(bytes)?;
         if durability == Durability::Durable {
-            file.sync_all()?;
+            disk::sync_file(&file, path)?;
         }
         std::fs::rename(&temporary, path)?;
         if durability == Durability::Durable {
-            File::open(directory)?.sync_all()?;
+            disk::sync_file(&File::open(directory)?, directory)?;
         }
         Ok(())
     };
-    write().inspect_err(|_| {
+    disk::run_beside(path, write).inspect_err(|_| {
         // No half-written file stays. If the removal fails too, that adds nothing to the first error.
         let _ = std::fs::remove_file(&temporary);
     })

@@ -32,7 +32,7 @@
 //!   of the role server).
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
-//!   whole).
+//!   whole), [`disk`][] and [`state_writer`][] (a slow disk holds up no lease).
 //!
 //! # Invariants
 //!
@@ -67,6 +67,7 @@ pub mod child;
 pub mod cluster;
 pub mod commands;
 pub mod connection;
+pub mod disk;
 pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
@@ -82,6 +83,7 @@ pub mod program;
 pub mod server_pool;
 pub mod server_verifier;
 pub mod state_directory;
+pub mod state_writer;
 pub mod status_socket;
 pub mod systemd_manager;
 pub mod trust_store;

@@ -14,4 +14,6 @@ mod restoring;
 mod roles;
 mod roots;
 pub(crate) mod services;
+#[cfg(debug_assertions)]
+mod slow_disk;
 mod updating;

@@ -163,6 +163,7 @@ impl OrderInbox {
         if !report.ca_certificate.is_empty() {
             errors.extend(facts.unprotected.latest().unwrap_or_default());
         }
+        errors.extend(files.find_slow_write().map(|write| write.describe()));
         let refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
         match refused.as_ref().filter(|refused| refused.generation > report.generation) {
             Some(RejectedOrder { generation, why: Rejection::Permanent(why) }) => {

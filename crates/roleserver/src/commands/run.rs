@@ -39,6 +39,7 @@ use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::order_inbox::OrderInbox;
 use crate::commands::CommandError;
+use crate::disk;
 use crate::enrolment::Enrolment;
 use crate::hardware::{self, Sources};
 use crate::host_findings::HostFindings;
@@ -49,12 +50,15 @@ use crate::metrics::{self, MetricsInputs};
 use crate::process::{ProcessRecord, program_digest};
 use crate::server_pool::ServerPool;
 use crate::state_directory::{LastHeartbeat, LearnedSettings, Lock, StateDirectory, StateError};
+use crate::state_writer::StateWriter;
 use crate::status_socket;
 use crate::trusted_time::TrustedTime;
 use crate::update::self_updater::{Handover, SelfUpdater};
 
 /// How long the parts of a role server may take to end before the handover to another release.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the end waits for state files that are being written. On a disk that is slower, the old files stay.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
@@ -97,7 +101,9 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         server_pool.clone(),
         incarnation,
     );
+    let writer = StateWriter::default();
     let keeper = AgentEventHandler {
+        writer: writer.clone(),
         logs: logs.clone(),
         delivered: watch_cell.clone(),
         order_inbox: inbox,
@@ -106,12 +112,8 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         clock: clock.clone(),
         incarnation,
         revision: enrolment.revision,
-        memory: Mutex::new(HandlerState {
-            settings: settings.clone(),
-            delivered_at: None,
-            last_error: None,
-            unsaved_record: unrecorded,
-        }),
+        memory: Mutex::new(HandlerState { settings: settings.clone(), delivered_at: None, last_error: None }),
+        unsaved_record: Arc::new(Mutex::new(unrecorded)),
     };
     let agent = Agent {
         machine_id: enrolment.machine_id,
@@ -135,10 +137,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let leaving = CancellationToken::new();
     let cluster = run_cluster_node(&cluster_settings(&state, &agent, &leaving, &server_pool), &facts);
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(CommandError::from_error)?;
+    let runtime = build_runtime().map_err(CommandError::from_error)?;
     let counted = move |tree: &TreeReport| metrics::render_text(tree, &MetricsInputs::from_facts(&facts));
     let mut others = vec![
         ("cluster", cluster),
@@ -150,9 +149,17 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         others.push(("unit", run_own_unit(own, findings)));
     }
     let root = root_runnable((agent, watch_cell), (state.clone(), enrolment), others);
-    let ended = runtime.block_on(run_until_signal(root, &leaving, &release));
+    let ended = runtime.block_on(async {
+        let slow_writes = tokio::spawn(disk::log_slow_writes(state.path().to_owned()));
+        let ended = run_until_signal(root, &leaving, &release).await;
+        slow_writes.abort();
+        ended
+    });
     // A disk that hangs under the hardware reader must not delay the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
+    if !writer.flush(FLUSH_TIMEOUT) {
+        tracing::warn!("the disk is slow, and the newest state files are not written; the former ones stay");
+    }
     match ended.map_err(CommandError::from_error)? {
         None => Ok(()),
         Some(handover) => {
@@ -161,6 +168,11 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             Err(CommandError::from_error(release.exec_release(&handover)))
         }
     }
+}
+
+/// One thread at a time runs the tasks. While it waits for the disk, another one takes them over.
+fn build_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
 fn cluster_settings(
@@ -277,6 +289,8 @@ async fn run_until_signal(
 
 /// Stores and logs the events of the heartbeat loop.
 struct AgentEventHandler {
+    /// Writes the files. The heartbeat loop, which calls this handler, never waits for the disk.
+    writer: StateWriter,
     delivered: WatchCell<()>,
     logs: LogUploads,
     order_inbox: OrderInbox,
@@ -286,23 +300,25 @@ struct AgentEventHandler {
     incarnation: Uuid,
     revision: u64,
     memory: Mutex<HandlerState>,
+    /// The record of this process while it could not be written. Only the writer waits for its lock.
+    unsaved_record: Arc<Mutex<Option<ProcessRecord>>>,
 }
 
 struct HandlerState {
     settings: AgentSettings,
     delivered_at: Option<u64>,
     last_error: Option<String>,
-    unsaved_record: Option<ProcessRecord>,
 }
 
 impl AgentEventHandler {
     fn handle_event(&self, event: &AgentEvent) {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.unsaved_record.take_if(|record| self.state.record_agent(record).is_ok());
+        self.save_record();
         match event {
             AgentEvent::Delivered { endpoint, ack: delivered, .. } => {
                 self.delivered.set(());
-                self.release.confirm_trial();
+                let release = self.release.clone();
+                self.writer.enqueue("trial", move || release.confirm_trial());
                 let recovered = memory.last_error.take().is_some();
                 if delivered.first || recovered {
                     tracing::info!(%endpoint, "heartbeat delivered");
@@ -338,27 +354,47 @@ impl AgentEventHandler {
             AgentEvent::SettingsRejected { reason } => {
                 tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
             }
-            AgentEvent::ClusterOrder { order } => self.order_inbox.accept(order),
+            AgentEvent::ClusterOrder { order } => {
+                let (inbox, order) = (self.order_inbox.clone(), order.clone());
+                self.writer.enqueue("order", move || inbox.accept(&order));
+            }
             AgentEvent::ReleaseOrder { order } => self.release.set_order(order),
             AgentEvent::LogRequests { requests } => self.logs.set_requests(requests),
-            AgentEvent::TimeSampled { sample } => log_failure(self.state.write_time_sample(sample)),
+            AgentEvent::TimeSampled { sample } => {
+                let (state, sample) = (self.state.clone(), sample.clone());
+                self.writer.enqueue("time", move || log_failure(state.write_time_sample(&sample)));
+            }
         }
     }
 
     fn save_settings(&self, settings: &AgentSettings, fallback: Option<AgentSettings>) {
         let learned = LearnedSettings { revision: self.revision, settings: settings.clone(), fallback };
-        log_failure(self.state.write_learned_settings(&learned));
+        let state = self.state.clone();
+        self.writer.enqueue("settings", move || log_failure(state.write_learned_settings(&learned)));
     }
 
     fn save_heartbeat(&self, endpoint: &str, error: Option<String>, delivered_at: Option<u64>) {
-        log_failure(self.state.write_last_heartbeat(&LastHeartbeat {
+        let last = LastHeartbeat {
             boot_id: self.clock.boot_id(),
             at_milliseconds: self.clock.milliseconds(),
             incarnation: self.incarnation,
             endpoint: endpoint.to_owned(),
             error,
             delivered_at_milliseconds: delivered_at,
-        }));
+        };
+        let state = self.state.clone();
+        self.writer.enqueue("heartbeat", move || log_failure(state.write_last_heartbeat(&last)));
+    }
+
+    /// Writes the record of this process, if that has failed before.
+    fn save_record(&self) {
+        if self.unsaved_record.try_lock().is_ok_and(|record| record.is_some()) {
+            let (state, unsaved) = (self.state.clone(), self.unsaved_record.clone());
+            self.writer.enqueue("agent", move || {
+                let mut unsaved = unsaved.lock().unwrap_or_else(PoisonError::into_inner);
+                unsaved.take_if(|record| state.record_agent(record).is_ok());
+            });
+        }
     }
 }
 
@@ -366,5 +402,84 @@ impl AgentEventHandler {
 fn log_failure(written: Result<(), StateError>) {
     if let Err(error) = written {
         tracing::warn!(%error, "a state file could not be written; the agent continues");
+    }
+}
+
+#[cfg(test)]
+#[cfg(debug_assertions)]
+mod tests {
+    use model::ids::MachineId;
+    use proto::agent::v1 as wire;
+
+    use super::*;
+    use crate::agent::heartbeat_session::HeartbeatAck;
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    fn handler(state: &StateDirectory) -> AgentEventHandler {
+        let clock = HostClock::read().unwrap();
+        let incarnation = Uuid::new_v4();
+        AgentEventHandler {
+            writer: StateWriter::default(),
+            delivered: WatchCell::new(),
+            logs: LogUploads::new(
+                LogSources::of_state_directory(state.log_path(), state.path()),
+                ServerPool::default(),
+                incarnation,
+            ),
+            order_inbox: OrderInbox::new(
+                MachineId(Uuid::new_v4()),
+                ClusterFiles::in_state_directory(state.path()),
+                NodeFacts::default(),
+            ),
+            release: SelfUpdater::resume_update(state.path(), "digest", &clock),
+            state: state.clone(),
+            clock,
+            incarnation,
+            revision: 1,
+            memory: Mutex::new(HandlerState {
+                settings: AgentSettings::new(&["127.0.0.1:9".to_owned()], &[], 0).unwrap(),
+                delivered_at: None,
+                last_error: None,
+            }),
+            unsaved_record: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn heartbeats_go_on_while_the_disk_does_not_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let handler = handler(&state);
+        let disk = disk::fault::block_syncs(state.path());
+        let settings = |endpoint: &str| AgentSettings::new(&[endpoint.to_owned()], &[], 0).unwrap();
+        let order = wire::ClusterOrder {
+            generation: 1,
+            operation: Some(wire::cluster_order::Operation::Leave(wire::LeaveCluster {})),
+            ..wire::ClusterOrder::default()
+        };
+        // Each of these is called by the heartbeat loop. A call that waits for the disk would never return here.
+        for heartbeat in 0..50 {
+            let ack = HeartbeatAck { first: heartbeat == 0, with_report: false, rejected_installation: None };
+            handler.handle_event(&AgentEvent::Delivered { endpoint: "a".to_owned(), seq: heartbeat, ack });
+            let endpoint = format!("127.0.0.1:{}", 1000 + heartbeat);
+            handler
+                .handle_event(&AgentEvent::SettingsChanged { settings: settings(&endpoint), fallback: None });
+            handler.handle_event(&AgentEvent::ClusterOrder { order: order.clone() });
+        }
+        assert!(!handler.writer.flush(Duration::ZERO), "the disk has written everything");
+        assert_eq!(state.read_learned_settings(1).unwrap(), None);
+        assert_eq!(
+            handler.order_inbox.report().generation,
+            0,
+            "an order is not reported before it is durable"
+        );
+
+        drop(disk);
+        assert!(handler.writer.flush(PATIENCE));
+        let learned = state.read_learned_settings(1).unwrap().unwrap();
+        assert_eq!(learned.settings, settings("127.0.0.1:1049"), "the newest settings are stored");
+        assert!(state.read_last_heartbeat().unwrap().unwrap().delivered_at_milliseconds.is_some());
+        assert!(ClusterFiles::in_state_directory(state.path()).read_order().unwrap().is_some());
     }
 }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::atomic_file::{self, Durability};
+use crate::disk;
 use crate::process::program_digest;
 use crate::update::decision::{Trial, UpdateResult};
 
@@ -63,11 +64,14 @@ impl UpdateFiles {
 
     /// Removes the record of the trial.
     pub fn remove_trial(&self) -> std::io::Result<()> {
-        match std::fs::remove_file(self.trial_path()) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            other => other?,
-        }
-        File::open(&self.directory)?.sync_all()
+        let remove = || {
+            match std::fs::remove_file(self.trial_path()) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                other => other?,
+            }
+            disk::sync_file(&File::open(&self.directory)?, &self.directory)
+        };
+        disk::run_beside(&self.trial_path(), remove)
     }
 
     /// Reads the outcome of the newest order.

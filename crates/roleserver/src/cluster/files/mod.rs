@@ -42,6 +42,7 @@ use uuid::Uuid;
 
 use crate::atomic_file::{self, Durability};
 use crate::cluster::node_order::NodeOrder;
+use crate::disk::{self, PendingWrite};
 
 mod roles;
 
@@ -253,7 +254,7 @@ impl ClusterFiles {
     /// Ends a membership: removes its data first, and then the file that refers to it.
     pub fn remove_membership(&self, membership: &EtcdMembership) -> Result<(), ClusterFilesError> {
         let data = self.etcd_directory().join(&membership.data);
-        match std::fs::remove_dir_all(&data) {
+        match disk::run_beside(&data, || std::fs::remove_dir_all(&data)) {
             Err(source) if source.kind() != ErrorKind::NotFound => {
                 return Err(ClusterFilesError::Io { operation: "removing", path: data, source });
             }
@@ -301,6 +302,12 @@ impl ClusterFiles {
         } else {
             Ok(())
         }
+    }
+
+    /// The slow write below this directory, if there is one.
+    #[must_use]
+    pub fn find_slow_write(&self) -> Option<PendingWrite> {
+        disk::find_slow_write(&self.path)
     }
 
     /// Path of the snapshot that is fetched for a restoration.
@@ -380,7 +387,7 @@ impl ClusterFiles {
 
     pub(super) fn remove_file(&self, name: &str) -> Result<(), ClusterFilesError> {
         let path = self.path.join(name);
-        match std::fs::remove_file(&path) {
+        match disk::run_beside(&path, || std::fs::remove_file(&path)) {
             Err(source) if source.kind() != ErrorKind::NotFound => {
                 Err(ClusterFilesError::Io { operation: "removing", path, source })
             }
@@ -390,7 +397,7 @@ impl ClusterFiles {
 }
 
 fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let made = disk::run_beside(path, || std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path));
     made.map_err(|source| ClusterFilesError::Io { operation: "making", path: path.to_owned(), source })
 }
 

@@ -1,0 +1,71 @@
+//! An fsync of the role server that takes 20 s, on a node with a real etcd whose curator leads the cluster.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use shepherd::curator::service::curator_server::LEADER_TTL;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::LEADER;
+use shepherd::etcd::namespace::{KeySelector, Namespace};
+use shepherd::model::ids::MachineId;
+use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::order_inbox::OrderInbox;
+use shepherd::roleserver::disk::fault::block_syncs;
+use uuid::Uuid;
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+
+/// How long the fsync takes at least. A lease that is not renewed meanwhile has ended.
+const FSYNC: Duration = Duration::from_secs(20);
+const _: () = assert!(FSYNC.as_secs() > LEADER_TTL.as_secs(), "a lost lease would not be noticed");
+
+/// The keys of the election. Another leadership, of the same curator too, has another key.
+async fn election_keys(client: &Client) -> Result<Vec<String>> {
+    let listing = client.list(&KeySelector::Prefix(LEADER.range().start)).await?;
+    Ok(listing.records.into_iter().map(|record| record.key).collect())
+}
+
+/// One thread runs the node, as in the role server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_fsync_of_twenty_seconds_costs_no_lease_and_touches_no_workload() -> TestResult {
+    let (mut owner, mut node) = (Owner::new()?, Node::new()?);
+    node.ask(owner.founding_order())?;
+    node.start()?;
+    node.until_it_is_one().await?;
+    node.until_control_plane(true).await?;
+    owner.claim(&node).await?;
+    owner.until_well(1, 1).await.with_context(|| node.report())?;
+    let endpoint = etcd_member::client_endpoint(&node.files());
+    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
+    let (leader, etcd) = (election_keys(&client).await?, node.etcd().context("no etcd")?);
+    assert_eq!(leader.len(), 1);
+
+    let disk = block_syncs(&node.disk());
+    let (files, curators) = (node.files(), BTreeSet::from([format!("{}:7835", node.address)]));
+    let writing = tokio::spawn(async move { files.write_curators(&curators) });
+    let began = Instant::now();
+    while disk.waiting() == 0 || began.elapsed() < FSYNC {
+        owner.members().await.with_context(|| node.report())?;
+        assert_eq!(
+            election_keys(&client).await?,
+            leader,
+            "the lease of the leader was lost\n{}",
+            node.report()
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!writing.is_finished(), "the file is not durable yet");
+    let inbox = OrderInbox::new(MachineId(Uuid::new_v4()), node.files(), node.facts.clone());
+    let error = inbox.report().error;
+    assert!(error.contains("has taken longer than 5 s: the disk is slow or failing"), "{error}");
+
+    drop(disk);
+    writing.await??;
+    assert_eq!(election_keys(&client).await?, leader, "the lease of the leader was lost");
+    assert_eq!(node.etcd().context("no etcd")?.instance, etcd.instance, "etcd was started again");
+    owner.until_well(1, 1).await.with_context(|| node.report())?;
+    node.stop().await?;
+    Ok(())
+}
