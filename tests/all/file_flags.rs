@@ -68,7 +68,6 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("shepherd demo", "state_dir", FileUse::Content),
     ("shepherd simulator", "roleserver_path", FileUse::Content),
     ("shepherd simulator", "state_path", FileUse::Output),
-    ("shepherd simulator fault", "simulator_url", FileUse::Address),
     ("shepherdctl", "bmdb_url", FileUse::Address),
     ("shepherdctl artefacts add", "file", FileUse::Content),
     ("shepherdctl cluster credentials issue", "output_dir", FileUse::Output),
@@ -255,7 +254,6 @@ fn state_directory_that_others_can_change_is_refused() -> TestResult {
         let child = guarded(env!("CARGO_BIN_EXE_roleserver"))
             .arg("run")
             .arg(format!("--state_dir={}", state.display()))
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

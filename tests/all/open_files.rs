@@ -45,7 +45,7 @@ fn unit_of_the_service_has_flags_that_the_program_accepts_and_waits_for_its_shut
 
 #[test]
 fn unit_of_the_role_server_has_the_same_limit() -> TestResult {
-    let text = source::read(Path::new("crates/roleserver/src/init_system/systemd.rs"))?;
+    let text = source::read(Path::new("crates/roleserver/src/init_system/unit.rs"))?;
     assert!(text.contains(FILES));
     Ok(())
 }

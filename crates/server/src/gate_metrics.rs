@@ -25,7 +25,7 @@ impl GatePressure {
 
     fn record(&self, event: GateEvent) {
         let turned_away = match event {
-            GateEvent::Closed(closed) => matches!(closed.reason, CloseReason::Evicted | CloseReason::Full),
+            GateEvent::Closed(closed) => matches!(closed.reason, CloseReason::Displaced | CloseReason::Full),
             GateEvent::AcceptFailed => true,
             GateEvent::Counts(_) => false,
         };

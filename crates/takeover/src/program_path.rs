@@ -180,7 +180,7 @@ pub fn choose_program_path(target: &TargetPath, probe: &ProbeReport, agent: &Age
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::path::Path;
 
     use super::*;
@@ -287,6 +287,7 @@ mod tests {
     #[test]
     fn a_probe_reports_user_and_places() {
         let home = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
         // The two shells that are `sh` on most machines.
         let bin = home.path().join("bin");
         std::fs::create_dir(&bin).unwrap();

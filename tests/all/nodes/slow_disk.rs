@@ -1,6 +1,5 @@
 //! An fsync of the role server that takes 20 s, on a node with a real etcd whose curator leads the cluster.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -9,6 +8,7 @@ use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::LEADER;
 use shepherd::etcd::namespace::{KeySelector, Namespace};
 use shepherd::model::ids::MachineId;
+use shepherd::roleserver::atomic_file::{Durability, replace_file};
 use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 use shepherd::roleserver::disk::fault::block_syncs;
@@ -43,8 +43,9 @@ async fn an_fsync_of_twenty_seconds_costs_no_lease_and_touches_no_workload() -> 
     assert_eq!(leader.len(), 1);
 
     let disk = block_syncs(&node.disk());
-    let (files, curators) = (node.files(), BTreeSet::from([format!("{}:7835", node.address)]));
-    let writing = tokio::spawn(async move { files.write_curators(&curators) });
+    // A file that the node itself does not write.
+    let path = node.disk().join("slow.json");
+    let writing = tokio::spawn(async move { replace_file(&path, b"{}", Durability::Durable) });
     let began = Instant::now();
     while disk.waiting() == 0 || began.elapsed() < FSYNC {
         owner.members().await.with_context(|| node.report())?;

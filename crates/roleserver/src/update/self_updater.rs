@@ -297,13 +297,16 @@ impl SelfUpdater {
         patience: Duration,
     ) -> Result<(), String> {
         let part = self.files.part_path();
-        let (end, mut failures) = (Instant::now() + patience, 0);
+        let (end, mut failures, mut last_error) = (Instant::now() + patience, 0, None);
         loop {
             // After `end` the client that ordered it no longer waits, however steadily the download goes.
             let fetched = tokio::time::timeout_at(end, server_pool.fetch_artefact(digest, &part)).await;
             let fetched = match fetched {
                 Ok(fetched) => fetched.map_err(|error| error.to_string()),
-                Err(_) => return Err("the release could not be fetched in time".to_owned()),
+                Err(_) => {
+                    let why = last_error.map_or_else(|| " in time".to_owned(), |error| format!(": {error}"));
+                    return Err(format!("the release could not be fetched{why}"));
+                }
             };
             let path = part.clone();
             let whole = tokio::task::spawn_blocking(move || program_digest(&path)).await;
@@ -322,6 +325,7 @@ impl SelfUpdater {
                 return Err(format!("the release could not be fetched: {error}"));
             }
             tracing::warn!(error, "a release is not here yet");
+            last_error = Some(error);
             tokio::time::sleep(pause).await;
         }
     }

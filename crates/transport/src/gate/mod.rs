@@ -148,9 +148,9 @@ impl Gate {
         let closed = CancellationToken::new();
         let id = {
             let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let (id, evicted) = state.table.admit(source, Instant::now());
+            let (id, displaced) = state.table.admit(source, Instant::now());
             state.closers.insert(id, closed.clone());
-            self.close(&mut state, &evicted);
+            self.close(&mut state, &displaced);
             id
         };
         Place { gate: self.clone(), id, closed }

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn evicted_connection_ends_while_it_is_read() {
+    async fn displaced_connection_ends_while_it_is_read() {
         let (gate, listener, address, reasons) = gate(limits()).await;
         let mut near = TcpStream::connect(address).await.unwrap();
         let mut first = gate.accept(&listener).await;
@@ -153,7 +153,7 @@ mod tests {
         let second = gate.accept(&listener).await;
         assert_eq!(reading.await.unwrap(), Err(io::ErrorKind::ConnectionAborted));
         assert_eq!(near.read(&mut [0]).await.unwrap(), 0, "the peer sees the end");
-        assert_eq!(*reasons.lock().unwrap(), [CloseReason::Evicted]);
+        assert_eq!(*reasons.lock().unwrap(), [CloseReason::Displaced]);
         assert!(!second.place().is_closed());
         drop(second);
         assert_eq!(gate.counts(), GateCounts::default());

@@ -16,7 +16,7 @@ use crate::gate::source::Source;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
     /// A newer connection without a credential needed its place.
-    Evicted,
+    Displaced,
     /// Its TLS handshake or its first request did not come in time.
     TimedOut,
     /// Its credential is good, and connections with one occupy all places.
@@ -25,13 +25,13 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// All reasons.
-    pub const ALL: [Self; 3] = [Self::Evicted, Self::TimedOut, Self::Full];
+    pub const ALL: [Self; 3] = [Self::Displaced, Self::TimedOut, Self::Full];
 
     /// Its name in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Evicted => "evicted",
+            Self::Displaced => "evicted",
             Self::TimedOut => "timeout",
             Self::Full => "full",
         }
@@ -150,7 +150,7 @@ impl GateTable {
             deadline: Some(now + time),
         };
         self.insert(id, connection);
-        (id, self.evict_silent(source))
+        (id, self.displace_silent(source))
     }
 
     /// Records that a connection has sent something. Returns those that give way to it.
@@ -159,7 +159,7 @@ impl GateTable {
         let source = connection.source;
         connection.spoken = true;
         self.insert(id, connection);
-        self.evict_spoken(source)
+        self.displace_spoken(source)
     }
 
     /// Records that the handshake of a connection has succeeded: the time for its first request begins.
@@ -237,7 +237,7 @@ impl GateTable {
         } else {
             self.spoken.oldest_of_busiest().or_else(|| self.answered.oldest_of_busiest())
         };
-        self.evict(id?)
+        self.displace(id?)
     }
 
     /// How long no deadline ends, at most a second; `None` without one.
@@ -254,27 +254,27 @@ impl GateTable {
         (self.limits.unproven.min(free) / 2).max(1)
     }
 
-    fn evict_silent(&mut self, source: Source) -> Vec<Closed> {
-        let mut evicted = Vec::new();
+    fn displace_silent(&mut self, source: Source) -> Vec<Closed> {
+        let mut displaced = Vec::new();
         while self.silent.count_of(source) > self.limits.per_source.max(1)
             && let Some(id) = self.silent.oldest_of(source)
         {
-            evicted.extend(self.evict(id));
+            displaced.extend(self.displace(id));
         }
         while self.silent.count() > self.class_limit()
             && let Some(id) = self.silent.oldest_of_busiest()
         {
-            evicted.extend(self.evict(id));
+            displaced.extend(self.displace(id));
         }
-        evicted
+        displaced
     }
 
-    fn evict_spoken(&mut self, source: Source) -> Vec<Closed> {
-        let mut evicted = Vec::new();
+    fn displace_spoken(&mut self, source: Source) -> Vec<Closed> {
+        let mut displaced = Vec::new();
         while self.spoken.count_of(source) + self.answered.count_of(source) > self.limits.per_source.max(1)
             && let Some(id) = self.spoken.oldest_of(source).or_else(|| self.answered.oldest_of(source))
         {
-            evicted.extend(self.evict(id));
+            displaced.extend(self.displace(id));
         }
         while self.spoken.count() + self.answered.count() > self.class_limit() {
             // Otherwise requests that are answered for long could take all places of the class.
@@ -283,13 +283,13 @@ impl GateTable {
             let Some(id) = queue.oldest_of_busiest().or_else(|| self.answered.oldest_of_busiest()) else {
                 break;
             };
-            evicted.extend(self.evict(id));
+            displaced.extend(self.displace(id));
         }
-        evicted
+        displaced
     }
 
-    fn evict(&mut self, id: ConnectionId) -> Option<Closed> {
-        self.take(id).map(|connection| closed(id, &connection, CloseReason::Evicted))
+    fn displace(&mut self, id: ConnectionId) -> Option<Closed> {
+        self.take(id).map(|connection| closed(id, &connection, CloseReason::Displaced))
     }
 
     fn update(&mut self, id: ConnectionId, change: impl FnOnce(&mut Connection)) {

@@ -33,9 +33,9 @@ fn table(unproven: usize, per_source: usize) -> (GateTable, Instant) {
 #[test]
 fn newcomer_enters_and_the_oldest_of_the_busiest_source_gives_way() {
     let (mut table, now) = table(6, 10);
-    let evicted = [1, 2, 2, 3, 3, 3].map(|from| ids(&table.admit(source(from), now).1));
+    let displaced = [1, 2, 2, 3, 3, 3].map(|from| ids(&table.admit(source(from), now).1));
     // Three of the six places are for connections that have sent nothing.
-    assert_eq!(evicted, [vec![], vec![], vec![], vec![1], vec![3], vec![4]]);
+    assert_eq!(displaced, [vec![], vec![], vec![], vec![1], vec![3], vec![4]]);
     assert_eq!(table.counts(), GateCounts { handshakes: 3, unproven: 3, proven: 0 });
 }
 
@@ -43,8 +43,8 @@ fn newcomer_enters_and_the_oldest_of_the_busiest_source_gives_way() {
 fn source_above_its_limit_replaces_its_own_oldest() {
     let (mut table, now) = table(100, 2);
     table.admit(source(9), now);
-    let evicted = [1, 1, 1, 1].map(|from| ids(&table.admit(source(from), now).1));
-    assert_eq!(evicted, [vec![], vec![], vec![1], vec![2]]);
+    let displaced = [1, 1, 1, 1].map(|from| ids(&table.admit(source(from), now).1));
+    assert_eq!(displaced, [vec![], vec![], vec![1], vec![2]]);
     for id in [3, 4] {
         assert!(table.record_bytes(id).is_empty());
     }
@@ -60,11 +60,11 @@ fn neither_flood_of_many_sources_reaches_a_handshake_of_the_other_class_or_of_a_
         let (handshake, _) = table.admit(source(5000), now);
         table.record_bytes(handshake);
         for number in 0..5000 {
-            let (id, mut evicted) = table.admit(source(number % 200), now);
+            let (id, mut displaced) = table.admit(source(number % 200), now);
             if speaks {
-                evicted.extend(table.record_bytes(id));
+                displaced.extend(table.record_bytes(id));
             }
-            assert!(!ids(&evicted).contains(&handshake), "{name}: the handshake gave way to {number}");
+            assert!(!ids(&displaced).contains(&handshake), "{name}: the handshake gave way to {number}");
         }
         assert_eq!(table.counts().unproven, 250 + usize::from(!speaks), "{name}");
     }
@@ -128,8 +128,8 @@ fn connection_with_a_credential_never_gives_way_and_has_a_place_reserved() {
         assert_eq!(table.prove(id), None, "again");
     }
     for from in 2..40 {
-        let (id, evicted) = table.admit(source(from), now);
-        assert!(evicted.iter().chain(&table.record_bytes(id)).all(|closed| closed.id >= 6));
+        let (id, displaced) = table.admit(source(from), now);
+        assert!(displaced.iter().chain(&table.record_bytes(id)).all(|closed| closed.id >= 6));
     }
     // Eight places, six with a credential: one of each class is left for others.
     assert_eq!(table.counts(), GateCounts { handshakes: 7, unproven: 1, proven: 6 });
