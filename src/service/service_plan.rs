@@ -113,7 +113,8 @@ pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<Serv
         }
     }
     let in_environment = std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some();
-    let ssh_passwords = plan_ssh_passwords(&flags, &providers, in_environment)?;
+    let ssh_passwords =
+        if reaches_machines { plan_ssh_passwords(&flags, &providers, in_environment)? } else { Vec::new() };
     Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords })
 }
 

@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::disk;
 
@@ -19,16 +20,20 @@ pub enum Durability {
     UntilPowerLoss,
 }
 
+/// Distinguishes the temporary files of this process.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
 /// Replaces a file, readable by its owner alone. Other tasks of the role server go on meanwhile
 /// ([`disk::run_beside`]).
 pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
     let nowhere =
         || Error::new(ErrorKind::InvalidInput, format!("{} is no file in a directory", path.display()));
     let (directory, name) = path.parent().zip(path.file_name()).ok_or_else(nowhere)?;
-    // Each file has one writer, but a dying one may overlap with its successor.
+    // Two writers of one file may overlap: tasks of this process, or a dying process and its successor. None of them may
+    // rename what the other has half written.
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
-    hidden.push(format!(".{}", std::process::id()));
+    hidden.push(format!(".{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
     let temporary = directory.join(hidden);
     let write = || -> Result<()> {
         let mut file =

@@ -3,6 +3,7 @@
 //! The record of a process can be lost in a loss of power, or be that of another release. Its lock cannot: it ends with
 //! the process.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -30,15 +31,37 @@ fn parse_holders(locks: &str, inode: u64) -> Vec<i32> {
     locks.lines().filter_map(holder).collect()
 }
 
-/// Whether the process has the file open.
+/// Whether the process has the file open. The files of a process that protects itself are closed to others, unless they
+/// are root; then it counts if it is one of this user.
 fn has_open(pid: i32, path: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let entries = match std::fs::read_dir(format!("/proc/{pid}/fd")) {
+        Ok(entries) => entries,
+        Err(error) => return error.kind() == ErrorKind::PermissionDenied && is_of_this_user(pid),
+    };
     entries.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == path))
+}
+
+fn is_of_this_user(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    effective_user(&status) == Some(rustix::process::geteuid().as_raw())
+}
+
+/// The effective user id in the text of `/proc/PID/status`.
+fn effective_user(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn effective_user_is_read_from_a_status() {
+        assert_eq!(effective_user("Name:\tx\nUid:\t1000\t1001\t1000\t1000\nGid:\t7\t7\t7\t7\n"), Some(1001));
+        assert_eq!(effective_user("Name:\tx\n"), None);
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(is_of_this_user(own) && !is_of_this_user(i32::MAX));
+    }
 
     #[test]
     fn holder_is_read_from_the_table_of_locks() {

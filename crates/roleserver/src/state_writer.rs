@@ -33,10 +33,12 @@ struct WriteQueue {
 }
 
 impl WriteQueue {
-    /// Adds a write at the end, in place of a waiting one of the same name.
+    /// Adds a write at the end, or in the place of a waiting one of the same name, so that none waits for ever.
     fn push(&mut self, name: &'static str, write: Write) {
-        self.writes.retain(|(waiting, _)| *waiting != name);
-        self.writes.push_back((name, write));
+        match self.writes.iter_mut().find(|(waiting, _)| *waiting == name) {
+            Some((_, waiting)) => *waiting = write,
+            None => self.writes.push_back((name, write)),
+        }
     }
 }
 

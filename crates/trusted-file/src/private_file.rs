@@ -1,4 +1,7 @@
 //! Key and password files: readable and writable by their owner alone.
+//!
+//! A file that root owns may be readable for a group if another user reads it (`root:shepherd 0640`): that is how a user
+//! who must not change a key is allowed to read it.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
@@ -9,6 +12,8 @@ use rustix::fs::OFlags;
 
 /// Permission bits of the group and of all others.
 const OTHERS: u32 = 0o077;
+/// Permission of the group to read.
+const GROUP_READ: u32 = 0o040;
 /// Larger than any key or password; a larger file, such as a disk image, is a mistake.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -54,7 +59,7 @@ pub enum PrivateFileError {
         user: u32,
     },
     /// The permission bits let other users read or write the file.
-    #[error("{what} {} can be {} by other users (mode {mode:04o}); run: chmod 600 {}", path.display(), describe_access(*mode), path.display())]
+    #[error("{what} {} can be {} by other users (mode {mode:04o}); run: chmod {remedy} {}", path.display(), describe_access(*mode), path.display())]
     OpenToOthers {
         /// The name of the file for people.
         what: &'static str,
@@ -62,6 +67,8 @@ pub enum PrivateFileError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+        /// Permission bits that are safe, as `chmod` reads them.
+        remedy: &'static str,
     },
 }
 
@@ -103,7 +110,10 @@ fn check_permissions(what: &'static str, path: &Path, metadata: &Metadata) -> Re
     match find_exposure(owner, mode, user) {
         None => Ok(()),
         Some(Exposure::Owner) => Err(PrivateFileError::ForeignOwner { what, path: path(), owner, user }),
-        Some(Exposure::Mode) => Err(PrivateFileError::OpenToOthers { what, path: path(), mode }),
+        Some(Exposure::Mode) => {
+            let remedy = if owner == user { "600" } else { "640" };
+            Err(PrivateFileError::OpenToOthers { what, path: path(), mode, remedy })
+        }
     }
 }
 
@@ -120,7 +130,7 @@ enum Exposure {
 fn find_exposure(owner: u32, mode: u32, user: u32) -> Option<Exposure> {
     if owner != user && owner != 0 {
         Some(Exposure::Owner)
-    } else if mode & OTHERS != 0 {
+    } else if mode & (if owner == user { OTHERS } else { OTHERS & !GROUP_READ }) != 0 {
         Some(Exposure::Mode)
     } else {
         None
@@ -159,6 +169,10 @@ mod tests {
             (7, 0o602, 7, Some(Exposure::Mode)),
             (7, 0o610, 7, Some(Exposure::Mode)),
             (0, 0o644, 7, Some(Exposure::Mode)),
+            (0, 0o640, 7, None),
+            (0, 0o440, 7, None),
+            (0, 0o660, 7, Some(Exposure::Mode)),
+            (0, 0o640, 0, Some(Exposure::Mode)),
         ] {
             assert_eq!(find_exposure(owner, mode, user), expected, "{owner} {mode:o} {user}");
         }

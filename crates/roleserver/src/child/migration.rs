@@ -38,6 +38,9 @@ use crate::systemd_manager::manager::SystemdManager;
 /// How long processes that a child starts while it is moved are followed.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(10);
+/// How long an enrolment tries to move the children before it restarts the unit all the same, and how often.
+const PROTECT_TIMEOUT: Duration = Duration::from_secs(20);
+const PROTECT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a scope is requested; a process that ends meanwhile makes systemd refuse.
 const MAX_ATTEMPTS: u32 = 3;
 
@@ -87,7 +90,17 @@ pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: 
     let warning = |what: &str, why: &str| {
         format!("{what} will end when {unit} is restarted, because no scope has it: {why}")
     };
-    match migrate_children_of_unit(state_directory, manager, unit) {
+    // A restart ends what was not moved, so a manager that is busy gets more than one chance.
+    let end = Instant::now() + PROTECT_TIMEOUT;
+    let migrated = loop {
+        let migrated = migrate_children_of_unit(state_directory, manager, unit);
+        let is_complete = migrated.as_ref().is_ok_and(|report| report.left.is_empty());
+        if is_complete || Instant::now() >= end {
+            break migrated;
+        }
+        std::thread::sleep(PROTECT_INTERVAL);
+    };
+    match migrated {
         Ok(report) => report.left.iter().map(|(child, why)| warning(child, why)).collect(),
         Err(error) => vec![warning("each program of this node", &error.to_string())],
     }

@@ -312,13 +312,16 @@ struct HandlerState {
 
 impl AgentEventHandler {
     fn handle_event(&self, event: &AgentEvent) {
+        // Before anything else of the response is acted on: an order that comes with it depends on whether this release
+        // is still on trial.
+        if matches!(event, AgentEvent::Delivered { .. }) {
+            disk::run_beside(self.state.path(), || self.release.confirm_trial());
+        }
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         self.save_record();
         match event {
             AgentEvent::Delivered { endpoint, ack: delivered, .. } => {
                 self.delivered.set(());
-                let release = self.release.clone();
-                self.writer.enqueue("trial", move || release.confirm_trial());
                 let recovered = memory.last_error.take().is_some();
                 if delivered.first || recovered {
                     tracing::info!(%endpoint, "heartbeat delivered");

@@ -301,13 +301,11 @@ impl SelfUpdater {
         loop {
             // After `end` the client that ordered it no longer waits, however steadily the download goes.
             let fetched = tokio::time::timeout_at(end, server_pool.fetch_artefact(digest, &part)).await;
-            let fetched = match fetched {
-                Ok(fetched) => fetched.map_err(|error| error.to_string()),
-                Err(_) => {
-                    let why = last_error.map_or_else(|| " in time".to_owned(), |error| format!(": {error}"));
-                    return Err(format!("the release could not be fetched{why}"));
-                }
+            let Ok(fetched) = fetched else {
+                let why = last_error.map_or_else(|| " in time".to_owned(), |error| format!(": {error}"));
+                return Err(format!("the release could not be fetched{why}"));
             };
+            let fetched = fetched.map_err(|error| error.to_string());
             let path = part.clone();
             let whole = tokio::task::spawn_blocking(move || program_digest(&path)).await;
             let error = match (fetched, whole) {

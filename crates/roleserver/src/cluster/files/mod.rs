@@ -34,6 +34,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use curator_client::identity::{Identity, IdentityError};
 use serde::de::DeserializeOwned;
@@ -297,11 +298,16 @@ impl ClusterFiles {
 
     /// Stores an epoch of this cluster, if it is higher than the stored one.
     pub fn raise_epoch(&self, cluster: Uuid, epoch: u64) -> Result<(), ClusterFilesError> {
-        if epoch > self.epoch_of_cluster(cluster)? {
-            self.write_json("epoch.json", &StoredEpoch { cluster, epoch })
-        } else {
-            Ok(())
-        }
+        // Several tasks learn epochs, and other tasks go on during a write: a lower epoch must not overtake a higher one.
+        static CHANGE: Mutex<()> = Mutex::new(());
+        disk::run_beside(&self.path, || {
+            let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+            if epoch > self.epoch_of_cluster(cluster)? {
+                self.write_json("epoch.json", &StoredEpoch { cluster, epoch })
+            } else {
+                Ok(())
+            }
+        })
     }
 
     /// The slow write below this directory, if there is one.

@@ -55,7 +55,10 @@ fn prepare_host(id: &ServiceId, children: &ChildContext) -> std::io::Result<()> 
         return Ok(());
     }
     let state_directory = children.directory.parent().unwrap_or(&children.directory);
-    let driver = CgroupDriver::read(&ClusterFiles::in_state_directory(state_directory)).unwrap_or_default();
+    // It was stored before the kubelet became desired. A guess could end every pod of the other driver.
+    let driver = CgroupDriver::read(&ClusterFiles::in_state_directory(state_directory)).ok_or_else(|| {
+        std::io::Error::other("the cgroup driver of this node cannot be read; it is read again")
+    })?;
     let family = children.instance_name();
     let pods = PodCgroups::detect_host(&family);
     let had_slice = pods.has_slice();

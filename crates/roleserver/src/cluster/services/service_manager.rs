@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use crate::cluster::services::service_state::{
 };
 use crate::cluster::services::service_stop;
 use crate::cluster::services::status::{TransitionTimes, service_conditions};
+use crate::disk;
 
 const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -290,7 +292,9 @@ impl ServiceManager {
         present.record = present.record.adjusted(wanted);
         tracing::info!(service = %id, revision = present.record.revision, "a changed declaration is applied to a running service");
         // In this loop: in a task of its own it could overlap with the next operation on the service.
-        if let Err(error) = self.runtime.apply_record(&present.record) {
+        // It may wait for systemd; other tasks go on meanwhile.
+        let record = &present.record;
+        if let Err(error) = disk::run_beside(Path::new(""), || self.runtime.apply_record(record)) {
             tracing::error!(%error, service = %id, "a changed declaration could not be applied to a running service");
         }
     }
