@@ -13,7 +13,8 @@ use model::host_finding::{HostFinding, HostFindingKind};
 
 use crate::mountinfo;
 
-/// Settings that open a mount or another namespace, or restrict what is started, with the values that do not.
+/// Settings that open a mount or another namespace, or restrict what is started, with the values that do not. systemd
+/// prints a filter of system calls that is not set as the list of all calls except none, `~`.
 const INHERITED_SETTINGS: [(&str, &[&str]); 19] = [
     ("ProtectSystem", &["no"]),
     ("ProtectHome", &["no"]),
@@ -26,7 +27,7 @@ const INHERITED_SETTINGS: [(&str, &[&str]); 19] = [
     ("PrivateNetwork", &["no"]),
     ("PrivateUsers", &["no"]),
     ("NoNewPrivileges", &["no"]),
-    ("SystemCallFilter", &[""]),
+    ("SystemCallFilter", &["", "~"]),
     ("RestrictNamespaces", &["no"]),
     ("MemoryDenyWriteExecute", &["no"]),
     ("ReadOnlyPaths", &[""]),
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn only_settings_that_harm_children_are_found() {
-        let plain = "KillMode=control-group\nDelegate=no\nDropInPaths=\nPrivateTmp=no\nProtectSystem=no\nSystemCallFilter=\n";
+        let plain = "KillMode=control-group\nDelegate=no\nDropInPaths=\nPrivateTmp=no\nProtectSystem=no\nSystemCallFilter=~\n";
         let drop_in = |text: &str| {
             format!("{plain}DropInPaths=/etc/systemd/system/roleserver.service.d/a.conf\n{text}\n")
         };
