@@ -40,6 +40,8 @@ pub struct Scopes {
     pub mountinfo: String,
     /// One lock for each child: a child that is moved is not started or stopped meanwhile.
     locks: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
+    /// Limits of children that systemd did not take, because it did not answer.
+    missed_limits: Arc<Mutex<BTreeMap<String, ResourceLimits>>>,
 }
 
 /// Why a child has no scope.
@@ -78,7 +80,7 @@ impl Scopes {
     /// Scopes made by this manager, for children of this unit.
     #[must_use]
     pub fn new(manager: SystemdManager, unit: StartingUnit, mountinfo: String) -> Self {
-        Self { manager, unit, mountinfo, locks: Arc::default() }
+        Self { manager, unit, mountinfo, locks: Arc::default(), missed_limits: Arc::default() }
     }
 
     /// The scopes of this process, if systemd started it; `None` elsewhere, where children stay below the group of the
@@ -102,6 +104,20 @@ impl Scopes {
     pub fn lock_of(&self, child: &str) -> Arc<Mutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.entry(child.to_owned()).or_default().clone()
+    }
+
+    /// Remembers the limits of a child that have to be set once systemd answers, or that there are none.
+    fn remember_missed(&self, child: &str, limits: Option<ResourceLimits>) {
+        let mut missed = self.missed_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        match limits {
+            Some(limits) => missed.insert(child.to_owned(), limits),
+            None => missed.remove(child),
+        };
+    }
+
+    fn first_missed(&self) -> Option<(String, ResourceLimits)> {
+        let missed = self.missed_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        missed.first_key_value().map(|(child, limits)| (child.clone(), *limits))
     }
 
     /// The control group of the slice that has the scopes.
@@ -131,6 +147,7 @@ impl Scopes {
             };
             match self.check_scope(&unit, &state, own) {
                 Ok(group) => {
+                    self.remember_missed(child, None);
                     let scope = ScopeRecord { unit, control_group: state.control_group };
                     return Ok(PlacedChild { scope, group });
                 }
@@ -250,7 +267,8 @@ impl ChildContext {
     /// Applies limits to a running child.
     ///
     /// In a scope they are properties of the scope, so that they survive a `daemon-reload`. While systemd does not
-    /// answer they are written to the group, which holds until then.
+    /// answer they are written to the group, which holds until the next `daemon-reload`, and are set as soon as it
+    /// answers ([`Self::set_missed_limits`]).
     pub fn apply_limits(&self, name: &str, limits: &ResourceLimits) -> Result<(), CgroupError> {
         let record = read_record(&self.record_path(name));
         let Some(ScopeRecord { unit, control_group }) = record.and_then(|record| record.scope) else {
@@ -258,13 +276,42 @@ impl ChildContext {
         };
         if let Some(scopes) = &self.scopes {
             match scopes.manager.set_properties(&unit, &limit_properties(limits)) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    scopes.remember_missed(name, None);
+                    return Ok(());
+                }
                 Err(error) => {
+                    scopes.remember_missed(name, error.is_silence().then_some(*limits));
                     tracing::warn!(%error, unit, "the limits of a scope are written to its control group instead");
                 }
             }
         }
         Cgroup::at_path(&self.mountinfo(), &control_group).set_limits(limits)
+    }
+
+    /// Sets the limits that systemd did not take. Stops at the first that it does not take now either, because each
+    /// would take the whole deadline. Blocks.
+    pub fn set_missed_limits(&self) {
+        let Some(scopes) = &self.scopes else { return };
+        while let Some((name, _)) = scopes.first_missed() {
+            let lock = scopes.lock_of(&name);
+            let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            // Somebody may have set others before the lock was free.
+            let Some((_, limits)) = scopes.first_missed().filter(|(first, _)| *first == name) else {
+                continue;
+            };
+            let record = read_record(&self.record_path(&name));
+            let scope = record.filter(|record| record.instance.is_alive()).and_then(|record| record.scope);
+            let set = scope.map_or(Ok(()), |scope| {
+                scopes.manager.set_properties(&scope.unit, &limit_properties(&limits))
+            });
+            match set {
+                Err(error) if error.is_silence() => return,
+                Err(error) => tracing::warn!(%error, name, "the limits of a scope were not set"),
+                Ok(()) => {}
+            }
+            scopes.remember_missed(&name, None);
+        }
     }
 
     /// The number for the next scope of a child.

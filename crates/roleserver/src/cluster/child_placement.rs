@@ -2,7 +2,7 @@
 //!
 //! Runs once before any other part, because the children of an earlier release, or of an earlier layout, may still be
 //! in the group of the unit. Then it looks again and again: a child that was started while systemd did not answer is
-//! moved as soon as it does. What is not in a scope is published in [`NodeFacts::unprotected`], and is the failure of
+//! moved as soon as it does, and limits that it did not take are set. What is not in a scope is published in [`NodeFacts::unprotected`], and is the failure of
 //! this runnable, so that `roleserver status` and the shepherd show it.
 
 use std::sync::Arc;
@@ -53,8 +53,11 @@ pub async fn place_children(
     facts: &NodeFacts,
 ) -> Result<Option<String>, RunnableError> {
     let children = children.clone();
-    let MigrationReport { left, .. } =
-        tokio::task::spawn_blocking(move || migrate_children(&children)).await?;
+    let MigrationReport { left, .. } = tokio::task::spawn_blocking(move || {
+        children.set_missed_limits();
+        migrate_children(&children)
+    })
+    .await?;
     let sentences: Vec<String> = left.iter().map(|(name, why)| unprotected_message(name, why)).collect();
     if facts.unprotected.latest().as_ref() != Some(&sentences) {
         facts.unprotected.set(sentences.clone());
