@@ -22,6 +22,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use crate::child::spec::ResourceLimits;
+use crate::cluster::services::rootfs::limits_with_runc;
 use crate::cluster::services::workdir::WorkdirFile;
 
 /// Longest name of a child of the role server, in bytes.
@@ -210,6 +211,17 @@ pub struct DesiredService {
 }
 
 impl DesiredService {
+    /// The limits of the control group that it runs in, which has runc, too, if it has a root filesystem.
+    #[must_use]
+    pub fn group_limits(&self) -> ResourceLimits {
+        match &self.rendered {
+            Ok((RenderedService { run: ProgramSource::RootFilesystem { .. }, .. }, _)) => {
+                limits_with_runc(self.limits)
+            }
+            _ => self.limits,
+        }
+    }
+
     /// The digest of what it is started with; `None` if it cannot be rendered.
     #[must_use]
     pub fn digest(&self) -> Option<&str> {

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +31,6 @@ use crate::cluster::services::service_state::{
 };
 use crate::cluster::services::service_stop;
 use crate::cluster::services::status::{TransitionTimes, service_conditions};
-use crate::disk;
 
 const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -176,7 +174,7 @@ impl ServiceManager {
         let (mut wanted, mut held) = (inputs.desired.watch(), inputs.artefacts.watch());
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
         loop {
-            let look_again = self.execute_plan();
+            let look_again = self.execute_plan().await;
             let due = async {
                 match look_again {
                     Some(moment) => tokio::time::sleep(moment.saturating_sub(self.clock.monotonic())).await,
@@ -214,10 +212,10 @@ impl ServiceManager {
     }
 
     /// Plans, executes the actions and publishes the status; returns when to plan again.
-    fn execute_plan(&mut self) -> Option<Moment> {
+    async fn execute_plan(&mut self) -> Option<Moment> {
         let plan = plan_services(&self.plan_input());
         for action in plan.actions {
-            self.execute_action(action);
+            self.execute_action(action).await;
         }
         self.sync_health_checks();
         self.publish_status();
@@ -233,12 +231,12 @@ impl ServiceManager {
         }
     }
 
-    fn execute_action(&mut self, action: ServiceAction) {
+    async fn execute_action(&mut self, action: ServiceAction) {
         tracing::debug!(?action, "a step of the plan");
         match action {
             ServiceAction::Start(id) => self.start_service(&id),
             ServiceAction::Stop(id) => self.stop_service(&id),
-            ServiceAction::Adjust(id) => self.adjust_service(&id),
+            ServiceAction::Adjust(id) => self.adjust_service(&id).await,
             ServiceAction::Remove(id) => {
                 let Some(present) = self.observed.get_mut(&id) else { return };
                 present.phase = ServicePhase::Removing;
@@ -286,16 +284,17 @@ impl ServiceManager {
         });
     }
 
-    fn adjust_service(&mut self, id: &ServiceId) {
+    async fn adjust_service(&mut self, id: &ServiceId) {
         let wanted = self.desired.as_ref().and_then(|all| all.get(id));
         let Some((wanted, present)) = wanted.zip(self.observed.get_mut(id)) else { return };
         present.record = present.record.adjusted(wanted);
         tracing::info!(service = %id, revision = present.record.revision, "a changed declaration is applied to a running service");
-        // In this loop: in a task of its own it could overlap with the next operation on the service.
-        // It may wait for systemd; other tasks go on meanwhile.
-        let record = &present.record;
-        if let Err(error) = disk::run_beside(Path::new(""), || self.runtime.apply_record(record)) {
-            tracing::error!(%error, service = %id, "a changed declaration could not be applied to a running service");
+        let (runtime, note, limits) = (self.runtime.clone(), present.record.clone(), wanted.group_limits());
+        // systemd may take seconds for limits, and the only worker thread renews leases. The loop waits, because the
+        // change must not overlap with the next operation on the service.
+        let applied = service_stop::run_blocking(move || runtime.apply_record(&note, &limits)).await;
+        if let Err(error) = applied {
+            tracing::error!(error, service = %id, "a changed declaration could not be applied to a running service");
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use model::node_role::NodeRole;
@@ -23,7 +23,7 @@ use crate::child::lifecycle::{
     ChildContext, ChildError, adopt_or_start, find_running, stop_child, stop_child_except,
 };
 use crate::child::log;
-use crate::child::spec::{ChildSpec, User};
+use crate::child::spec::{ChildSpec, ResourceLimits, User};
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
 use crate::cluster::services::oci_config::{ContainerOptions, runc_config};
@@ -182,10 +182,14 @@ impl ServiceRuntime {
         write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
     }
 
-    /// Applies the changed record to a running service: record and limits. It does not wait for the disk.
-    pub fn apply_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
+    /// Applies the changed record and the limits of its control group to a running service. It does not wait for the
+    /// disk, but for systemd.
+    pub fn apply_record(&self, note: &RunRecord, limits: &ResourceLimits) -> Result<(), RuntimeError> {
         self.write_record(note, Durability::UntilPowerLoss)?;
-        self.children.apply_limits(&note.id.child_name(), &note.limits).map_err(ChildError::from)?;
+        let name = note.id.child_name();
+        let lock = self.children.lock_of(&name);
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.children.apply_limits(&name, limits).map_err(ChildError::from)?;
         Ok(())
     }
 
@@ -305,7 +309,7 @@ impl ServiceRuntime {
             // Components of Kubernetes administer the host. In a root filesystem, runc confines the service.
             confinement: (self.owner == ServiceOwner::Declared && !rooted)
                 .then(|| Confinement(privileges.clone())),
-            limits: if rooted { rootfs::limits_with_runc(wanted.limits) } else { wanted.limits },
+            limits: wanted.group_limits(),
             stale_files: Vec::new(),
             survivor_prefix: (self.hooks.survivor_prefix)(&wanted.id).map(str::to_owned),
             stop_time: wanted.stop_time,

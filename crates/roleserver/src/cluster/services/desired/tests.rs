@@ -102,6 +102,20 @@ fn service_waits_for_facts_that_it_names_and_for_no_others() {
 }
 
 #[test]
+fn group_has_room_for_runc_when_limits_change_too() {
+    let limited = |run: Option<wire::service::Run>| {
+        let limits = Some(wire::Limits { tasks: 7, ..Default::default() });
+        let plain = service("server");
+        only(&wire::Service { limits, run: run.or_else(|| plain.run.clone()), ..plain }, &render_inputs())
+            .group_limits()
+            .tasks
+    };
+    assert_eq!(limited(None), Some(7));
+    let archive = wire::RootFilesystem { archive: "5a".repeat(32), program: "/x".to_owned() };
+    assert!(limited(Some(wire::service::Run::RootFilesystem(archive))) > Some(7));
+}
+
+#[test]
 fn digest_changes_only_with_what_a_service_is_started_with() {
     let digest =
         |service: &wire::Service, known: &RenderInputs| only(service, known).digest().unwrap().to_owned();
