@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::child::existing_cgroup::own_pids;
 use crate::child::spec::ResourceLimits;
 use crate::mountinfo::{self, Mount};
 
@@ -282,16 +283,7 @@ impl Cgroup {
     pub fn pids(&self) -> Result<BTreeSet<i32>, CgroupError> {
         let mut pids = BTreeSet::new();
         for path in self.directories().flat_map(|path| nested_groups(path)) {
-            match fs::read_to_string(path.join("cgroup.procs")) {
-                // A process of another pid namespace is listed as 0.
-                Ok(text) => {
-                    pids.extend(
-                        text.lines().filter_map(|line| line.parse().ok()).filter(|pid: &i32| *pid > 0),
-                    );
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(io_error("reading the control group", &path)(error)),
-            }
+            pids.extend(own_pids(&path).map_err(io_error("reading the control group", &path))?);
         }
         Ok(pids)
     }

@@ -3,6 +3,9 @@
 //! A scope is made by systemd, which reports the path of its group from the root of each hierarchy. The directories of
 //! that path depend on what is mounted where.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::child::cgroup::{CONTROLLERS, CPU_PERIOD_US, Cgroup, CgroupMounts};
@@ -103,6 +106,32 @@ impl Cgroup {
 fn parse_cpu_max(text: &str) -> Option<u64> {
     let (quota, period) = text.trim().split_once(' ')?;
     quota.parse::<u64>().ok()?.saturating_mul(1000).checked_div(period.parse().ok()?)
+}
+
+/// The processes of a group, without those of the groups inside it; none if it is gone.
+///
+/// In version 2, a group that runc makes inside one with processes can have threads alone. It has no list of processes:
+/// that of the group above has them, too. Here they are found by their threads.
+pub(super) fn own_pids(group: &Path) -> std::io::Result<BTreeSet<i32>> {
+    match fs::read_to_string(group.join("cgroup.procs")) {
+        Ok(text) => Ok(parse_pids(&text).collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
+            let threads = fs::read_to_string(group.join("cgroup.threads")).unwrap_or_default();
+            Ok(parse_pids(&threads).filter_map(process_of_thread).collect())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A process of another pid namespace is listed as 0.
+fn parse_pids(text: &str) -> impl Iterator<Item = i32> {
+    text.lines().filter_map(|line| line.parse().ok()).filter(|pid: &i32| *pid > 0)
+}
+
+fn process_of_thread(thread: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::child::cgroup::{AGENT_GROUP, CONTROLLERS, Cgroup, CgroupMounts, nested_groups};
+use crate::child::cgroup::{AGENT_GROUP, Cgroup, CgroupMounts, nested_groups};
+use crate::child::existing_cgroup::own_pids;
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
@@ -237,10 +238,12 @@ type InnerGroups = BTreeMap<(String, PathBuf), BTreeSet<i32>>;
 fn inner_groups(group: &Cgroup) -> InnerGroups {
     let mut all = InnerGroups::new();
     for (hierarchy, top) in group.by_hierarchy() {
-        for path in nested_groups(top) {
+        // The innermost first: a group lists the processes of groups with threads alone that are inside it, too.
+        let mut found = BTreeSet::new();
+        for path in nested_groups(top).into_iter().rev() {
             let Ok(relative) = path.strip_prefix(top) else { continue };
-            let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-            let pids: BTreeSet<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+            let pids = own_pids(&path).unwrap_or_default();
+            let pids: BTreeSet<i32> = pids.into_iter().filter(|pid| found.insert(*pid)).collect();
             if !pids.is_empty() {
                 all.insert((hierarchy.to_owned(), relative.to_owned()), pids);
             }
@@ -350,7 +353,8 @@ impl CgroupMounts {
             .collect()
     }
 
-    /// Takes the controllers back from the groups below this process's own, where no child has a group there any more.
+    /// Takes the controllers back from the groups below this process's own, where no child has a group there any more:
+    /// all of them, because runc hands on every controller of each group above its own.
     fn take_controllers_back(&self, family: &str) {
         let Some(own) = self.unified.as_ref().filter(|_| self.legacy.is_empty()) else { return };
         // A child without processes may have left it.
@@ -360,8 +364,7 @@ impl CgroupMounts {
         }
         let file = own.join("cgroup.subtree_control");
         let enabled = fs::read_to_string(&file).unwrap_or_default();
-        let ours = CONTROLLERS.into_iter().filter(|name| enabled.split_whitespace().any(|has| has == *name));
-        let change: Vec<String> = ours.map(|name| format!("-{name}")).collect();
+        let change: Vec<String> = enabled.split_whitespace().map(|name| format!("-{name}")).collect();
         if change.is_empty() {
             return;
         }
@@ -403,6 +406,22 @@ mod tests {
         assert_eq!(state, expected);
     }
 
+    /// Files stand in for a hierarchy. A group with threads alone is listed in the group above it.
+    #[test]
+    fn process_belongs_to_the_innermost_group_that_lists_it() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("f.web");
+        fs::create_dir(&inner).unwrap();
+        fs::write(root.path().join("cgroup.procs"), "12\n13\n").unwrap();
+        fs::write(inner.join("cgroup.procs"), "13\n").unwrap();
+        let group = Cgroup { unified: Some(root.path().to_owned()), ..Cgroup::default() };
+        let expected = InnerGroups::from([
+            ((String::new(), PathBuf::new()), BTreeSet::from([12])),
+            ((String::new(), PathBuf::from("f.web")), BTreeSet::from([13])),
+        ]);
+        assert_eq!(inner_groups(&group), expected);
+    }
+
     /// Files stand in for a hierarchy.
     #[test]
     fn controllers_are_taken_back_when_no_child_is_left() {
@@ -417,7 +436,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "cpu io memory\n", "a child has a group there");
         fs::remove_dir(own.join("family/web")).unwrap();
         mounts.take_controllers_back("family");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "-memory -cpu");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "-cpu -io -memory");
         assert!(!own.join("family").exists());
     }
 }
