@@ -75,8 +75,9 @@ e2e-hardware-report: roleserver ## check the hardware report in QEMU, take over 
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
 
-e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, and check what systemd does to the children of a unit there
+e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd does to the children of a unit, and run a cluster there
 	tests/e2e_systemd/run
+	tests/e2e_systemd/cluster
 
 e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, inject failures, rotate its keys, upgrade it and roll it back (builds Kubernetes first)
 	tests/e2e_kubernetes/run
