@@ -156,7 +156,7 @@ mod tests {
         release.send(()).unwrap();
         assert!(writer.flush(PATIENCE));
         drop(log);
-        assert_eq!(written.iter().collect::<Vec<_>>(), [("a", 3), ("c", 4), ("b", 5)]);
+        assert_eq!(written.iter().collect::<Vec<_>>(), [("a", 3), ("b", 5), ("c", 4)]);
         assert!(writer.flush(Duration::ZERO), "nothing waits");
     }
 

@@ -86,7 +86,7 @@ fn children_move_with_their_pids_and_the_unit_gets_its_controllers_back() -> Res
     let unit = host.systemd.unit(&host.scope_name("containerd", 1)).context("no scope")?;
     assert_eq!(unit.properties.get("PIDs"), Some(&Value::numbers(&[shim.pid()])));
     assert!(!host.group(UNIT_GROUP).join(host.children.instance_name()).exists(), "the old groups are gone");
-    assert_eq!(fs::read_to_string(&controllers)?, "-memory -cpu -pids");
+    assert_eq!(fs::read_to_string(&controllers)?, "-cpu -memory -pids");
 
     assert_eq!(migrate_children(&host.children), MigrationReport::default(), "nothing is left to do");
     assert_eq!(host.systemd.unit_names().len(), 3);
