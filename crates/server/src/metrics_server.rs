@@ -7,7 +7,7 @@
 //!
 //! Nobody who calls here has a credential. So the connections have a [gate](transport::gate), and health checks have one
 //! database connection of their own: a flood of them takes none from heartbeats and loops. Checks that come while one
-//! is under way share its result ([`HealthCheck`]).
+//! is under way share its result (`HealthCheck`).
 
 use std::io;
 use std::net::SocketAddr;

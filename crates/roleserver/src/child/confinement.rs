@@ -10,7 +10,7 @@
 //! * A role server that is not root cannot change the bounding set. Its services have no capabilities, and gain none,
 //!   because of `no_new_privs`.
 //!
-//! [`plan_confinement`] decides, and [`begin`][] and [`finish`][] are the system calls before and after the change of
+//! `plan_confinement` decides, and `begin` and `finish` are the system calls before and after the change of
 //! the user (capabilities(7), prctl(2)). They belong to the thread, and the launcher has one.
 
 use model::role_declaration::privileges::{Capability, Privileges};

@@ -8,7 +8,7 @@
 //! one is started. Each takeover claims with a higher fence, so a takeover of a hung agent always ends with a fresh
 //! one.
 //!
-//! [`unit`][] has the text of the unit. A role server that systemd started brings the file up to date
+//! [`unit`](mod@unit) has the text of the unit. A role server that systemd started brings the file up to date
 //! ([`own_unit`][]) and reports what is wrong with the unit ([`unit_check`][]). [`start_failure`][] explains why an
 //! agent does not run.
 //!

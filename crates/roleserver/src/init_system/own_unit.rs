@@ -2,7 +2,7 @@
 //!
 //! Only an enrolment used to write the file, so a new release that needs another text would never get it by a roll-out.
 //! A role server that systemd started therefore writes the text of its release when it starts, and reloads systemd. It
-//! never restarts the unit: the new text counts from the next start. [`unit`](crate::init_system::unit) decides what is
+//! never restarts the unit: the new text counts from the next start. `unit` decides what is
 //! written, and [`unit_check`](crate::init_system::unit_check) what is wrong.
 //!
 //! A role server that something else started reads and writes no units: [`OwnGroup::parse_host`] decides that.

@@ -19,13 +19,13 @@
 //!   class.
 //! * The handshake and the first request have a deadline.
 //!
-//! A [`Source`](source::Source) is an IPv4 address, or an IPv6 network of 64 bits.
+//! A [`Source`] is an IPv4 address, or an IPv6 network of 64 bits.
 //!
 //! # How it works
 //!
 //! [`table`][] decides, and knows neither sockets nor a clock. [`limits`][] derives all numbers from the files that
 //! the process may open. [`open_files`][] raises that limit. [`Gate::accept`] accepts connections and enforces
-//! deadlines. [`GatedStream`](stream::GatedStream) reports what a connection sends, and fails once it must end.
+//! deadlines. [`GatedStream`] reports what a connection sends, and fails once it must end.
 //!
 //! # Notes for the next implementor
 //!
