@@ -35,8 +35,8 @@ const CONNECTIONS_PER_TEST: usize = 60;
 const ROOM: usize = 4;
 const TEMPLATE: &str = "shepherd_template";
 
-/// The advisory lock of the program that makes it.
-const TEMPLATE_LOCK: i64 = 0x7465_6d70;
+/// The advisory lock of the program that prepares the server.
+const PREPARATION_LOCK: i64 = 0x7465_6d70;
 /// The variable with the address of the server that a run shares.
 const SHARED: &str = "SHEPHERD_TEST_POSTGRES";
 
@@ -226,12 +226,13 @@ async fn prepare() -> anyhow::Result<Server> {
             Server::Own(PrivatePostgres::start(options).await?)
         }
     };
+    // Programs of tests that share a server prepare it one after the other, and only the first makes the template. Even
+    // `IF NOT EXISTS` fails when two make an extension at once.
+    let mut lock = connect(&server).await?;
+    sqlx::query("SELECT pg_advisory_lock($1)").bind(PREPARATION_LOCK).execute(&mut lock).await?;
     administer(&server, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements".to_owned()).await.context(
         "the module pg_stat_statements, which proves the dialect, is part of the server's package",
     )?;
-    // Programs of tests that share a server make the template once; the others wait for it.
-    let mut lock = connect(&server).await?;
-    sqlx::query("SELECT pg_advisory_lock($1)").bind(TEMPLATE_LOCK).execute(&mut lock).await?;
     if !has_template(&mut lock).await? {
         make_template(&server).await?;
     }

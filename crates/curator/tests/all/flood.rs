@@ -45,6 +45,8 @@ async fn leader_keeps_its_lease_and_serves_its_cluster_beside_a_flood() -> TestR
     let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
     let (beat, beats) = mpsc::channel(1);
     let mut answers = nodes.heartbeat(ReceiverStream::new(beats)).await?.into_inner();
+    // Channels connect when they are first used. This one must be a connection of before the flood.
+    ManagementClient::new(owner.clone()).list_nodes(wire::ListNodesRequest::default()).await?;
     let before = lock(&cluster).await?;
     for sources in [1, 200] {
         let target = cluster.address(0)?.parse()?;
