@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use curator_client::pki::TrustAnchor;
@@ -20,6 +21,7 @@ use uuid::Uuid;
 use testkit::aloud::TestResult;
 use testkit::curators::found_no_leader;
 use testkit::curators::{Cluster, Holder, founding, refusal, ticket};
+use testkit::etcd_servers::in_time;
 
 fn register(ticket: &[u8]) -> wire::RegisterRequest {
     wire::RegisterRequest {
@@ -192,12 +194,19 @@ async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again
         let request = wire::RegisterRequest { machine_id: String::new(), ..register(&ticket) };
         let together = together.clone();
         coming.spawn(async move {
-            // They are connected before, so that they register at once and not one after the other.
-            let connected =
-                LeaderClient::new(channel.clone()).get_ca_certificate(wire::GetCaCertificateRequest {}).await;
+            // They are connected before, so that they register at once and not one after the other. A busy host does not
+            // finish so many handshakes before their deadline.
+            let connecting = async {
+                let mut leader = LeaderClient::new(channel.clone());
+                while leader.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_err() {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            let connected = in_time("a connection of a node", connecting).await;
             together.wait().await;
             connected?;
-            RegistrationClient::new(channel).register(request).await.map(drop)
+            RegistrationClient::new(channel).register(request).await?;
+            anyhow::Ok(())
         });
     }
     let answers = coming.join_all().await;
