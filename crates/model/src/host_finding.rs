@@ -1,7 +1,7 @@
 //! What a role server finds wrong with how it runs on its machine.
 //!
 //! A finding does not end the heartbeats, and no loop acts on it: an operator has to. It is part of the release report,
-//! is stored with it, and is a note of `why` and an issue until the role server no longer reports it.
+//! is stored with it, and is a note of `why` until the role server no longer reports it. Most are an issue, too.
 
 use std::fmt;
 
@@ -20,6 +20,8 @@ pub enum HostFindingKind {
     UnitEdited,
     /// A setting of the unit is inherited by programs that outlive it.
     UnitSetting,
+    /// The stored cgroup driver is not that of the pods that run. The role server keeps theirs.
+    PodCgroups,
     /// One that only a newer release knows.
     #[serde(other)]
     Other,
@@ -33,6 +35,7 @@ impl HostFindingKind {
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
             Self::UnitEdited => "unit-edited",
             Self::UnitSetting => "unit-setting",
+            Self::PodCgroups => "pod-cgroups",
             Self::Other => "other",
         }
     }
@@ -40,7 +43,7 @@ impl HostFindingKind {
     /// The kind of that name; [`HostFindingKind::Other`] for one that this release does not know.
     #[must_use]
     pub fn parse(name: &str) -> Self {
-        let known = [Self::WorkloadsEndWithAgent, Self::UnitEdited, Self::UnitSetting];
+        let known = [Self::WorkloadsEndWithAgent, Self::UnitEdited, Self::UnitSetting, Self::PodCgroups];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
     }
 }
@@ -70,6 +73,7 @@ mod tests {
             HostFindingKind::WorkloadsEndWithAgent,
             HostFindingKind::UnitEdited,
             HostFindingKind::UnitSetting,
+            HostFindingKind::PodCgroups,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
             let finding = HostFinding { kind, message: "m".to_owned() };

@@ -271,7 +271,8 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
     finding_issue(
         machine,
         IssueKind::AgentUnit,
-        |kind| kind != HostFindingKind::WorkloadsEndWithAgent,
+        // What the role server found about pods needs nobody: it decided, and the next drain ends it.
+        |kind| !matches!(kind, HostFindingKind::WorkloadsEndWithAgent | HostFindingKind::PodCgroups),
         remedy,
     )
 }

@@ -22,8 +22,10 @@ use rustls::sign::CertifiedKey;
 use supervisor::watch_cell::WatchCell;
 
 use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
+use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
+use crate::host_findings::HostFindings;
 
 /// The certificate that this node presents; it can be replaced while the process runs.
 #[derive(Clone)]
@@ -193,6 +195,8 @@ pub struct NodeFacts {
     pub problem: WatchCell<Option<String>>,
     /// Sentences about children that would end with the role server; empty where none would.
     pub unprotected: WatchCell<Vec<String>>,
+    /// What the role server finds wrong with how it runs, from all its parts.
+    pub host_findings: HostFindings,
     /// Set whenever another order was stored.
     pub order_changed: WatchCell<()>,
 }
@@ -207,6 +211,7 @@ impl NodeFacts {
         self.address.clear();
         self.problem.clear();
         self.unprotected.clear();
+        self.host_findings.set(cgroup_driver::FINDINGS, Vec::new());
         self.node_info.clear();
         self.curators.clear();
         self.declarations.clear();

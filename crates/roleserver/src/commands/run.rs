@@ -91,7 +91,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let incarnation = Uuid::new_v4();
     let watch_cell = WatchCell::new();
     let facts = NodeFacts::default();
-    let findings = HostFindings::default();
+    let findings = facts.host_findings.clone();
     let inbox =
         OrderInbox::new(enrolment.machine_id, ClusterFiles::in_state_directory(state.path()), facts.clone());
     let standing = inbox.clone();

@@ -235,6 +235,14 @@ pub(super) const CASES: &[Case] = &[
         &[("agent-unit", "rack-a/1"), ("workloads-end-with-agent", "rack-a/1")],
     ),
     (
+        "its pods keep their cgroup driver",
+        |e| {
+            let message = "the worker keeps cgroupfs".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::PodCgroups, message });
+        },
+        &[],
+    ),
+    (
         "the agent with these findings was given up",
         |e| {
             let message = "the unit file was edited".into();

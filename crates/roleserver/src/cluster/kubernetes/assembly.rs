@@ -10,10 +10,10 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 
 use crate::cluster::etcd_member;
-use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+use crate::cluster::files::ClusterFiles;
 use crate::cluster::kubernetes::bundle_install::InstalledBundle;
 use crate::cluster::kubernetes::bundle_store::BundleStore;
-use crate::cluster::kubernetes::cgroup_driver::{CgroupDriver, PodHost, choose_driver};
+use crate::cluster::kubernetes::cgroup_driver::PodHost;
 use crate::cluster::kubernetes::component_certificates::{RoleMaterials, manage_certificates};
 use crate::cluster::kubernetes::component_revisions::RevisionHistory;
 use crate::cluster::kubernetes::load_balancer::ApiServers;
@@ -21,6 +21,7 @@ use crate::cluster::kubernetes::pod_cgroups::PodCgroups;
 use crate::cluster::kubernetes::reconciler_runner::ControllerReadiness;
 use crate::cluster::kubernetes::startup::DrainState;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
+use crate::cluster::kubernetes::stored_driver::StoredDriver;
 use crate::cluster::kubernetes::{
     KubernetesContext, bundle_install, cluster_config, component_status, components, curator_watch, desired,
     host_cleanup, load_balancer, node_object, reconciler_runner, setup, startup,
@@ -183,13 +184,23 @@ fn render_components(
             let of_before = persisted::read_node_info(&host.files).address;
             let mut runs = RevisionHistory::read(&host.files);
             parts.revisions.set(runs.clone());
-            let pod_host = PodHost::detect_host();
+            let mut driver = StoredDriver::new(
+                host.files.clone(),
+                PodCgroups::detect_host(&family),
+                PodHost::detect_host(),
+                facts.host_findings.clone(),
+            );
             loop {
                 let known = healthy.scope().until_cancelled(inputs.next()).await?;
                 let Some(startup) = &known.startup else { continue };
                 let before = runs.clone();
                 let now = host.clock.now().timestamp_millis();
-                let cgroup_driver = choose_stored_driver(&host.files, &family, &known, pod_host)?;
+                let cgroup_driver = match startup.worker {
+                    RoleStartup::On => driver.choose(known.drain.is_evicted)?,
+                    RoleStartup::Off(_) | RoleStartup::Paused(_) | RoleStartup::Draining(_) => {
+                        driver.look_up()
+                    }
+                };
                 let all = desired::DesiredInputs {
                     startup,
                     materials: &known.materials,
@@ -221,30 +232,6 @@ fn render_components(
             }
         }
     })
-}
-
-/// Chooses what makes the control groups of pods, and stores it before a component is started with it.
-fn choose_stored_driver(
-    files: &ClusterFiles,
-    family: &str,
-    known: &ComponentInputs,
-    pod_host: PodHost,
-) -> Result<CgroupDriver, ClusterFilesError> {
-    let stored = CgroupDriver::read(files);
-    let is_on = known.startup.as_ref().is_some_and(|startup| startup.worker == RoleStartup::On);
-    if !is_on {
-        return Ok(stored.unwrap_or_default());
-    }
-    // A lost file is no reason to look for running pods at other places.
-    let has_slice = || PodCgroups::detect_host(family).has_processes_in_slice();
-    let previous = stored.or_else(|| has_slice().then_some(CgroupDriver::Systemd));
-    let kubelet = components::service_id(KubernetesDuty::Worker, components::kubelet::NAME);
-    let is_new = !files.kubernetes_directory().join(kubelet.child_name()).exists();
-    let chosen = choose_driver(previous, !is_new && !known.drain.is_evicted, pod_host);
-    if stored != Some(chosen) {
-        chosen.write(files)?;
-    }
-    Ok(chosen)
 }
 
 /// Whether this process may lower the OOM score of processes: whether `/proc/self/status` shows `CAP_SYS_RESOURCE`

@@ -9,6 +9,10 @@
 //! evicted for another bundle, gets the other one. The driver in use is in `kubernetes-cgroup-driver.json`, written
 //! before a component is started with it.
 //!
+//! The file is a hint, and the groups of running pods are the truth: a release that knows only `cgroupfs` leaves a file
+//! that names `systemd` as it is, and runs pods beside it. So a driver that has pods is kept, whatever the file names.
+//! [`StoredDriver`](super::stored_driver::StoredDriver) looks for them.
+//!
 //! On hierarchies of version 1 the driver stays `cgroupfs`: the group above all pods has to exist in each hierarchy
 //! before the kubelet starts, and systemd makes slices in some of them only.
 
@@ -20,6 +24,8 @@ use crate::init_system::unit_check::{OwnGroup, UnitHierarchy, UnitManager};
 use crate::mountinfo;
 
 const NAME: &str = "kubernetes-cgroup-driver.json";
+/// The source of findings about the driver.
+pub const FINDINGS: &str = "pods";
 
 /// What makes the control groups of pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,44 +93,136 @@ impl PodHost {
             hierarchy: group.map_or(UnitHierarchy::Legacy, |group| group.hierarchy),
         }
     }
+
+    /// The driver of a worker that has no pods.
+    const fn preferred_driver(self) -> CgroupDriver {
+        match (self.is_started_by_systemd, self.hierarchy) {
+            (true, UnitHierarchy::Unified) => CgroupDriver::Systemd,
+            _ => CgroupDriver::Cgroupfs,
+        }
+    }
 }
 
-/// Chooses the driver. `previous` is the one in use, `None` if none is known.
+/// Where processes of pods run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunningPods {
+    /// In groups that containerd and the kubelet make.
+    pub in_cgroupfs: bool,
+    /// In slices of systemd.
+    pub in_slice: bool,
+}
+
+/// What the choice of the driver follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverFacts {
+    /// The stored driver; `None` if none is stored, or if the file is damaged.
+    pub stored: Option<CgroupDriver>,
+    /// Where pods run now.
+    pub pods: RunningPods,
+    /// Whether this node never had a kubelet.
+    pub is_new: bool,
+    /// Whether every pod was evicted that a drain evicts.
+    pub is_drained: bool,
+    /// The host.
+    pub host: PodHost,
+}
+
+/// The chosen driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverChoice {
+    /// The driver to use and to store.
+    pub driver: CgroupDriver,
+    /// The contradiction between the file and the pods, as a sentence; `None` without one.
+    pub conflict: Option<String>,
+}
+
+/// Chooses the driver. Pods that run keep theirs until the node is drained, whatever is stored.
 #[must_use]
-pub fn choose_driver(previous: Option<CgroupDriver>, may_have_pods: bool, host: PodHost) -> CgroupDriver {
-    if may_have_pods {
+pub fn choose_driver(facts: DriverFacts) -> DriverChoice {
+    let DriverFacts { stored, pods, is_new, is_drained, host } = facts;
+    let of_pods = match pods {
+        // Also with pods in both: a release that knows only this driver was the last one that ran a kubelet.
+        RunningPods { in_cgroupfs: true, .. } => Some(CgroupDriver::Cgroupfs),
+        RunningPods { in_slice: true, .. } => Some(CgroupDriver::Systemd),
+        RunningPods { .. } => None,
+    };
+    // A drain leaves pods of daemon sets, which are restarted with the next driver.
+    let of_pods = of_pods.filter(|_| !is_drained);
+    let driver = match of_pods {
+        Some(driver) => driver,
+        None if is_new || is_drained => host.preferred_driver(),
         // An earlier release stored no driver and had only this one.
-        return previous.unwrap_or(CgroupDriver::Cgroupfs);
-    }
-    if host.is_started_by_systemd && host.hierarchy == UnitHierarchy::Unified {
-        CgroupDriver::Systemd
-    } else {
-        CgroupDriver::Cgroupfs
-    }
+        None => stored.unwrap_or(CgroupDriver::Cgroupfs),
+    };
+    let conflict = stored.filter(|stored| of_pods.is_some() && *stored != driver);
+    DriverChoice { driver, conflict: conflict.map(|stored| describe_conflict(driver, stored)) }
+}
+
+fn describe_conflict(kept: CgroupDriver, stored: CgroupDriver) -> String {
+    let (kept, stored) = (kept.as_str(), stored.as_str());
+    format!(
+        "pods of this worker run with the cgroup driver {kept}, although {NAME} names {stored}, as after a roll-back \
+         to a release that does not read this file; the worker keeps {kept} until it is drained for another bundle, \
+         so that no pod is ended"
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const UNIFIED: PodHost = PodHost { is_started_by_systemd: true, hierarchy: UnitHierarchy::Unified };
+    const LEGACY: PodHost = PodHost { is_started_by_systemd: true, hierarchy: UnitHierarchy::Legacy };
+    const BY_HAND: PodHost = PodHost { is_started_by_systemd: false, hierarchy: UnitHierarchy::Unified };
+    const NO_PODS: RunningPods = RunningPods { in_cgroupfs: false, in_slice: false };
+    const IN_CGROUPFS: RunningPods = RunningPods { in_cgroupfs: true, in_slice: false };
+    const IN_SLICE: RunningPods = RunningPods { in_cgroupfs: false, in_slice: true };
+    const IN_BOTH: RunningPods = RunningPods { in_cgroupfs: true, in_slice: true };
+
+    /// A worker that is neither new nor drained: what is stored, where its pods run, and the driver that it keeps.
+    #[test]
+    fn driver_follows_the_pods_and_not_the_file() {
+        use CgroupDriver::{Cgroupfs, Systemd};
+        for (stored, pods, expected, is_conflict) in [
+            (None, NO_PODS, Cgroupfs, false),
+            (None, IN_CGROUPFS, Cgroupfs, false),
+            (None, IN_SLICE, Systemd, false),
+            (None, IN_BOTH, Cgroupfs, false),
+            (Some(Cgroupfs), NO_PODS, Cgroupfs, false),
+            (Some(Cgroupfs), IN_CGROUPFS, Cgroupfs, false),
+            (Some(Cgroupfs), IN_SLICE, Systemd, true),
+            (Some(Cgroupfs), IN_BOTH, Cgroupfs, false),
+            (Some(Systemd), NO_PODS, Systemd, false),
+            // The release before ran here meanwhile: it neither reads nor writes the file.
+            (Some(Systemd), IN_CGROUPFS, Cgroupfs, true),
+            (Some(Systemd), IN_SLICE, Systemd, false),
+            (Some(Systemd), IN_BOTH, Cgroupfs, true),
+        ] {
+            for host in [UNIFIED, LEGACY, BY_HAND] {
+                let facts = DriverFacts { stored, pods, is_new: false, is_drained: false, host };
+                let DriverChoice { driver, conflict } = choose_driver(facts);
+                assert_eq!((driver, conflict.is_some()), (expected, is_conflict), "{facts:?}");
+            }
+        }
+    }
+
     #[test]
     fn driver_changes_only_where_no_pod_can_run() {
         use CgroupDriver::{Cgroupfs, Systemd};
-        let host = |is_started_by_systemd, hierarchy| PodHost { is_started_by_systemd, hierarchy };
-        let (unified, legacy) = (UnitHierarchy::Unified, UnitHierarchy::Legacy);
-        for (name, previous, may_have_pods, host, expected) in [
-            ("new", None, false, host(true, unified), Systemd),
-            ("new, version 1", None, false, host(true, legacy), Cgroupfs),
-            ("new, not started by systemd", None, false, host(false, unified), Cgroupfs),
-            ("of an earlier release, with pods", None, true, host(true, unified), Cgroupfs),
-            ("with pods", Some(Cgroupfs), true, host(true, unified), Cgroupfs),
-            ("drained", Some(Cgroupfs), false, host(true, unified), Systemd),
-            ("drained, version 1", Some(Cgroupfs), false, host(true, legacy), Cgroupfs),
-            ("with pods of systemd", Some(Systemd), true, host(true, unified), Systemd),
-            ("with pods of systemd, started by hand", Some(Systemd), true, host(false, legacy), Systemd),
-            ("drained, started by hand", Some(Systemd), false, host(false, unified), Cgroupfs),
+        for (name, stored, pods, (is_new, is_drained), host, expected) in [
+            ("new", None, NO_PODS, (true, false), UNIFIED, Systemd),
+            ("new, version 1", None, NO_PODS, (true, false), LEGACY, Cgroupfs),
+            ("new, not started by systemd", None, NO_PODS, (true, false), BY_HAND, Cgroupfs),
+            ("new, after a role that was removed", Some(Cgroupfs), NO_PODS, (true, false), UNIFIED, Systemd),
+            ("its directory was lost, and its pods run", None, IN_CGROUPFS, (true, false), UNIFIED, Cgroupfs),
+            ("drained", Some(Cgroupfs), NO_PODS, (false, true), UNIFIED, Systemd),
+            ("drained, with daemon sets", Some(Cgroupfs), IN_CGROUPFS, (false, true), UNIFIED, Systemd),
+            ("drained, version 1", Some(Cgroupfs), NO_PODS, (false, true), LEGACY, Cgroupfs),
+            ("drained, started by hand", Some(Systemd), IN_SLICE, (false, true), BY_HAND, Cgroupfs),
         ] {
-            assert_eq!(choose_driver(previous, may_have_pods, host), expected, "{name}");
+            let facts = DriverFacts { stored, pods, is_new, is_drained, host };
+            let choice = choose_driver(facts);
+            assert_eq!(choice, DriverChoice { driver: expected, conflict: None }, "{name}");
         }
     }
 

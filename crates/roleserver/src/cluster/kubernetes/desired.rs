@@ -228,7 +228,11 @@ fn component_context<'k>(
         node: known.node,
         instance_name: known.instance_name,
         can_raise_oom_score: known.can_raise_oom_score,
-        cgroup_driver: known.cgroup_driver,
+        // It is part of what a component is declared as, and controllers do not depend on it.
+        cgroup_driver: match duty {
+            KubernetesDuty::Worker => known.cgroup_driver,
+            KubernetesDuty::Controller => CgroupDriver::default(),
+        },
     })
 }
 

@@ -22,8 +22,8 @@
 //! * [`reconciler_runner`][]: the reconciler of built-in objects, and controller readiness. [`cluster_config`][]: the
 //!   configuration that the reconciler applies.
 //! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
-//!   [`pod_cgroups`][]: control groups of pods. [`cgroup_driver`][]: what makes them. [`host_cleanup`][]: removes what
-//!   a worker leaves on its host.
+//!   [`pod_cgroups`][]: control groups of pods. [`cgroup_driver`][]: what makes them. [`stored_driver`][]: what this
+//!   worker has for that. [`host_cleanup`][]: removes what a worker leaves on its host.
 //! * [`components`][]: what each component is started with, and listen ports (pure).
 //! * [`desired`][]: all desired components (pure). [`component_revisions`][]: what running components were started
 //!   with.
@@ -114,6 +114,7 @@ mod refusal;
 pub mod setup;
 #[cfg(feature = "reconciler")]
 pub mod startup;
+pub mod stored_driver;
 
 /// What the Kubernetes parts need from the node.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::child::cgroup::Cgroup;
-use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
+use crate::cluster::kubernetes::cgroup_driver::{CgroupDriver, RunningPods};
 use crate::mountinfo;
 
 /// Files that a cpuset group copies from its parent.
@@ -83,11 +83,12 @@ impl PodCgroups {
         self.slice.as_ref().is_some_and(|path| path.is_dir())
     }
 
-    /// Whether processes of pods are in the slice.
-    #[must_use]
-    pub fn has_processes_in_slice(&self) -> bool {
-        let slice: Vec<PathBuf> = self.slice.iter().filter(|path| path.is_dir()).cloned().collect();
-        !slice.is_empty() && Cgroup::from_directories(&slice).pids().is_ok_and(|pids| !pids.is_empty())
+    /// Where processes of pods run now.
+    pub fn find_running(&self) -> std::io::Result<RunningPods> {
+        Ok(RunningPods {
+            in_cgroupfs: has_processes(self.required.iter().chain(&self.optional))?,
+            in_slice: has_processes(self.slice.iter())?,
+        })
     }
 
     /// The directories that have to exist for a driver.
@@ -141,6 +142,13 @@ impl PodCgroups {
             CgroupDriver::Systemd => terminate_groups(self.required.iter().chain(&self.optional), patience),
         }
     }
+}
+
+/// Whether a process is in one of these groups, or in a group inside one. A group that does not exist has none.
+fn has_processes<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> std::io::Result<bool> {
+    let all: Vec<PathBuf> = paths.cloned().collect();
+    let pids = Cgroup::from_directories(&all).pids().map_err(Error::other)?;
+    Ok(!pids.is_empty())
 }
 
 fn terminate_groups<'p>(paths: impl Iterator<Item = &'p PathBuf>, patience: Duration) -> std::io::Result<()> {
@@ -228,7 +236,14 @@ mod tests {
         pods.create(CgroupDriver::Cgroupfs).unwrap();
         assert_eq!(read("cpuset/p/cpuset.cpus"), "1", "somebody has chosen");
         pods.create(CgroupDriver::Systemd).unwrap();
-        assert!(pods.has_slice() && !pods.has_processes_in_slice());
+        assert!(pods.has_slice());
+        assert_eq!(pods.find_running().unwrap(), RunningPods::default());
+        write("unified/p.slice/p-pod7.slice/a.scope/cgroup.procs", "12\n");
+        assert_eq!(pods.find_running().unwrap(), RunningPods { in_cgroupfs: false, in_slice: true });
+        write("cpuset/p/kubepods/pod7/cgroup.procs", "13\n");
+        assert_eq!(pods.find_running().unwrap(), RunningPods { in_cgroupfs: true, in_slice: true });
+        fs::remove_dir_all(root.path().join("unified/p.slice/p-pod7.slice")).unwrap();
+        fs::remove_dir_all(root.path().join("cpuset/p/kubepods")).unwrap();
         pods.terminate_other(CgroupDriver::Cgroupfs, Duration::ZERO).unwrap();
         assert!(!pods.has_slice(), "no pod of the other driver stays");
         assert!(root.path().join("unified/p").is_dir());

@@ -175,7 +175,9 @@ impl ComponentContext<'_> {
             [api_server, controller_manager, scheduler, kubelet, kubelet_health, proxy_health, proxy_metrics],
             load_balancer,
         );
-        let node = (self.address, self.node, self.instance_name, self.can_raise_oom_score);
+        // containerd and the kubelet must never run with different drivers.
+        let driver = self.cgroup_driver.as_str();
+        let node = (self.address, self.node, self.instance_name, self.can_raise_oom_score, driver);
         let declared = (cluster, ports, node, self.etcd, self.directory);
         // These are strings and numbers alone, but a path need not be UTF-8.
         let bytes = serde_json::to_vec(&declared).unwrap_or_else(|_| format!("{declared:?}").into_bytes());
@@ -353,6 +355,14 @@ pub(super) mod tests {
         assert_eq!(plain, digest(|_, _| {}, "--b"), "the release chooses its flags");
         assert_ne!(plain, digest(|bundle, _| bundle.digest = Sha256([9; 32]), "--a"));
         assert_ne!(plain, digest(|_, material| material.generation = 4, "--a"));
+        let with_driver = |cgroup_driver| {
+            with_context(|context| {
+                let context = ComponentContext { cgroup_driver, ..*context };
+                context.declaration_digest(&render_plain(Path::new("/kubelet"), Vec::new(), Vec::new()))
+            })
+        };
+        let (one, other) = (with_driver(CgroupDriver::Cgroupfs), with_driver(CgroupDriver::Systemd));
+        assert_ne!(one, other, "a component that goes on would not fit the other one");
     }
 
     #[test]
