@@ -6,11 +6,13 @@
 //!
 //! A child is moved in this order, and each step finds what an interrupted one has done:
 //!
-//! 1. systemd makes a scope with all processes of the child.
-//! 2. The record of the child names the scope. From now on it is a child like one that was started in a scope; a
-//!    release before this one reads the same record, and finds the process.
-//! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes, and the
-//!    state of runc names them. Processes that were started meanwhile follow.
+//! 1. systemd makes a scope with all processes of the child. A scope that an interrupted move has made is found by the
+//!    process in it.
+//! 2. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
+//!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
+//!    Processes that were started meanwhile follow, in the old group or in that of the scope.
+//! 3. The record of the child names the scope. From now on it is a child like one that was started in a scope; a
+//!    release before this one reads the same record, and finds the process. The state of runc names the new groups.
 //! 4. The old group is removed.
 //!
 //! When the last child has moved, the controllers are taken back from the group of the unit. Otherwise systemd could not
@@ -179,14 +181,17 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         Some(scope) => scope,
         None => request_scope(children, scopes, name, (own, &old), &limits)?,
     };
+    let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
+    let listed: BTreeSet<i32> = groups_before.values().flatten().copied().collect();
+    let moved = move_inner_groups(&groups_before, &new)
+        .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed));
+    // After the processes have moved, so that a move that was interrupted before is completed by the next one.
     if let Some(record) = running {
         let moved = ChildRecord { scope: Some(scope.clone()), ..record };
         moved
             .write(&children.record_path(name))
             .map_err(|error| format!("recording the scope of {name} failed: {error}"))?;
     }
-    let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
-    let moved = move_inner_groups(&groups_before, &new).and_then(|()| follow(scopes, &old, &scope));
     moved.map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
     rename_in_runc_state(&children.directory.join(name).join("bundle/state").join(name), &old, &new);
     old.remove();
@@ -276,25 +281,68 @@ fn move_inner_groups(groups: &InnerGroups, new: &Cgroup) -> std::io::Result<()> 
     Ok(())
 }
 
-/// Moves processes that were started in the old group meanwhile, until there is none.
-fn follow(scopes: &Scopes, old: &Cgroup, scope: &ScopeRecord) -> std::io::Result<()> {
+/// Moves processes that were started meanwhile, until each is where it belongs. `listed` are those that were moved
+/// before.
+fn follow(
+    scopes: &Scopes,
+    (old, new): (&Cgroup, &Cgroup),
+    unit: &str,
+    listed: &BTreeSet<i32>,
+) -> std::io::Result<()> {
     let end = Instant::now() + FOLLOW_TIMEOUT;
     loop {
-        let left = old.pids().map_err(std::io::Error::other)?;
-        if left.is_empty() {
+        let late = find_late_processes(old, new, listed)?;
+        if late.is_empty() {
             return Ok(());
         }
         if Instant::now() >= end {
-            let why = format!("{} processes stay in the group before", left.len());
+            let count = late.values().map(BTreeSet::len).sum::<usize>();
+            let why = format!("{count} processes stay in the group before, or in that of the scope itself");
             return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why));
         }
-        let pids: Vec<u32> = left.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
-        if let Err(error) = scopes.manager.attach_processes(&scope.unit, &pids) {
-            // One of them may have ended.
-            tracing::debug!(%error, unit = scope.unit, "processes are attached once more");
+        for (group, pids) in late {
+            let subgroup = if group.is_empty() { group } else { format!("/{group}") };
+            if !subgroup.is_empty() {
+                for top in new.directories() {
+                    fs::create_dir_all(top.join(subgroup.trim_start_matches('/')))?;
+                }
+            }
+            let pids: Vec<u32> = pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
+            if let Err(error) = scopes.manager.attach_processes(unit, &subgroup, &pids) {
+                // One of them may have ended.
+                tracing::debug!(%error, unit, "processes are attached once more");
+            }
         }
         std::thread::sleep(FOLLOW_INTERVAL);
     }
+}
+
+/// The processes that are not where they belong, by the group inside the scope for them; an empty name is the scope
+/// itself, where version 1 has them.
+///
+/// The child starts processes while it is moved. One that starts after the list was made and before systemd moves the
+/// child is moved too, and is then in the group of the scope itself, which must hold none in version 2.
+fn find_late_processes(
+    old: &Cgroup,
+    new: &Cgroup,
+    listed: &BTreeSet<i32>,
+) -> std::io::Result<BTreeMap<String, BTreeSet<i32>>> {
+    let mut late: BTreeMap<String, BTreeSet<i32>> = BTreeMap::new();
+    let mut in_old = old.pids().map_err(std::io::Error::other)?;
+    let own_group = new.leaf.clone().unwrap_or_default();
+    if let (Some(_), Some(top)) = (&new.leaf, &new.unified) {
+        for ((_, relative), pids) in inner_groups(old) {
+            in_old.retain(|pid| !pids.contains(pid));
+            let relative = relative.to_string_lossy().into_owned();
+            let group = if relative.is_empty() { own_group.clone() } else { relative };
+            late.entry(group).or_default().extend(pids);
+        }
+        in_old.extend(own_pids(top)?.difference(listed));
+    }
+    if !in_old.is_empty() {
+        late.entry(own_group).or_default().extend(in_old);
+    }
+    Ok(late)
 }
 
 /// Replaces paths of the old group in the state of runc, which names the groups of its container. Otherwise `runc exec`,

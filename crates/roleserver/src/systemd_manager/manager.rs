@@ -118,9 +118,10 @@ impl SystemdManager {
         self.connect()?.call(MANAGER_PATH, MANAGER, "SetUnitProperties", body).map(drop)
     }
 
-    /// Moves processes into the control group of a unit. Blocks.
-    pub fn attach_processes(&self, unit: &str, pids: &[u32]) -> Result<(), ManagerError> {
-        let body = vec![Value::text(unit), Value::text(""), Value::numbers(pids)];
+    /// Moves processes into a group inside the control group of a unit that has `Delegate=yes`. The group exists;
+    /// `subgroup` is its path from that of the unit and begins with `/`, and an empty one is that of the unit. Blocks.
+    pub fn attach_processes(&self, unit: &str, subgroup: &str, pids: &[u32]) -> Result<(), ManagerError> {
+        let body = vec![Value::text(unit), Value::text(subgroup), Value::numbers(pids)];
         self.connect()?.call(MANAGER_PATH, MANAGER, "AttachProcessesToUnit", body).map(drop)
     }
 

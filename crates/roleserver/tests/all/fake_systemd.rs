@@ -49,6 +49,8 @@ struct State {
     conduct: Conduct,
     units: BTreeMap<String, FakeUnit>,
     calls: Vec<String>,
+    /// Groups and pids of processes that are started while the next scope is made.
+    forks: Vec<(String, u32)>,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,8 @@ pub(crate) struct FakeSystemd {
 impl FakeSystemd {
     /// Listens at this socket; the tree is a directory.
     pub(crate) fn start(socket: &Path, tree: &Path) -> Result<Self> {
-        let state = State { conduct: Conduct::Well, units: BTreeMap::new(), calls: Vec::new() };
+        let state =
+            State { conduct: Conduct::Well, units: BTreeMap::new(), calls: Vec::new(), forks: Vec::new() };
         let shared =
             Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), tree: tree.to_owned() });
         let listener = UnixListener::bind(socket)?;
@@ -118,6 +121,11 @@ impl FakeSystemd {
         drop(state);
         anyhow::ensure!(!result.timed_out(), "{member} was never called");
         Ok(())
+    }
+
+    /// A process that appears in this group while the next scope is made, because its parent is there then.
+    pub(crate) fn fork_meanwhile(&self, group: &str, pid: u32) {
+        self.shared.state().forks.push((group.to_owned(), pid));
     }
 
     /// The pids in a group, not in those inside it.
@@ -266,6 +274,8 @@ impl Shared {
             }
             "AttachProcessesToUnit" => {
                 let group = self.state().units.get(&name).context("an unknown unit")?.control_group.clone();
+                let group = format!("{group}{}", text_at(call, 1));
+                anyhow::ensure!(self.directory(&group).is_dir(), "systemd makes no group {group}");
                 for pid in numbers_in(call.body.get(2)) {
                     self.move_process(&group, pid)?;
                 }
@@ -291,6 +301,10 @@ impl Shared {
         for pid in numbers_in(properties.get("PIDs")) {
             self.move_process(&control_group, pid)?;
         }
+        let forks = std::mem::take(&mut self.state().forks);
+        for (group, pid) in forks {
+            self.move_process(&group, pid)?;
+        }
         let unit = FakeUnit { active: active.to_owned(), control_group, properties };
         self.state().units.insert(name.to_owned(), unit);
         Ok("done")
@@ -298,11 +312,18 @@ impl Shared {
 
     fn move_process(&self, group: &str, pid: u32) -> Result<()> {
         remove_pid(&self.tree, pid)?;
-        let directory = self.tree.join(group.trim_start_matches('/'));
+        let directory = self.directory(group);
         fs::create_dir_all(&directory)?;
-        let mut file =
-            fs::OpenOptions::new().append(true).create(true).open(directory.join("cgroup.procs"))?;
-        Ok(writeln!(file, "{pid}")?)
+        let file = directory.join("cgroup.procs");
+        // A process that moved itself, or was moved by the role server, is there without a line end.
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let lines = text.lines().map(str::to_owned).chain([pid.to_string()]);
+        Ok(fs::write(file, lines.collect::<Vec<_>>().join("\n") + "\n")?)
+    }
+
+    /// The directory that stands in for a group.
+    fn directory(&self, group: &str) -> PathBuf {
+        self.tree.join(group.trim_start_matches('/'))
     }
 }
 

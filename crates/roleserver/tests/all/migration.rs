@@ -124,7 +124,40 @@ fn interrupted_move_is_completed_without_a_second_scope() -> Result<()> {
     assert_eq!(moved.scope.map(|scope| scope.unit), Some(host.scope_name("web", 4)));
     assert_eq!(moved.instance, instance);
     assert_eq!(host.systemd.unit_names().len(), 1);
+    assert_eq!(host.systemd.pids(&format!("{group}/main")), [web.pid()], "the scope itself holds no process");
+    assert_eq!(host.systemd.pids(&group), [0; 0]);
     assert_eq!(migrate_children(&host.children), MigrationReport::default());
+    Ok(())
+}
+
+/// A child that starts processes while it is moved. The group of the scope hands controllers on, and must hold none.
+#[test]
+fn processes_that_are_started_meanwhile_follow_into_groups_inside_the_scope() -> Result<()> {
+    let host = Host::new()?;
+    let (old, scope) = (host.old_group("web"), format!("/shepherd.slice/{}", host.scope_name("web", 1)));
+    let web = OldProcess::start(&host, &old)?;
+    web.record(&host, "web")?;
+    let fork = |group: &str| -> Result<OldProcess> {
+        let process = OldProcess::start(&host, "/elsewhere")?;
+        host.systemd.fork_meanwhile(group, process.pid());
+        Ok(process)
+    };
+    // Its parent was moved just before, and just after.
+    let (moved_too, left) = (fork(&scope)?, fork(&old)?);
+    let inner = fork(&format!("{old}/f.web"))?;
+
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let mut own = host.systemd.pids(&format!("{scope}/main"));
+    own.sort_unstable();
+    let mut expected = [web.pid(), moved_too.pid(), left.pid()];
+    expected.sort_unstable();
+    assert_eq!(own, expected);
+    assert_eq!(host.systemd.pids(&format!("{scope}/f.web")), [inner.pid()]);
+    for process in [&moved_too, &left, &inner] {
+        assert!(!host.systemd.pids(&scope).contains(&process.pid()), "the scope itself has a late process");
+    }
+    assert!(!host.group(&old).exists(), "the old group is gone");
+    assert_eq!(host.systemd.unit_names(), [host.scope_name("web", 1)]);
     Ok(())
 }
 

@@ -24,7 +24,7 @@ fn scope_is_made_read_and_found_again() -> Result<()> {
     assert_eq!(manager.control_group()?, "");
     let again = manager.start_scope("a.scope", &properties);
     assert!(matches!(&again, Err(ScopeError::Exists(name)) if name == "a.scope"), "{again:?}");
-    manager.attach_processes("a.scope", &[13, 14])?;
+    manager.attach_processes("a.scope", "", &[13, 14])?;
     assert_eq!(systemd.pids("/shepherd.slice/a.scope"), [12, 13, 14]);
     Ok(())
 }
