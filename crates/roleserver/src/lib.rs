@@ -32,7 +32,8 @@
 //!   of the role server).
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
-//!   whole), [`disk`][] and [`state_writer`][] (a slow disk holds up no lease).
+//!   whole), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
+//!   that was learned).
 //!
 //! # Invariants
 //!
@@ -82,6 +83,7 @@ pub mod process;
 pub mod program;
 pub mod server_pool;
 pub mod server_verifier;
+pub mod settings_store;
 pub mod state_directory;
 pub mod state_writer;
 pub mod status_socket;

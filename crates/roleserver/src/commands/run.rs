@@ -40,7 +40,6 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::order_inbox::OrderInbox;
 use crate::commands::CommandError;
 use crate::disk;
-use crate::enrolment::Enrolment;
 use crate::hardware::{self, Sources};
 use crate::host_findings::HostFindings;
 use crate::init_system::own_unit::{OwnUnit, run_own_unit};
@@ -49,7 +48,8 @@ use crate::logs::sources::LogSources;
 use crate::metrics::{self, MetricsInputs};
 use crate::process::{ProcessRecord, program_digest};
 use crate::server_pool::ServerPool;
-use crate::state_directory::{LastHeartbeat, LearnedSettings, Lock, StateDirectory, StateError};
+use crate::settings_store::SettingsStore;
+use crate::state_directory::{LastHeartbeat, Lock, StateDirectory, StateError};
 use crate::state_writer::StateWriter;
 use crate::status_socket;
 use crate::trusted_time::TrustedTime;
@@ -72,7 +72,9 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     };
     let enrolment = state.read_enrolment().map_err(CommandError::from_error)?.ok_or_else(not_enrolled)?;
     let identity = state.read_identity().map_err(CommandError::from_error)?.ok_or_else(not_enrolled)?;
-    let (settings, fallback) = load_settings(&state, &enrolment);
+    let writer = StateWriter::default();
+    let settings_store = SettingsStore::new(state.clone(), writer.clone(), &enrolment);
+    let (settings, fallback) = settings_store.load();
     let clock = HostClock::read().map_err(CommandError::from_error)?;
     let sample = state.read_time_sample().unwrap_or_else(|error| {
         tracing::warn!(%error, "the stored time cannot be read; using this machine's own clock");
@@ -101,7 +103,6 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         server_pool.clone(),
         incarnation,
     );
-    let writer = StateWriter::default();
     let keeper = AgentEventHandler {
         writer: writer.clone(),
         logs: logs.clone(),
@@ -111,7 +112,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
-        revision: enrolment.revision,
+        settings_store: settings_store.clone(),
         memory: Mutex::new(HandlerState { settings: settings.clone(), delivered_at: None, last_error: None }),
         unsaved_record: Arc::new(Mutex::new(unrecorded)),
     };
@@ -148,7 +149,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     if let Some(own) = OwnUnit::detect_host(std::env::home_dir().as_deref()) {
         others.push(("unit", run_own_unit(own, findings)));
     }
-    let root = root_runnable((agent, watch_cell), (state.clone(), enrolment), others);
+    let root = root_runnable((agent, watch_cell), (state.clone(), settings_store), others);
     let ended = runtime.block_on(async {
         let slow_writes = tokio::spawn(disk::log_slow_writes(state.path().to_owned()));
         let ended = run_until_signal(root, &leaving, &release).await;
@@ -202,11 +203,11 @@ fn release_reader(release: &SelfUpdater, findings: &HostFindings) -> ReadRelease
 /// The root runnable: the heartbeat loop and the other parts as its children.
 fn root_runnable(
     (agent, watch_cell): (Agent, WatchCell<()>),
-    (state, enrolment): (StateDirectory, Enrolment),
+    (state, settings_store): (StateDirectory, SettingsStore),
     others: Vec<(&'static str, Runnable)>,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let callback = run_heartbeats(agent.clone(), state.clone(), enrolment.clone(), watch_cell.clone());
+        let callback = run_heartbeats(agent.clone(), settings_store.clone(), watch_cell.clone());
         let status =
             status_socket::serve_report(state.path(), status_socket::STATUS_SOCKET, TreeReport::to_string);
         let others = others.clone();
@@ -221,27 +222,10 @@ fn root_runnable(
     })
 }
 
-/// The settings learned last for this enrolment, and those to fall back to.
-fn load_settings(state: &StateDirectory, enrolment: &Enrolment) -> (AgentSettings, Option<AgentSettings>) {
-    let learned = state.read_learned_settings(enrolment.revision).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the learned settings cannot be read; using those of the enrolment");
-        None
-    });
-    learned.map_or_else(
-        || (enrolment.settings.clone(), None),
-        |LearnedSettings { settings, fallback, .. }| (settings, fallback),
-    )
-}
-
 /// The heartbeat loop; each run starts with the settings that the one before has learned.
-fn run_heartbeats(
-    agent: Agent,
-    state: StateDirectory,
-    enrolment: Enrolment,
-    watch_cell: WatchCell<()>,
-) -> Runnable {
+fn run_heartbeats(agent: Agent, settings_store: SettingsStore, watch_cell: WatchCell<()>) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (settings, fallback) = load_settings(&state, &enrolment);
+        let (settings, fallback) = settings_store.load();
         let agent = Agent { settings, fallback, ..agent.clone() };
         let mut watcher = watch_cell.watch();
         async move {
@@ -298,7 +282,7 @@ struct AgentEventHandler {
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
-    revision: u64,
+    settings_store: SettingsStore,
     memory: Mutex<HandlerState>,
     /// The record of this process while it could not be written. Only the writer waits for its lock.
     unsaved_record: Arc<Mutex<Option<ProcessRecord>>>,
@@ -351,9 +335,9 @@ impl AgentEventHandler {
             AgentEvent::SettingsChanged { settings, fallback } => {
                 tracing::info!(endpoints = ?settings.endpoints, "the shepherd changed the settings");
                 memory.settings = settings.clone();
-                self.save_settings(settings, fallback.clone());
+                self.settings_store.save(settings, fallback.clone());
             }
-            AgentEvent::SettingsConfirmed => self.save_settings(&memory.settings, None),
+            AgentEvent::SettingsConfirmed => self.settings_store.save(&memory.settings, None),
             AgentEvent::SettingsRejected { reason } => {
                 tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
             }
@@ -368,12 +352,6 @@ impl AgentEventHandler {
                 self.writer.enqueue("time", move || log_failure(state.write_time_sample(&sample)));
             }
         }
-    }
-
-    fn save_settings(&self, settings: &AgentSettings, fallback: Option<AgentSettings>) {
-        let learned = LearnedSettings { revision: self.revision, settings: settings.clone(), fallback };
-        let state = self.state.clone();
-        self.writer.enqueue("settings", move || log_failure(state.write_learned_settings(&learned)));
     }
 
     fn save_heartbeat(&self, endpoint: &str, error: Option<String>, delivered_at: Option<u64>) {
@@ -416,14 +394,18 @@ mod tests {
 
     use super::*;
     use crate::agent::heartbeat_session::HeartbeatAck;
+    use crate::settings_store;
+    use crate::settings_store::tests::settings;
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
     fn handler(state: &StateDirectory) -> AgentEventHandler {
         let clock = HostClock::read().unwrap();
         let incarnation = Uuid::new_v4();
+        let writer = StateWriter::default();
         AgentEventHandler {
-            writer: StateWriter::default(),
+            settings_store: settings_store::tests::store(state, &writer, "127.0.0.1:9"),
+            writer,
             delivered: WatchCell::new(),
             logs: LogUploads::new(
                 LogSources::of_state_directory(state.log_path(), state.path()),
@@ -439,9 +421,8 @@ mod tests {
             state: state.clone(),
             clock,
             incarnation,
-            revision: 1,
             memory: Mutex::new(HandlerState {
-                settings: AgentSettings::new(&["127.0.0.1:9".to_owned()], &[], 0).unwrap(),
+                settings: settings("127.0.0.1:9"),
                 delivered_at: None,
                 last_error: None,
             }),
@@ -455,7 +436,6 @@ mod tests {
         let state = StateDirectory::open(directory.path()).unwrap();
         let handler = handler(&state);
         let disk = disk::fault::block_syncs(state.path());
-        let settings = |endpoint: &str| AgentSettings::new(&[endpoint.to_owned()], &[], 0).unwrap();
         let order = wire::ClusterOrder {
             generation: 1,
             operation: Some(wire::cluster_order::Operation::Leave(wire::LeaveCluster {})),
@@ -472,6 +452,8 @@ mod tests {
         }
         assert!(!handler.writer.flush(Duration::ZERO), "the disk has written everything");
         assert_eq!(state.read_learned_settings(1).unwrap(), None);
+        let next_run = handler.settings_store.load();
+        assert_eq!(next_run, (settings("127.0.0.1:1049"), None), "a loop that starts again has the newest");
         assert_eq!(
             handler.order_inbox.report().generation,
             0,
