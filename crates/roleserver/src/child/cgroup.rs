@@ -149,14 +149,22 @@ impl CgroupMounts {
         }
     }
 
-    /// Creates the group of one child with these limits. `family` distinguishes the children of one role server from
-    /// another's.
-    pub fn create_cgroup(
+    /// Creates the group of one child with these limits.
+    #[cfg(test)]
+    pub(super) fn create_cgroup(
         &self,
         family: &str,
         name: &str,
         limits: &ResourceLimits,
     ) -> Result<Cgroup, CgroupError> {
+        let group = self.make_cgroup(family, name)?;
+        group.set_limits(limits)?;
+        Ok(group)
+    }
+
+    /// Creates the group of one child, and leaves the limits of an existing one as they are. `family` distinguishes the
+    /// children of one role server from another's.
+    pub(super) fn make_cgroup(&self, family: &str, name: &str) -> Result<Cgroup, CgroupError> {
         let mut group = Cgroup::default();
         if let Some(own) = &self.unified {
             let above = own.join(family);
@@ -172,7 +180,6 @@ impl CgroupMounts {
             create_directory(&path)?;
             group.legacy.insert((*controller).to_owned(), path);
         }
-        group.set_limits(limits)?;
         Ok(group)
     }
 }

@@ -78,6 +78,17 @@ impl Cgroup {
         Self { leaf, ..self }
     }
 
+    /// The controllers by which the group can limit its processes; `None` if that is not known.
+    pub(super) fn controllers(&self) -> Option<BTreeSet<String>> {
+        match &self.unified {
+            Some(path) if self.legacy.is_empty() => {
+                let text = fs::read_to_string(path.join("cgroup.controllers")).ok()?;
+                Some(text.split_whitespace().map(str::to_owned).collect())
+            }
+            _ => Some(self.legacy.keys().cloned().collect()),
+        }
+    }
+
     /// The limits that the group has now.
     #[must_use]
     pub fn read_limits(&self) -> ResourceLimits {

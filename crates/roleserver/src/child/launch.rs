@@ -26,7 +26,7 @@ use crate::child::cgroup::Cgroup;
 use crate::child::confinement;
 use crate::child::log;
 use crate::child::scope::ScopeRecord;
-use crate::child::spec::{ChildSpec, User};
+use crate::child::spec::{ChildSpec, ResourceLimits, User};
 use crate::process::ProcessInstance;
 use crate::process::empty_stdin;
 
@@ -58,6 +58,9 @@ pub struct Placement {
     pub group: Cgroup,
     /// The scope with this group, which has the process already; `None` in today's layout.
     pub scope: Option<ScopeRecord>,
+    /// As in its [`ChildRecord`].
+    #[serde(default)]
+    pub missed_limits: Option<ResourceLimits>,
 }
 
 /// The record of a running child.
@@ -75,6 +78,9 @@ pub struct ChildRecord {
     /// Its scope; `None` if it is below the group of the role server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<ScopeRecord>,
+    /// Limits that its group cannot hold. Its scope is made with them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missed_limits: Option<ResourceLimits>,
 }
 
 impl ChildRecord {
@@ -211,7 +217,7 @@ fn read_line<T: serde::de::DeserializeOwned>(input: &mut impl BufRead) -> std::i
 /// Waits for the place of this process, and checks that it is there.
 fn wait_for_placement(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Result<Placement> {
     if !order.waits {
-        return Ok(Placement { group: order.group.clone(), scope: None });
+        return Ok(Placement { group: order.group.clone(), scope: None, missed_limits: None });
     }
     let placement: Placement = read_line(input).map_err(|error| {
         let why = format!("the role server ended before it placed the program: {error}");
@@ -240,6 +246,7 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
                 spec_sha256: spec.digest(),
                 declared_sha256: spec.declared.clone(),
                 scope: placement.scope,
+                missed_limits: placement.missed_limits,
             };
             record.write(path)?;
         }
@@ -368,7 +375,8 @@ mod tests {
 
     fn record() -> ChildRecord {
         let instance = ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() };
-        ChildRecord { instance, spec_sha256: "5a".to_owned(), declared_sha256: None, scope: None }
+        let (spec_sha256, scope, missed_limits) = ("5a".to_owned(), None, None);
+        ChildRecord { instance, spec_sha256, declared_sha256: None, scope, missed_limits }
     }
 
     /// Earlier releases wrote the first form, and read both.
@@ -385,7 +393,12 @@ mod tests {
         assert_eq!(serde_json::to_string(&record()).unwrap(), old);
         assert_eq!(serde_json::from_str::<ChildRecord>(old).unwrap(), record());
         let scope = ScopeRecord { unit: "a.scope".to_owned(), control_group: "/s/a.scope".to_owned() };
-        let new = ChildRecord { declared_sha256: Some("d".to_owned()), scope: Some(scope), ..record() };
+        let new = ChildRecord {
+            declared_sha256: Some("d".to_owned()),
+            scope: Some(scope),
+            missed_limits: Some(ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() }),
+            ..record()
+        };
         let text = serde_json::to_string(&new).unwrap();
         assert_eq!(serde_json::from_str::<ChildRecord>(&text).unwrap(), new);
         let earlier: Earlier = serde_json::from_str(&text).unwrap();
@@ -435,7 +448,7 @@ mod tests {
         std::fs::write(directory.path().join("cgroup.procs"), "1\n").unwrap();
         let scope = ScopeRecord { unit: "a.scope".to_owned(), control_group: "/a.scope".to_owned() };
         let group = Cgroup::from_directories(&[directory.path().to_owned()]);
-        let line = serde_json::to_vec(&Placement { group, scope: Some(scope) }).unwrap();
+        let line = serde_json::to_vec(&Placement { group, scope: Some(scope), missed_limits: None }).unwrap();
         let why = wait_for_placement(&order, &mut &line[..]).unwrap_err().to_string();
         assert_eq!(why, "its process is not in its scope a.scope");
         std::fs::write(directory.path().join("cgroup.procs"), std::process::id().to_string()).unwrap();

@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 use crate::child::cgroup::{Cgroup, CgroupError, CgroupMounts};
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::{self, ChildRecord, LaunchError, LaunchOrder, Placement};
+use crate::child::limits::{missed_limits_message, name_limits};
 use crate::child::log;
-use crate::child::placement::{PlacedChild, Scopes};
+use crate::child::placement::{CreatedGroup, PlacedChild, Scopes};
 use crate::child::scope::unprotected_message;
 use crate::child::spec::{ChildSpec, ChildSpecError};
 
@@ -190,7 +191,9 @@ pub fn adopt_or_start(
         if record.satisfies(spec) {
             children.apply_limits(name, &spec.limits)?;
             tracing::info!(name, pid = record.instance.pid, "a running program was adopted");
-            return Ok((adopt_record(record, spec, &path), handle));
+            // It may have other limits now that its group cannot hold.
+            let record = launch::read_record(&path).unwrap_or_else(|| record.clone());
+            return Ok((adopt_record(&record, spec, &path), handle));
         }
         tracing::info!(
             name,
@@ -240,17 +243,36 @@ fn start_child(spec: &ChildSpec, children: &ChildContext, record: &Path) -> Resu
         log: children.log_path(&spec.name),
     };
     let Some(scopes) = &children.scopes else {
-        let group = children.create_group(&spec.name, &spec.limits)?;
+        let CreatedGroup { group, missed_limits } = children.create_group(&spec.name, &spec.limits)?;
+        if let Some(missed) = &missed_limits {
+            let (name, limits) = (&spec.name, name_limits(missed));
+            tracing::warn!(
+                name,
+                limits,
+                "this host has no control groups for these limits, so they do not hold"
+            );
+        }
         return Ok(launch::launch_child(&children.launcher, &order(group, false))?);
     };
     let place = |pid| {
         let number = children.next_scope_number(&spec.name);
         match scopes.place((&children.instance_name(), &spec.name), &[pid], &spec.limits, number) {
-            Ok(PlacedChild { scope, group }) => Ok(Placement { group, scope: Some(scope) }),
+            Ok(PlacedChild { scope, group }) => {
+                Ok(Placement { group, scope: Some(scope), missed_limits: None })
+            }
             Err(error) => {
                 tracing::warn!("{}", unprotected_message(&spec.name, &error.why));
-                let group = children.create_group(&spec.name, &spec.limits);
-                group.map(|group| Placement { group, scope: None }).map_err(|error| error.to_string())
+                let created = children.create_group(&spec.name, &spec.limits);
+                if let Ok(CreatedGroup { missed_limits: Some(missed), .. }) = &created {
+                    tracing::warn!("{}", missed_limits_message(&spec.name, missed));
+                }
+                created
+                    .map(|CreatedGroup { group, missed_limits }| Placement {
+                        group,
+                        scope: None,
+                        missed_limits,
+                    })
+                    .map_err(|error| error.to_string())
             }
         }
     };

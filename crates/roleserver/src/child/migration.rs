@@ -31,6 +31,7 @@ use crate::child::cgroup::{AGENT_GROUP, Cgroup, CgroupMounts, nested_groups};
 use crate::child::existing_cgroup::own_pids;
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
+use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit};
 use crate::child::spec::ResourceLimits;
@@ -54,6 +55,8 @@ pub struct MigrationReport {
     pub moved: Vec<String>,
     /// Children that still end with the unit, each with the reason.
     pub left: BTreeMap<String, String>,
+    /// Limits that such children should have and do not have.
+    pub missed_limits: BTreeMap<String, ResourceLimits>,
 }
 
 /// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
@@ -139,6 +142,11 @@ pub fn migrate_children(children: &ChildContext) -> MigrationReport {
             }
         }
     }
+    let missed = |name: &String| {
+        let missed = read_record(&children.record_path(name))?.missed_limits?;
+        Some((name.clone(), missed))
+    };
+    report.missed_limits = report.left.keys().filter_map(missed).collect();
     if report.left.is_empty() {
         children.mounts.take_controllers_back(&children.instance_name());
     }
@@ -175,7 +183,8 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         return Ok(false);
     }
     let groups_before = inner_groups(&old);
-    let limits = old.read_limits();
+    let missed = running.as_ref().and_then(|record| record.missed_limits).unwrap_or_default();
+    let limits = merge_limits(&old.read_limits(), &missed);
     let own = running.as_ref().and_then(|record| u32::try_from(record.instance.pid).ok());
     let scope = match known.or_else(|| find_scope_of(children, scopes, name, own)) {
         Some(scope) => scope,
@@ -187,7 +196,7 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed));
     // After the processes have moved, so that a move that was interrupted before is completed by the next one.
     if let Some(record) = running {
-        let moved = ChildRecord { scope: Some(scope.clone()), ..record };
+        let moved = ChildRecord { scope: Some(scope.clone()), missed_limits: None, ..record };
         moved
             .write(&children.record_path(name))
             .map_err(|error| format!("recording the scope of {name} failed: {error}"))?;

@@ -30,7 +30,8 @@
 //! # How the files fit
 //!
 //! * [`spec`][]: what to run. Its digest shows whether the running program still matches.
-//! * [`cgroup`][]: control groups, version 1, 2 or both, as the host has them.
+//! * [`cgroup`][]: control groups, version 1, 2 or both, as the host has them. [`limits`][]: which limits a group can
+//!   hold (pure).
 //! * [`confinement`][]: the capabilities that a declared service keeps, and `no_new_privs`.
 //! * [`launch`][]: the steps from this program to the other one.
 //! * [`scope`][]: whether children get scopes of systemd, their names and properties (pure). [`placement`][]: puts a
@@ -52,6 +53,8 @@
 //! * A recorded process gets a signal only if pid, boot and start time are those of the record.
 //! * A child has the environment of its specification and nothing else. It shares no terminal and no session with the
 //!   role server, and since Linux 5.11 no descriptor.
+//! * A limit that cannot hold is never dropped in silence: the child does not start, or the limit is reported until it
+//!   holds.
 //! * When the role server ends, its children go on. When only their runnable is cancelled, they are stopped.
 //!
 //! # Notes for the next implementor
@@ -70,6 +73,7 @@ pub mod existing_cgroup;
 pub mod exit;
 pub mod launch;
 pub mod lifecycle;
+pub mod limits;
 pub mod log;
 pub mod migration;
 pub mod placement;

@@ -10,12 +10,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::io::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::child::cgroup::{Cgroup, CgroupError};
-use crate::child::launch::read_record;
+use crate::child::cgroup::{Cgroup, CgroupError, io_error};
+use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
+use crate::child::limits::{missed_limits_message, name_limits, split_limits};
 use crate::child::scope::{
     LEAF, SLICE, ScopeRecord, StartFacts, StartingUnit, find_starting_unit, limit_properties, scope_name,
     scope_number, scope_properties,
@@ -65,6 +67,15 @@ impl From<ScopeError> for PlacementError {
         let is_silence = matches!(&error, ScopeError::Manager(error) if error.is_silence());
         Self { why: error.to_string(), is_silence }
     }
+}
+
+/// The group of a child in today's layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreatedGroup {
+    /// The group, with the limits that it can hold.
+    pub group: Cgroup,
+    /// The other limits; `None` if there are none.
+    pub missed_limits: Option<ResourceLimits>,
 }
 
 /// A child in its scope.
@@ -253,15 +264,33 @@ impl ChildContext {
     pub fn running_group(&self, name: &str, limits: &ResourceLimits) -> Result<Cgroup, CgroupError> {
         match read_record(&self.record_path(name)).and_then(|record| record.scope) {
             Some(scope) => Ok(Cgroup::at_path(&self.mountinfo(), &scope.control_group).with_leaf(LEAF)),
-            None => self.create_group(name, limits),
+            None => self.create_group(name, limits).map(|created| created.group),
         }
     }
 
     /// Creates the group of a child in today's layout: below that of the role server.
-    pub fn create_group(&self, name: &str, limits: &ResourceLimits) -> Result<Cgroup, CgroupError> {
-        let group = self.mounts.create_cgroup(&self.instance_name(), name, limits)?;
+    ///
+    /// A limit for which the group has no controller: under systemd the child starts without it, because its scope will
+    /// have it. Elsewhere nothing would set it later, and a group of version 2 that lacks a controller is an error.
+    /// Version 1, and a host without groups that we may use, never had such an error: the caller warns.
+    pub fn create_group(&self, name: &str, limits: &ResourceLimits) -> Result<CreatedGroup, CgroupError> {
+        let group = self.mounts.make_cgroup(&self.instance_name(), name)?;
+        let all = (*limits, ResourceLimits::default());
+        let (held, missed) = group.controllers().map_or(all, |has| split_limits(limits, &has));
+        let missed_limits = Some(missed).filter(|missed| *missed != ResourceLimits::default());
+        let alone = group.unified.as_ref().filter(|_| group.legacy.is_empty() && self.scopes.is_none());
+        if let (Some(missed), Some(path)) = (&missed_limits, alone) {
+            let why = format!(
+                "no controller for the limit of {} is handed on to it; hand it on (cgroup.subtree_control of the \
+                 groups above, or Delegate= of their unit), or remove the limit",
+                name_limits(missed)
+            );
+            return Err(io_error("setting the limits of the control group", path)(Error::other(why)));
+        }
+        group.set_limits(&held)?;
         // As in a scope, so that the path of a group inside it is the same for runc.
-        Ok(if self.scopes.is_some() { group.with_leaf(LEAF) } else { group })
+        let group = if self.scopes.is_some() { group.with_leaf(LEAF) } else { group };
+        Ok(CreatedGroup { group, missed_limits })
     }
 
     /// Applies limits to a running child.
@@ -270,9 +299,22 @@ impl ChildContext {
     /// answer they are written to the group, which holds until the next `daemon-reload`, and are set as soon as it
     /// answers ([`Self::set_missed_limits`]).
     pub fn apply_limits(&self, name: &str, limits: &ResourceLimits) -> Result<(), CgroupError> {
-        let record = read_record(&self.record_path(name));
-        let Some(ScopeRecord { unit, control_group }) = record.and_then(|record| record.scope) else {
-            return self.create_group(name, limits).map(drop);
+        let path = self.record_path(name);
+        let record = read_record(&path);
+        let scope = record.as_ref().and_then(|record| record.scope.clone());
+        let Some(ScopeRecord { unit, control_group }) = scope else {
+            let CreatedGroup { missed_limits, .. } = self.create_group(name, limits)?;
+            // Without systemd there is no scope that could have them later.
+            let missed_limits = missed_limits.filter(|_| self.scopes.is_some());
+            if let Some(record) = record.filter(|record| record.missed_limits != missed_limits) {
+                if let Some(missed) = &missed_limits {
+                    tracing::warn!("{}", missed_limits_message(name, missed));
+                }
+                if let Err(error) = (ChildRecord { missed_limits, ..record }).write(&path) {
+                    tracing::warn!(%error, name, "the record of a program does not have its new limits");
+                }
+            }
+            return Ok(());
         };
         if let Some(scopes) = &self.scopes {
             match scopes.manager.set_properties(&unit, &limit_properties(limits)) {
@@ -332,5 +374,37 @@ impl ChildContext {
             Some(_) => format!("{family}.{name}"),
             None => self.mounts.nested_cgroup(&family, name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::child::cgroup::CgroupMounts;
+
+    /// Files stand in for the hierarchy. Without systemd nothing would set the limit later.
+    #[test]
+    fn limit_without_a_controller_is_refused_where_no_scope_will_have_it() {
+        let root = tempfile::tempdir().unwrap();
+        let children = ChildContext {
+            directory: root.path().join("children"),
+            mounts: CgroupMounts { unified: Some(root.path().join("tree")), ..CgroupMounts::none() },
+            launcher: PathBuf::from("/proc/self/exe"),
+            shutdown: CancellationToken::new(),
+            scopes: None,
+        };
+        let group = root.path().join("tree").join(children.instance_name()).join("web");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("cgroup.controllers"), "memory pids\n").unwrap();
+        let memory = ResourceLimits { memory_bytes: Some(1 << 20), ..ResourceLimits::default() };
+        let created = children.create_group("web", &memory).unwrap();
+        assert_eq!((created.group.leaf, created.missed_limits), (None, None));
+        assert_eq!(fs::read_to_string(group.join("memory.max")).unwrap(), "1048576");
+        let both = ResourceLimits { cpu_millis: Some(1500), ..memory };
+        let error = children.create_group("web", &both).unwrap_err().to_string();
+        assert!(error.contains("no controller for the limit of processors is handed on"), "{error}");
+        assert!(!group.join("cpu.max").exists());
     }
 }

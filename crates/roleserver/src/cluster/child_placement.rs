@@ -2,8 +2,9 @@
 //!
 //! Runs once before any other part, because the children of an earlier release, or of an earlier layout, may still be
 //! in the group of the unit. Then it looks again and again: a child that was started while systemd did not answer is
-//! moved as soon as it does, and limits that it did not take are set. What is not in a scope is published in [`NodeFacts::unprotected`], and is the failure of
-//! this runnable, so that `roleserver status` and the shepherd show it.
+//! moved as soon as it does, and limits that it did not take are set. What is not in a scope is published in
+//! [`NodeFacts::unprotected`], with the limits that do not hold there, and is the failure of this runnable, so that
+//! `roleserver status` and the shepherd show it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 
 use crate::child::lifecycle::ChildContext;
+use crate::child::limits::missed_limits_message;
 use crate::child::migration::{MigrationReport, migrate_children};
 use crate::child::scope::unprotected_message;
 use crate::cluster::node_facts::NodeFacts;
@@ -53,12 +55,14 @@ pub async fn place_children(
     facts: &NodeFacts,
 ) -> Result<Option<String>, RunnableError> {
     let children = children.clone();
-    let MigrationReport { left, .. } = tokio::task::spawn_blocking(move || {
+    let MigrationReport { left, missed_limits, .. } = tokio::task::spawn_blocking(move || {
         children.set_missed_limits();
         migrate_children(&children)
     })
     .await?;
-    let sentences: Vec<String> = left.iter().map(|(name, why)| unprotected_message(name, why)).collect();
+    let unprotected = left.iter().map(|(name, why)| unprotected_message(name, why));
+    let unlimited = missed_limits.iter().map(|(name, missed)| missed_limits_message(name, missed));
+    let sentences: Vec<String> = unprotected.chain(unlimited).collect();
     if facts.unprotected.latest().as_ref() != Some(&sentences) {
         facts.unprotected.set(sentences.clone());
     }

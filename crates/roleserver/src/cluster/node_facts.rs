@@ -193,7 +193,8 @@ pub struct NodeFacts {
     pub kubernetes: WatchCell<Option<KubernetesStatus>>,
     /// Why the order cannot be executed at the moment; `None` if there is no problem.
     pub problem: WatchCell<Option<String>>,
-    /// Sentences about children that would end with the role server; empty where none would.
+    /// Sentences about children that would end with the role server, and about limits that do not hold for them; empty
+    /// where there are none.
     pub unprotected: WatchCell<Vec<String>>,
     /// What the role server finds wrong with how it runs, from all its parts.
     pub host_findings: HostFindings,

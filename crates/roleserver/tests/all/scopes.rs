@@ -142,6 +142,41 @@ fn child_starts_without_systemd_and_moves_when_systemd_answers() -> Result<()> {
     Ok(())
 }
 
+/// systemd's default: the group of a unit has the controllers memory and pids, and no cpu.
+#[test]
+fn limit_without_a_controller_is_reported_and_holds_with_the_scope() -> Result<()> {
+    let host = Host::new()?.with_deadline(Duration::from_millis(200));
+    let old = host.group(&host.old_group("web"));
+    std::fs::create_dir_all(&old)?;
+    std::fs::write(old.join("cgroup.controllers"), "memory pids\n")?;
+    host.systemd.set_conduct(Conduct::Silent);
+    let limits = ResourceLimits { memory_bytes: Some(1 << 20), cpu_millis: Some(500), tasks: None };
+    let spec = ChildSpec { limits, ..host.spec("echo runs; exec sleep 600") };
+    let (record, _handle) = adopt_or_start(&spec, &host.children)?;
+    wait_for("its first words", || host.log() == "runs\n")?;
+    assert_eq!(std::fs::read_to_string(old.join("memory.max"))?, "1048576", "this one can hold");
+    assert!(!old.join("cpu.max").exists(), "the kernel refuses to write a limit that does not exist");
+    let missed = ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() };
+    assert_eq!((record.scope.clone(), record.missed_limits), (None, Some(missed)));
+    host.systemd.move_process(&host.old_group("web"), pid_of(&record)?)?;
+
+    // The next role server adopts it, and knows the limit by its record.
+    let (adopted, _handle) = adopt_or_start(&spec, &host.children)?;
+    assert_eq!((&adopted.instance, adopted.missed_limits), (&record.instance, Some(missed)));
+    let report = migrate_children(&host.children);
+    assert_eq!(report.missed_limits, [("web".to_owned(), missed)].into(), "{report:?}");
+
+    host.systemd.set_conduct(Conduct::Well);
+    let host = host.with_deadline(Duration::from_mins(1));
+    let report = migrate_children(&host.children);
+    assert_eq!(report, MigrationReport { moved: vec!["web".to_owned()], ..MigrationReport::default() });
+    let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
+    assert_eq!(unit.properties.get("CPUQuotaPerSecUSec"), Some(&Value::U64(500_000)));
+    assert_eq!(unit.properties.get("MemoryMax"), Some(&Value::U64(1 << 20)));
+    assert_eq!(host.record()?.missed_limits, None);
+    Ok(())
+}
+
 #[test]
 fn child_of_a_role_server_that_ends_before_it_is_placed_does_not_run() -> Result<()> {
     use std::io::Write as _;
