@@ -4,6 +4,11 @@
 //! a machine that people depend on. So a record carries the boot and the start time too (`/proc/PID/stat`, field 22),
 //! and a signal goes through a pidfd that was opened before these were compared, so that the pid cannot be reused in
 //! between.
+//!
+//! A `/proc` that is mounted with `hidepid` does not show processes that are closed to their own user: a role server
+//! that is not root does not find the files of another one, nor those of a program that it may execute and not read. A
+//! process that cannot be found is therefore gone only if no signal reaches it. Otherwise it counts as alive, and what
+//! would have to be sure which process it is fails with a sentence: a child that is only hidden is not started twice.
 
 use std::io::{ErrorKind, Read as _};
 use std::ops::Deref;
@@ -73,7 +78,7 @@ impl ProcessInstance {
     }
 
     /// A pidfd of the process, which never refers to a later process with the same pid and becomes readable when the
-    /// process has ended. `None` if it has ended already.
+    /// process has ended. `None` if it has ended already. An error if a process has the pid and `/proc` hides which.
     ///
     /// Requires Linux 5.3.
     pub fn open_pidfd(&self) -> std::io::Result<Option<OwnedFd>> {
@@ -83,17 +88,31 @@ impl ProcessInstance {
         };
         match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
             // Compared after it was opened: from then on the pid cannot be reused unnoticed.
-            Ok(handle) => Ok(self.is_alive().then_some(handle)),
+            Ok(handle) => match self.find_presence(Path::new("/proc")) {
+                Presence::Recorded => Ok(Some(handle)),
+                Presence::Gone => Ok(None),
+                Presence::Unknown(why) => Err(std::io::Error::new(ErrorKind::PermissionDenied, why)),
+            },
             Err(rustix::io::Errno::SRCH) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Whether the recorded process still runs; a zombie does not.
+    /// Whether the recorded process still runs; a zombie does not. True also if a process with its pid exists that
+    /// `/proc` hides.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        HostClock::read().is_ok_and(|clock| clock.boot_id() == self.boot_id)
-            && read_start_time(Path::new("/proc"), self.pid) == Some(self.start_time)
+        self.find_presence(Path::new("/proc")) != Presence::Gone
+    }
+
+    fn find_presence(&self, proc: &Path) -> Presence {
+        if !HostClock::read().is_ok_and(|clock| clock.boot_id() == self.boot_id) {
+            return Presence::Gone;
+        }
+        let stat = read_stat_file(proc, self.pid);
+        // In this order: a process that ends in between is not reached any more.
+        let is_reached = is_reached_by_signals(self.pid);
+        judge_presence(self, stat, is_reached)
     }
 
     /// Sends SIGTERM, then SIGKILL after `grace`, and waits until the process is gone.
@@ -132,7 +151,8 @@ impl ProcessInstance {
             Ok(None) => return Ok(false),
             // Before Linux 5.3 there are no pidfds; comparing first is the closest substitute.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
-                match Pid::from_raw(self.pid).filter(|_| self.is_alive()) {
+                let is_recorded = self.find_presence(Path::new("/proc")) == Presence::Recorded;
+                match Pid::from_raw(self.pid).filter(|_| is_recorded) {
                     Some(pid) => rustix::process::kill_process(pid, signal),
                     None => return Ok(false),
                 }
@@ -156,6 +176,58 @@ impl ProcessInstance {
         }
         true
     }
+}
+
+/// What is known of a recorded process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Presence {
+    /// It runs.
+    Recorded,
+    /// It has ended. Its pid may be that of a later process.
+    Gone,
+    /// A process has its pid, and it is not known whether it is the recorded one. The sentence says why.
+    Unknown(String),
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StatFile {
+    Content {
+        start_time: u64,
+        has_ended: bool,
+    },
+    /// There is no such process, or it is hidden.
+    Absent,
+    /// It cannot be read for this reason.
+    Unreadable(String),
+}
+
+/// Judges whether the recorded process runs (pure). A process of another user, which no signal of ours reaches, is not
+/// one that we recorded.
+fn judge_presence(recorded: &ProcessInstance, stat: StatFile, is_reached: bool) -> Presence {
+    let pid = recorded.pid;
+    match stat {
+        StatFile::Content { start_time, has_ended: false } if start_time == recorded.start_time => {
+            Presence::Recorded
+        }
+        StatFile::Content { .. } => Presence::Gone,
+        StatFile::Absent | StatFile::Unreadable(_) if !is_reached => Presence::Gone,
+        StatFile::Absent => Presence::Unknown(format!(
+            "process {pid} exists, and /proc does not show whether it is the recorded one: /proc is mounted with \
+             hidepid, and the process is closed to its user; mount /proc without hidepid, or with gid= of a group of \
+             this user"
+        )),
+        StatFile::Unreadable(why) => Presence::Unknown(format!(
+            "process {pid} exists, and whether it is the recorded one is not known, because reading /proc/{pid}/stat \
+             failed: {why}"
+        )),
+    }
+}
+
+/// Whether a process with this pid exists that this process may send signals to.
+fn is_reached_by_signals(pid: i32) -> bool {
+    let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
 }
 
 /// Digest of a program file, lower-case hexadecimal.
@@ -185,7 +257,27 @@ fn read_start_time(proc: &Path, pid: i32) -> Option<u64> {
 
 /// The start time, also of a process that has ended but was not reaped, and whether it has ended.
 fn read_stat(proc: &Path, pid: i32) -> Option<(u64, bool)> {
-    parse_stat(&std::fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?)
+    match read_stat_file(proc, pid) {
+        StatFile::Content { start_time, has_ended } => Some((start_time, has_ended)),
+        StatFile::Absent | StatFile::Unreadable(_) => None,
+    }
+}
+
+fn read_stat_file(proc: &Path, pid: i32) -> StatFile {
+    match std::fs::read_to_string(proc.join(pid.to_string()).join("stat")) {
+        Ok(text) => match parse_stat(&text) {
+            Some((start_time, has_ended)) => StatFile::Content { start_time, has_ended },
+            None => StatFile::Unreadable("it is malformed".to_owned()),
+        },
+        // The process has ended while the file was open; `hidepid=1` permits no access; `hidepid=2` hides the file.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            StatFile::Absent
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+            StatFile::Absent
+        }
+        Err(error) => StatFile::Unreadable(error.to_string()),
+    }
 }
 
 fn parse_stat(text: &str) -> Option<(u64, bool)> {
@@ -224,6 +316,45 @@ mod tests {
             assert!(gone.open_pidfd().unwrap().is_none());
             gone.stop(Duration::from_secs(1)).unwrap();
         }
+    }
+
+    #[test]
+    fn process_is_gone_only_if_no_signal_reaches_it() {
+        let recorded = ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() };
+        let content = |start_time, has_ended| StatFile::Content { start_time, has_ended };
+        let unreadable = || StatFile::Unreadable("too many open files".to_owned());
+        for (stat, is_reached, expected) in [
+            (content(8, false), true, Some(Presence::Recorded)),
+            // Of another user, as a child of a role server that is root.
+            (content(8, false), false, Some(Presence::Recorded)),
+            (content(8, true), true, Some(Presence::Gone)),
+            (content(9, false), true, Some(Presence::Gone)),
+            (StatFile::Absent, false, Some(Presence::Gone)),
+            (unreadable(), false, Some(Presence::Gone)),
+            (StatFile::Absent, true, None),
+            (unreadable(), true, None),
+        ] {
+            let case = format!("{stat:?} {is_reached}");
+            let hint = if stat == StatFile::Absent { "hidepid" } else { "too many open files" };
+            match (judge_presence(&recorded, stat, is_reached), expected) {
+                (Presence::Unknown(why), None) => assert!(why.contains(hint), "{case}: {why}"),
+                (found, expected) => assert_eq!(Some(found), expected, "{case}"),
+            }
+        }
+    }
+
+    /// An empty directory stands in for a `/proc` that hides this process.
+    #[test]
+    fn hidden_process_does_not_count_as_ended() {
+        let (this, hidden) = (ProcessInstance::current().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(this.find_presence(Path::new("/proc")), Presence::Recorded);
+        let Presence::Unknown(why) = this.find_presence(hidden.path()) else { panic!("it was judged") };
+        assert!(why.starts_with(&format!("process {} exists, and /proc does not show", this.pid)), "{why}");
+        // Larger than any pid.
+        let nobody = ProcessInstance { pid: i32::MAX, ..this.clone() };
+        assert_eq!(nobody.find_presence(hidden.path()), Presence::Gone);
+        let other_boot = ProcessInstance { boot_id: uuid::Uuid::new_v4().to_string(), ..this };
+        assert_eq!(other_boot.find_presence(hidden.path()), Presence::Gone);
     }
 
     #[test]

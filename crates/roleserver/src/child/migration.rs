@@ -174,7 +174,8 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
     let old = children.mounts.find_cgroup(&family, name);
     let record = read_record(&children.record_path(name));
     // The handle keeps the pid from being used by another process.
-    let handle = record.as_ref().and_then(|record| record.instance.open_pidfd().ok().flatten());
+    let opened = record.as_ref().map(|record| record.instance.open_pidfd()).transpose();
+    let handle = opened.map_err(|error| error.to_string())?.flatten();
     let running = record.filter(|_| handle.is_some());
     let in_old = old.pids().map_err(|error| error.to_string())?;
     let known = running.as_ref().and_then(|record| record.scope.clone());
@@ -310,12 +311,10 @@ fn follow(
             return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why));
         }
         for (group, pids) in late {
-            let subgroup = if group.is_empty() { group } else { format!("/{group}") };
-            if !subgroup.is_empty() {
-                for top in new.directories() {
-                    fs::create_dir_all(top.join(subgroup.trim_start_matches('/')))?;
-                }
+            for top in new.directories() {
+                fs::create_dir_all(top.join(&group))?;
             }
+            let subgroup = if group.is_empty() { group } else { format!("/{group}") };
             let pids: Vec<u32> = pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
             if let Err(error) = scopes.manager.attach_processes(unit, &subgroup, &pids) {
                 // One of them may have ended.

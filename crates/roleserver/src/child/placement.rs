@@ -99,13 +99,25 @@ impl Scopes {
     #[must_use]
     pub fn detect_host() -> Option<Self> {
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let unit = find_starting_unit(&StartFacts {
+        let parent_cgroups = fs::read_to_string(format!("/proc/{parent}/cgroup"));
+        let facts = StartFacts {
             has_systemd: Path::new("/run/systemd/system").is_dir(),
             has_invocation_id: std::env::var_os("INVOCATION_ID").is_some(),
-            own_cgroups: &read("/proc/self/cgroup"),
-            parent_cgroups: &read(&format!("/proc/{parent}/cgroup")),
-        })?;
+            own_cgroups: &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+            parent_cgroups: parent_cgroups.as_deref().unwrap_or_default(),
+        };
+        if let Err(error) = &parent_cgroups
+            && facts.has_systemd
+            && facts.has_invocation_id
+        {
+            tracing::warn!(
+                %error,
+                parent,
+                "it cannot be found out whether systemd started this role server, so programs get no scopes and would \
+                 end with its unit; if /proc is mounted with hidepid, mount it with gid= of a group of this user"
+            );
+        }
+        let unit = find_starting_unit(&facts)?;
         let manager = if unit.is_user { SystemdManager::own_user() } else { SystemdManager::system() };
         Some(Self::new(manager, unit, mountinfo::read_mountinfo().unwrap_or_default()))
     }
