@@ -87,7 +87,7 @@ pub fn may_disrupt(
         return refuse("it reported a moment ago".into(), now);
     }
     if let Some((reason, ask_again)) =
-        circumstances.cluster.as_ref().and_then(|cluster| disruption_objection(cluster, now))
+        circumstances.cluster.as_ref().and_then(|cluster| disruption_objection(cluster, step, now))
     {
         return refuse(reason, ask_again);
     }

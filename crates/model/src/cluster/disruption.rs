@@ -7,10 +7,17 @@
 //! The curators' last answer is valid for [`OBSERVATION_TTL`]. When no curator answers after that, either the cluster
 //! is down and its machines need help, or we are cut off from it. Nothing is done until [`UNREACHABLE_GRACE`] has
 //! passed.
+//!
+//! The single member of a control plane is the exception, for the step that does not reboot it. Its curators are silent
+//! because this very machine is, so their silence tells nothing that its own does not, and no other member could show
+//! more by waiting. The step restarts the agent over SSH: it ends no workload, etcd and the pods go on, and it cannot be
+//! taken at all if we are cut off from the machine. A reboot would end a control plane that may work for others, so it
+//! waits for the grace as everywhere else.
 
 use std::time::Duration;
 
 use crate::cluster::quorum::tolerates_one_failure;
+use crate::policy::DisruptionKind;
 use crate::time::{Timestamp, after, between};
 
 /// How long an answer of the curators is valid. They are queried every few seconds.
@@ -41,9 +48,20 @@ pub struct ClusterContext {
     pub other_disrupted: Option<String>,
 }
 
-/// Why the machine may not be disrupted now, and when to check again; `None` if the cluster does not object.
+impl ClusterContext {
+    /// Whether the machine is the only voting member of etcd, by the last answer of its curators.
+    fn is_only_member(&self) -> bool {
+        self.voter && matches!(self.votes, Some((1, _)))
+    }
+}
+
+/// Why `step` may not be taken on the machine now, and when to check again; `None` if the cluster does not object.
 #[must_use]
-pub fn disruption_objection(cluster: &ClusterContext, now: Timestamp) -> Option<(String, Timestamp)> {
+pub fn disruption_objection(
+    cluster: &ClusterContext,
+    step: DisruptionKind,
+    now: Timestamp,
+) -> Option<(String, Timestamp)> {
     let refuse = |reason: String, again: Timestamp| Some((reason, again));
     let name = &cluster.name;
     if let Some(other) = &cluster.other_disrupted {
@@ -54,6 +72,9 @@ pub fn disruption_objection(cluster: &ClusterContext, now: Timestamp) -> Option<
         return None;
     }
     let Some(seen) = cluster.observed_at.filter(|seen| between(*seen, now) <= OBSERVATION_TTL) else {
+        if cluster.is_only_member() && !step.reboots() {
+            return None;
+        }
         let until = after(cluster.observed_at.unwrap_or(now), UNREACHABLE_GRACE);
         return (until > now).then(|| {
             let reason = format!(
@@ -139,13 +160,51 @@ mod tests {
             ("just not old", ClusterContext { observed_at: Some(at(40)), ..healthy }, "unreachable by us"),
             ("needed, as was long ago", ClusterContext { observed_at: Some(at(-501)), ..needed }, ""),
         ] {
-            let reported = disruption_objection(&cluster, at(100));
+            let reported = disruption_objection(&cluster, DisruptionKind::Reboot, at(100));
             let (reason, again) = reported.unwrap_or_else(|| (String::new(), at(101)));
             assert!(
                 reason.starts_with(expected) && reason.is_empty() == expected.is_empty(),
                 "{name}: {reason}"
             );
             assert!(again > at(100), "{name}: checked again at once");
+        }
+    }
+
+    /// The curators answered so many seconds ago. Which steps of the ladder the cluster permits.
+    #[test]
+    fn only_member_gets_its_agent_back_before_the_cluster_counts_as_down() {
+        use DisruptionKind::{PowerCycle, Reboot, RestartAgent};
+        let only = || ClusterContext { votes: Some((1, 1)), ..silent_member() };
+        let all = [RestartAgent, Reboot, PowerCycle];
+        let cases: [(&str, ClusterContext, i64, &[DisruptionKind]); 9] = [
+            ("the only member", only(), 120, &[RestartAgent]),
+            ("the only member, at the end of the grace", only(), 599, &[RestartAgent]),
+            ("the only member, and the cluster counts as down", only(), 601, &all),
+            // Its curator answers, so we are not cut off, and something else is wrong.
+            (
+                "the only member, and its curator answers",
+                ClusterContext { votes: Some((1, 0)), ..silent_member() },
+                10,
+                &[],
+            ),
+            ("one of three", silent_member(), 120, &[]),
+            ("one of two", ClusterContext { votes: Some((2, 1)), ..silent_member() }, 120, &[]),
+            ("a worker beside an only member", ClusterContext { voter: false, ..only() }, 120, &[]),
+            ("nobody knows the members", ClusterContext { votes: None, ..silent_member() }, 120, &[]),
+            (
+                "the only member, and a worker is recovered",
+                ClusterContext { other_disrupted: Some("m2".to_owned()), ..only() },
+                120,
+                &[],
+            ),
+        ];
+        for (name, cluster, age, permitted) in cases {
+            let cluster = ClusterContext { observed_at: Some(at(100 - age)), ..cluster };
+            let found: Vec<DisruptionKind> = all
+                .into_iter()
+                .filter(|step| disruption_objection(&cluster, *step, at(100)).is_none())
+                .collect();
+            assert_eq!(found, permitted, "{name}");
         }
     }
 }
