@@ -76,7 +76,7 @@ mod tests {
             (ALL, "cpu", cpu, ResourceLimits { cpu_millis: None, ..ALL }, "memory and tasks"),
             (ALL, "", NONE, ALL, "memory and processors and tasks"),
         ] {
-            let controllers = controllers.split_whitespace().map(str::to_owned).collect();
+            let controllers: BTreeSet<String> = controllers.split_whitespace().map(str::to_owned).collect();
             assert_eq!(split_limits(&limits, &controllers), (held, missed), "{limits:?} {controllers:?}");
             assert_eq!(name_limits(&missed), names);
             assert_eq!(merge_limits(&held, &missed), limits, "none is lost");

@@ -91,8 +91,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     log_failure(recorded);
 
     let incarnation = Uuid::new_v4();
-    let watch_cell = WatchCell::new();
-    let facts = NodeFacts::default();
+    let (watch_cell, facts) = (WatchCell::new(), NodeFacts::default());
     let findings = facts.host_findings.clone();
     let inbox =
         OrderInbox::new(enrolment.machine_id, ClusterFiles::in_state_directory(state.path()), facts.clone());
