@@ -151,7 +151,7 @@ fn processes_that_are_started_meanwhile_follow_into_groups_inside_the_scope() ->
     own.sort_unstable();
     let mut expected = [web.pid(), moved_too.pid(), left.pid()];
     expected.sort_unstable();
-    assert_eq!(own, expected);
+    assert_eq!(own, expected, "late processes are not with the child's own");
     assert_eq!(host.systemd.pids(&format!("{scope}/f.web")), [inner.pid()]);
     for process in [&moved_too, &left, &inner] {
         assert!(!host.systemd.pids(&scope).contains(&process.pid()), "the scope itself has a late process");
