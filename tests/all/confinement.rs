@@ -4,12 +4,13 @@
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use shepherd::model::role_declaration::privileges::{Capability, Privileges};
 use shepherd::roleserver::child::cgroup::Cgroup;
 use shepherd::roleserver::child::confinement::{Confinement, DEFAULT_CAPABILITIES};
@@ -23,6 +24,8 @@ use crate::harness::source;
 const STRANGER: u32 = 65_533;
 const PATIENCE: Duration = Duration::from_mins(1);
 const NET_ADMIN: u64 = 1 << 12;
+/// Lets the command behind it write core files.
+const WITH_CORE_FILES: &str = "ulimit -S -c \"$(ulimit -H -c)\"; exec \"$0\" \"$@\"";
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -63,6 +66,19 @@ impl Place {
         }
         command.current_dir(self.0.path()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         command
+    }
+
+    /// As [`Self::command`], of a process that may write core files, and with a secret in its environment.
+    fn open_command(&self, program: &Path) -> Command {
+        let mut command = self.command(Path::new("sh"));
+        command.args(["-c", WITH_CORE_FILES]).arg(program).env("TOKEN", "secret");
+        command
+    }
+
+    /// Whether the stranger can open a file of a process below `/proc`.
+    fn can_open(&self, pid: u32, file: &str) -> Result<bool> {
+        let mut command = self.command(Path::new("sh"));
+        Ok(command.args(["-c", ": <\"$0\""]).arg(format!("/proc/{pid}/{file}")).status()?.success())
     }
 
     /// Whether the stranger can read the environment of a process.
@@ -107,18 +123,12 @@ fn parse_core_limits(limits: &str) -> Result<(String, String)> {
     words.next().zip(words.next()).context(line.to_owned())
 }
 
-#[test]
-fn environment_of_each_program_is_closed_to_other_processes_of_its_user() -> TestResult {
-    let place = Place::new()?;
-    // Without the protection it could be read.
-    let open = Running(place.command(Path::new("sleep")).arg("600").env("TOKEN", "secret").spawn()?);
-    until("the environment of a program without protection", || place.can_read_environment(open.0.id()))?;
-
-    // Programs that wait: for an answer of a database, for orders, for machines.
-    let silent = TcpListener::bind("127.0.0.1:0")?;
-    let url = format!("postgres://nobody@{}/nothing", silent.local_addr()?);
+/// Starts the three programs as the stranger, and waits until each has closed its process. They wait: for orders, for an
+/// answer of a database that stays silent, for machines.
+fn closed_programs(place: &Place, database: &TcpListener) -> Result<Vec<(&'static str, Running)>> {
+    let url = format!("postgres://nobody@{}/nothing", database.local_addr()?);
     let state = place.path("fleet.json").display().to_string();
-    for (program, arguments) in [
+    let programs: [(&'static str, Vec<&str>); 3] = [
         (env!("CARGO_BIN_EXE_roleserver"), vec!["launch"]),
         (env!("CARGO_BIN_EXE_shepherdctl"), vec!["--bmdb_url", &url, "get", "machines"]),
         (
@@ -133,14 +143,86 @@ fn environment_of_each_program_is_closed_to_other_processes_of_its_user() -> Tes
                 &state,
             ],
         ),
-    ] {
+    ];
+    let mut closed = Vec::new();
+    for (program, arguments) in programs {
         let path = place.program(program)?;
-        let running = Running(place.command(&path).args(arguments).env("TOKEN", "secret").spawn()?);
+        let running = Running(place.open_command(&path).args(arguments).spawn()?);
         let pid = running.0.id();
         until(&format!("{program} has closed its process"), || {
             Ok(!place.can_read_environment(pid)? && core_limits(&pid.to_string())?.0 == "0")
         })?;
-        assert!(Path::new(&format!("/proc/{pid}/exe")).symlink_metadata().is_ok(), "{program} still runs");
+        closed.push((program, running));
+    }
+    Ok(closed)
+}
+
+/// Starts a program that closes nothing, and waits until it runs.
+fn open_program(place: &Place) -> Result<Running> {
+    let running = Running(place.open_command(Path::new("sleep")).arg("600").spawn()?);
+    let command_line = format!("/proc/{}/cmdline", running.0.id());
+    until("a program without protection runs", || Ok(fs::read(&command_line)?.starts_with(b"sleep\0")))?;
+    Ok(running)
+}
+
+#[test]
+fn environment_of_each_program_is_closed_to_other_processes_of_its_user() -> TestResult {
+    let place = Place::new()?;
+    // Without the protection it could be read.
+    let open = open_program(&place)?;
+    until("the environment of a program without protection", || place.can_read_environment(open.0.id()))?;
+
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    for (program, mut running) in closed_programs(&place, &silent)? {
+        assert_eq!(running.0.try_wait()?, None, "{program} still runs");
+    }
+    Ok(())
+}
+
+/// Who may attach to a process with ptrace(2) may open its memory, and nobody else (`PTRACE_MODE_ATTACH_FSCREDS` in
+/// proc(5)). The list of its mappings needs less.
+#[test]
+fn memory_of_each_program_is_closed_to_other_processes_of_its_user() -> TestResult {
+    let place = Place::new()?;
+    let open = open_program(&place)?;
+    assert!(place.can_open(open.0.id(), "maps")?, "the mappings of a program without protection");
+    // With Yama, which not every kernel has, only ancestors may attach.
+    let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if matches!(yama.trim(), "" | "0") {
+        assert!(place.can_open(open.0.id(), "mem")?, "the memory of a program without protection");
+    }
+
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    for (program, mut running) in closed_programs(&place, &silent)? {
+        for file in ["maps", "mem"] {
+            assert!(!place.can_open(running.0.id(), file)?, "{file} of {program} is open");
+        }
+        assert_eq!(running.0.try_wait()?, None, "{program} still runs");
+    }
+    Ok(())
+}
+
+/// Ends a process as a crash does; whether it wrote a core file.
+fn crash(running: &mut Running) -> Result<bool> {
+    kill_process(Pid::from_child(&running.0), Signal::ABORT)?;
+    let status = running.0.wait()?;
+    ensure!(status.signal() == Some(Signal::ABORT.as_raw()), "it ended in another way: {status}");
+    Ok(status.core_dumped())
+}
+
+#[test]
+fn program_that_crashes_writes_no_core_file() -> TestResult {
+    let place = Place::new()?;
+    // A program without protection writes one, unless this host writes none or hands them to another program.
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    let into_directory = !pattern.trim().is_empty() && !pattern.starts_with(['|', '/']);
+    if into_directory && core_limits("self")?.1 == "unlimited" {
+        assert!(crash(&mut open_program(&place)?)?, "a program without protection wrote no core file");
+    }
+
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    for (program, mut running) in closed_programs(&place, &silent)? {
+        assert!(!crash(&mut running)?, "{program} wrote a core file");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! It runs in a process group of its own, because what such scripts start (an `ipmitool`, a `curl` to a power strip)
 //! must die with them: when the limit passes, or when the caller drops the call, the whole group is killed.
 
+use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -36,6 +37,27 @@ pub async fn run_power_command(
     intent: Option<IntentId>,
     limit: Duration,
 ) -> Result<String, ProviderError> {
+    run_in_environment(argv, word, command_environment(std::env::vars_os(), intent), limit).await
+}
+
+/// The environment of a power command, from this process's `own`.
+fn command_environment(
+    own: impl IntoIterator<Item = (OsString, OsString)>,
+    intent: Option<IntentId>,
+) -> Vec<(OsString, OsString)> {
+    let of_the_shepherd = |name: &str| name.starts_with("SHEPHERD_") || name == "PGPASSWORD";
+    let others = own.into_iter().filter(|(name, _)| !of_the_shepherd(&name.to_string_lossy()));
+    let intent =
+        intent.map(|intent| (OsString::from("SHEPHERD_INTENT_ID"), OsString::from(intent.to_string())));
+    others.chain(intent).collect()
+}
+
+async fn run_in_environment(
+    argv: &[String],
+    word: &str,
+    environment: Vec<(OsString, OsString)>,
+    limit: Duration,
+) -> Result<String, ProviderError> {
     let Some((program, arguments)) = argv.split_first() else {
         return Err(ProviderError::new(
             ErrorClass::Configuration,
@@ -50,20 +72,13 @@ pub async fn run_power_command(
     command
         .args(arguments)
         .arg(word)
+        .env_clear()
+        .envs(environment)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
         .usual_file_limit();
-    for (name, _) in std::env::vars_os() {
-        let name_text = name.to_string_lossy();
-        if name_text.starts_with("SHEPHERD_") || name_text == "PGPASSWORD" {
-            command.env_remove(&name);
-        }
-    }
-    if let Some(intent) = intent {
-        command.env("SHEPHERD_INTENT_ID", intent.to_string());
-    }
     hardening::restore_core_limit(command.as_std_mut());
     let child = command
         .spawn()
@@ -185,12 +200,21 @@ mod tests {
     #[tokio::test]
     async fn the_intent_is_given_and_nothing_else_of_the_shepherd() {
         let intent = IntentId::generate();
-        let printed =
-            run_power_command(&argv(&["/bin/sh", "-c", "env"]), "on", Some(intent), COMMAND_TIMEOUT)
-                .await
-                .unwrap();
+        let own = [
+            ("PATH", "/usr/bin:/bin"),
+            ("PGHOST", "db"),
+            ("PGPASSWORD", "hunter2"),
+            ("SHEPHERD_BMDB_URL", "postgres://kim:hunter2@db/bmdb"),
+            ("SHEPHERD_INTENT_ID", "of another command"),
+        ];
+        let own = own.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let environment = command_environment(own, Some(intent));
+        let script = argv(&["/bin/sh", "-c", "env"]);
+        let printed = run_in_environment(&script, "on", environment, COMMAND_TIMEOUT).await.unwrap();
         let ours: Vec<_> = printed.lines().filter(|line| line.starts_with("SHEPHERD_")).collect();
         assert_eq!(ours, [format!("SHEPHERD_INTENT_ID={intent}")]);
+        assert!(printed.lines().any(|line| line == "PGHOST=db"), "{printed}");
+        assert!(!printed.contains("hunter2"), "{printed}");
     }
 
     #[tokio::test]
