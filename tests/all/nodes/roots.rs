@@ -20,9 +20,15 @@ const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 static volatile sig_atomic_t over;
 static void end(int signal) { (void)signal; over = 1; }
+/* Without a filter every user may make both calls: one changes nothing, the other turns a protection off. */
+static int filtered(void) {
+    int unshared = syscall(SYS_unshare, 0) < 0 && errno == EPERM;
+    return unshared && syscall(SYS_personality, 0x0040000) < 0 && errno == EPERM;
+}
 int main(int count, char **words) {
     char text[100] = "";
     FILE *file;
@@ -34,8 +40,9 @@ int main(int count, char **words) {
     if (fork() == 0) for (;;) pause();
     file = fopen("up", "w");
     if (!file) return 3;
-    fprintf(file, "pid %d, user %d, %s, %s, the root is %s, the host is %s\n", getpid(), getuid(), getenv("WHO"), text,
-        open("/intruder", O_CREAT | O_WRONLY, 0600) < 0 && errno == EROFS ? "read-only" : "open", access("/var/lib", F_OK) ? "away" : "there");
+    fprintf(file, "pid %d, user %d, %s, %s, the root is %s, the host is %s, calls are %s\n", getpid(), getuid(), getenv("WHO"), text,
+        open("/intruder", O_CREAT | O_WRONLY, 0600) < 0 && errno == EROFS ? "read-only" : "open", access("/var/lib", F_OK) ? "away" : "there",
+        filtered() ? "filtered" : "open");
     fclose(file);
     while (!over) usleep(10000);
     fclose(fopen("ended", "w"));
@@ -146,7 +153,10 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     assert_eq!(status.restarts, 0, "{}", status.message);
     let own = node.disk().join("services").join("box_server");
     let text = wait_for_output(&own, "one").await?;
-    assert_eq!(text, "pid 1, user 65533, kim, one, the root is read-only, the host is away\n");
+    assert_eq!(
+        text,
+        "pid 1, user 65533, kim, one, the root is read-only, the host is away, calls are filtered\n"
+    );
     let confined = process_status(&name)?;
     // 2 is a filter (proc(5)).
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"] {
