@@ -209,6 +209,23 @@ async fn foreign_heartbeats_are_refused_in_the_same_words_at_the_same_time() -> 
     Ok(world.listener.stop().await?)
 }
 
+/// A copy of a machine's key is worth nothing once another enrolment has given the machine a new one.
+#[tokio::test]
+async fn key_that_another_enrolment_replaced_reports_nothing() -> TestResult {
+    let world = World::new("replaced_key").await?;
+    let (former, mut opened_before) = world.agent().await?;
+    say(&mut opened_before, former.heartbeat(1)).await?;
+    let agent = TestAgent::enroll(former.machine, &world.listener.bmdb).await?;
+    say(&mut agent.connect(&world.listener.server).await?, agent.heartbeat(1)).await?;
+    let before = rows(&world.pool, agent.machine).await?;
+    let expected = (Code::Unauthenticated, "machine id and key do not belong together".to_owned());
+    for mut client in [opened_before, former.connect(&world.listener.server).await?] {
+        assert_eq!(refused(say(&mut client, former.heartbeat(2)).await)?, expected);
+    }
+    assert_eq!(rows(&world.pool, agent.machine).await?, before);
+    Ok(world.listener.stop().await?)
+}
+
 #[tokio::test]
 async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> TestResult {
     let world = World::new("malformed").await?;

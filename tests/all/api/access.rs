@@ -185,7 +185,7 @@ async fn credential_for_a_provider_reaches_its_machines_only() -> TestResult {
 }
 
 /// Adds a machine with an id and names of the test's choice.
-async fn stands(pool: &PgPool, id: &str, provider: &str, provider_id: &str) -> anyhow::Result<()> {
+pub(super) async fn stands(pool: &PgPool, id: &str, provider: &str, provider_id: &str) -> anyhow::Result<()> {
     let id: Uuid = id.parse()?;
     sqlx::query("INSERT INTO machine VALUES ($1, clock_timestamp())").bind(id).execute(pool).await?;
     sqlx::query(

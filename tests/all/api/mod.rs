@@ -42,6 +42,7 @@ mod logs;
 mod orders;
 mod recorded;
 mod same_answers;
+mod scope;
 mod top;
 mod watch;
 

@@ -113,7 +113,7 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
 }
 
 /// A valid request of this call.
-fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
+pub(super) fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
         "Machines/Hold"
         | "Machines/Release"

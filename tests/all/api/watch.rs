@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Context as _;
 use serde_json::json;
 use shepherd::model::access::AccessRole;
+use shepherd::model::time::Span;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::watch_machines_response::Event;
 use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
@@ -98,6 +99,24 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
         };
         assert_eq!(end.code(), Code::Unauthenticated, "{end}");
     }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_ends_when_its_credential_expires_and_none_begins_after_that() -> TestResult {
+    let api = Api::start("api_watch_expiry").await?;
+    let short = api.key(AccessRole::Viewer, &[], Some(Span::minutes(5))).await?;
+    let mut stream = watch(&api, &short, WatchMachinesRequest::default()).await?;
+    assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))), "it has begun");
+    api.database.advance(std::time::Duration::from_mins(6)).await?;
+    let end = loop {
+        if let Err(status) = next(&mut stream).await? {
+            break status;
+        }
+    };
+    assert_eq!(end.code(), Code::Unauthenticated, "{end}");
+    let refused = watch_on(api.channel(None).await?, &short, WatchMachinesRequest::default()).await?;
+    assert_eq!(refused.err().context("a watch began")?.code(), Code::Unauthenticated);
     Ok(api.stop().await?)
 }
 

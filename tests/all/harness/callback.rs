@@ -97,8 +97,12 @@ pub(crate) type Client = AgentCallbackClient<Channel>;
 impl TestAgent {
     /// Adds a machine of a provider, with this agent started on it.
     pub(crate) async fn new(pool: &PgPool, bmdb: &Bmdb) -> anyhow::Result<Self> {
+        Self::enroll(provided(pool).await?, bmdb).await
+    }
+
+    /// Starts an agent with a key of its own on a machine.
+    pub(crate) async fn enroll(machine: MachineId, bmdb: &Bmdb) -> anyhow::Result<Self> {
         let identity = Identity::generate()?;
-        let machine = provided(pool).await?;
         let agent = NewAgent {
             public_key: identity.public_key().to_vec(),
             boot_id: None,
