@@ -279,13 +279,17 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
             // A machine with an ordered reboot cannot get another power order.
             let about = if rpc == "Machines/Power" { second } else { machine };
             api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;
-            let written: Option<(String, String, Option<uuid::Uuid>)> =
-                sqlx::query_as("SELECT reason, actor, credential_id FROM audit WHERE rpc = $1")
-                    .bind(format!("{}/{}", service.full_name(), method.name()))
-                    .fetch_optional(&api.pool)
-                    .await?;
-            let (reason, actor, credential) = written.with_context(|| format!("{rpc} is in no audit"))?;
+            let written: Option<(String, String, Option<uuid::Uuid>, bool)> = sqlx::query_as(
+                "SELECT reason, actor, credential_id, before IS NOT NULL AND after IS NOT NULL FROM audit
+                 WHERE rpc = $1",
+            )
+            .bind(format!("{}/{}", service.full_name(), method.name()))
+            .fetch_optional(&api.pool)
+            .await?;
+            let (reason, actor, credential, both) =
+                written.with_context(|| format!("{rpc} is in no audit"))?;
             assert_eq!((reason, credential), (format!("to try {rpc}"), Some(admin.id)));
+            assert!(both || !rpc.starts_with("Machines/"), "{rpc} is without values before and after");
             assert!(actor.starts_with("admin's (token "), "{actor}");
             tried += 1;
         }
