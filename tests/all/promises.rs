@@ -1,8 +1,10 @@
-//! Promises of the documents: each claim of `docs/security.md` names tests that exist, examples of Kubernetes have
-//! versions that were run, and `make e2e` runs what its help states.
+//! Promises of the documents: each claim of `docs/security.md` names tests that exist, the README names the providers
+//! that exist, examples of Kubernetes have versions that were run, `make e2e` runs what its help states, and a command
+//! that would install an operating system states that this release has none.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
@@ -147,9 +149,9 @@ fn examples_of_kubernetes_have_versions_that_were_run() -> TestResult {
         ["1.20.2", "1.30.1"].map(str::to_owned).into()
     );
     let mut pages = source::files("docs", "md")?;
-    pages.push("README.md".into());
-    pages.extend(source::files("crates/cli/src/cluster/kubernetes", "rs")?);
-    pages.push("crates/cli/src/cluster/upgrade.rs".into());
+    pages.extend(["README.md".into(), "CHANGELOG.md".into()]);
+    pages.extend(source::files("crates/cli/src", "rs")?);
+    pages.extend(source::files("proto", "proto")?);
     let mut seen = BTreeSet::new();
     for page in pages {
         let text = source::read(&page)?;
@@ -185,5 +187,46 @@ fn end_to_end_tests_that_run_together_are_those_without_kubernetes() -> TestResu
         together, without,
         "`make e2e` runs the tests whose help does not state that they build Kubernetes"
     );
+    Ok(())
+}
+
+/// The words in backquotes of the sentence that begins with `begin`.
+fn quoted_in_sentence<'t>(text: &'t str, begin: &str) -> BTreeSet<&'t str> {
+    let sentence = text.split_once(begin).map_or("", |(_, rest)| rest);
+    let sentence = sentence.split_once(". ").map_or(sentence, |(sentence, _)| sentence);
+    sentence.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn providers_of_the_readme_are_those_that_exist() -> TestResult {
+    assert_eq!(quoted_in_sentence("A. It has `a`, and `b`. Or `c`. ", "It has "), ["a", "b"].into());
+    let mut kinds = BTreeSet::new();
+    for path in source::files("src/providers", "rs")? {
+        let text = source::read(&path)?;
+        let kind =
+            text.lines().find_map(|line| line.split_once("const KIND: &str = \"")?.1.strip_suffix("\";"));
+        kinds.extend(kind.map(str::to_owned));
+    }
+    assert_eq!(kinds, ["simulated", "static"].map(str::to_owned).into(), "document a provider that is new");
+    let readme = source::read(Path::new("README.md"))?.replace('\n', " ");
+    let named = quoted_in_sentence(&readme, "This release has two: ");
+    assert_eq!(named.into_iter().map(str::to_owned).collect::<BTreeSet<_>>(), kinds);
+    Ok(())
+}
+
+#[test]
+fn command_that_would_install_is_answered_in_one_sentence() -> TestResult {
+    for arguments in [&["install"][..], &["install", "rack1-01", "--reason", "new"]] {
+        let program = env!("CARGO_BIN_EXE_shepherdctl");
+        let output = Command::new(program).args(arguments).env_clear().stdin(Stdio::null()).output()?;
+        let stderr = String::from_utf8(output.stderr)?;
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.starts_with(
+                "shepherdctl: installing an operating system is not available in this release; "
+            ) && stderr.lines().count() == 1,
+            "{arguments:?}: {stderr}"
+        );
+    }
     Ok(())
 }
