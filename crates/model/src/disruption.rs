@@ -349,6 +349,17 @@ mod tests {
             DisruptionContext { started_in_window: 100, oldest_in_window: Some(at(-300)), ..quiet.clone() };
         let newer = UnknownFence { reported_at: at(0), fence: 20 };
         let forgotten = DisruptionContext { unknown_fence: Some(newer), ..quiet.clone() };
+        let cluster = ClusterContext {
+            name: "ams".to_owned(),
+            founded: true,
+            leaving: true,
+            health: None,
+            voter: false,
+            votes: Some((3, 3)),
+            observed_at: Some(at(99)),
+            other_disrupted: None,
+        };
+        let member = DisruptionContext { cluster: Some(cluster), ..quiet.clone() };
         let ordered = with(|facts| {
             let order = ReleaseOrder { intent: IntentId::generate(), recorded_at: at(1) };
             facts.retirement.as_mut().unwrap().release = Some(order);
@@ -367,6 +378,12 @@ mod tests {
             ("used up", retiring(), &used, Some("the budget to give machines back is used up (100 in 10m)")),
             ("ordered before", ordered.clone(), &used, None),
             ("newer fence", ordered, &forgotten, Some("has seen fence 20")),
+            (
+                "leaves its cluster",
+                retiring(),
+                &member,
+                Some("it is a part of cluster ams, which it leaves first"),
+            ),
             ("held", held, &quiet, Some("lee holds it (recovery): r")),
             ("quarantined", quarantined, &quiet, Some("it is quarantined")),
             ("to be wiped", wiping, &quiet, Some("it is not to be given back")),

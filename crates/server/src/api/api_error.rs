@@ -183,10 +183,15 @@ mod tests {
 
     #[test]
     fn database_errors_are_not_exposed() {
-        let leak = BmdbError::Corrupt("column secret of kim".to_owned());
-        let status = bmdb_status(leak);
-        assert_eq!(status.code(), Code::Internal);
-        assert!(!status.message().contains("kim"));
+        let of_the_database = bmdb_status(BmdbError::Corrupt("column secret of kim".to_owned()));
+        let our_own = internal_status("the policy is no JSON", &"column secret of kim");
+        for status in [of_the_database, our_own] {
+            assert_eq!(status.code(), Code::Internal);
+            // This is all that is sent.
+            let (message, details) = (status.message(), String::from_utf8_lossy(status.details()));
+            assert!(!message.contains("kim") && !details.contains("kim"), "{message} {details}");
+            assert!(cause_of(&status).is_some_and(|cause| cause.contains("kim")), "the log has it");
+        }
         let details = bmdb_status(BmdbError::DuplicateOrderInProgress).get_error_details();
         assert!(details.retry_info().is_some());
     }
