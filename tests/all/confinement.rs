@@ -24,8 +24,11 @@ use crate::harness::source;
 const STRANGER: u32 = 65_533;
 const PATIENCE: Duration = Duration::from_mins(1);
 const NET_ADMIN: u64 = 1 << 12;
-/// Lets the command behind it write core files.
-const WITH_CORE_FILES: &str = "ulimit -S -c \"$(ulimit -H -c)\"; exec \"$0\" \"$@\"";
+/// Lets the command behind it write core files, and open as many files as the hard limit permits.
+const WITH_HIGH_LIMITS: &str =
+    "ulimit -S -c \"$(ulimit -H -c)\"; ulimit -S -n \"$(ulimit -H -n)\"; exec \"$0\" \"$@\"";
+const CORE_FILES: &str = "Max core file size";
+const OPEN_FILES: &str = "Max open files";
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -71,7 +74,7 @@ impl Place {
     /// As [`Self::command`], of a process that may write core files, and with a secret in its environment.
     fn open_command(&self, program: &Path) -> Command {
         let mut command = self.command(Path::new("sh"));
-        command.args(["-c", WITH_CORE_FILES]).arg(program).env("TOKEN", "secret");
+        command.args(["-c", WITH_HIGH_LIMITS]).arg(program).env("TOKEN", "secret");
         command
     }
 
@@ -111,16 +114,16 @@ fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The soft and the hard limit of core files of a process.
-fn core_limits(pid: &str) -> Result<(String, String)> {
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
-    parse_core_limits(&limits)
+/// A soft and a hard limit of a process, from its `/proc/PID/limits`.
+fn parse_limits(text: &str, name: &str) -> Result<(String, String)> {
+    let values = text.lines().find_map(|line| line.strip_prefix(name)).context(name.to_owned())?;
+    let mut words = values.split_whitespace().map(str::to_owned);
+    words.next().zip(words.next()).context(values.to_owned())
 }
 
-fn parse_core_limits(limits: &str) -> Result<(String, String)> {
-    let line = limits.lines().find(|line| line.starts_with("Max core file size")).context("no core limit")?;
-    let mut words = line.split_whitespace().skip(4).map(str::to_owned);
-    words.next().zip(words.next()).context(line.to_owned())
+/// The soft and the hard limit of core files of a process.
+fn core_limits(pid: &str) -> Result<(String, String)> {
+    parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits"))?, CORE_FILES)
 }
 
 /// Starts the three programs as the stranger, and waits until each has closed its process. They wait: for orders, for an
@@ -230,10 +233,20 @@ fn program_that_crashes_writes_no_core_file() -> TestResult {
 /// What a program that was started observed of itself.
 struct Observed {
     status: String,
-    core_limits: (String, String),
+    limits: String,
 }
 
 impl Observed {
+    /// This process.
+    fn of_this_process() -> Result<Self> {
+        let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}"));
+        Ok(Self { status: read("status")?, limits: read("limits")? })
+    }
+
+    fn limits(&self, name: &str) -> Result<(String, String)> {
+        parse_limits(&self.limits, name)
+    }
+
     fn field(&self, name: &str) -> Result<&str> {
         let line = self.status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(str::trim).context(name.to_owned())
@@ -276,8 +289,11 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
         log: place.path("output.log"),
     };
     fs::write(place.path("order.json"), serde_json::to_vec(&order)?)?;
-    let mut command = if of_stranger { place.command(&program) } else { Command::new(&program) };
+    let shell = Path::new("sh");
+    let mut command = if of_stranger { place.command(shell) } else { Command::new(shell) };
     let output = command
+        .args(["-c", WITH_HIGH_LIMITS])
+        .arg(&program)
         .arg(SUBCOMMAND)
         .stdin(fs::File::open(place.path("order.json"))?)
         .stdout(Stdio::piped())
@@ -292,7 +308,7 @@ fn launch(of_stranger: bool, user: Option<User>, confinement: Option<Confinement
         read("output.log")
     );
     ensure!(read_record(&place.path("process.json")).is_some(), "the process is not recorded");
-    Ok(Observed { status: read("status"), core_limits: parse_core_limits(&read("limits"))? })
+    Ok(Observed { status: read("status"), limits: read("limits") })
 }
 
 fn requesting(capabilities: &[&str], new_privileges: bool) -> Result<Confinement> {
@@ -303,12 +319,21 @@ fn requesting(capabilities: &[&str], new_privileges: bool) -> Result<Confinement
 
 #[test]
 fn what_a_role_server_starts_gets_its_core_limit_back() -> TestResult {
-    let (_, hard) = core_limits("self")?;
-    // The limit of this process is what the role server starts with.
+    let (_, hard) = Observed::of_this_process()?.limits(CORE_FILES)?;
     let observed = launch(false, None, None)?;
-    assert_eq!(observed.core_limits, core_limits("self")?);
-    assert_eq!(observed.core_limits.1, hard);
+    let expected = (hard.clone(), hard);
+    assert_eq!(observed.limits(CORE_FILES)?, expected, "what the role server was started with");
     assert_eq!(observed.field("NoNewPrivs")?, "0", "the role server's own programs are not confined");
+    Ok(())
+}
+
+/// Programs that use `select` break with descriptors above 1,024.
+#[test]
+fn what_a_role_server_starts_gets_the_usual_limit_of_open_files() -> TestResult {
+    let (_, hard) = Observed::of_this_process()?.limits(OPEN_FILES)?;
+    let observed = launch(false, None, None)?;
+    let expected = (hard.parse::<u64>()?.min(1024).to_string(), hard);
+    assert_eq!(observed.limits(OPEN_FILES)?, expected, "open files of what was started");
     Ok(())
 }
 
@@ -317,8 +342,7 @@ fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> Test
     if !is_root() {
         return Ok(());
     }
-    let own =
-        Observed { status: fs::read_to_string("/proc/self/status")?, core_limits: core_limits("self")? };
+    let own = Observed::of_this_process()?;
     let (bounding, default) = (own.capabilities("CapBnd")?, DEFAULT_CAPABILITIES.bits());
     let stranger = Some(User { uid: STRANGER, gid: STRANGER });
 
