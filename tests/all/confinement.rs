@@ -126,8 +126,8 @@ fn core_limits(pid: &str) -> Result<(String, String)> {
     parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits"))?, CORE_FILES)
 }
 
-/// Starts the three programs as the stranger, and waits until each has closed its process. They wait: for orders, for an
-/// answer of a database that stays silent, for machines.
+/// Starts the three programs as the stranger, and waits until each has closed its process. They wait: for orders, for
+/// an answer of a database that stays silent, for machines.
 fn closed_programs(place: &Place, database: &TcpListener) -> Result<Vec<(&'static str, Running)>> {
     let url = format!("postgres://nobody@{}/nothing", database.local_addr()?);
     let state = place.path("fleet.json").display().to_string();

@@ -155,7 +155,7 @@ async fn token_is_returned_once_and_stored_nowhere() -> TestResult {
     let secret = token.rsplit('_').next().context("a secret")?.to_owned();
     let stored = all_rows(&api.pool).await?;
     assert!(stored.contains("kim is new"), "the audit was not read");
-    // As text, as the bytes of that text, and as base64. The digits themselves are also what its random bytes look like.
+    // As text, as the bytes of that text, and as base64. As text it is also what its random bytes look like.
     for form in [secret.clone(), hex::encode(&secret), STANDARD.encode(&secret)] {
         assert!(!stored.contains(&form), "the database has the secret");
     }
