@@ -13,15 +13,16 @@
 //! Keys become arguments in front of those of the command line. So there is one parser, and the same error for a wrong
 //! value wherever it is set.
 //!
-//! The file decides what this program runs, so it is refused if another user can change it. With a password in it, it is
-//! refused if another user can read it.
+//! The file decides what this program runs, so it is refused if another user can change it. A `ConfigMap` of Kubernetes
+//! and a file that the user's private group may write are accepted. With a password in it, the file is refused if another
+//! user can read it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use trusted_file::private_file::read_private_file;
-use trusted_file::unchangeable_path::check_unchangeable;
+use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
 use crate::bmdb::connection::url::password_warning;
 use crate::service::failure::ExitFailure;
@@ -65,7 +66,7 @@ pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<Configurati
     let wrong = |problem: &str| {
         ExitFailure::usage(format!("the configuration file {shown}: {}", sanitize_problem(problem)))
     };
-    check_unchangeable(path).map_err(|error| wrong(&error.to_string()))?;
+    check_unchangeable(path, FileUse::Configuration).map_err(|error| wrong(&error.to_string()))?;
     let table = parse_table(&text).map_err(|problem| wrong(&problem))?;
     if table.values().any(has_password) {
         read_private_file("the configuration file, in which a URL has a password,", path)

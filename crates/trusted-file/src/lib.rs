@@ -6,9 +6,12 @@
 //!
 //! * [`private_file`]: reads a key or password, and refuses a file that other users can read or write.
 //! * [`unchangeable_path`]: checks that no other user can change a file, or any directory or link on the way to it.
+//! * [`private_group`]: finds the group that only one user is in.
 //!
 //! *Other users* are all but the user of the process and root. Each decision is a pure function of the owner and mode
-//! of a file. A group counts as others, because this program does not know who is in it.
+//! of a file. A group counts as others, because this program does not know who is in it. The path of a configuration is
+//! the exception: there a private group is the user.
 
 pub mod private_file;
+pub mod private_group;
 pub mod unchangeable_path;

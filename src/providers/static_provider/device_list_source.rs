@@ -23,7 +23,7 @@ use reqwest::{StatusCode, Url};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Mutex;
 
-use trusted_file::unchangeable_path::check_unchangeable;
+use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
@@ -179,7 +179,7 @@ impl DeviceListSource {
             ));
         }
         Ok(match &self.location {
-            ListLocation::File(path) => match check_unchangeable(path) {
+            ListLocation::File(path) => match check_unchangeable(path, FileUse::Commands) {
                 Ok(_) => ListTrust::Trusted,
                 Err(error) => ListTrust::Untrusted {
                     reason: format!(
