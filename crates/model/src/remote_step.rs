@@ -19,8 +19,9 @@
 //! Output before the begin line was written by the login shell's start files and is ignored. A path that does not begin
 //! with `/` is relative to the remote user's home.
 //!
-//! Each step ends with [`UNSAFE_PATH`], before it does anything, if another user of the machine can change the program at
-//! the path: root would run it.
+//! Root would run the program, so no other user of the machine may be able to change it. A probe reports if one can
+//! ([`probe_key::UNSAFE`]), because another path may be safe. The other steps end with [`UNSAFE_PATH`] before they do
+//! anything.
 
 use crate::shell_words::{self, NulInWord};
 
@@ -34,8 +35,8 @@ pub const UPLOAD_BEGIN: &str = "shepherd-upload-begin";
 /// The line before an enrolment's protobuf response.
 pub const ENROLL_BEGIN: &str = "shepherd-enroll-begin";
 
-/// Exit status of every script: other users of the machine can change the file at the path, or a directory on the way
-/// to it. Standard error has the reason.
+/// Exit status of an upload and of an enrolment: other users of the machine can change the file at the path, or a
+/// directory on the way to it. Standard error has the reason.
 pub const UNSAFE_PATH: u32 = 47;
 
 /// Keys in the output of a probe.
@@ -56,6 +57,9 @@ pub mod probe_key {
     pub const UID: &str = "uid";
     /// `1` while `SELinux` enforces a policy.
     pub const SELINUX: &str = "selinux";
+    /// Why other users can change the file at the path, or a directory on the way to it; empty if they cannot. The file is
+    /// not looked at then.
+    pub const UNSAFE: &str = "unsafe";
     /// A directory that may get the program, in several lines: first that of the path, then those of a list.
     pub const PLACE: &str = "place";
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::agent_binary::{AgentBinary, Architecture};
 use crate::exec::CommandOutput;
 use crate::host_keys::HostKeyExpectation;
-use crate::program_path::{PlaceFacts, ProgramPath, TargetPath, choose_program_path};
+use crate::program_path::{PlaceFacts, ProgramPath, TargetPath, UnsafePath, choose_program_path};
 use crate::scripts::{ENROLL_SCRIPT, PROBE_SCRIPT, UPLOAD_SCRIPT};
 use crate::session::{SshSession, SshSettings, SshTarget};
 use crate::ssh_error::{Blame, HostKeyChanged, SshError};
@@ -281,16 +281,11 @@ async fn run_steps(
     };
 
     let is_safe = |output: &CommandOutput| match unsafe_path_reason(output) {
-        Some(reason) => Err(TakeoverError::UnsafeAgentPath {
-            address: target.address(),
-            user: target.user.clone(),
-            reason,
-        }),
+        Some(reason) => Err(unsafe_path_error(target, reason)),
         None => Ok(()),
     };
 
-    let mut probe =
-        probe_machine(session, agent_path.first_path(), &may_begin, &is_safe, remote("probe", None)).await?;
+    let probe = probe_machine(session, target, agent_path.first_path(), &may_begin).await?;
     if probe.os != "Linux" {
         return Err(TakeoverError::NotLinux { address, os: probe.os });
     }
@@ -299,11 +294,8 @@ async fn run_steps(
         return Err(TakeoverError::WrongArchitecture { address, machine: probe.architecture, agent });
     }
 
-    let program = choose_program_path(agent_path, &probe, agent);
+    let (program, probe) = find_safe_path(session, target, agent, agent_path, probe, &may_begin).await?;
     let path = program.path.clone();
-    if path != agent_path.first_path() {
-        probe = probe_machine(session, &path, &may_begin, &is_safe, remote("probe", None)).await?;
-    }
     // The mount explains what a shell only calls a permission.
     let mount = probe.target.as_ref().and_then(PlaceFacts::mount_obstacle);
 
@@ -330,18 +322,52 @@ async fn run_steps(
     Ok((uploaded, program, success))
 }
 
+/// Finds a path at which no other user can change the program. Each candidate is probed. `first` is the probe of the first
+/// path; the result has the probe of the chosen one.
+async fn find_safe_path(
+    session: &SshSession,
+    target: &SshTarget,
+    agent: &AgentBinary,
+    agent_path: &TargetPath,
+    first: ProbeReport,
+    may_begin: &(impl Fn(TakeoverStep) -> Result<(), TakeoverError> + Send + Sync),
+) -> Result<(ProgramPath, ProbeReport), TakeoverError> {
+    let first_path = agent_path.first_path();
+    let found_unsafe = |path: &str, reason: String| UnsafePath { path: path.to_owned(), reason };
+    let mut unsafe_paths: Vec<_> =
+        first.unsafe_reason.iter().map(|reason| found_unsafe(first_path, reason.clone())).collect();
+    loop {
+        let program = choose_program_path(agent_path, &first, agent, &unsafe_paths)
+            .map_err(|reason| unsafe_path_error(target, reason))?;
+        if program.path == first_path {
+            return Ok((program, first));
+        }
+        let probe = probe_machine(session, target, &program.path, may_begin).await?;
+        match probe.unsafe_reason.clone() {
+            None => return Ok((program, probe)),
+            Some(reason) => unsafe_paths.push(found_unsafe(&program.path, reason)),
+        }
+    }
+}
+
+fn unsafe_path_error(target: &SshTarget, reason: String) -> TakeoverError {
+    TakeoverError::UnsafeAgentPath { address: target.address(), user: target.user.clone(), reason }
+}
+
 async fn probe_machine(
     session: &SshSession,
+    target: &SshTarget,
     path: &str,
     may_begin: &(impl Fn(TakeoverStep) -> Result<(), TakeoverError> + Send + Sync),
-    is_safe: &(impl Fn(&CommandOutput) -> Result<(), TakeoverError> + Sync),
-    failed: impl FnOnce(StepError) -> TakeoverError,
 ) -> Result<ProbeReport, TakeoverError> {
     may_begin(TakeoverStep::Probe)?;
     let command = RemoteStep::Probe { path: path.to_owned() }.to_command(PROBE_SCRIPT)?;
     let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
-    is_safe(&output)?;
-    parse_probe(&output).map_err(failed)
+    parse_probe(&output).map_err(|StepError(reason)| TakeoverError::StepFailed {
+        address: target.address(),
+        step: TakeoverStep::Probe.name(),
+        reason,
+    })
 }
 
 /// Verifies an agent's response.

@@ -9,6 +9,9 @@
 //!
 //! A program that an earlier release put into the home of root stays there unless `SELinux` enforces: a takeover should
 //! not move what runs.
+//!
+//! A place at which other users can change the program is passed over, the home included. Whether they can is only known
+//! after a probe of that place, so the choice is made again with each place that a probe found unsafe.
 
 use model::remote_step::DEFAULT_AGENT_PATH;
 
@@ -135,26 +138,52 @@ impl ProgramPath {
     }
 }
 
-/// Chooses the path from a probe of [`TargetPath::first_path`].
-#[must_use]
-pub fn choose_program_path(target: &TargetPath, probe: &ProbeReport, agent: &AgentBinary) -> ProgramPath {
-    let at = |path: &str, reason: String| ProgramPath { path: path.to_owned(), reason };
+/// A path that a probe found unsafe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsafePath {
+    /// The path.
+    pub path: String,
+    /// Why other users of the machine can change the program there.
+    pub reason: String,
+}
+
+/// Chooses the path from a probe of [`TargetPath::first_path`], and passes over those that a probe found unsafe. The error
+/// is the reason for which no path is left.
+pub fn choose_program_path(
+    target: &TargetPath,
+    probe: &ProbeReport,
+    agent: &AgentBinary,
+    unsafe_paths: &[UnsafePath],
+) -> Result<ProgramPath, String> {
+    let at = |path: &str, reason: String| Ok(ProgramPath { path: path.to_owned(), reason });
+    let unsafe_reason =
+        |path: &str| unsafe_paths.iter().find(|other| other.path == path).map(|other| other.reason.clone());
     if let TargetPath::Given(path) = target {
-        return at(path, "--agent_target_path says so".to_owned());
+        return match unsafe_reason(path) {
+            None => at(path, "--agent_target_path says so".to_owned()),
+            Some(reason) => Err(reason),
+        };
     }
+    let home_reason = unsafe_reason(DEFAULT_AGENT_PATH);
     if probe.uid.is_some_and(|uid| uid != 0) {
-        return at(
-            DEFAULT_AGENT_PATH,
-            format!("{} is not root, and has its programs in its home", probe.user),
-        );
+        return match home_reason {
+            None => at(
+                DEFAULT_AGENT_PATH,
+                format!("{} is not root, and has its programs in its home", probe.user),
+            ),
+            Some(reason) => Err(reason),
+        };
     }
     let is_installed = probe.digest.as_deref().is_some_and(|digest| agent.accepts_digest(digest));
-    if is_installed && !probe.selinux_enforces {
+    if is_installed && !probe.selinux_enforces && home_reason.is_none() {
         return at(DEFAULT_AGENT_PATH, "it was installed there before".to_owned());
     }
-    let mut refusals = Vec::new();
+    // Of the home, only that it is not safe counts as a refusal: it is the last choice otherwise.
+    let mut refusals: Vec<_> =
+        home_reason.iter().map(|reason| format!("{DEFAULT_AGENT_PATH}: {reason}")).collect();
     for place in &probe.places {
-        if let Some(refusal) = place.refusal() {
+        let path = format!("{}/{PROGRAM}", place.directory);
+        if let Some(refusal) = place.refusal().or_else(|| unsafe_reason(&path)) {
             refusals.push(format!("{}: {refusal}", place.directory));
             continue;
         }
@@ -166,7 +195,10 @@ pub fn choose_program_path(target: &TargetPath, probe: &ProbeReport, agent: &Age
             "it belongs to root, and {} ({}) keeps and executes programs{others}",
             place.mount_point, place.file_system
         );
-        return at(&format!("{}/{PROGRAM}", place.directory), reason);
+        return at(&path, reason);
+    }
+    if home_reason.is_some() {
+        return Err(format!("no place is suitable ({})", refusals.join("; ")));
     }
     let mut reason = match refusals.as_slice() {
         [] => "the machine reported no other place".to_owned(),
@@ -203,6 +235,7 @@ mod tests {
             digest: digest.map(str::to_owned),
             uid: Some(uid),
             selinux_enforces,
+            unsafe_reason: None,
             target: None,
             places: places.iter().map(|line| place(line)).collect(),
         }
@@ -273,14 +306,97 @@ mod tests {
             ),
             ("a machine that reports no places", probe(0, false, None, &[]), home, "reported no other place"),
         ] {
-            let chosen = choose_program_path(&TargetPath::Chosen, &probe, &agent);
+            let chosen = choose_program_path(&TargetPath::Chosen, &probe, &agent, &[]).unwrap();
             assert_eq!(chosen.path, path, "{name}");
             assert!(chosen.reason.contains(reason), "{name}: {}", chosen.reason);
-            let given = choose_program_path(&"/given".into(), &probe, &agent);
+            let given = choose_program_path(&"/given".into(), &probe, &agent, &[]).unwrap();
             assert_eq!(
                 (given.path.as_str(), given.reason.as_str()),
                 ("/given", "--agent_target_path says so")
             );
+        }
+    }
+
+    #[test]
+    fn unsafe_place_is_passed_over_with_the_reason() {
+        let agent = AgentBinary::from_content(std::fs::read("/bin/sh").unwrap().into()).unwrap();
+        let installed = Some(agent.sha256());
+        let (usr, opt) = ("/usr/local/lib/shepherd/bin/roleserver", "/opt/shepherd/bin/roleserver");
+        let good = |directory: &str| format!("drwxr-xr-x 0 / ext4 rw {directory}");
+        let places = [good("/usr/local/lib/shepherd/bin"), good("/opt/shepherd/bin")];
+        let places = [places[0].as_str(), places[1].as_str()];
+        let home = DEFAULT_AGENT_PATH;
+        let chosen = TargetPath::Chosen;
+        for (target, probe, unsafe_paths, expected, reason) in [
+            (
+                &chosen,
+                probe(0, false, None, &places),
+                &[home][..],
+                Ok(usr),
+                "(not at .local/lib/shepherd/roleserver: open)",
+            ),
+            // A program in an unsafe home does not count as installed.
+            (
+                &chosen,
+                probe(0, false, installed, &places),
+                &[home],
+                Ok(usr),
+                "(not at .local/lib/shepherd/roleserver: open)",
+            ),
+            (
+                &chosen,
+                probe(0, false, None, &places),
+                &[home, usr],
+                Ok(opt),
+                "(not at .local/lib/shepherd/roleserver: open; /usr/local/lib/shepherd/bin: open)",
+            ),
+            (
+                &chosen,
+                probe(0, false, None, &places),
+                &[usr],
+                Ok(opt),
+                "(not at /usr/local/lib/shepherd/bin: open)",
+            ),
+            (&chosen, probe(0, false, None, &places), &[usr, opt], Ok(home), "no other place is suitable ("),
+            (
+                &chosen,
+                probe(0, false, None, &places),
+                &[home, usr, opt],
+                Err(()),
+                "no place is suitable (.local/lib/shepherd/roleserver: open; /usr/local/lib/shepherd/bin: open; \
+                 /opt/shepherd/bin: open)",
+            ),
+            (&chosen, probe(0, false, None, &[]), &[home], Err(()), "no place is suitable ("),
+            // Another user than root cannot write to the other places.
+            (&chosen, probe(7, false, None, &places), &[home], Err(()), "open"),
+            (&"/given".into(), probe(0, false, None, &places), &["/given"], Err(()), "open"),
+        ] {
+            let unsafe_paths: Vec<_> = unsafe_paths
+                .iter()
+                .map(|path| UnsafePath { path: (*path).to_owned(), reason: "open".to_owned() })
+                .collect();
+            let outcome = choose_program_path(target, &probe, &agent, &unsafe_paths);
+            let path = outcome.as_ref().map(|program| program.path.as_str()).map_err(|_| ());
+            assert_eq!(path, expected, "{unsafe_paths:?}");
+            let text = outcome.map_or_else(|reason| reason, |program| program.reason);
+            assert!(text.contains(reason), "{unsafe_paths:?}: {text}");
+        }
+    }
+
+    /// The probe of an unsafe home reports the places among which the takeover chooses.
+    #[test]
+    fn probe_of_an_unsafe_home_reports_the_reason_and_the_places() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().canonicalize().unwrap();
+        let step = RemoteStep::Probe { path: DEFAULT_AGENT_PATH.to_owned() };
+        for (mode, expected) in [
+            (0o755, None),
+            (0o757, Some(format!("{} can be changed by other users (drwxr-xrwx)", path.display()))),
+        ] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let probe = parse_probe(&run(&step, PROBE_SCRIPT, &path, "/usr/bin", b"")).unwrap();
+            assert_eq!(probe.unsafe_reason, expected);
+            assert_eq!((probe.digest, probe.places.len()), (None, 2));
         }
     }
 

@@ -32,6 +32,8 @@ pub struct ProbeReport {
     pub uid: Option<u32>,
     /// Whether `SELinux` enforces a policy.
     pub selinux_enforces: bool,
+    /// Why other users of the machine can change the agent's path; `None` if they cannot. There is no digest then.
+    pub unsafe_reason: Option<String>,
     /// The directory of the agent's path; `None` if it was not reported.
     pub target: Option<PlaceFacts>,
     /// Directories that are suitable for programs of root, the best first.
@@ -50,6 +52,7 @@ pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
     let mut values: HashMap<&str, &str> = pairs().collect();
     let value = |key: &str| values.get(key).map_or("", |value| value.trim());
     let (uid, selinux_enforces) = (value(probe_key::UID).parse().ok(), value(probe_key::SELINUX) == "1");
+    let unsafe_reason = Some(value(probe_key::UNSAFE)).filter(|reason| !reason.is_empty()).map(sanitize_text);
     let mut places = pairs()
         .filter(|(key, _)| *key == probe_key::PLACE)
         .map(|(_, line)| PlaceFacts::parse(&sanitize_text(line)))
@@ -72,6 +75,7 @@ pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
         digest: is_digest(&digest).then_some(digest),
         uid,
         selinux_enforces,
+        unsafe_reason,
         target,
         places: places.flatten().collect(),
     })
@@ -117,7 +121,7 @@ pub fn parse_enroll(output: &CommandOutput) -> Result<EnrollResponse, StepError>
     }
 }
 
-/// Why other users of the machine can change the program, if a step ended for that reason.
+/// Why other users of the machine can change the program, if an upload or an enrolment ended for that reason.
 #[must_use]
 pub fn unsafe_path_reason(output: &CommandOutput) -> Option<String> {
     let printed = String::from_utf8_lossy(&output.stderr);
