@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::model::ids::ProcessId;
 use crate::service::failure::ExitFailure;
-use crate::transport::gate::open_files::UsualFileLimit as _;
+use hardening::file_limit::UsualFileLimit as _;
 
 const GUARDIAN: &str = include_str!("scratch_guardian.sh");
 

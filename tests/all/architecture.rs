@@ -59,8 +59,7 @@ const CRATES: &[(&str, &[&str])] = &[
 /// What each room may import besides itself, and the crates in [`OPEN`]:
 /// `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
 const PLAN: &[(&str, &[&str])] = &[
-    // Programs that a provider starts get the usual limit of open files.
-    ("providers", &["bmdb", "model", "transport"]),
+    ("providers", &["bmdb", "model"]),
     // The manager calls the curators of clusters as their nodes do: through the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator_client", "model"]),
     // The service as a whole: the one room that imports both the loops and the listeners, so that neither imports the
@@ -127,12 +126,12 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "providers",
             "use crate::manager::runner::Runner;",
-            "line 1: providers imports manager, and may import only bmdb, model, transport",
+            "line 1: providers imports manager, and may import only bmdb, model",
         ),
         (
             "providers",
             "\nfn f() { crate::server::list() }",
-            "line 2: providers imports server, and may import only bmdb, model, transport",
+            "line 2: providers imports server, and may import only bmdb, model",
         ),
         (
             "manager",
@@ -152,22 +151,22 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "providers",
             "#[cfg(test)]\nmod tests {\n    use crate::cli::tokens::Token;\n}",
-            "line 3: providers imports cli, and may import only bmdb, model, transport",
+            "line 3: providers imports cli, and may import only bmdb, model",
         ),
         (
             "providers",
             "use crate :: manager::Runner;",
-            "line 1: providers imports manager, and may import only bmdb, model, transport",
+            "line 1: providers imports manager, and may import only bmdb, model",
         ),
         (
             "providers",
             "use curator_client::pki;",
-            "line 1: providers imports curator_client, and may import only bmdb, model, transport",
+            "line 1: providers imports curator_client, and may import only bmdb, model",
         ),
         (
             "providers",
             "use supervisor::tree;",
-            "line 1: providers imports supervisor, and may import only bmdb, model, transport",
+            "line 1: providers imports supervisor, and may import only bmdb, model",
         ),
         (
             "bin",

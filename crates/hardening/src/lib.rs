@@ -12,12 +12,15 @@
 //! * The limit of core files is inherited by everything. Only the soft limit is lowered, so that it can be raised again
 //!   without a privilege. [`restore_core_limit`][] gives it back to a program that is started, and
 //!   [`restore_own_core_limit`][] to one that replaces this one.
+//! * The limit of open files is inherited, too. [`file_limit`] gives the usual one to a program that is started.
 //!
 //! # What a process can still read of itself
 //!
 //! In `/proc/self` most files of a process that is not dumpable belong to root. The kernel lets a process follow its
 //! own links all the same (`exe`, `cwd`, `fd/N`), and `stat`, `status`, `cgroup`, `mountinfo` and `limits` are readable
 //! for everybody. Before Linux 5.14, `fdinfo` is closed to a process that is not root: nothing may need it.
+
+pub mod file_limit;
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;

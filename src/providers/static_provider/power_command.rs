@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use crate::model::ids::IntentId;
 use crate::model::provider_status::PowerState;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::transport::gate::open_files::UsualFileLimit as _;
+use hardening::file_limit::UsualFileLimit as _;
 
 /// How long a power command may take.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
@@ -77,9 +77,8 @@ async fn run_in_environment(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0)
-        .usual_file_limit();
-    hardening::restore_core_limit(command.as_std_mut());
+        .process_group(0);
+    hardening::restore_core_limit(command.as_std_mut().usual_file_limit());
     let child = command
         .spawn()
         .map_err(|error| failed(ErrorClass::Configuration, format!("cannot be started: {error}")))?;

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
 
-use crate::transport::gate::open_files::UsualFileLimit as _;
+use hardening::file_limit::UsualFileLimit as _;
 
 /// A process that builds `shepherdctl`. Dropping this kills it and everything that it started.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl ShepherdctlBuild {
         let child = program.map(|program| {
             let mut command = Command::new(program);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-            hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+            hardening::restore_core_limit(command.as_std_mut().usual_file_limit());
             command.spawn().map_err(|error| format!("{} does not start: {error}", program.display()))
         });
         Self { child }

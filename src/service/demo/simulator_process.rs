@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use crate::service::demo::flags::DemoFlags;
 use crate::service::demo::fleet_service::find_roleserver;
 use crate::service::failure::ExitFailure;
-use crate::transport::gate::open_files::UsualFileLimit as _;
+use hardening::file_limit::UsualFileLimit as _;
 
 /// How long the simulator may take to start, and to stop.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ impl SimulatorProcess {
             // Ctrl-C reaches a terminal's whole process group, but the machines must outlive the service.
             .process_group(0)
             .kill_on_drop(true);
-        hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+        hardening::restore_core_limit(command.as_std_mut().usual_file_limit());
         let mut child = command.spawn().map_err(|error| wrong("its program", &error))?;
         let stdout = child.stdout.take().ok_or_else(|| wrong("its output", &"is not to be had"))?;
         let mut lines = BufReader::new(stdout).lines();

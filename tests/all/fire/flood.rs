@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use hardening::file_limit::UsualFileLimit as _;
 use serde_json::json;
 use shepherd::model::access::AccessRole;
-use shepherd::transport::gate::open_files::UsualFileLimit as _;
 use testkit::flood::{Flood, FloodPlan, HALF_A_RECORD, HALF_A_REQUEST};
 
 use crate::api::key_in;

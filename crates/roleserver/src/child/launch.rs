@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hardening::file_limit::UsualFileLimit as _;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::atomic_file::{self, Durability};
 use crate::child::cgroup::Cgroup;

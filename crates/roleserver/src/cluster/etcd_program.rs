@@ -23,11 +23,11 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use hardening::file_limit::UsualFileLimit as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 use semver::Version;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
-use transport::gate::open_files::UsualFileLimit as _;
 
 /// How long the program may take to print its version.
 pub const VERSION_DEADLINE: Duration = Duration::from_secs(10);
@@ -168,7 +168,7 @@ pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, 
     // In its own process group, which is killed at the deadline. With an empty environment, like the real start.
     command.arg("--version").env_clear().current_dir("/").process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+    hardening::restore_core_limit(command.as_std_mut().usual_file_limit());
     let mut child = command.spawn().map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => ProgramError::Missing(named()),
         _ => ProgramError::NotStarted { program: named(), source },

@@ -9,9 +9,9 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use backoff::ExponentialBackoff;
+use hardening::file_limit::UsualFileLimit as _;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::log;
 use crate::process::empty_stdin;
@@ -80,7 +80,7 @@ fn start_agent(program: &Path, state: &StateDirectory) -> std::io::Result<Child>
         .stdout(output())
         .stderr(output())
         .kill_on_drop(true);
-    hardening::restore_core_limit(command.usual_file_limit().as_std_mut());
+    hardening::restore_core_limit(command.as_std_mut().usual_file_limit());
     command.spawn()
 }
 

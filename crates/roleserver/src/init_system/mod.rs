@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hardening::file_limit::UsualFileLimit as _;
 use proto::agent::v1 as wire;
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::log;
 use crate::init_system::systemd::{Systemd, SystemdError};

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use transport::gate::open_files::UsualFileLimit as _;
+use hardening::file_limit::UsualFileLimit as _;
 
 use crate::init_system::unit::{self, UnitAction, UnitFacts};
 use crate::init_system::unit_check::edited_unit_finding;

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use backoff::ExponentialBackoff;
+use hardening::file_limit::UsualFileLimit as _;
 use model::role_declaration::Sha256;
 use proto::agent::v1 as wire;
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::process::{ProcessInstance, program_digest};

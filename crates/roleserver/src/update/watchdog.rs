@@ -5,10 +5,10 @@
 //! candidate nor its end reaches it. It kills exactly the recorded process, by pid and start time, and only while that
 //! trial is still recorded. The init system or the supervisor then starts the program at the stable path.
 
+use hardening::file_limit::UsualFileLimit as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::process::empty_stdin;

@@ -7,9 +7,6 @@
 at_end=$1
 remove=$2
 shift 2
-# The client may have raised its limit of open files. Fails where the hard limit is lower, which then counts.
-# shellcheck disable=SC3045 # dash, bash and busybox have it
-ulimit -S -n 1024 2>/dev/null
 exec 3<&0 </dev/null
 "$@" 3<&- 4>&1 >&2 &
 server=$!

@@ -13,6 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use hardening::file_limit::UsualFileLimit as _;
+
 /// A directory that contains `initdb` and `postgres`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresPrograms {
@@ -112,13 +114,14 @@ pub fn server_user() -> Result<Option<ServerUser>, NoServerUser> {
 pub struct NoServerUser;
 
 /// Prepares a program to run as `user`, with nothing of our environment but the search path: the
-/// variables that PostgreSQL reads (`PGDATA`, `PGPORT`, …) would change what it does.
+/// variables that PostgreSQL reads (`PGDATA`, `PGPORT`, …) would change what it does. It has the usual limit of open files,
+/// which we may have raised for us.
 #[must_use]
 pub fn program_command(program: &Path, user: Option<&ServerUser>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
     command.env("PATH", env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
-    hardening::restore_core_limit(&mut command);
+    hardening::restore_core_limit(command.usual_file_limit());
     if let Some(user) = user {
         command.uid(user.uid).gid(user.gid);
     }
@@ -138,7 +141,7 @@ fn version_directories(parent: &Path, prefix: &str) -> impl Iterator<Item = Path
 fn output_of(program: &Path, argument: &str) -> Option<String> {
     let mut command = Command::new(program);
     command.arg(argument).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = hardening::restore_core_limit(&mut command).output().ok()?;
+    let output = hardening::restore_core_limit(command.usual_file_limit()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -159,7 +162,19 @@ fn parse_passwd_user(passwd: &str, name: &str) -> Option<ServerUser> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
+
+    /// Of `initdb`, of the server and of the shells around them.
+    #[test]
+    fn program_has_the_usual_limit_of_open_files() {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let output = program_command(Path::new("/bin/sh"), None).args(["-c", "ulimit -Sn"]).output().unwrap();
+        let expected = maximum.map_or(1024, |most| most.min(1024)).to_string();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected);
+    }
 
     #[test]
     fn major_version_is_read_from_what_distributions_print() {

@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hardening::file_limit::UsualFileLimit as _;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use rustix::mount::{UnmountFlags, unmount};
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::ClusterFiles;

@@ -16,9 +16,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use hardening::file_limit::UsualFileLimit as _;
 use model::role_declaration::Sha256;
 use serde_json::Value;
-use transport::gate::open_files::UsualFileLimit as _;
 
 use crate::child::spec::{ResourceLimits, User};
 use crate::connection::error_chain;
