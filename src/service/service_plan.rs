@@ -46,8 +46,10 @@ pub struct ServicePlan {
 /// Where an SSH password comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PasswordSource {
-    /// A file that holds it and nothing else.
-    File(PathBuf),
+    /// The file of `--ssh_password_path`, which holds it and nothing else.
+    Flag(PathBuf),
+    /// The file of `ssh_password_path` in the `[[provider]]` table.
+    Table(PathBuf),
     /// The environment variable `SHEPHERD_SSH_PASSWORD`.
     Environment,
 }
@@ -129,11 +131,11 @@ fn plan_ssh_passwords(
         .iter()
         .filter_map(|provider| {
             let path = provider.ssh_password_path()?.to_owned();
-            Some((provider.name().clone(), PasswordSource::File(path)))
+            Some((provider.name().clone(), PasswordSource::Table(path)))
         })
         .collect();
     let source = match &flags.ssh_password_path {
-        Some(path) => PasswordSource::File(path.clone()),
+        Some(path) => PasswordSource::Flag(path.clone()),
         None if in_environment => PasswordSource::Environment,
         None => return Ok(sources),
     };
@@ -438,7 +440,8 @@ mod tests {
                 plan_ssh_passwords(&flags, providers, in_environment).map_err(|error| error.message);
             planned.map(|found| {
                 let text = |(name, source): (ProviderName, PasswordSource)| match source {
-                    PasswordSource::File(path) => format!("{name}={}", path.display()),
+                    PasswordSource::Flag(path) => format!("{name}={} of the flag", path.display()),
+                    PasswordSource::Table(path) => format!("{name}={}", path.display()),
                     PasswordSource::Environment => format!("{name} from the environment"),
                 };
                 found.into_iter().map(text).collect::<Vec<_>>().join(", ")
@@ -447,8 +450,8 @@ mod tests {
         let (flag, static_provider) = ("--ssh_password_path=/f", "--provider=static");
         let tables = [provider("a", Some("/a")), provider("b", None), provider("c", None)];
         assert_eq!(planned(&[], &tables, false).unwrap(), "a=/a");
-        assert_eq!(planned(&[static_provider, flag], &tables, false).unwrap(), "a=/a, c=/f");
-        assert_eq!(planned(&[static_provider, flag], &tables, true).unwrap(), "a=/a, c=/f");
+        assert_eq!(planned(&[static_provider, flag], &tables, false).unwrap(), "a=/a, c=/f of the flag");
+        assert_eq!(planned(&[static_provider, flag], &tables, true).unwrap(), "a=/a, c=/f of the flag");
         assert_eq!(planned(&[static_provider], &tables, true).unwrap(), "a=/a, c from the environment");
         for (flags, providers, in_environment) in [
             (&[flag][..], &tables[..], false),

@@ -7,6 +7,7 @@ use secrecy::SecretString;
 use trusted_file::private_file::read_private_file;
 
 use crate::manager::machine_access::{AgentFile, MachineAccess};
+use crate::providers::provider::ProviderName;
 use crate::server::tls::server_certificate::CaCertificates;
 use crate::service::database::OpenDatabase;
 use crate::service::failure::{ExitFailure, database_failure};
@@ -65,32 +66,80 @@ pub(super) fn warn_about_ssh_passwords(plan: &ServicePlan) {
 pub(super) fn read_ssh_passwords(plan: &ServicePlan) -> Result<HashMap<String, SecretString>, ExitFailure> {
     let mut passwords = HashMap::new();
     for (provider, source) in &plan.ssh_passwords {
-        let password = match source {
-            PasswordSource::File(path) => read_ssh_password(path)?,
-            PasswordSource::Environment => {
-                // The error of the library would show the value.
-                SecretString::from(std::env::var("SHEPHERD_SSH_PASSWORD").map_err(|_| {
-                    ExitFailure::usage("SHEPHERD_SSH_PASSWORD holds something that is no text")
-                })?)
-            }
-        };
-        passwords.insert(provider.as_str().to_owned(), password);
+        passwords.insert(provider.as_str().to_owned(), read_ssh_password(provider, source)?);
     }
     Ok(passwords)
 }
 
-fn read_ssh_password(path: &Path) -> Result<SecretString, ExitFailure> {
-    let text = read_private_file("--ssh_password_path", path)
-        .map_err(|error| ExitFailure::usage(error.to_string()))?;
-    let text = String::from_utf8(text).map_err(|_| {
-        ExitFailure::usage(format!("--ssh_password_path {} holds something that is no text", path.display()))
-    })?;
+/// Reads the password of a provider. An error names the flag, or the key in the table of the provider.
+fn read_ssh_password(provider: &ProviderName, source: &PasswordSource) -> Result<SecretString, ExitFailure> {
+    match source {
+        PasswordSource::Flag(path) => {
+            read_password_file("--ssh_password_path", path).map_err(ExitFailure::usage)
+        }
+        PasswordSource::Table(path) => read_password_file("ssh_password_path", path).map_err(|problem| {
+            ExitFailure::usage(format!("the configuration file: [[provider]] {provider}: {problem}"))
+        }),
+        // The error of the library would show the value.
+        PasswordSource::Environment => std::env::var("SHEPHERD_SSH_PASSWORD")
+            .map(SecretString::from)
+            .map_err(|_| ExitFailure::usage("SHEPHERD_SSH_PASSWORD holds something that is no text")),
+    }
+}
+
+/// Reads a password from a file that `key` names. The error is a sentence.
+fn read_password_file(key: &'static str, path: &Path) -> Result<SecretString, String> {
+    let text = read_private_file(key, path).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(text)
+        .map_err(|_| format!("{key} {} holds something that is no text", path.display()))?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {
-        return Err(ExitFailure::usage(format!(
-            "--ssh_password_path {} holds no password; write it there, and nothing else",
-            path.display()
-        )));
+        return Err(format!("{key} {} holds no password; write it there, and nothing else", path.display()));
     }
     Ok(SecretString::from(password.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+
+    use secrecy::ExposeSecret as _;
+
+    use super::*;
+
+    /// Where the path of a password file is configured.
+    type Source = fn(PathBuf) -> PasswordSource;
+
+    #[test]
+    fn error_of_a_password_file_names_where_the_file_is_configured() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("password");
+        let provider: ProviderName = "rack-a".parse().unwrap();
+        let sources: [(Source, &str); 2] = [
+            (PasswordSource::Flag, "--ssh_password_path FILE"),
+            (PasswordSource::Table, "the configuration file: [[provider]] rack-a: ssh_password_path FILE"),
+        ];
+        for (source, key) in sources {
+            let read = || {
+                read_ssh_password(&provider, &source(path.clone()))
+                    .map(|password| password.expose_secret().to_owned())
+                    .map_err(|failure| failure.message.replace(path.to_str().unwrap(), "FILE"))
+            };
+            let absent = read().unwrap_err();
+            assert!(absent.starts_with(&format!("{key} cannot be read: ")), "{absent}");
+            for (content, mode, problem) in [
+                (&b"secret\n"[..], 0o644, "can be read by other users (mode 0644); run: chmod 600 FILE"),
+                (b"\n", 0o600, "holds no password; write it there, and nothing else"),
+                (b"caf\xe9\n", 0o600, "holds something that is no text"),
+            ] {
+                std::fs::write(&path, content).unwrap();
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+                assert_eq!(read(), Err(format!("{key} {problem}")));
+            }
+            std::fs::write(&path, "secret\n").unwrap();
+            assert_eq!(read().as_deref(), Ok("secret"));
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
 }

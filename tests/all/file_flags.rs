@@ -195,6 +195,33 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
     Ok(())
 }
 
+/// The flag has nothing to do with it, so a person who looks for it in the error would look in the wrong place.
+#[test]
+fn password_file_of_a_provider_is_named_by_its_key_in_the_configuration() -> TestResult {
+    let place = Place::new()?;
+    let flags = complete(&place)?;
+    let list = place.write("rack-a.json", r#"[{"ID": "b", "Addr": "192.0.2.2"}]"#)?;
+    let password = place.write("password", "secret\n")?;
+    let table = format!(
+        "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\ndevice_list_url = \"file://{}\"\nssh_password_path = {:?}\n",
+        list.display(),
+        password.display().to_string()
+    );
+    let config = place.write("shepherd.toml", table)?;
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o644))?;
+    let reported = check_with(&place, &flags, "config", &config)?;
+    let path = password.display();
+    let sentence = format!(
+        "shepherd: the configuration file: [[provider]] rack-a: ssh_password_path {path} can be read by other users \
+         (mode 0644); run: chmod 600 {path}\n"
+    );
+    assert!(reported.code == Some(2) && reported.stderr == sentence, "{reported:?}");
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o600))?;
+    let reported = check_with(&place, &flags, "config", &config)?;
+    assert!(reported.code == Some(0) && !reported.stderr.contains("other users"), "{reported:?}");
+    Ok(())
+}
+
 #[test]
 fn configuration_that_others_can_change_is_refused() -> TestResult {
     let place = Place::new()?;
