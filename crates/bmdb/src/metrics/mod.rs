@@ -59,13 +59,14 @@ const COMPONENTS: [&str; 11] = [
 /// Upper bounds of buckets in seconds: from an answer out of memory to a plan of a large fleet.
 const CALL_BOUNDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0];
 /// Results of heartbeats as agents receive them.
-const HEARTBEAT_RESULTS: [&str; 11] = [
+const HEARTBEAT_RESULTS: [&str; 12] = [
     "stored",
     "duplicate",
     "stale",
     "unauthenticated",
     "retired",
     "busy",
+    "full",
     "stopping",
     "unavailable",
     "malformed",

@@ -4,8 +4,8 @@
 //! moment, by whether this curator leads, and by the one permission table. A method without a row gets the same
 //! response as one that does not exist.
 //!
-//! Calls that find the leader are open to everybody, and the certificate is not checked for them. So a node whose
-//! certificate has expired can find the leader and join again with its key.
+//! Calls that find the leader are open to everybody, and no certificate is refused for them. So a node whose certificate
+//! has expired can find the leader and join again with its key.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -28,8 +28,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
+use transport::gate::NoPlace;
 
 use crate::permissions::{MethodPermission, PermissionError, authorize_call};
+use crate::service::cluster_members::ClusterMembers;
 use crate::service::credentials::CredentialsService;
 use crate::service::declarations::DeclarationsService;
 use crate::service::kubernetes::KubernetesService;
@@ -52,6 +54,7 @@ type ResponseFuture = Pin<Box<dyn Future<Output = Result<HttpResponse, Infallibl
 #[derive(Clone)]
 pub(super) struct AuthRouter {
     leader_service: LeaderServer<LeaderService>,
+    members: ClusterMembers,
     leader_only: Option<LeaderOnlyServices>,
     ended: CancellationToken,
 }
@@ -73,14 +76,20 @@ struct LeaderOnlyServices {
 impl AuthRouter {
     /// The router of a follower: only finding the leader is served.
     #[must_use]
-    pub(super) fn for_follower(service: LeaderService, ended: CancellationToken) -> Self {
-        Self { leader_service: LeaderServer::new(service), leader_only: None, ended }
+    pub(super) fn for_follower(
+        service: LeaderService,
+        members: ClusterMembers,
+        ended: CancellationToken,
+    ) -> Self {
+        Self { leader_service: LeaderServer::new(service), members, leader_only: None, ended }
     }
 
     /// The router of the leader.
     #[must_use]
     pub(super) fn for_leader(service: LeaderService, leading: Arc<LeaderContext>) -> Self {
         let ended = leading.ended.clone();
+        let anchor = leading.authority.anchor().clone();
+        let members = ClusterMembers::new(anchor, leading.cache.clone(), leading.clock.clone());
         let leader = LeaderOnlyServices {
             registration: RegistrationServer::new(RegistrationService(leading.clone())),
             nodes: NodesServer::new(NodesService(leading.clone())),
@@ -93,23 +102,27 @@ impl AuthRouter {
             snapshots: SnapshotsServer::new(SnapshotsService(leading.clone())),
             leading,
         };
-        Self { leader_service: LeaderServer::new(service), leader_only: Some(leader), ended }
+        Self { leader_service: LeaderServer::new(service), members, leader_only: Some(leader), ended }
     }
 
-    /// The caller, if it may make the call. Proves its connection if the cluster issued its certificate.
+    /// The caller, if it may make the call. Proves its connection if the cluster issued its certificate, also for a call
+    /// that needs none: a node may do nothing on it but find the leader.
     async fn authorize_caller(&self, path: &str, connection: &CuratorPeer) -> Result<Caller, Status> {
         let shown = connection.certificates.clone();
         let refused = |refusal: PermissionError| Status::new(refusal.code(), refusal.to_string());
         let open = authorize_call(path, &Peer::Unauthenticated, self.leader_only.is_some());
         let peer = match (open, &self.leader_only) {
             (Ok(row), _) => {
+                if self.members.include(&shown) {
+                    connection.place.prove().map_err(no_place)?;
+                }
                 return Ok(Caller { peer: Peer::Unauthenticated, permission: row, certificates: shown });
             }
             (Err(refusal), None) => return Err(refused(refusal)),
             (Err(_), Some(leader)) => leader.leading.identify_peer(&shown).await?,
         };
         if !matches!(peer, Peer::Unauthenticated | Peer::Registering { .. }) {
-            connection.place.prove();
+            connection.place.prove().map_err(no_place)?;
         }
         let row = authorize_call(path, &peer, true).map_err(refused)?;
         Ok(Caller { peer, permission: row, certificates: shown })
@@ -150,6 +163,11 @@ impl AuthRouter {
             })
         })
     }
+}
+
+/// The client tries the next curator.
+fn no_place(error: NoPlace) -> Status {
+    Status::unavailable(error.to_string())
 }
 
 impl Service<http::Request<Body>> for AuthRouter {

@@ -13,6 +13,7 @@ use curator_client::clock::Clock;
 use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
+use curator_client::pki::TrustAnchor;
 use curator_client::tls;
 use etcd::client::Client;
 use etcd::election::{Candidate, campaign};
@@ -30,6 +31,7 @@ use transport::gate::Gate;
 
 use crate::membership::Nodes;
 use crate::service::auth_router::AuthRouter;
+use crate::service::cluster_members::ClusterMembers;
 use crate::service::error::ServiceError;
 use crate::service::etcd_members;
 use crate::service::leader_context::LeaderContext;
@@ -184,10 +186,26 @@ impl Curator {
             }
             CandidateRole::Follower(leader) => {
                 tracing::info!(leader = leader.name, "this curator follows");
-                let Some(known) = self.load_cluster_info(&over).await else { return Ok(()) };
-                let leader_service = self.leader_service(known, standing, over.clone());
-                let router = AuthRouter::for_follower(leader_service, over.clone());
-                self.serve(router, over).await;
+                let cache = Arc::new(RecordCache::new());
+                let (ready, mut is_ready) = watch::channel(false);
+                let follow = async {
+                    let Some(known) = self.load_cluster_info(&over).await else { return };
+                    // Nodes come at once, and their watches last long. Before the cache has them, their connections
+                    // would count as those of strangers.
+                    let cached = async { is_ready.wait_for(|ready| *ready).await.is_ok() };
+                    if over.run_until_cancelled(cached).await != Some(true) {
+                        return;
+                    }
+                    let clock = self.settings.clock.clone();
+                    let members = ClusterMembers::new(known.anchor.clone(), cache.clone(), clock);
+                    let leader_service = self.leader_service(known, standing, over.clone());
+                    let router = AuthRouter::for_follower(leader_service, members, over.clone());
+                    self.serve(router, over.clone()).await;
+                };
+                tokio::select! {
+                    () = follow => {}
+                    () = cache.watch_etcd(&self.settings.client, ready) => {}
+                }
                 Ok(())
             }
             CandidateRole::Leader(guard) => {
@@ -201,7 +219,7 @@ impl Curator {
                     }
                     let leading = Arc::new(leading);
                     let known = ClusterInfo {
-                        ca_certificate: leading.authority.anchor().certificate.clone().into(),
+                        anchor: leading.authority.anchor().clone(),
                         epoch: leading.cluster.epoch,
                     };
                     let leader_service = self.leader_service(known, standing, over.clone());
@@ -305,11 +323,12 @@ impl Curator {
 
     fn leader_service(
         &self,
-        ClusterInfo { ca_certificate, epoch }: ClusterInfo,
+        ClusterInfo { anchor, epoch }: ClusterInfo,
         standing: watch::Receiver<CandidateRole>,
         ended: CancellationToken,
     ) -> LeaderService {
         let (own, port, client) = (self.settings.node_id, self.address.port(), self.settings.client.clone());
+        let ca_certificate = anchor.certificate.into();
         LeaderService { node_id: own, port, ca_certificate, epoch, role: standing, client, ended }
     }
 
@@ -325,7 +344,7 @@ impl Curator {
                     let key = cluster::cluster_record_key()?;
                     let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
                     Ok::<_, ServiceError>(Some(ClusterInfo {
-                        ca_certificate: authority.anchor().certificate.clone().into(),
+                        anchor: authority.anchor().clone(),
                         epoch: Cluster::decode(&key, &record.value)?.epoch,
                     }))
                 };
@@ -344,7 +363,7 @@ impl Curator {
 
 /// What every curator reports to callers about the cluster.
 struct ClusterInfo {
-    ca_certificate: Arc<[u8]>,
+    anchor: TrustAnchor,
     epoch: u64,
 }
 

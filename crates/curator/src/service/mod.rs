@@ -7,8 +7,9 @@
 //!
 //! * [`curator_server`][] takes part in the election and serves in its role. While no leader is known, connections are
 //!   closed at once. A follower only names the leader. The leader serves everything.
-//! * A connection is accepted by `listener`, through the gate of the curator. Each of its calls passes `auth_router`, which identifies the peer by its
-//!   certificate, checks the permission, and routes the call to its service.
+//! * A connection is accepted by `listener`, through the gate of the curator. Each of its calls passes `auth_router`,
+//!   which identifies the peer by its certificate, checks the permission, and routes the call to its service.
+//!   `cluster_members` decides which connections the gate keeps.
 //! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,
 //!   `declarations`, `kubernetes`, `management`, `tickets`, `credentials` and `snapshots` by the leader alone.
 //! * `leader_context` is what a curator has while it leads. [`store`][] reads and writes records under the guard of the
@@ -36,6 +37,7 @@
 //! * A handler that watches passes its stream to `LeaderContext::guard_stream`.
 
 mod auth_router;
+mod cluster_members;
 mod credentials;
 pub mod curator_server;
 mod declarations;

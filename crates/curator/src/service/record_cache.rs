@@ -1,4 +1,4 @@
-//! The leader's watch cache of etcd records.
+//! The watch cache of etcd records. The leader serves from it; a follower only recognises the members of the cluster.
 //!
 //! One task watches etcd for all watches of clients, and for the auth router, which checks with every call whether the
 //! certificate is still accepted. So watchers cost etcd nothing. The one exception is the call that follows the leader

@@ -38,6 +38,7 @@ use proto::agent::v1::{
     ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest, LogRequest,
     ReleaseOrder, UploadLogRequest, UploadLogResponse,
 };
+use transport::gate::NoPlace;
 
 /// Longest wait for the database; an agent's own timeout is ten seconds.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(9);
@@ -115,6 +116,11 @@ fn key_mismatch() -> Status {
     Status::unauthenticated("machine id and key do not belong together")
 }
 
+/// The agent tries its next endpoint.
+fn no_place(error: NoPlace) -> Status {
+    Status::unavailable(error.to_string())
+}
+
 fn machine_retired() -> Status {
     Status::permission_denied(
         "this machine is retired, and its key counts no more: stop the role server on it and remove its state directory",
@@ -176,10 +182,7 @@ impl CallbackService {
             return Err(Status::unavailable("the database is away; try again"));
         };
         match keyed {
-            AgentKeyOwner::Agent => {
-                peer.place.prove();
-                Ok(())
-            }
+            AgentKeyOwner::Agent => peer.place.prove().map_err(no_place),
             AgentKeyOwner::RetiredAgent => Err(machine_retired()),
             AgentKeyOwner::Unknown => {
                 tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
@@ -219,7 +222,12 @@ impl CallbackService {
         match &stored {
             Ok(Ok(
                 HeartbeatOutcome::Stored(_) | HeartbeatOutcome::Duplicate(_) | HeartbeatOutcome::Stale,
-            )) => peer.place.prove(),
+            )) => {
+                // The heartbeat is stored: a machine must not count as silent because a listener is full.
+                if let Err(error) = peer.place.prove() {
+                    return (Err(no_place(error)), "full");
+                }
+            }
             Ok(Ok(HeartbeatOutcome::Unauthenticated | HeartbeatOutcome::Retired)) => {}
             // The database did not answer, so the owner of the key is unknown.
             Ok(Err(_)) | Err(_) => peer.place.defer(),

@@ -14,6 +14,10 @@ const MAX_RESERVE: u64 = 8192;
 /// reconnect at once from behind one address translator.
 const MAX_UNPROVEN: usize = 50_000;
 const MAX_PER_SOURCE: usize = 4096;
+/// Places that connections with a credential never take: a sixteenth, and these many at least and at most. Without them,
+/// a newcomer at a full listener would give way to the next one before it has an answer.
+const MIN_NEWCOMERS: usize = 4;
+const MAX_NEWCOMERS: usize = 256;
 
 /// What ends the time that a connection has for its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub enum Expectation {
 pub struct GateLimits {
     /// Most connections. Connections without a credential leave the rest for those with one.
     pub total: usize,
+    /// Most connections with a credential. One more is refused in words.
+    pub proven: usize,
     /// Most connections without a credential: half for those that have sent nothing, half for the others.
     pub unproven: usize,
     /// Most connections of one source in each of these two classes.
@@ -41,6 +47,8 @@ pub struct GateLimits {
     pub expectation: Expectation,
     /// Longest time to the next request after one whose credential could not be checked.
     pub after_deferral: Duration,
+    /// Longest time that a connection stays open after it was refused because there are too many.
+    pub after_refusal: Duration,
 }
 
 /// A listener, with its share of the open files.
@@ -103,8 +111,13 @@ impl GateLimits {
             ListenerKind::Metrics => total,
             _ => (total / 2).min(MAX_UNPROVEN),
         };
+        let proven = match kind {
+            ListenerKind::Metrics => 0,
+            _ => total - (total / 16).clamp(MIN_NEWCOMERS, MAX_NEWCOMERS).min(total / 2),
+        };
         Self {
             total,
+            proven,
             unproven,
             per_source: (unproven / 4).clamp(1, MAX_PER_SOURCE),
             handshake: match kind {
@@ -124,6 +137,8 @@ impl GateLimits {
             },
             // Longer than the longest pause of an agent.
             after_deferral: Duration::from_mins(5),
+            // Long enough to read the refusal.
+            after_refusal: Duration::from_secs(5),
         }
     }
 }
@@ -134,27 +149,41 @@ mod tests {
 
     #[test]
     fn listeners_share_what_the_reserve_leaves() {
-        // Files; reserve; then total, unproven and per source of callback, API, metrics and curator.
+        // Files; reserve; then total, proven, unproven and per source of callback, API, metrics and curator.
         for (files, reserve, limits) in [
             (
                 1_048_576,
                 8192,
-                [(200_000, 50_000, 4096), (10_000, 5000, 1250), (1000, 1000, 250), (20_000, 10_000, 2500)],
+                [
+                    (200_000, 199_744, 50_000, 4096),
+                    (10_000, 9744, 5000, 1250),
+                    (1000, 0, 1000, 250),
+                    (20_000, 19_744, 10_000, 2500),
+                ],
             ),
             (
                 65_536,
                 8192,
-                [(34_406, 17_203, 4096), (10_000, 5000, 1250), (1000, 1000, 250), (20_000, 10_000, 2500)],
+                [
+                    (34_406, 34_150, 17_203, 4096),
+                    (10_000, 9744, 5000, 1250),
+                    (1000, 0, 1000, 250),
+                    (20_000, 19_744, 10_000, 2500),
+                ],
             ),
-            (4096, 1024, [(1843, 921, 230), (614, 307, 76), (307, 307, 76), (1536, 768, 192)]),
-            (1024, 256, [(460, 230, 57), (153, 76, 19), (76, 76, 19), (384, 192, 48)]),
-            (512, 256, [(153, 76, 19), (51, 25, 6), (25, 25, 6), (128, 64, 16)]),
-            (256, 128, [(76, 38, 9), (25, 12, 3), (12, 12, 3), (64, 32, 8)]),
+            (
+                4096,
+                1024,
+                [(1843, 1728, 921, 230), (614, 576, 307, 76), (307, 0, 307, 76), (1536, 1440, 768, 192)],
+            ),
+            (1024, 256, [(460, 432, 230, 57), (153, 144, 76, 19), (76, 0, 76, 19), (384, 360, 192, 48)]),
+            (512, 256, [(153, 144, 76, 19), (51, 47, 25, 6), (25, 0, 25, 6), (128, 120, 64, 16)]),
+            (256, 128, [(76, 72, 38, 9), (25, 21, 12, 3), (12, 0, 12, 3), (64, 60, 32, 8)]),
         ] {
             assert_eq!(reserved_files(files), reserve, "{files}");
             let found = ListenerKind::ALL.map(|kind| {
                 let found = GateLimits::for_listener(kind, files);
-                (found.total, found.unproven, found.per_source)
+                (found.total, found.proven, found.unproven, found.per_source)
             });
             assert_eq!(found, limits, "{files}");
         }
@@ -166,6 +195,8 @@ mod tests {
             let limits = ListenerKind::ALL.map(|kind| GateLimits::for_listener(kind, files));
             for limits in limits {
                 assert!(limits.per_source >= 1 && limits.unproven >= 2, "{files}: {limits:?}");
+                // One place of each class for a newcomer.
+                assert!(limits.proven + 2 <= limits.total, "{files}: {limits:?}");
             }
             // The listeners of one `shepherd`, and its reserve.
             let used: u64 = limits[..3].iter().map(|limits| limits.total as u64).sum();

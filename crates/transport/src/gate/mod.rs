@@ -10,6 +10,8 @@
 //!
 //! * A connection is *proven* once a credential of it was accepted. Proven connections never give way, and the places
 //!   that others may not take are reserved for them.
+//! * A few places are never for proven connections. So a newcomer with a credential is refused in words when there is no
+//!   place for it, and the connection is closed after the answer.
 //! * A newcomer always enters. When there are too many unproven connections, an older one gives way: the oldest of the
 //!   source that has most. A sender with a few connections is only reached when every source of the flood has as few.
 //! * Unproven connections are of two classes, with half of the places each: those that have sent nothing, and those
@@ -30,8 +32,8 @@
 //! # Notes for the next implementor
 //!
 //! A new listener gets a kind and a share in [`limits`][]. It accepts with [`Gate::accept`], and calls the methods of
-//! [`Place`] when a handshake has finished, when a request begins, and when a credential is accepted. It needs no limit
-//! on connections of its own.
+//! [`Place`] when a handshake has finished, when a request begins, and when a credential is accepted. It answers the
+//! request with an error if there is no place then. It needs no limit on connections of its own.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -59,7 +61,7 @@ pub mod table;
 pub enum GateEvent {
     /// The numbers of connections have changed.
     Counts(GateCounts),
-    /// The gate has closed a connection.
+    /// The gate has closed a connection, or one that was refused has ended.
     Closed(Closed),
     /// The operating system gave no connection; usually the process has too many open files.
     AcceptFailed,
@@ -92,6 +94,13 @@ pub struct Place {
     id: u64,
     closed: CancellationToken,
 }
+
+/// A listener has no place for another connection with a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "all places of this listener for clients with a credential are taken; try another server, or again later"
+)]
+pub struct NoPlace;
 
 /// A request that is being answered, until it is dropped.
 #[derive(Debug)]
@@ -189,10 +198,11 @@ impl Place {
         OpenRequest(self.clone())
     }
 
-    /// Records that the credential of the connection was accepted. The connection ends soon if connections with one
-    /// occupy all places.
-    pub fn prove(&self) {
-        self.gate.change(|table| ((), table.prove(self.id).into_iter().collect()));
+    /// Records that the credential of the connection was accepted. If connections with one occupy all their places, the
+    /// caller answers with this error, and the connection ends soon after.
+    pub fn prove(&self) -> Result<(), NoPlace> {
+        let has_place = self.gate.change(|table| (table.prove(self.id, Instant::now()), Vec::new()));
+        if has_place { Ok(()) } else { Err(NoPlace) }
     }
 
     /// Records that the credential could not be checked, through no fault of the peer.
@@ -216,9 +226,9 @@ impl Place {
 
     fn remove(&self) {
         let mut state = self.gate.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.table.remove(self.id);
+        let refused = state.table.remove(self.id);
         state.closers.remove(&self.id);
-        self.gate.close(&mut state, &[]);
+        self.gate.close(&mut state, refused.as_slice());
     }
 }
 

@@ -120,7 +120,7 @@ mod tests {
 
     use crate::gate::limits::{GateLimits, ListenerKind};
     use crate::gate::table::{CloseReason, GateCounts};
-    use crate::gate::{Gate, GateEvent};
+    use crate::gate::{Gate, GateEvent, NoPlace};
 
     use super::*;
 
@@ -169,9 +169,42 @@ mod tests {
         let _silent = (TcpStream::connect(address).await.unwrap(), gate.accept(&listener).await);
         assert_eq!(gate.counts().unproven, 2, "one of each class");
         spoken.place().finish_handshake();
-        spoken.place().prove();
+        assert_eq!(spoken.place().prove(), Ok(()));
         assert_eq!(gate.counts(), GateCounts { handshakes: 1, unproven: 1, proven: 1 });
         assert!(reasons.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn connection_without_a_place_can_be_answered_and_ends_then() {
+        let deadline = Duration::from_millis(20);
+        let (gate, listener, address, reasons) =
+            gate(GateLimits { proven: 1, after_refusal: deadline, ..limits() }).await;
+        let _first = TcpStream::connect(address).await.unwrap();
+        let first = gate.accept(&listener).await;
+        assert_eq!(first.place().prove(), Ok(()));
+        for closes_itself in [false, true] {
+            let mut near = TcpStream::connect(address).await.unwrap();
+            let mut far = gate.accept(&listener).await;
+            let answered = far.place().begin_request();
+            assert_eq!(far.place().prove(), Err(NoPlace));
+            far.write_all(b"no").await.unwrap();
+            near.read_exact(&mut [0; 2]).await.unwrap();
+            drop(answered);
+            if closes_itself {
+                drop(near);
+            } else {
+                let accepting = gate.accept(&listener);
+                tokio::select! {
+                    ended = far.read(&mut [0]) => {
+                        assert_eq!(ended.map_err(|error| error.kind()), Err(io::ErrorKind::ConnectionAborted));
+                    }
+                    _ = accepting => unreachable!("nobody connects"),
+                }
+            }
+        }
+        assert_eq!(*reasons.lock().unwrap(), [CloseReason::Full, CloseReason::Full]);
+        assert_eq!(gate.counts(), GateCounts { handshakes: 1, unproven: 0, proven: 1 });
+        assert!(!first.place().is_closed());
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ pub enum CloseReason {
     Displaced,
     /// Its TLS handshake or its first request did not come in time.
     TimedOut,
-    /// Its credential is good, and connections with one occupy all places.
+    /// Its credential is good, and connections with one occupied all their places. It was refused.
     Full,
 }
 
@@ -38,13 +38,13 @@ impl CloseReason {
     }
 }
 
-/// A connection that the table has closed.
+/// A connection that the table has closed, or that ended after it was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     pub(super) id: ConnectionId,
     /// Where it came from.
     pub source: Source,
-    /// Why it was closed.
+    /// Why it has ended.
     pub reason: CloseReason,
     /// Whether its TLS handshake was in progress.
     pub in_handshake: bool,
@@ -72,12 +72,23 @@ enum Class {
     Answered,
 }
 
+/// Whether a connection has a place for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// No credential of it was accepted.
+    Unproven,
+    /// Its credential was accepted.
+    Proven,
+    /// Its credential was accepted, and there was no place for it.
+    Refused,
+}
+
 #[derive(Debug)]
 struct Connection {
     source: Source,
     in_handshake: bool,
     spoken: bool,
-    proven: bool,
+    admission: Admission,
     open_requests: usize,
     deadline: Option<Instant>,
 }
@@ -86,7 +97,7 @@ impl Connection {
     /// `None` for a connection with a credential, which never gives way.
     const fn class(&self) -> Option<Class> {
         match self {
-            Self { proven: true, .. } => None,
+            Self { admission: Admission::Proven, .. } => None,
             Self { open_requests: 1.., .. } => Some(Class::Answered),
             Self { spoken: true, .. } => Some(Class::Spoken),
             _ => Some(Class::Silent),
@@ -145,7 +156,7 @@ impl GateTable {
             source,
             in_handshake: self.limits.handshake.is_some(),
             spoken: false,
-            proven: false,
+            admission: Admission::Unproven,
             open_requests: 0,
             deadline: Some(now + time),
         };
@@ -167,7 +178,7 @@ impl GateTable {
         let deadline = now + self.limits.first_request;
         self.update(id, |connection| {
             connection.in_handshake = false;
-            if !connection.proven {
+            if connection.admission == Admission::Unproven {
                 connection.deadline = Some(deadline);
             }
         });
@@ -178,7 +189,7 @@ impl GateTable {
         let expectation = self.limits.expectation;
         self.update(id, |connection| {
             connection.open_requests += 1;
-            if expectation == Expectation::Request {
+            if expectation == Expectation::Request && connection.admission != Admission::Refused {
                 connection.deadline = None;
             }
         });
@@ -189,32 +200,37 @@ impl GateTable {
         self.update(id, |connection| connection.open_requests = connection.open_requests.saturating_sub(1));
     }
 
-    /// Records that the credential of a connection was accepted. If connections with one occupy all places, returns
-    /// this one, which is then closed.
-    pub fn prove(&mut self, id: u64) -> Option<Closed> {
-        let mut connection = self.take(id)?;
-        if !connection.proven && self.proven >= self.limits.total {
-            return Some(closed(id, &connection, CloseReason::Full));
+    /// Records that the credential of a connection was accepted. Returns whether it has a place. One without a place is
+    /// to be refused: it stays without a credential, for long enough to read the refusal.
+    #[must_use]
+    pub fn prove(&mut self, id: u64, now: Instant) -> bool {
+        // The answer to a connection that has ended reaches nobody.
+        let Some(mut connection) = self.take(id) else { return true };
+        let has_place = connection.admission == Admission::Proven || self.proven < self.limits.proven;
+        if has_place {
+            (connection.admission, connection.deadline) = (Admission::Proven, None);
+        } else if connection.admission == Admission::Unproven {
+            let deadline = now + self.limits.after_refusal;
+            (connection.admission, connection.deadline) = (Admission::Refused, Some(deadline));
         }
-        connection.proven = true;
-        connection.deadline = None;
         self.insert(id, connection);
-        None
+        has_place
     }
 
     /// Records that the credential of a connection could not be checked, through no fault of the peer.
     pub fn defer(&mut self, id: u64, now: Instant) {
         let deadline = now + self.limits.after_deferral;
         self.update(id, |connection| {
-            if !connection.proven {
+            if connection.admission == Admission::Unproven {
                 connection.deadline = Some(deadline);
             }
         });
     }
 
-    /// Removes a connection that has ended.
-    pub fn remove(&mut self, id: u64) {
-        self.take(id);
+    /// Removes a connection that has ended. Returns it if it was refused.
+    pub fn remove(&mut self, id: u64) -> Option<Closed> {
+        let connection = self.take(id).filter(|connection| connection.admission == Admission::Refused)?;
+        Some(closed(id, &connection, CloseReason::Full))
     }
 
     /// Closes the connections whose deadline is over.
@@ -248,7 +264,8 @@ impl GateTable {
         Some(deadline.saturating_duration_since(now).min(Duration::from_secs(1)))
     }
 
-    /// Most connections of each of the two classes: connections with a credential may occupy places of the others.
+    /// Most connections of each of the two classes: connections with a credential may occupy places of the others, but
+    /// not the last ones.
     fn class_limit(&self) -> usize {
         let free = self.limits.total.saturating_sub(self.proven);
         (self.limits.unproven.min(free) / 2).max(1)
@@ -332,7 +349,9 @@ impl GateTable {
     }
 }
 
+/// A connection that was refused ends for that reason, whatever its end is.
 const fn closed(id: ConnectionId, connection: &Connection, reason: CloseReason) -> Closed {
+    let reason = if matches!(connection.admission, Admission::Refused) { CloseReason::Full } else { reason };
     Closed { id, source: connection.source, reason, in_handshake: connection.in_handshake }
 }
 

@@ -109,14 +109,15 @@ impl AuthLayer {
         peer: &ApiPeer,
     ) -> Result<Option<Caller>, Status> {
         let answered = peer.place.begin_request();
-        let admitted = self.authenticate(rpc, headers, peer.certificate).await;
-        match &admitted {
-            Ok(Some(_)) => peer.place.prove(),
-            Ok(None) => {}
-            Err(status) => {
-                tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
-                self.record_call(rpc, status.code(), None);
-            }
+        let mut admitted = self.authenticate(rpc, headers, peer.certificate).await;
+        if matches!(admitted, Ok(Some(_)))
+            && let Err(error) = peer.place.prove()
+        {
+            admitted = Err(error_status(Code::Unavailable, "UNAVAILABLE", error.to_string()));
+        }
+        if let Err(status) = &admitted {
+            tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
+            self.record_call(rpc, status.code(), None);
         }
         drop(answered);
         admitted

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::*;
+use crate::gate::limits::ListenerKind;
 
 fn source(last: u16) -> Source {
     let [high, low] = last.to_be_bytes();
@@ -12,12 +13,14 @@ fn source(last: u16) -> Source {
 fn limits(unproven: usize, per_source: usize) -> GateLimits {
     GateLimits {
         total: unproven * 2,
+        proven: unproven * 2 - 2,
         unproven,
         per_source,
         handshake: Some(Duration::from_secs(10)),
         first_request: Duration::from_secs(30),
         expectation: Expectation::Credential,
         after_deferral: Duration::from_mins(5),
+        after_refusal: Duration::from_secs(5),
     }
 }
 
@@ -124,8 +127,8 @@ fn connection_with_a_credential_never_gives_way_and_has_a_place_reserved() {
     for _ in 0..6 {
         let (id, _) = table.admit(source(1), now);
         table.record_bytes(id);
-        assert_eq!(table.prove(id), None);
-        assert_eq!(table.prove(id), None, "again");
+        assert!(table.prove(id, now));
+        assert!(table.prove(id, now), "again");
     }
     for from in 2..40 {
         let (id, displaced) = table.admit(source(from), now);
@@ -136,14 +139,96 @@ fn connection_with_a_credential_never_gives_way_and_has_a_place_reserved() {
 }
 
 #[test]
-fn credential_beyond_all_places_is_refused() {
-    let (mut table, now) = table(2, 2);
-    for expected in [None, None, None, None, Some(CloseReason::Full)] {
+fn credential_beyond_all_places_is_refused_and_has_time_for_the_answer() {
+    let second = Duration::from_secs(1);
+    for expectation in [Expectation::Credential, Expectation::Request] {
+        let now = Instant::now();
+        let mut table = GateTable::new(GateLimits { expectation, ..limits(3, 3) });
+        let mut last = 0;
+        for expected in [true, true, true, true, false] {
+            let (id, _) = table.admit(source(1), now);
+            table.record_bytes(id);
+            table.finish_handshake(id, now);
+            table.begin_request(id);
+            assert_eq!(table.prove(id, now), expected, "{id}");
+            last = id;
+        }
+        assert_eq!((table.counts().proven, table.counts().unproven), (4, 1));
+        assert!(table.expire(now + 20 * second).is_empty(), "the refusal is being written");
+        table.end_request(last);
+        assert!(table.expire(now + 4 * second).is_empty(), "the refusal is being read");
+        // Neither another request nor another refusal gives it more time.
+        table.begin_request(last);
+        assert!(!table.prove(last, now + 4 * second));
+        table.defer(last, now + 4 * second);
+        table.end_request(last);
+        let expired = table.expire(now + 5 * second);
+        assert_eq!(
+            expired.iter().map(|closed| (closed.id, closed.reason)).collect::<Vec<_>>(),
+            [(last, CloseReason::Full)]
+        );
+        assert_eq!((table.counts().proven, table.counts().unproven), (4, 0));
+    }
+}
+
+#[test]
+fn refused_connection_counts_once_however_it_ends_and_takes_a_place_that_becomes_free() {
+    let (mut table, now) = table(3, 3);
+    let mut enter = |expected| {
         let (id, _) = table.admit(source(1), now);
         table.record_bytes(id);
-        assert_eq!(table.prove(id).map(|closed| closed.reason), expected);
+        assert_eq!(table.prove(id, now), expected);
+        id
+    };
+    let first = [true, true, true, true].map(&mut enter)[0];
+    let (left, displaced, waiting) = (enter(false), enter(false), enter(false));
+    assert_eq!(table.counts().unproven, 1, "one place of the class is left");
+    assert!(table.remove(displaced).is_none() && table.remove(left).is_none(), "they gave way");
+    assert_eq!(table.remove(first), None, "it was not refused");
+    assert!(table.prove(waiting, now));
+    assert_eq!(table.remove(waiting), None);
+    let (refused, _) = table.admit(source(2), now);
+    table.record_bytes(refused);
+    assert!(table.prove(refused, now));
+    let (refused, _) = table.admit(source(2), now);
+    assert!(!table.prove(refused, now));
+    assert_eq!(table.remove(refused).map(|closed| closed.reason), Some(CloseReason::Full));
+    assert_eq!(table.remove(refused), None);
+}
+
+/// The last places are never for connections with a credential, so one that comes beside a flood has its answer.
+#[test]
+fn newcomer_at_a_full_listener_keeps_its_place_until_it_is_answered() {
+    let now = Instant::now();
+    for (kind, files) in [
+        (ListenerKind::Callback, 1024),
+        (ListenerKind::Api, 512),
+        (ListenerKind::Curator, 256),
+        (ListenerKind::Curator, 4096),
+    ] {
+        let limits = GateLimits::for_listener(kind, files);
+        let mut table = GateTable::new(limits);
+        let enter = |table: &mut GateTable, from| {
+            let (id, mut closed) = table.admit(source(from), now);
+            closed.extend(table.record_bytes(id));
+            (id, closed)
+        };
+        for number in 0..limits.proven {
+            let (id, _) = enter(&mut table, u16::try_from(number).unwrap());
+            assert!(table.prove(id, now), "{kind:?} {files}: {number}");
+        }
+        let (newcomer, _) = enter(&mut table, 9000);
+        table.begin_request(newcomer);
+        for from in 10_000..12_000 {
+            let (_, closed) = enter(&mut table, from);
+            assert!(
+                closed.iter().all(|closed| closed.id != newcomer),
+                "{kind:?} {files}: it gave way to {from}"
+            );
+        }
+        assert!(!table.prove(newcomer, now), "{kind:?} {files}");
+        assert_eq!(table.counts().proven, limits.proven, "{kind:?} {files}");
     }
-    assert_eq!((table.counts().proven, table.counts().unproven), (4, 0));
 }
 
 #[test]
@@ -198,7 +283,7 @@ fn nothing_is_left_of_connections_that_ended() {
             table.begin_request(id);
         }
         if stage > 2 {
-            table.prove(id);
+            assert!(table.prove(id, now));
         }
         table.remove(id);
         table.remove(id);
