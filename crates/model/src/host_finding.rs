@@ -22,6 +22,8 @@ pub enum HostFindingKind {
     UnitSetting,
     /// The stored cgroup driver is not that of the pods that run. The role server keeps theirs.
     PodCgroups,
+    /// The curator of the machine had more connections than places.
+    ConnectionsTurnedAway,
     /// One that only a newer release knows.
     #[serde(other)]
     Other,
@@ -36,6 +38,7 @@ impl HostFindingKind {
             Self::UnitEdited => "unit-edited",
             Self::UnitSetting => "unit-setting",
             Self::PodCgroups => "pod-cgroups",
+            Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::Other => "other",
         }
     }
@@ -43,7 +46,13 @@ impl HostFindingKind {
     /// The kind of that name; [`HostFindingKind::Other`] for one that this release does not know.
     #[must_use]
     pub fn parse(name: &str) -> Self {
-        let known = [Self::WorkloadsEndWithAgent, Self::UnitEdited, Self::UnitSetting, Self::PodCgroups];
+        let known = [
+            Self::WorkloadsEndWithAgent,
+            Self::UnitEdited,
+            Self::UnitSetting,
+            Self::PodCgroups,
+            Self::ConnectionsTurnedAway,
+        ];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
     }
 }
@@ -74,6 +83,7 @@ mod tests {
             HostFindingKind::UnitEdited,
             HostFindingKind::UnitSetting,
             HostFindingKind::PodCgroups,
+            HostFindingKind::ConnectionsTurnedAway,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
             let finding = HostFinding { kind, message: "m".to_owned() };

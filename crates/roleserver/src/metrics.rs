@@ -9,6 +9,7 @@
 
 use std::fmt::Write as _;
 
+use curator::service::gate_monitor::GateNumbers;
 use proto::curator::v1::ServiceStatus;
 use proto::curator::v1::service_status::Kind;
 use supervisor::report::TreeReport;
@@ -48,6 +49,8 @@ pub struct MetricsInputs {
     pub control_plane: bool,
     /// Services that operators declared, as this node last reported them.
     pub services: Vec<ServiceStatus>,
+    /// The gate of this node's curator.
+    pub curator_gate: GateNumbers,
 }
 
 impl MetricsInputs {
@@ -61,6 +64,7 @@ impl MetricsInputs {
             roles: roles.unwrap_or_default(),
             control_plane: facts.control_plane.latest().flatten().is_some(),
             services: facts.services.latest().unwrap_or_default(),
+            curator_gate: facts.curator_gate.numbers(),
         }
     }
 }
@@ -124,6 +128,7 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
         "1 while a curator and its etcd run on the node.",
     );
     page.add_sample("roleserver_control_plane_running", &[], f64::from(u8::from(known.control_plane)));
+    add_curator_gate(&mut page, &known.curator_gate);
 
     page.add_family(
         "roleserver_service_state",
@@ -143,6 +148,38 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
         page.add_sample("roleserver_service_restarts_total", &labels, f64::from(service.restarts));
     }
     page.0
+}
+
+fn add_curator_gate(page: &mut MetricsPage, gate: &GateNumbers) {
+    page.add_family(
+        "roleserver_curator_connections",
+        "gauge",
+        "Connections to the curator, by whether a certificate of the cluster was accepted; such connections never give way.",
+    );
+    for (authenticated, count) in [("true", gate.proven), ("false", gate.unproven)] {
+        page.add_sample(
+            "roleserver_curator_connections",
+            &[("authenticated", authenticated)],
+            as_value(count as u64),
+        );
+    }
+    page.add_family(
+        "roleserver_curator_connections_closed_total",
+        "counter",
+        "Connections that the gate of the curator closed or did not get, by reason.",
+    );
+    for (reason, count) in &gate.closed {
+        page.add_sample(
+            "roleserver_curator_connections_closed_total",
+            &[("reason", reason)],
+            as_value(*count),
+        );
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no gate counts so many connections")]
+const fn as_value(count: u64) -> f64 {
+    count as f64
 }
 
 const fn kind_label(kind: Kind) -> &'static str {
@@ -218,6 +255,12 @@ mod tests {
             roles: vec!["web".to_owned()],
             control_plane: false,
             services: vec![web],
+            curator_gate: GateNumbers {
+                proven: 4,
+                unproven: 1,
+                closed: [("evicted", 7), ("full", 0)].into(),
+                ..GateNumbers::default()
+            },
         };
         let page = render_text(&report, &known);
         for line in [
@@ -229,6 +272,10 @@ mod tests {
             "roleserver_node_info{cluster=\"5b0c\"} 1",
             "roleserver_node_role{role=\"web\"} 1",
             "roleserver_control_plane_running 0",
+            "roleserver_curator_connections{authenticated=\"true\"} 4",
+            "roleserver_curator_connections{authenticated=\"false\"} 1",
+            "roleserver_curator_connections_closed_total{reason=\"evicted\"} 7",
+            "roleserver_curator_connections_closed_total{reason=\"full\"} 0",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
             "roleserver_service_restarts_total{role=\"web\",service=\"a \\\"front\\\"\"} 3",

@@ -12,6 +12,7 @@ use curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_cluster, c
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::membership::peer_url;
 use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
+use curator::service::gate_monitor::{GateMonitor, GateNumbers};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
 use curator_client::cluster::{authority_record_key, decode_authority};
@@ -140,6 +141,8 @@ pub struct ClusterOptions {
     pub sync_interval: Duration,
     /// The deadline of calls to etcd.
     pub deadline: Duration,
+    /// How many files the process of a curator may open, as its gate counts.
+    pub files: u64,
 }
 
 impl Default for ClusterOptions {
@@ -151,6 +154,7 @@ impl Default for ClusterOptions {
             ttl: Duration::from_mins(1),
             sync_interval: Duration::from_millis(200),
             deadline: Duration::from_secs(30),
+            files: 1 << 20,
         }
     }
 }
@@ -178,6 +182,7 @@ pub struct Cluster {
 
 struct Running {
     address: SocketAddr,
+    gate: GateMonitor,
     cancel: CancellationToken,
     task: JoinSet<Result<(), CuratorError>>,
 }
@@ -223,6 +228,7 @@ impl Cluster {
         let node = &self.nodes[number];
         let client = self.client_of(number);
         let shown = SingleCertAndKey::from(node.with(&self.certificates[number])?);
+        let gate = GateMonitor::default();
         let curator = Curator::bind(CuratorSettings {
             node_id: node.id,
             client: client.clone(),
@@ -232,6 +238,8 @@ impl Cluster {
             sync_interval: self.wanted.sync_interval,
             token_overlap: TOKEN_OVERLAP,
             clock: self.time.clock(),
+            files: self.wanted.files,
+            gate: gate.clone(),
         })
         .await?;
         let address = curator.address;
@@ -244,7 +252,7 @@ impl Cluster {
         let (cancel, mut task) = (CancellationToken::new(), JoinSet::new());
         let stop = cancel.clone();
         task.spawn(async move { curator.run(&stop).await });
-        self.running[number] = Some(Running { address, cancel, task });
+        self.running[number] = Some(Running { address, gate, cancel, task });
         Ok(())
     }
 
@@ -270,6 +278,11 @@ impl Cluster {
     /// The address at which a curator listens.
     pub fn address(&self, number: usize) -> Result<String> {
         Ok(self.running[number].as_ref().context("it does not run")?.address.to_string())
+    }
+
+    /// The numbers of a curator's gate.
+    pub fn gate(&self, number: usize) -> Result<GateNumbers> {
+        Ok(self.running[number].as_ref().context("it does not run")?.gate.numbers())
     }
 
     /// Opens a channel to one curator, as the client with this certificate.

@@ -2,7 +2,7 @@
 //!
 //! This decides nothing about a call. It decides which connections the gate of the listener keeps: a call that finds the
 //! leader is open to everybody, and its connection must still not give way to a flood if its peer is a node or an owner.
-//! It makes no call to etcd, because a follower is asked by every node at once when the leader has changed. The cache
+//! It makes no call to etcd, because every node calls a follower at once when the leader has changed. The cache
 //! is a moment behind etcd: the connection of a node that was committed just now may give way until its next call.
 
 use std::sync::Arc;

@@ -34,6 +34,7 @@ use crate::service::auth_router::AuthRouter;
 use crate::service::cluster_members::ClusterMembers;
 use crate::service::error::ServiceError;
 use crate::service::etcd_members;
+use crate::service::gate_monitor::GateMonitor;
 use crate::service::leader_context::LeaderContext;
 use crate::service::leader_service::LeaderService;
 use crate::service::listener::{open_gate, reject_connections, serve_connections};
@@ -66,6 +67,10 @@ pub struct CuratorSettings {
     pub token_overlap: Duration,
     /// The source of the time.
     pub clock: Clock,
+    /// How many files this process may open. The limits on connections follow from it.
+    pub files: u64,
+    /// Receives what happens to connections.
+    pub gate: GateMonitor,
 }
 
 /// Why a curator stopped.
@@ -109,7 +114,8 @@ impl Curator {
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let config = tls::server_config(settings.server_certificate.clone())?;
-        Ok(Self { settings, listener: Arc::new(listener), gate: open_gate(), config, address })
+        let gate = open_gate(settings.files, settings.gate.clone());
+        Ok(Self { settings, listener: Arc::new(listener), gate, config, address })
     }
 
     /// Runs until cancelled. When it returns, all its connections have ended and its lease is released.

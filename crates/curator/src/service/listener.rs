@@ -25,12 +25,11 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use transport::accept::{ACCEPT_ERROR_PAUSE, accept_tls};
 use transport::gate::limits::{GateLimits, ListenerKind};
-use transport::gate::open_files::available_files;
 use transport::gate::stream::GatedStream;
-use transport::gate::table::CloseReason;
-use transport::gate::{Gate, GateEvent, Place};
+use transport::gate::{Gate, Place};
 
 use crate::service::auth_router::AuthRouter;
+use crate::service::gate_monitor::GateMonitor;
 use crate::service::leader_context::PeerCertificates;
 
 /// How often the log says that connections are turned away.
@@ -51,17 +50,13 @@ pub(super) struct CuratorPeer {
     pub(super) place: Place,
 }
 
-/// The gate of this process's curator.
-pub(super) fn open_gate() -> Gate {
-    let limits = GateLimits::for_listener(ListenerKind::Curator, available_files());
+/// The gate of a curator in a process that may open `files`.
+pub(super) fn open_gate(files: u64, monitor: GateMonitor) -> Gate {
+    let limits = GateLimits::for_listener(ListenerKind::Curator, files);
+    monitor.open(limits.total);
     let turned_away = Mutex::new((0_u64, None::<Instant>));
     Gate::new(limits, move |event| {
-        let counts = match event {
-            GateEvent::Closed(closed) => closed.reason != CloseReason::TimedOut,
-            GateEvent::AcceptFailed => true,
-            GateEvent::Counts(_) => false,
-        };
-        if !counts {
+        if !monitor.record(event, Instant::now()) {
             return;
         }
         let mut turned_away = turned_away.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +66,8 @@ pub(super) fn open_gate() -> Gate {
             tracing::warn!(
                 count = *count,
                 total = limits.total,
-                "too many connections to the curator: some without a certificate of the cluster were closed"
+                "too many connections to the curator: some without a certificate of the cluster were closed, or some \
+                 with one were refused"
             );
             (*count, *logged) = (0, Some(Instant::now()));
         }

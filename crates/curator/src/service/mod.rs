@@ -9,7 +9,7 @@
 //!   closed at once. A follower only names the leader. The leader serves everything.
 //! * A connection is accepted by `listener`, through the gate of the curator. Each of its calls passes `auth_router`,
 //!   which identifies the peer by its certificate, checks the permission, and routes the call to its service.
-//!   `cluster_members` decides which connections the gate keeps.
+//!   `cluster_members` decides which connections the gate keeps, and [`gate_monitor`][] has its numbers.
 //! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,
 //!   `declarations`, `kubernetes`, `management`, `tickets`, `credentials` and `snapshots` by the leader alone.
 //! * `leader_context` is what a curator has while it leads. [`store`][] reads and writes records under the guard of the
@@ -43,6 +43,7 @@ pub mod curator_server;
 mod declarations;
 pub mod error;
 mod etcd_members;
+pub mod gate_monitor;
 mod kubernetes;
 mod kubernetes_controller;
 mod leader_context;

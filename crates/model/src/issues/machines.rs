@@ -44,6 +44,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         drift(machine),
         workloads_end_with_agent(machine),
         agent_unit(machine),
+        curator_connections(machine),
     ];
     rules.into_iter().flatten().collect()
 }
@@ -272,7 +273,26 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
         machine,
         IssueKind::AgentUnit,
         // What the role server found about pods needs nobody: it decided, and the next drain ends it.
-        |kind| !matches!(kind, HostFindingKind::WorkloadsEndWithAgent | HostFindingKind::PodCgroups),
+        |kind| {
+            !matches!(
+                kind,
+                HostFindingKind::WorkloadsEndWithAgent
+                    | HostFindingKind::PodCgroups
+                    | HostFindingKind::ConnectionsTurnedAway
+            )
+        },
+        remedy,
+    )
+}
+
+fn curator_connections(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = "see who connects to that port of it, and block a flood in a firewall; if these are nodes of its cluster, \
+                  raise the limit of open files of its role server"
+        .to_owned();
+    finding_issue(
+        machine,
+        IssueKind::ConnectionsTurnedAway,
+        |kind| kind == HostFindingKind::ConnectionsTurnedAway,
         remedy,
     )
 }

@@ -29,6 +29,7 @@ use supervisor::combine::derive_value;
 use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
 use supervisor::watch_cell::{WatchCell, Watcher};
+use transport::gate::open_files::available_files;
 
 use crate::child::lifecycle::{ChildContext, find_running, run_child};
 use crate::child::spec::ChildSpec;
@@ -378,6 +379,8 @@ async fn start_curator(
         sync_interval: SYNC_INTERVAL,
         token_overlap: TOKEN_OVERLAP,
         clock: host.clock.clone(),
+        files: available_files(),
+        gate: facts.curator_gate.clone(),
     };
     let listening = WatchCell::new();
     let curator = {

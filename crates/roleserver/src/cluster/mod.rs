@@ -19,6 +19,7 @@
 //!   etcd.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
+//! * [`curator_gate`][]: reports that the curator turns connections away.
 //! * [`child_placement`][]: keeps what the node runs in scopes of systemd, outside the role server's unit.
 //! * [`certificate_renewal`][]: renews the node's certificate. [`curator_directory`][]: stores the addresses of
 //!   curators.
@@ -56,6 +57,7 @@ pub mod child_placement;
 pub mod cluster_node;
 pub mod control_plane;
 pub mod curator_directory;
+pub mod curator_gate;
 pub mod etcd_member;
 pub mod etcd_program;
 pub mod files;

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use curator::bootstrap::BootstrapRequest;
+use curator::service::gate_monitor::GateMonitor;
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::leader_channel::LeaderTracker;
@@ -198,12 +199,14 @@ pub struct NodeFacts {
     pub unprotected: WatchCell<Vec<String>>,
     /// What the role server finds wrong with how it runs, from all its parts.
     pub host_findings: HostFindings,
+    /// What the gate of this node's curator has done since this process started.
+    pub curator_gate: GateMonitor,
     /// Set whenever another order was stored.
     pub order_changed: WatchCell<()>,
 }
 
 impl NodeFacts {
-    /// Resets everything but `order_changed`, for a machine that is no node any more. No part may be running.
+    /// Resets everything but `order_changed` and the counters of `curator_gate`, for a machine that is no node any more. No part may be running.
     pub fn clear(&self) {
         self.connection.clear();
         self.founding.clear();

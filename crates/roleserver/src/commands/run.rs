@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use curator::service::gate_monitor::GateMonitor;
 use curator_client::clock::Clock;
 use proto::agent::v1 as wire;
 use supervisor::context::{Runnable, Starting};
@@ -35,6 +36,7 @@ use crate::agent::{Agent, AgentEvent, ReadRelease};
 use crate::boot_clock::{BootClock, HostClock};
 use crate::cluster;
 use crate::cluster::cluster_node::run_cluster_node;
+use crate::cluster::curator_gate;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::order_inbox::OrderInbox;
@@ -127,7 +129,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         time,
         hardware: Arc::new(|| hardware::read_hardware(&Sources::host())),
         cluster: Arc::new(move || standing.report()),
-        release: release_reader(&release, &findings),
+        release: release_reader(&release, &findings, &facts.curator_gate),
         uploads_logs: true,
         server_pool: Some(server_pool.clone()),
         observer: Arc::new(move |event| keeper.handle_event(event)),
@@ -194,9 +196,12 @@ fn cluster_settings(
 }
 
 /// Reads the report on the running release and how it runs, for heartbeats.
-fn release_reader(release: &SelfUpdater, findings: &HostFindings) -> ReadRelease {
-    let (release, findings) = (release.clone(), findings.clone());
-    Arc::new(move || Some(wire::ReleaseReport { findings: findings.report(), ..release.report() }))
+fn release_reader(release: &SelfUpdater, findings: &HostFindings, gate: &GateMonitor) -> ReadRelease {
+    let (release, findings, gate) = (release.clone(), findings.clone(), gate.clone());
+    Arc::new(move || {
+        curator_gate::update_finding(&gate, &findings);
+        Some(wire::ReleaseReport { findings: findings.report(), ..release.report() })
+    })
 }
 
 /// The root runnable: the heartbeat loop and the other parts as its children.

@@ -243,6 +243,14 @@ pub(super) const CASES: &[Case] = &[
         &[],
     ),
     (
+        "its curator turned connections away",
+        |e| {
+            let (kind, message) = (HostFindingKind::ConnectionsTurnedAway, "its curator had too many".into());
+            e.machines[0].findings.push(HostFinding { kind, message });
+        },
+        &[("connections-turned-away", "rack-a/1")],
+    ),
+    (
         "the agent with these findings was given up",
         |e| {
             let message = "the unit file was edited".into();
