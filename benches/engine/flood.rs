@@ -25,8 +25,14 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     for (name, sources) in [("no flood", 0), ("one source", 1), ("200 sources", 200)] {
         progress(&format!("calling the API beside {name}"))?;
         let target = api.server.local_addr;
-        let flood =
-            FloodPlan { target, sources, silent: SILENT, half_spoken: HALF_SPOKEN, half: HALF_A_RECORD };
+        let flood = FloodPlan {
+            target,
+            sources,
+            first_source: 0,
+            silent: SILENT,
+            half_spoken: HALF_SPOKEN,
+            half: HALF_A_RECORD,
+        };
         let flood = if sources > 0 { Some(Flood::start(&[flood]).await?) } else { None };
         let (mut over_new, mut over_open) = (Vec::new(), Vec::new());
         for _ in 0..plan.polls {

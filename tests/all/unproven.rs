@@ -127,3 +127,49 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     );
     Ok(listener.stop().await?)
 }
+
+/// The machine counts as alive, because nobody may restart it for want of a place at one listener.
+#[tokio::test]
+async fn agent_without_a_place_is_refused_in_words_and_its_heartbeat_is_stored() -> TestResult {
+    let database = TestDatabase::create("unproven_full").await?;
+    let directory = tempfile::tempdir()?;
+    let mut settings = settings(directory.path())?;
+    settings.limits.proven = 2;
+    settings.limits.after_refusal = Duration::from_secs(1);
+    let listener = Listener::start(&database, settings).await?;
+    let pool = database.pool().await?;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+        let mut client = agent.connect(&listener.server).await?;
+        say(&mut client, agent.heartbeat(1)).await?;
+        clients.push((agent, client));
+    }
+
+    let late = TestAgent::new(&pool, &listener.bmdb).await?;
+    let mut client = late.connect(&listener.server).await?;
+    let refused = say(&mut client, late.heartbeat(1)).await.err().context("it was let in")?;
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().starts_with("all places of this listener"), "{refused}");
+    assert_eq!(listener.counted("shepherd_heartbeats_total{result=\"full\"}")?, 1);
+    let stored: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM machine_agent_heartbeat WHERE machine_id = $1")
+            .bind(late.machine.0)
+            .fetch_one(&pool)
+            .await?;
+    assert_eq!(stored, 1);
+    let closed = "shepherd_agent_connections_closed_total{reason=\"full\"}";
+    until("the refused connection has ended", async || Ok(listener.counted(closed)? == 1)).await?;
+    for (agent, client) in &mut clients {
+        say(client, agent.heartbeat(2)).await?;
+    }
+
+    clients.pop();
+    until("a place is free", async || {
+        let authenticated = "shepherd_listener_connections_authenticated{listener=\"callback\"}";
+        Ok(listener.counted(authenticated)? == 1)
+    })
+    .await?;
+    say(&mut late.connect(&listener.server).await?, late.heartbeat(2)).await?;
+    Ok(listener.stop().await?)
+}

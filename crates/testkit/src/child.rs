@@ -14,12 +14,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::etcd_program;
 
@@ -46,6 +47,13 @@ pub fn guarded(program: impl AsRef<OsStr>) -> Command {
         command.env("PATH", path);
     }
     command
+}
+
+/// Lets a command's program open this many files at most. It cannot raise that, and neither can what it starts.
+pub fn limit_files(command: &mut Command, files: u64) -> &mut Command {
+    let limit = Rlimit { current: Some(files), maximum: Some(files) };
+    // SAFETY: between `fork` and `exec`, the closure only makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?)) }
 }
 
 /// The same as arguments of `/bin/sh`, for a command that is prepared in another way. The program's own arguments

@@ -28,6 +28,8 @@ pub struct FloodPlan {
     pub target: SocketAddr,
     /// From how many addresses the connections come.
     pub sources: usize,
+    /// Number of the first address. Zero is the address of everyone else on this host.
+    pub first_source: usize,
     /// Connections that send nothing.
     pub silent: usize,
     /// Connections that send `half` and nothing more.
@@ -58,7 +60,7 @@ impl Flood {
         for &plan in plans {
             for number in 0..plan.silent + plan.half_spoken {
                 let sent = if number < plan.silent { &[][..] } else { plan.half };
-                let source = source_address(number % plan.sources.max(1));
+                let source = source_address(plan.first_source + number % plan.sources.max(1));
                 let (opened, slots) = (opened.clone(), slots.clone());
                 connections.spawn(async move {
                     let mut first = true;
@@ -98,7 +100,7 @@ impl Flood {
     }
 }
 
-/// The first source is the address of everyone else on this host.
+/// Source zero is the address of everyone else on this host.
 fn source_address(number: usize) -> IpAddr {
     match u32::try_from(number) {
         Ok(0) | Err(_) => Ipv4Addr::LOCALHOST.into(),
