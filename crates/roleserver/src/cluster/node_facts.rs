@@ -206,7 +206,8 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Resets everything but `order_changed` and the counters of `curator_gate`, for a machine that is no node any more. No part may be running.
+    /// Resets everything but `order_changed` and the counters of `curator_gate`, for a machine that is no node any more.
+    /// No part may be running.
     pub fn clear(&self) {
         self.connection.clear();
         self.founding.clear();

@@ -174,7 +174,7 @@ fn credential_beyond_all_places_is_refused_and_has_time_for_the_answer() {
 #[test]
 fn refused_connection_counts_once_however_it_ends_and_takes_a_place_that_becomes_free() {
     let (mut table, now) = table(3, 3);
-    let mut enter = |expected| {
+    let mut enter = |expected: bool| {
         let (id, _) = table.admit(source(1), now);
         table.record_bytes(id);
         assert_eq!(table.prove(id, now), expected);
