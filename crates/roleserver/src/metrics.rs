@@ -258,7 +258,7 @@ mod tests {
             curator_gate: GateNumbers {
                 proven: 4,
                 unproven: 1,
-                closed: [("evicted", 7), ("full", 0)].into(),
+                closed: [("timeout", 7), ("full", 0)].into(),
                 ..GateNumbers::default()
             },
         };
@@ -274,7 +274,7 @@ mod tests {
             "roleserver_control_plane_running 0",
             "roleserver_curator_connections{authenticated=\"true\"} 4",
             "roleserver_curator_connections{authenticated=\"false\"} 1",
-            "roleserver_curator_connections_closed_total{reason=\"evicted\"} 7",
+            "roleserver_curator_connections_closed_total{reason=\"timeout\"} 7",
             "roleserver_curator_connections_closed_total{reason=\"full\"} 0",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
