@@ -67,3 +67,29 @@ impl GateMonitor {
         turned_away
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use transport::gate::table::GateCounts;
+
+    use super::*;
+
+    #[test]
+    fn numbers_follow_the_events_of_the_gate() {
+        let (monitor, now) = (GateMonitor::default(), Instant::now());
+        assert_eq!(monitor.numbers(), GateNumbers::default());
+        monitor.open(384);
+        let counts = GateCounts { handshakes: 1, unproven: 2, proven: 3 };
+        assert!(!monitor.record(GateEvent::Counts(counts), now));
+        let numbers = monitor.numbers();
+        assert_eq!((numbers.places, numbers.unproven, numbers.proven), (384, 2, 3));
+        assert_eq!((numbers.closed.len(), numbers.closed.values().sum::<u64>()), (4, 0), "{numbers:?}");
+        assert_eq!(numbers.turned_away_at, None);
+        assert!(monitor.record(GateEvent::AcceptFailed, now));
+        // A curator that begins again keeps the numbers.
+        monitor.open(64);
+        let numbers = monitor.numbers();
+        assert_eq!((numbers.places, numbers.closed.get(NOT_ACCEPTED)), (64, Some(&1)));
+        assert_eq!(numbers.turned_away_at, Some(now));
+    }
+}

@@ -105,7 +105,7 @@ async fn watches_of_nodes_at_a_follower_never_give_way_and_one_too_many_is_refus
     .await?;
     until("the connections before that have ended", async || {
         let numbers = cluster.gate(follower)?;
-        Ok((numbers.proven, numbers.unproven) == (1, 0))
+        Ok(numbers.proven + numbers.unproven == 1)
     })
     .await?;
     let mut watches: Vec<_> = first.into_iter().collect();

@@ -70,6 +70,7 @@ mod tests {
             (Some(1024), Some(1_048_576), Some(1_048_576)),
             (Some(1024), Some(4096), Some(4096)),
             (Some(1024), Some(1024), None),
+            (Some(256), Some(256), None),
             (Some(1024), None, Some(MAX_FILES)),
             (Some(1024), Some(1 << 30), Some(MAX_FILES)),
             (Some(1 << 30), Some(1 << 30), None),
