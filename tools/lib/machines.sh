@@ -53,7 +53,7 @@ tidy() {
     if [[ ${E2E_KEEP:-} == 1 ]]; then
         echo "# kept: $scratch"
     else
-        rm -rf -- "$scratch"
+        rm -rf --one-file-system -- "$scratch"
     fi
 }
 
