@@ -23,16 +23,26 @@ must_be_root() {
     fi
 }
 
-# enclosed SCRIPT: runs `SCRIPT --inside DIRECTORY` in namespaces, and checks that the run leaves nothing behind.
+# enclosed SCRIPT: runs `SCRIPT --inside DIRECTORY` in namespaces, and checks that the run leaves nothing behind. If
+# $run_deadline is set, the run is killed after so many seconds, which is a failure.
 enclosed() {
     local before after ended=0
+    local -a bounded=()
+    # Whatever kills one of these processes also ends the one below it.
+    if [[ -n ${run_deadline:-} ]]; then
+        bounded=(timeout --foreground --signal=KILL "$run_deadline" setpriv --pdeathsig KILL --)
+    fi
     scratch=$(mktemp -d /tmp/shepherd-e2e.XXXXXXXX)
     trap tidy EXIT
     trap 'exit 130' INT TERM
     chmod 755 "$scratch"
     before=$(left "$scratch")
-    setpriv --pdeathsig KILL -- unshare --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private \
+    setpriv --pdeathsig KILL -- "${bounded[@]}" \
+        unshare --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private \
         -- setpriv --bounding-set=-sys_boot -- "$1" --inside "$scratch" || ended=$?
+    if [[ -n ${run_deadline:-} && $ended -eq 137 ]]; then
+        verdict 1 "the run ends within $run_deadline s"
+    fi
     remove_groups "$scratch"
     after=$(left "$scratch")
     if [[ $before == "$after" ]]; then
