@@ -75,7 +75,7 @@ e2e-hardware-report: roleserver ## check the hardware report in QEMU, take over 
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
 
-e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd does to the children of a unit, and run a cluster there
+e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd does to the children of a unit, and that what a node runs survives its role server
 	tests/e2e_systemd/run
 	tests/e2e_systemd/cluster
 
