@@ -1,0 +1,373 @@
+# shellcheck shell=bash
+# Machines with systemd whose role servers end in every way: how they are reached, what runs on them, and the events after
+# which the same processes have to run with the same limits.
+#
+# Sourced after verdict.sh, machines.sh and fleet.sh by scripts that set $programs, the directory of shepherd and shepherdctl,
+# and $image, the directory that tools/systemd-image prints. They set $member and $worker, the names of the two machines,
+# and define limits_of and write_role.
+
+# Without these options, SSH into a machine that shuts down hangs for ever.
+ssh_options=(-F none -o IdentitiesOnly=yes -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR
+    -o UserKnownHostsFile=/dev/null -o ConnectTimeout=60 -o ServerAliveInterval=2 -o ServerAliveCountMax=10)
+# ssh_to MACHINE WORD…: runs ssh, through the open connection if there is one. It reads this script's standard input.
+ssh_to() {
+    local name=$1
+    shift
+    timeout 100 ssh "${ssh_options[@]}" -i "${image:?}/ssh_key" -o "ControlPath=${scratch:?}/ssh-$name" "$@"
+}
+on() { # on MACHINE COMMAND
+    local name=$1
+    shift
+    ssh_to "$name" "root@$(address_of "$name")" "$@" </dev/null
+}
+# Opens the connection to a machine that all calls share: each handshake takes an emulated machine seconds.
+open_connection() {
+    rm -f "$scratch/ssh-$1"
+    ssh_to "$1" -o ControlMaster=yes -f -N "root@$(address_of "$1")" </dev/null >>"$scratch/ssh.log" 2>&1
+    on "$1" true
+}
+boot_of() { on "$1" cat /proc/sys/kernel/random/boot_id; }
+
+start_own_shepherd() { # start_own_shepherd ROLE-SERVER SILENCE
+    RUST_LOG=info SHEPHERD_LOG_FORMAT=text "${programs:?}/shepherd" \
+        --provider static --provider_name rack --static_device_list_url "file://$scratch/devices.json" \
+        --agent_executable_path "$1" \
+        --agent_endpoint 192.0.2.2:8443 --agent_listen_address 192.0.2.2:8443 \
+        --ssh_user root --ssh_key_path "$image/ssh_key" --secrets_key_path "$scratch/secrets.key" \
+        --provisioner_max_machines 0 --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
+        --heartbeat_interval 2s --recovery_first_heartbeat_timeout 5m --recovery_silence_timeout "$2" \
+        --recovery_ladder restart-agent:5m:2 --recovery_brake_window 1s \
+        --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_call_timeout 20s \
+        --agent_ssh_greeting_timeout 60s --agent_ssh_login_timeout 60s --agent_ssh_exec_timeout 5m \
+        >>"$scratch/shepherd.log" 2>&1 &
+    shepherd=$!
+}
+# The documented time of a stop is 60 s.
+shepherd_ends() {
+    local end=$((SECONDS + 70))
+    kill -TERM "$shepherd"
+    while kill -0 "$shepherd" 2>/dev/null; do
+        [[ $SECONDS -lt $end ]] || { echo "it still runs after 70 s"; return 1; }
+        sleep 0.2
+    done
+}
+
+# ---------------------------------------------------------------- what runs
+
+# How many services the worker has, the kinds of programs of both machines (their names, sorted), and how many of them a
+# role server adopts when it starts: those that it started itself.
+services=0 kinds='' member_adopts=1 worker_adopts=0
+# An extended regular expression for the command lines of these programs, and one for the names of those in pods. A pattern
+# that does not begin with ^ has brackets, so that it does not match the shell that searches for it.
+programs_pattern='^/usr/bin/etcd |^/usr/sbin/runc .* run |^/bin/hold$|^/usr/bin/sleep 1000000'
+pod_programs='^(pause|pod)$'
+# What is compared after each event: the programs, and their limits.
+running='' limits=''
+
+settled() {
+    local now
+    now=$(cluster)
+    is "$(jq -r .stage <<<"$now")" converged
+    is "$(jq -r '"\(.voters) \(.voters_reached)"' <<<"$now")" "1 1"
+    is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" "$services"
+}
+
+# Programs of a machine that have to outlive its role server, as `name pid start group`; health checks end by themselves.
+programs_of() {
+    on "$1" "for pid in \$(pgrep -f '$programs_pattern'); do
+        group=\$(sed -n 's/^[0-9]*:name=systemd://p' /proc/\$pid/cgroup)
+        echo \"\$(cat /proc/\$pid/comm) \$pid \$(cut -d' ' -f22 /proc/\$pid/stat) \${group:-\$(cut -d: -f3 /proc/\$pid/cgroup)}\"
+    done"
+}
+all_programs() { programs_of "${member:?}" && programs_of "${worker:?}"; }
+kinds_of() { cut -d ' ' -f 1 <<<"$1" | LC_ALL=C sort | xargs; }
+without_groups() { cut -d ' ' -f 1-3 <<<"$1"; }
+# Records what runs now: each kind of program, exactly once.
+record_programs() {
+    local now
+    now=$(all_programs)
+    is "$(kinds_of "$now")" "$kinds"
+    echo "$now" >"$scratch/programs"
+}
+programs_are() {
+    local now
+    now=$(all_programs)
+    is "$(kinds_of "$now")" "$kinds"
+    is "$now" "$running"
+}
+processes_are() {
+    local now
+    now=$(all_programs)
+    is "$(without_groups "$now")" "$(without_groups "$running")"
+}
+each_in_a_scope() {
+    local others
+    others=$(awk -v pods="$pod_programs" '$1 !~ pods && $4 !~ "^/shepherd.slice/shepherd-[^/]*[.]scope(/|$)"' <<<"$running")
+    [[ -n $running ]]
+    is "$others" ""
+}
+# The script defines limits_of MACHINE, which prints the limits that hold: what systemd stores, and what the kernel has.
+all_limits() { limits_of "$member" && limits_of "$worker"; }
+record_limits() {
+    local now
+    now=$(all_limits)
+    echo "$now" >"$scratch/limits"
+}
+limits_are() {
+    local now
+    now=$(all_limits)
+    [[ -n $limits ]]
+    is "$now" "$limits"
+}
+limits_contain() { # limits_contain WORDS…
+    local words
+    for words in "$@"; do
+        grep -qwF -- "$words" <<<"$limits" || { echo "none of these is $words:"; echo "$limits"; return 1; }
+    done
+}
+# Compares from now on with what runs now.
+record() { # record WHEN
+    eventually 60 "$1: each kind of program runs once: $kinds" record_programs
+    essential
+    ok "$1: its limits can be read" record_limits
+    essential
+    running=$(<"$scratch/programs") limits=$(<"$scratch/limits")
+    printf '%s\n' "$running" "$limits" | sed 's/^/#   /'
+}
+# Nothing that follows can be true without the last statement.
+essential() {
+    if [[ $code -ne 0 ]]; then
+        echo "# the rest depends on this"
+        exit 1
+    fi
+}
+
+# ---------------------------------------------------------------- role servers
+
+main_pid() { on "$1" systemctl show -p MainPID --value roleserver; }
+declare -A pid_before=()
+# Records the process of the role server.
+record_role_server() {
+    pid_before[$1]=$(main_pid "$1")
+    [[ ${pid_before[$1]} =~ ^[1-9][0-9]*$ ]] || { echo "# $1: no role server runs (MainPID ${pid_before[$1]})"; exit 1; }
+}
+runs_another() { # runs_another MACHINE
+    local now
+    now=$(on "$1" 'systemctl show -p MainPID,ActiveState,ExecMainStatus roleserver | sort | xargs')
+    echo "$now, was ${pid_before[$1]}"
+    [[ $now =~ ^ActiveState=active\ ExecMainStatus=0\ MainPID=([1-9][0-9]*)$ ]]
+    [[ ${BASH_REMATCH[1]} != "${pid_before[$1]}" ]]
+}
+# works MACHINE PROGRAMS: since its start, the role server has adopted at least so many programs, and it reports that the
+# control plane runs, or that each service is healthy. A program that it ended and started again is not adopted.
+works() {
+    local page
+    on "$1" "awk '/the agent runs/ { n = 0 } /was adopted/ { n++ } END { print n + 0, \"adopted\"; exit (n < $2) }' /var/lib/roleserver/agent.log"
+    # shellcheck disable=SC2016 # the machine's shell expands it
+    page=$(on "$1" '"/proc/$(systemctl show -p MainPID --value roleserver)/exe" metrics --state_dir /var/lib/roleserver')
+    if [[ $1 == "$member" ]]; then
+        grep -qx 'roleserver_control_plane_running 1' <<<"$page"
+    else
+        is "$(grep -c '^roleserver_service_state{.*state="healthy"} 1$' <<<"$page")" "$services"
+    fi
+}
+each_works() {
+    works "$member" "$member_adopts"
+    works "$worker" "$worker_adopts"
+}
+survived() { # survived EVENT
+    eventually 120 "$1: the role servers have adopted what runs, and find it well" each_works
+    eventually 30 "$1: the same processes run, and no others" programs_are
+    eventually 30 "$1: their limits are the same" limits_are
+}
+
+# run_release FILE COUNT: whether exactly COUNT machines report that they run that release.
+run_release() {
+    echo "SELECT count(*) = $2 FROM machine_release_report WHERE sha256 = decode('$(sha256sum <"$1" | cut -d' ' -f1)', 'hex')"
+}
+add_release() { ok "the release $1 is added" ctl artefacts add "$scratch/$1" --name "$1" --reason "the release $1"; }
+update_to() { # update_to RELEASE
+    ok "the update of both machines to $1 is ordered" ctl update --selector '' --release "$1" --parallelism 2 --reason "$1 is to run"
+    essential
+    eventually 300 "both run $1" is_true "$(run_release "$scratch/$1" 2)"
+    essential
+    eventually 180 "and the update is finished" update_is finished
+    essential
+}
+
+unit_has() { on "$1" "systemctl cat roleserver | grep -F '$2'"; }
+unit_is_plain() {
+    local now
+    now=$(on "$1" 'systemctl show -p KillMode,Delegate roleserver | sort | xargs')
+    is "$now" "Delegate=no KillMode=control-group"
+}
+# Takeovers and steps of recovery that have begun on a machine.
+takeovers() {
+    query "SELECT count(*) FROM history JOIN machine_provided USING (machine_id)
+        WHERE provider_id = '$1' AND edge = 'start' AND process IN ('AgentStart', 'Recovery')"
+}
+more_takeovers() { [[ $(takeovers "$1") -gt $2 ]]; }
+no_issue_of() {
+    local found
+    found=$(ctl issues -o json | jq -e '.issues | map(select(.id == "agent-unit" or .id == "workloads-end-with-agent"))')
+    is "$(jq length <<<"$found")" 0
+}
+
+# ---------------------------------------------------------------- the role
+
+# The memory of the service by path, and the tasks of the other, without those of runc.
+front_memory=64MiB rooted_tasks=30
+# Writes the role web with two services, to which a script may append others.
+write_services() {
+    cat >"$scratch/web.toml" <<-END
+		role = "web"
+		[[service]]
+		name = "front"
+		program = "/usr/bin/sleep"
+		arguments = ["1000000"]
+		user = "nobody"
+		limits = { memory = "$front_memory", processors = 0.5, tasks = 20 }
+		health = { exec = ["/usr/bin/true"], interval = "10s", timeout = "10s" }
+		[[service]]
+		name = "rooted"
+		archive = "$(sha256sum <"$scratch/tree.tar" | cut -d' ' -f1)"
+		program = "/bin/hold"
+		user = "1000"
+		limits = { memory = "96MiB", processors = 0.25, tasks = $rooted_tasks }
+		health = { exec = ["/bin/hold", "well"], interval = "20s", timeout = "20s" }
+	END
+}
+# A program that runs until SIGTERM, and ends at once when it has an argument.
+build_hold() {
+    cc -static -Os -o "$scratch/hold" -x c - <<-'END'
+		#include <unistd.h>
+		#include <signal.h>
+		#include <stdlib.h>
+		static void end(int signal) { (void)signal; _exit(0); }
+		int main(int count, char **arguments) {
+		    if (count > 1) return 0;
+		    signal(SIGTERM, end);
+		    for (;;) pause();
+		}
+	END
+    mkdir -p "$scratch/tree/bin"
+    cp "$scratch/hold" "$scratch/tree/bin/hold"
+    tar -C "$scratch/tree" -cf "$scratch/tree.tar" bin
+}
+
+# ---------------------------------------------------------------- the events
+
+restarts() {
+    local name turn
+    echo "# kill -9, restarts, daemon-reload"
+    for name in "$member" "$worker"; do
+        record_role_server "$name"
+        ok "$name: its role server is killed with SIGKILL" on "$name" kill -KILL "${pid_before[$name]}"
+    done
+    for name in "$member" "$worker"; do
+        eventually 60 "$name: systemd starts the role server again after kill -9" runs_another "$name"
+        essential
+    done
+    survived "after kill -9"
+    for turn in 1 2 3; do
+        for name in "$member" "$worker"; do
+            record_role_server "$name"
+            ok "$name: restart $turn of the unit is requested" on "$name" systemctl --no-block restart roleserver
+        done
+        for name in "$member" "$worker"; do
+            eventually 60 "$name: another role server runs after restart $turn" runs_another "$name"
+            essential
+        done
+        survived "after restart $turn"
+    done
+    for name in "$member" "$worker"; do ok "$name: daemon-reload" on "$name" systemctl daemon-reload; done
+    survived "after daemon-reload"
+    eventually 120 "it is settled" settled
+}
+
+releases() {
+    echo "# another release, and one that crashes at its start"
+    cp "$scratch/current" "$scratch/next"
+    echo 'another release' >>"$scratch/next"
+    printf '#!/bin/sh\nexit 1\n' >"$scratch/bad"
+    add_release next
+    update_to next
+    survived "after the update"
+    add_release bad
+    ok "the update to it is ordered" ctl update --selector '' --release bad --reason 'a mistake'
+    eventually 240 "the first machine has given it up, and the update is paused" update_is paused
+    essential
+    eventually 60 "both run the release before it" is_true "$(run_release "$scratch/next" 2)"
+    ok "the update is ended" ctl update abort "$(last_update | jq -r .id)" --reason 'the release is bad'
+    survived "after the roll-back"
+}
+
+takeover_by_ssh() {
+    local before
+    echo "# limits change, and the worker is taken over"
+    front_memory=80MiB rooted_tasks=40
+    write_role
+    ok "the role web is declared with other limits" ctl cluster declare ams "$scratch/web.toml" --reason 'more'
+    eventually 60 "systemd has them for the service by path" on "$worker" 'systemctl show -p MemoryMax "shepherd-*front-*.scope" | grep -x MemoryMax=83886080'
+    eventually 60 "and for the other, with the tasks of runc" on "$worker" 'systemctl show -p TasksMax "shepherd-*rooted-*.scope" | grep -x TasksMax=104'
+    eventually 30 "and the same processes run" programs_are
+    record "with other limits"
+    ok "the shepherd ends" shepherd_ends
+    essential
+    start_own_shepherd "$scratch/current" 20s
+    eventually 120 "another shepherd answers" ready_count 2
+    before=$(takeovers "$worker")
+    record_role_server "$worker"
+    # It hangs, so that systemd has to restart a unit that runs.
+    ok "the role server of $worker hangs" on "$worker" kill -STOP "${pid_before[$worker]}"
+    eventually 300 "$worker: a takeover by SSH restarts a role server that hangs" runs_another "$worker"
+    essential
+    ok "$worker: a shepherd began it" more_takeovers "$worker" "$before"
+    survived "after the takeover"
+    eventually 240 "it is settled" settled
+}
+
+# both_reboot KINDS: these kinds of programs run again afterwards.
+both_reboot() {
+    local name
+    local -A boot_before=()
+    echo "# both are rebooted"
+    for name in "$member" "$worker"; do
+        boot_before[$name]=$(boot_of "$name")
+        on "$name" systemctl --no-block reboot || true
+    done
+    for name in "$member" "$worker"; do
+        eventually 300 "$name: it was rebooted" rebooted "$name" "${boot_before[$name]}"
+        essential
+    done
+    kinds=$1
+    eventually 300 "everything is started again" record_programs
+    essential
+    eventually 240 "it is settled" settled
+    record "after the reboot"
+    ok "each program is in a scope of shepherd.slice" each_in_a_scope
+    ok "systemd and the kernel have the declared limits" limits_contain MemoryMax=83886080 TasksMax=104 pids.max:104
+}
+rebooted() {
+    local now
+    open_connection "$1"
+    now=$(boot_of "$1")
+    [[ -n $now && $now != "$2" ]]
+}
+
+# Prints what the machines printed last if something is not true, and the result.
+end() {
+    local code=$? file
+    trap - EXIT
+    set +e
+    # shellcheck disable=SC2154 # set in verdict.sh
+    if [[ $code -ne 0 || $failed -gt 0 ]]; then
+        for file in "$scratch"/m[12].{qemu,serial,console}; do
+            [[ -s $file ]] || continue
+            echo "# the last lines of $(basename "$file"):"
+            tail -n 15 "$file" | tr -d '\r'
+        done
+    fi
+    (exit "$code")
+    finish
+}
