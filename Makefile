@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report e2e-systemd e2e-systemd-kubelet
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report e2e-systemd e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -79,8 +79,8 @@ e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd 
 	tests/e2e_systemd/run
 	tests/e2e_systemd/cluster
 
-e2e-systemd-kubelet: ## the same in containers of systemd-nspawn, with the control groups of this host and a pod of a real kubelet (builds Kubernetes first)
-	tests/e2e_systemd/kubelet
+e2e-systemd-nspawn: ## the same in containers of systemd-nspawn, with the control groups of this host and a pod of a real kubelet (builds Kubernetes first)
+	tests/e2e_systemd/nspawn
 
 e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, inject failures, rotate its keys, upgrade it and roll it back (builds Kubernetes first)
 	tests/e2e_kubernetes/run
