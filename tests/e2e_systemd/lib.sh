@@ -4,7 +4,7 @@
 #
 # Sourced after verdict.sh, machines.sh and fleet.sh by scripts that set $programs, the directory of shepherd and shepherdctl,
 # and $image, the directory that tools/systemd-image prints. They set $member and $worker, the names of the two machines,
-# and define limits_of and write_role.
+# and define limits_of, unit_is_empty and write_role.
 
 # Without these options, SSH into a machine that shuts down hangs for ever.
 ssh_options=(-F none -o IdentitiesOnly=yes -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR
@@ -105,6 +105,10 @@ each_in_a_scope() {
     others=$(awk -v pods="$pod_programs" '$1 !~ pods && $4 !~ "^/shepherd.slice/shepherd-[^/]*[.]scope(/|$)"' <<<"$running")
     [[ -n $running ]]
     is "$others" ""
+}
+each_in_the_unit() {
+    [[ -n $running ]]
+    is "$(awk '$4 !~ "^/system.slice/roleserver.service(/|$)"' <<<"$running")" ""
 }
 # The script defines limits_of MACHINE, which prints the limits that hold: what systemd stores, and what the kernel has.
 all_limits() { limits_of "$member" && limits_of "$worker"; }
@@ -256,6 +260,33 @@ build_hold() {
 }
 
 # ---------------------------------------------------------------- the events
+
+# The release before knows no scopes: it has its programs below the group of the unit. The script defines
+# unit_is_empty MACHINE: no program is in the group of the unit any more.
+from_the_previous_release() {
+    local name
+    echo "# the previous release, this one, and back"
+    record "with the previous release"
+    ok "each program is in the group of the unit" each_in_the_unit
+    for name in "$member" "$worker"; do
+        ok "$name: the unit is that of the previous release" unit_has "$name" 'changes are overwritten'
+    done
+    add_release previous
+    add_release current
+    update_to current
+    eventually 120 "after the update to this release: the same processes run, and no others" processes_are
+    for name in "$member" "$worker"; do
+        eventually 60 "$name: the unit is that of this release" unit_has "$name" 'a drop-in is kept'
+        eventually 60 "$name: the group of its unit has the role server alone" unit_is_empty "$name"
+    done
+    record "after the update to this release"
+    ok "each program is in a scope of shepherd.slice" each_in_a_scope
+    survived "after the update to this release"
+    update_to previous
+    survived "back at the previous release"
+    update_to current
+    survived "again at this release"
+}
 
 restarts() {
     local name turn
