@@ -55,7 +55,7 @@ pub use backoff;
 /// The bare metal database: the only layer that speaks SQL.
 #[cfg(feature = "shepherd")]
 pub use bmdb;
-/// `shepherdctl`.
+/// The commands of `shepherdctl`.
 #[cfg(feature = "shepherdctl")]
 pub use cli;
 /// The control plane of a cluster: which nodes belong to it and which roles each of them has.
@@ -69,7 +69,7 @@ pub use curator_client;
 pub use etcd;
 /// Plain types and pure decisions about machines.
 pub use model;
-/// Generated gRPC contracts.
+/// Rust types and services generated from the gRPC contracts in `proto`.
 pub use proto;
 /// Keeps the built-in objects of Kubernetes as the newest release needs them.
 #[cfg(feature = "reconciler")]

@@ -11,7 +11,7 @@ use bmdb::orders::declare_restored::LiveSession;
 use bmdb::orders::order::format_attribution;
 use model::unknown_fence::FENCE_LIFT;
 
-/// Subcommands of `declare`.
+/// Subcommands of `declare`, which need a connection to the database.
 #[derive(Debug, Subcommand)]
 pub enum DeclareCommand {
     /// Declare that the BMDB was restored from a backup; stop every shepherd first

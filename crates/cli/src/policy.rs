@@ -21,7 +21,7 @@ const POLICY_GET_EXAMPLES: &str = "\
 Example:
   shepherdctl policy get -o json | jq .policy.ladder";
 
-/// Subcommands of `policy`.
+/// Subcommands of `policy`: they read and replace the fleet policy.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Show the policy and its version

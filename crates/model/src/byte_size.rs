@@ -14,7 +14,7 @@ const UNITS: [(&str, u64); 5] =
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// So many gibibytes.
+    /// A size of `count` GiB, of 2^30 bytes each.
     #[must_use]
     pub const fn gibibytes(count: u64) -> Self {
         Self(count << 30)

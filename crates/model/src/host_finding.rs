@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Most findings that are stored of one machine.
 pub const MAX_FINDINGS: usize = 16;
 
-/// What is wrong.
+/// What is wrong with the host. The names are stored and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostFindingKind {
@@ -63,10 +63,10 @@ impl fmt::Display for HostFindingKind {
     }
 }
 
-/// One finding.
+/// One thing that is wrong with the host of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFinding {
-    /// What is wrong.
+    /// Which kind of thing is wrong.
     pub kind: HostFindingKind,
     /// The finding as a sentence, with what to do.
     pub message: String,

@@ -59,7 +59,7 @@ pub enum LoginMethod {
 /// The settings of a shepherd's SSH connections.
 #[derive(Clone, Debug)]
 pub struct SshSettings {
-    /// The client key.
+    /// The private key that shepherd logs in with.
     pub key: ClientKey,
     /// How to log in.
     pub login: LoginMethod,

@@ -282,7 +282,7 @@ impl Shepherd {
         Ok(self)
     }
 
-    /// Opens a session.
+    /// Opens a session of a shepherd called `test`.
     pub async fn session(&self) -> anyhow::Result<Session> {
         Ok(self.sessions.start("test", serde_json::json!({})).await?)
     }

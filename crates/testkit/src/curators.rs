@@ -104,9 +104,9 @@ impl Shifted {
 
 /// A key with its node id.
 pub struct Holder {
-    /// The private key.
+    /// The private key, in memory only.
     pub identity: Identity,
-    /// The public key.
+    /// The public key of `identity`.
     pub key: PublicKey,
     /// The id of a node with this key.
     pub id: NodeId,
@@ -164,13 +164,13 @@ pub struct Cluster {
     running: Vec<Option<Running>>,
     /// The nodes that the curators run on.
     pub nodes: Vec<Holder>,
-    /// The one owner.
+    /// The one owner, who may order anything.
     pub owner: Holder,
     /// The id of the cluster.
     pub id: Uuid,
     /// The certificate of its authority, as a client trusts it.
     pub anchor: TrustAnchor,
-    /// Its authority.
+    /// The authority that signed the first certificates.
     pub authority: Authority,
     /// The clock of curators and clients.
     pub time: Shifted,

@@ -24,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// What a flood sends to a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct FloodPlan {
-    /// The listener.
+    /// The address of the listener.
     pub target: SocketAddr,
     /// From how many addresses the connections come.
     pub sources: usize,

@@ -60,7 +60,7 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(root().join(path)).with_context(|| path.display().to_string())
 }
 
-/// Splits Rust text.
+/// Splits Rust text into code, comments and literals.
 #[must_use]
 pub fn take_apart(text: &str) -> Source {
     let characters: Vec<char> = text.chars().collect();

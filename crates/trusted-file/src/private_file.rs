@@ -65,7 +65,7 @@ pub enum PrivateFileError {
         what: &'static str,
         /// The path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Its permission bits, without the type of the file.
         mode: u32,
         /// Permission bits that are safe, as `chmod` reads them.
         remedy: &'static str,
@@ -122,7 +122,7 @@ fn check_permissions(what: &'static str, path: &Path, metadata: &Metadata) -> Re
 enum Exposure {
     /// Another user owns it.
     Owner,
-    /// Its permission bits.
+    /// Its permission bits let other users read or change it.
     Mode,
 }
 

@@ -70,7 +70,7 @@ pub enum ChangeableError {
     Writable {
         /// The part of the path.
         path: PathBuf,
-        /// Its permission bits.
+        /// Its permission bits, without the type of the file.
         mode: u32,
     },
 }
@@ -228,7 +228,7 @@ struct Part {
 enum Weakness {
     /// Another user owns it.
     Owner,
-    /// Its permission bits.
+    /// Its permission bits let other users change it.
     Mode,
 }
 

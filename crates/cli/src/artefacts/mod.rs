@@ -12,7 +12,7 @@ pub mod get;
 pub mod outcome;
 pub mod upload;
 
-/// Subcommands of `artefacts`.
+/// Subcommands of `artefacts`: what operators do with files that machines fetch.
 #[derive(Debug, Subcommand)]
 pub enum ArtefactsCommand {
     /// Add a file that machines can fetch from any shepherd

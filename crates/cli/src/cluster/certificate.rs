@@ -79,7 +79,7 @@ impl RequestedCertificate for v1::ClusterKubernetesUser {
 enum WaitStep {
     /// The certificate is signed.
     Finish,
-    /// Poll again.
+    /// The curators may still sign it: ask them again after the poll interval.
     Poll,
     /// The curators did not sign it in time. They may still do so.
     GiveUp,

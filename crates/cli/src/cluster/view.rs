@@ -9,7 +9,7 @@ use model::cluster::kubernetes::{NodeKubernetes, VolumeDriver};
 use model::cluster::kubernetes_view::KubernetesStatusView;
 use model::time::Timestamp;
 
-/// A cluster.
+/// A cluster, as `cluster get` and `cluster describe` print it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClusterView {
     /// Name of the cluster.

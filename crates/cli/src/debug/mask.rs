@@ -199,13 +199,13 @@ mod tests {
         let mut value = json!({
             "a": [{ "why": "password: hunter2" }], "n": 7, "token_count": null, "secret": "",
             "labels": { "bmc_password": "hunter2", "row": "7", "ipmi-pass": "hunter2", "pin_token": 1234 },
-            "credentials": { "user": "kim", "known": true, "keys": ["hunter2"] },
+            "credentials": { "user": "kim", "valid": true, "keys": ["hunter2"] },
         });
         mask_json(&mut value);
         let expected = json!({
             "a": [{ "why": "password: ***" }], "n": 7, "token_count": null, "secret": "",
             "labels": { "bmc_password": "***", "row": "7", "ipmi-pass": "***", "pin_token": "***" },
-            "credentials": { "user": "***", "known": true, "keys": ["***"] },
+            "credentials": { "user": "***", "valid": true, "keys": ["***"] },
         });
         assert_eq!(value, expected);
     }

@@ -16,7 +16,7 @@ The archive has the output of the commands that read, as JSON: issues, machines,
 loops, plan, policy; and why, facts and history of each machine that has an issue or is named. Passwords,
 tokens and keys in known forms are masked; read it before you send it.";
 
-/// Subcommands of `debug`.
+/// Subcommands of `debug`, for the search for a fault.
 #[derive(Debug, Subcommand)]
 pub enum DebugCommand {
     /// Write one archive of the fleet's state, to find a fault; known forms of secrets are masked

@@ -14,7 +14,7 @@ const ALLOW_HOST_KEY_EXAMPLES: &str = "\
 Example:
   shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was reinstalled'";
 
-/// Subcommands of `allow`.
+/// Subcommands of `allow`: each permits one thing that shepherd rejected.
 #[derive(Debug, Subcommand)]
 pub enum AllowCommand {
     /// Accept the SSH host key that was rejected last; check first that it is the machine's own

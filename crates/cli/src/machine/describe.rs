@@ -38,7 +38,7 @@ Example:
 /// Longest value, in bytes, that is shown in full.
 const MAX_SHOWN_BYTES: usize = 64;
 
-/// Subcommands of `describe`.
+/// Subcommands of `describe`, one for each kind of object.
 #[derive(Debug, Subcommand)]
 pub enum DescribeCommand {
     /// Facts, schedule, work, waits and last events of a machine

@@ -1,4 +1,4 @@
-//! PEM encoding.
+//! PEM encoding of certificates and keys that people get.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -68,7 +68,7 @@ pub struct SignedCertificate {
     pub expires_at: Timestamp,
 }
 
-/// A requested revocation.
+/// An operator's request to revoke the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// Operator who requested it.
@@ -80,13 +80,13 @@ pub struct Revocation {
 /// State of a request, as people see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestState {
-    /// Not signed yet.
+    /// Recorded; the curators may still sign it.
     Requested,
     /// Not signed in time.
     TimedOut,
     /// The curators rejected it.
     Rejected,
-    /// Signed and valid.
+    /// Signed, before its end, and not revoked.
     Valid,
     /// Signed, and past its end.
     Expired,

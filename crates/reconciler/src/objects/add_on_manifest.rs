@@ -27,7 +27,7 @@ const SERVER_FIELDS: [&str; 7] = [
 /// One object of a manifest, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ManifestObject {
-    /// `v1`, `apps/v1`.
+    /// Group and version, for example `apps/v1`; `v1` in the core group.
     pub(super) api_version: String,
     pub(super) kind: String,
     /// The namespace, if the manifest names one.

@@ -17,7 +17,7 @@ pub struct TrackedConnection<P> {
 }
 
 impl<P> TrackedConnection<P> {
-    /// Wraps a stream.
+    /// Wraps the stream of a peer whose certificate is verified.
     pub(crate) const fn new(stream: TlsStream<GatedStream>, peer: P) -> Self {
         Self { stream, peer }
     }

@@ -77,7 +77,7 @@ pub struct ApiSettings {
     pub renewal: RenewalClock,
     /// Rate limits by source and by credential.
     pub rates: ApiRates,
-    /// Limits on connections.
+    /// Limits on connections, by source and in all.
     pub limits: GateLimits,
     /// Most watches at once.
     pub max_watches: usize,
