@@ -14,7 +14,7 @@ use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::host_finding::{HostFinding, HostFindingKind};
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::issues::find_issues;
-use shepherd::model::release_report::ReleaseReport;
+use shepherd::model::roll_out::ReleaseReport;
 use shepherd::model::why::explain_machine;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;

@@ -5,9 +5,8 @@
 
 use crate::approvals::{approve_order, show_approvals};
 use crate::artefacts::ArtefactsCommand;
-use crate::artefacts::add::add_artefact;
-use crate::artefacts::delete::delete_artefact;
 use crate::artefacts::get::show_artefacts;
+use crate::artefacts::orders::{add_artefact, delete_artefact};
 use crate::budgets::{BudgetCommand, set_budget, show_brakes, show_budgets};
 use crate::cluster::command::run_cluster_command;
 use crate::command::{FleetCommand, GetCommand};

@@ -28,8 +28,8 @@
 //!   [`fleet_sample`][] (metrics).
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
-//! * Releases and takeover: [`artefact`][], [`roll_out`][], [`roll_out_view`][], [`release_report`][],
-//!   [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
+//! * Releases and takeover: [`artefact`][], [`roll_out`][] (with what an agent reports of its release),
+//!   [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
 //!   [`arguments`][], [`usage_error`][], [`traces`][].
@@ -93,7 +93,6 @@ pub mod priority;
 pub mod process;
 pub mod provider_status;
 pub mod recovery;
-pub mod release_report;
 pub mod remote_step;
 pub mod retirement;
 pub mod role_declaration;

@@ -11,10 +11,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::host_finding::HostFinding;
 use crate::ids::MachineId;
 use crate::phase::Phase;
 use crate::process::UnknownName;
-use crate::release_report::ReleaseReport;
 use crate::time::{Timestamp, after, between};
 
 /// Most machines of one roll-out.
@@ -31,6 +31,19 @@ const REPORT_GRACE: Duration = Duration::from_mins(2);
 const OBSERVATION_TTL: Duration = Duration::from_mins(1);
 /// How long a node is observed before it counts as healthy: longer than its curator tolerates silence.
 const HEALTH_STABLE_FOR: Duration = Duration::from_secs(15);
+
+/// An agent's report of its release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseReport {
+    /// Generation of the newest order that has ended on the machine; 0 for none.
+    pub generation: i64,
+    /// Digest of the running program.
+    pub sha256: [u8; 32],
+    /// Why the ordered release does not run, as a sentence.
+    pub error: Option<String>,
+    /// What it finds wrong with how it runs.
+    pub findings: Vec<HostFinding>,
+}
 
 /// State of a machine in a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 use transport::gate::open_files::{check_files, raise_limit};
 
 use crate::child::launch;
-use crate::commands::{CommandError, enroll, metrics, plan, run, status, supervise};
+use crate::commands::{CommandError, enroll, pages, run, status, supervise};
 use crate::hardware::{self, Sources};
 use crate::init_system::SupervisionMode;
 use crate::logs::own_log::OwnLog;
@@ -188,11 +188,11 @@ fn execute_verb(verb: Verb) -> Result<(), CommandError> {
             print_text(&text)
         }
         Verb::Metrics { directory: place } => {
-            let text = metrics::render_text(&state_directory_path(&place, home)?)?;
+            let text = pages::render_metrics(&state_directory_path(&place, home)?)?;
             print_text(&text)
         }
         Verb::Plan { directory: place } => {
-            let text = plan::render_text(&state_directory_path(&place, home)?)?;
+            let text = pages::render_plan(&state_directory_path(&place, home)?)?;
             print_text(&text)
         }
     }

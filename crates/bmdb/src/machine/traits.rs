@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use model::cluster::hardware::Hardware;
+use model::cluster::selector::Hardware;
 use model::ids::MachineId;
 use model::label::Labels;
 

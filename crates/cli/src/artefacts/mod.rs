@@ -2,14 +2,11 @@
 
 use clap::Subcommand;
 
-use crate::artefacts::add::{ADD_EXAMPLES, AddArtefact};
-use crate::artefacts::delete::{DELETE_EXAMPLES, DeleteArtefact};
 use crate::artefacts::get::GET_EXAMPLES;
+use crate::artefacts::orders::{ADD_EXAMPLES, AddArtefact, DELETE_EXAMPLES, DeleteArtefact};
 
-pub mod add;
-pub mod delete;
 pub mod get;
-pub mod outcome;
+pub mod orders;
 pub mod upload;
 
 /// Subcommands of `artefacts`: what operators do with files that machines fetch.

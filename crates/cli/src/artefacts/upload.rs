@@ -2,7 +2,7 @@
 //!
 //! The upload first queries which pieces of the file are missing, and uploads those. So an interrupted upload continues
 //! where it stopped, at whichever server of the context answers, and a file that exists already is not uploaded again.
-//! The order to add the file follows at the end ([`crate::artefacts::add`]).
+//! The order to add the file follows at the end ([`crate::artefacts::orders`]).
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};

@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::error::CliError;
 
 pub mod file;
-pub mod pem;
 pub mod table;
 pub mod yaml;
 

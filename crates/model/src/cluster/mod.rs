@@ -6,8 +6,8 @@
 //!
 //! # What is requested and what is there
 //!
-//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen. [`hardware`][]: facts that a
-//!   selector reads and that become labels. [`node_labels`][]: labels that a node gets when it joins.
+//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen, by their hardware too.
+//!   [`node_labels`][]: labels that a node gets when it joins.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
 //! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][] and [`kubernetes_view`][]: what people
@@ -35,7 +35,6 @@ pub mod credential;
 pub mod declaration;
 pub mod disruption;
 pub mod forecast;
-pub mod hardware;
 pub mod kubernetes;
 pub mod kubernetes_user;
 pub mod kubernetes_view;

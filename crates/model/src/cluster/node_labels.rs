@@ -8,7 +8,7 @@
 //! Names of manufacturers and products contain blanks and commas, which a label may not have, here or in Kubernetes.
 //! Each run of such characters becomes a dash (`Dell-Inc`, `PowerEdge-R640`).
 
-use crate::cluster::hardware::Hardware;
+use crate::cluster::selector::Hardware;
 use crate::cluster::spec::ClusterPart;
 use crate::label::{Labels, check_label_value};
 

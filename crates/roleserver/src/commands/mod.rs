@@ -1,19 +1,18 @@
-//! Subcommands of `roleserver`: a file for each one that is more than a call.
+//! Subcommands of `roleserver`: a file for each one, or for those that are alike.
 //!
 //! [`program`](crate::program) parses flags and calls one of these. Each returns its error as a sentence, and none
 //! prints it.
 //!
 //! * [`enroll`][]: accepts the request of a shepherd. Its standard output is the response and nothing else.
 //! * [`run`][]: the agent and everything below it. [`supervise`][]: restarts the agent where no init system does.
-//! * [`status`][]: reads the state directory, and works without a running role server. [`metrics`][] and [`plan`][]
-//!   read a page from the running one ([`status_socket`](crate::status_socket)), and fail without it.
+//! * [`status`][]: reads the state directory, and works without a running role server. [`pages`][]
+//!   are read from the running one ([`status_socket`](crate::status_socket)), and fail without it.
 //!
 //! `roleserver launch` and `roleserver watch-update` are steps of [`child::launch`](crate::child::launch) and
 //! [`update::watchdog`](crate::update::watchdog). Only a role server calls them.
 
 pub mod enroll;
-pub mod metrics;
-pub mod plan;
+pub mod pages;
 pub mod run;
 pub mod status;
 pub mod supervise;

@@ -10,7 +10,7 @@ use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
-use model::release_report::ReleaseReport as Release;
+use model::roll_out::ReleaseReport as Release;
 use proto::agent::v1::installation_report::Result as Installed;
 use proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
 

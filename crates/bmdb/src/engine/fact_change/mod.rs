@@ -20,7 +20,7 @@ use model::needs_human::Obstacle;
 use model::priority::PriorityLevel;
 use model::process::Process;
 use model::provider_status::ProviderStatus;
-use model::release_report::ReleaseReport;
+use model::roll_out::ReleaseReport;
 use model::time::Timestamp;
 
 pub mod power;

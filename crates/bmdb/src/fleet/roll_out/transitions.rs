@@ -17,8 +17,7 @@ use model::disruption::{DisruptionContext, may_disrupt};
 use model::ids::MachineId;
 use model::phase::{Phase, phase_of};
 use model::policy::DisruptionKind;
-use model::release_report::ReleaseReport;
-use model::roll_out::{RollOut, RollOutMachine, RollOutMachineState, RollOutNode};
+use model::roll_out::{ReleaseReport, RollOut, RollOutMachine, RollOutMachineState, RollOutNode};
 use model::time::Timestamp;
 
 /// Kind and name of the named lease.

@@ -10,7 +10,7 @@ use model::healing::{HealingStep, next_healing_step};
 use model::phase::Phase;
 use model::policy::Policy;
 use model::process::Process;
-use model::release_report::ReleaseReport;
+use model::roll_out::ReleaseReport;
 use model::time::Timestamp;
 
 /// What a heartbeat is classified by besides the facts.

@@ -29,7 +29,7 @@
 use crate::engine::fact_change::{NewHardwareReport, NewHeartbeat};
 use model::cluster::state::MemberReport;
 use model::ids::MachineId;
-use model::release_report::ReleaseReport;
+use model::roll_out::ReleaseReport;
 
 mod classification;
 pub mod group_commit;

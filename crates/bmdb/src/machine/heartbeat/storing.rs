@@ -23,7 +23,7 @@ use model::cluster::state::MemberReport;
 use model::facts::MachineFacts;
 use model::phase::phase_of;
 use model::process::Lane;
-use model::release_report::ReleaseReport;
+use model::roll_out::ReleaseReport;
 
 impl Bmdb {
     /// Classifies one heartbeat under its machine's lock, and stores it with what it carries.

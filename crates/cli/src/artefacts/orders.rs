@@ -1,15 +1,17 @@
-//! `artefacts add`: upload a file, and add it as an artefact.
+//! `artefacts add|delete`: the orders about artefacts, and their outcome as text or JSON.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use serde_json::json;
 
-use crate::artefacts::outcome::format_outcome;
 use crate::artefacts::upload::{LocalFile, upload_missing_pieces};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order_through;
+use crate::order::retry::{send_order, send_order_through};
+use crate::output::Format;
+use bmdb::fleet::artefact::order_target;
 use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
 use proto::fleet::v1;
@@ -22,6 +24,10 @@ Examples:
 
 The artefact is identified by its digest, which is printed. A service that names it without a URL fetches
 it from a shepherd. Repeat the command to resume an interrupted upload.";
+
+pub(crate) const DELETE_EXAMPLES: &str = "\
+Example:
+  shepherdctl artefacts delete server-1.3 --reason 'no service uses it any more'";
 
 /// Arguments of `artefacts add`: the file and its name.
 #[derive(Debug, Args)]
@@ -56,4 +62,46 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
     let done = send_order_through(&mut client, &context.order_flags, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(context, &name, &sha256, &done)
+}
+
+/// Arguments of `artefacts delete`: the artefact to remove.
+#[derive(Debug, Args)]
+pub struct DeleteArtefact {
+    /// Artefact: its digest, the beginning of it (8 digits or more), or its name
+    #[arg(value_name = "ARTEFACT")]
+    pub artefact: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(crate) async fn delete_artefact(
+    context: &CommandContext,
+    args: &DeleteArtefact,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let name = &args.artefact;
+    let give = async |service, order| {
+        let request = v1::DeleteArtefactRequest { artefact: name.clone(), order: Some(order) };
+        ArtefactsClient::new(service).delete(request).await
+    };
+    let done = send_order(context, &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(context, name, "", &done)
+}
+
+fn format_outcome(
+    context: &CommandContext,
+    name: &str,
+    sha256: &str,
+    done: &OrderOutcome,
+) -> Result<String, CliError> {
+    let outcome = context.format_outcome(
+        json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "message": done.message }),
+        &format!("{} {}", order_target(name), done.message),
+    )?;
+    if context.format == Format::Json || sha256.is_empty() {
+        return Ok(outcome);
+    }
+    Ok(format!("{outcome}{sha256}\n"))
 }
