@@ -66,7 +66,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     ])?;
     assert!(output.contains("with Kubernetes 1.30.1"), "{output}");
     let given = |cluster: &Value| {
-        cluster["kubernetes"]["status"]["told"] == true
+        cluster["kubernetes"]["status"]["in_sync"] == true
             && have(cluster, "control-plane", "kubernetes-controller")
             && have(cluster, "worker", "kubernetes-worker")
     };

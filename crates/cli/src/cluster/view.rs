@@ -1,12 +1,14 @@
 //! A cluster as commands print it: the JSON output has these fields.
+//!
+//! Kubernetes has types of its own here, not those of [`model::cluster::kubernetes`]: their names in JSON are those of
+//! stored state, some of which are older than the terms that the API and its users have.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use model::cluster::declaration::{DeclarationView, ServiceView};
-use model::cluster::kubernetes::{NodeKubernetes, VolumeDriver};
-use model::cluster::kubernetes_view::KubernetesStatusView;
+use model::cluster::kubernetes::{ComponentStatus, ObjectConflict, VolumeDriver};
 use model::time::Timestamp;
 
 /// A cluster, as `cluster get` and `cluster describe` print it.
@@ -98,7 +100,7 @@ pub struct ClusterMachineView {
     /// Services of operators' roles on it.
     pub services: Vec<ServiceView>,
     /// Kubernetes on it, from its node's last report.
-    pub kubernetes: Option<NodeKubernetes>,
+    pub kubernetes: Option<NodeKubernetesView>,
 }
 
 impl ClusterView {
@@ -137,7 +139,56 @@ pub struct KubernetesView {
     /// Rotations that an operator requested and no curator has accepted yet.
     pub pending_rotations: Vec<String>,
     /// Status by the last answer of the curators.
-    pub status: KubernetesStatusView,
+    pub status: KubernetesStatus,
+}
+
+/// Kubernetes of a cluster by the last answer of its curators.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KubernetesStatus {
+    /// Whether the curators have the desired spec.
+    pub in_sync: bool,
+    /// Bundles assigned to single nodes, by node id.
+    pub assigned_bundles: BTreeMap<String, String>,
+    /// Rotations of keys that are under way.
+    pub rotations: Vec<KeyRotationView>,
+    /// `host:port` of API servers.
+    pub api_servers: Vec<String>,
+}
+
+/// A rotation of keys that is under way.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KeyRotationView {
+    /// The keys, as `cluster kubernetes rotate` names them.
+    pub keys: String,
+    /// Stage of the rotation: `trusted` or `signing`.
+    pub stage: String,
+    /// When the stage began, if that is known.
+    pub since: Option<Timestamp>,
+    /// Nodes that do not act on this stage yet.
+    pub waits_for: Vec<String>,
+    /// When everything that the old key signed has expired; `None`: the stage does not wait for that.
+    pub until: Option<Timestamp>,
+    /// Nodes that block the rotation now: no further node is notified meanwhile.
+    pub blocked_by: Vec<String>,
+    /// When a node was last notified of this stage; `None` if none was yet.
+    pub notified_at: Option<Timestamp>,
+}
+
+/// Kubernetes of one node, from the node's last report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeKubernetesView {
+    /// SHA-256 of the node's bundle; empty while nothing runs.
+    pub bundle: String,
+    /// Version of Kubernetes in the bundle.
+    pub version: String,
+    /// Its components, ordered by name.
+    pub components: Vec<ComponentStatus>,
+    /// What the node as a whole waits for; empty if it waits for nothing.
+    pub wait_reason: String,
+    /// Whether this node maintains the built-in objects.
+    pub is_reconciler: bool,
+    /// Objects that it could not create because objects of others are in the way.
+    pub conflicts: Vec<ObjectConflict>,
 }
 
 /// An upgrade of a cluster.

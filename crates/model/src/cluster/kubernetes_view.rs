@@ -1,4 +1,4 @@
-//! The observed state of Kubernetes that is stored and shown.
+//! The observed state of Kubernetes as it is stored.
 
 use std::collections::BTreeMap;
 

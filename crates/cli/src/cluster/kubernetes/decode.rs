@@ -1,19 +1,18 @@
 //! Decode the Kubernetes state of a cluster and of its nodes.
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
-use crate::cluster::view::{BundleView, KubernetesView, UpgradeView};
-use crate::error::CliError;
-use model::cluster::kubernetes::{
-    ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, VolumeDriver,
+use crate::cluster::view::{
+    BundleView, KeyRotationView, KubernetesStatus, KubernetesView, NodeKubernetesView, UpgradeView,
 };
-use model::cluster::kubernetes_view::KubernetesStatusView;
+use crate::error::CliError;
+use model::cluster::kubernetes::{ComponentStatus, ObjectConflict, VolumeDriver};
 use proto::fleet::v1;
 
 /// Decodes the Kubernetes state of a cluster.
 pub(crate) fn decode_kubernetes(
     kubernetes_state: v1::ClusterKubernetesState,
 ) -> Result<KubernetesView, CliError> {
-    let rotation = |cluster_rotation: v1::ClusterKeyRotation| KubernetesKeyRotation {
+    let rotation = |cluster_rotation: v1::ClusterKeyRotation| KeyRotationView {
         keys: cluster_rotation.keys,
         stage: cluster_rotation.stage,
         since: cluster_rotation.since.and_then(decode_timestamp),
@@ -40,7 +39,7 @@ pub(crate) fn decode_kubernetes(
         requested_by: kubernetes_state.requested_by,
         removal_requested_by: kubernetes_state.removal_requested_by,
         pending_rotations: kubernetes_state.pending_rotations,
-        status: KubernetesStatusView {
+        status: KubernetesStatus {
             in_sync: kubernetes_state.in_sync,
             assigned_bundles: kubernetes_state.assigned_bundles.into_iter().collect(),
             rotations: kubernetes_state.rotations.into_iter().map(rotation).collect(),
@@ -76,7 +75,7 @@ pub(crate) fn decode_upgrade(upgrade: v1::ClusterUpgrade) -> Result<UpgradeView,
 }
 
 /// Decodes the Kubernetes components of a node.
-pub(crate) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> NodeKubernetes {
+pub(crate) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> NodeKubernetesView {
     let component = |cluster_component: v1::ClusterComponentStatus| ComponentStatus {
         name: cluster_component.name,
         state: cluster_component.state,
@@ -89,7 +88,7 @@ pub(crate) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> N
         name: cluster_clash.name,
         message: cluster_clash.message,
     };
-    NodeKubernetes {
+    NodeKubernetesView {
         bundle: kubernetes.bundle,
         version: kubernetes.version,
         components: kubernetes.components.into_iter().map(component).collect(),

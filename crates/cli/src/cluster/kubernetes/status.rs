@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::cluster::view::ClusterView;
+use crate::cluster::view::{ClusterView, KeyRotationView};
 use crate::output::table::{format_table, terminal_width};
-use model::cluster::kubernetes::KubernetesKeyRotation;
 use model::humanize::{absolute_time, humanize_duration, relative_time};
 use model::time::{Timestamp, between};
 
@@ -61,7 +60,7 @@ pub(crate) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
     lines
 }
 
-fn format_rotation(rotation: &KubernetesKeyRotation, now: Timestamp) -> String {
+fn format_rotation(rotation: &KeyRotationView, now: Timestamp) -> String {
     let stage = match rotation.stage.as_str() {
         "trusted" => "the new one is trusted, the old one signs",
         "signing" => "the new one signs, the old one is trusted still",
