@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::engine::session::Sessions;
 use shepherd::bmdb::fleet::artefact::upload::UploadState;
 use shepherd::bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs};
@@ -17,14 +15,13 @@ use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::role_declaration::Sha256;
 use shepherd::model::roll_out_view::RollOutView;
 use shepherd::model::time::Span;
-use shepherd::proto::agent::v1 as wire;
 use shepherd::roleserver::process::program_digest;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::callback::{Listener, provided, settings};
+use crate::harness::callback::{Listener, enrolled, settings};
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
@@ -64,38 +61,7 @@ impl Fleet {
         bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
         let mut machines = Vec::new();
         for _ in 0..count {
-            let machine = provided(&pool).await?;
-            let request = wire::EnrollRequest {
-                machine_id: machine.to_string(),
-                endpoints: listener.server.endpoints.clone(),
-                ca_certificates: listener.server.current_ca_certificates(),
-                lane: "access".to_owned(),
-                fence: 1,
-                bmdb_id: uuid::Uuid::new_v4().to_string(),
-                heartbeat_interval_seconds: 1,
-                session_id: String::new(),
-                shepherd_time_ms: 0,
-            };
-            let (host, success) = tokio::task::spawn_blocking(move || {
-                let host = Machine::with_own_program()?;
-                let success = host.enroll(&request)?;
-                anyhow::Ok((host, success))
-            })
-            .await??;
-            let agent = NewAgent {
-                public_key: success.public_key,
-                boot_id: None,
-                version: success.agent_version,
-                supervision: "detached".to_owned(),
-                fence: 1,
-            };
-            bmdb.change_machine(machine, move |_| Decision {
-                changes: vec![FactChange::AgentStarted(agent.clone())],
-                events: Vec::new(),
-                output: (),
-            })
-            .await?;
-            machines.push((machine, Arc::new(host)));
+            machines.push(enrolled(&listener, &pool, Machine::with_own_program).await?);
         }
         machines.sort_by_key(|(machine, _)| machine.0);
         let (sessions, keeper) = Sessions::new(bmdb, ProcessId::generate(), Duration::from_secs(30));

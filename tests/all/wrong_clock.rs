@@ -6,8 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::fact_change::NewAgent;
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::unix_milliseconds;
 use shepherd::proto::agent::v1 as wire;
@@ -17,7 +16,7 @@ use tokio::task::block_in_place;
 use uuid::Uuid;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::callback::{Listener, phase, provided, settings, until};
+use crate::harness::callback::{Listener, phase, provided, record_agent, settings, until};
 use crate::harness::postgres::TestDatabase;
 use crate::roleserver::{Machine, signal, wait_for};
 
@@ -124,13 +123,5 @@ async fn started(listener: &Listener, id: MachineId, success: &wire::EnrollSucce
         supervision: "detached".to_owned(),
         fence: 2,
     };
-    listener
-        .bmdb
-        .change_machine(id, move |_| Decision {
-            changes: vec![FactChange::AgentStarted(agent.clone())],
-            events: Vec::new(),
-            output: (),
-        })
-        .await?;
-    Ok(())
+    record_agent(&listener.bmdb, id, agent).await
 }

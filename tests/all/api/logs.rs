@@ -6,58 +6,24 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::model::access::AccessRole;
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::Span;
-use shepherd::proto::agent::v1 as wire;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::api::command_line::Operator;
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
-use crate::harness::callback::{self, Listener, provided, until};
+use crate::harness::callback::{self, Listener, until};
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
 
 /// A role server on a machine of the fleet, whose heartbeats this shepherd receives.
 async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
-    let machine = provided(&api.pool).await?;
-    let request = wire::EnrollRequest {
-        machine_id: machine.to_string(),
-        endpoints: listener.server.endpoints.clone(),
-        ca_certificates: listener.server.current_ca_certificates(),
-        lane: "access".to_owned(),
-        fence: 1,
-        bmdb_id: uuid::Uuid::new_v4().to_string(),
-        heartbeat_interval_seconds: 1,
-        session_id: String::new(),
-        shepherd_time_ms: 0,
-    };
-    let (host, success) = tokio::task::spawn_blocking(move || {
-        let host = Machine::new()?;
-        let success = host.enroll(&request)?;
-        anyhow::Ok((host, success))
-    })
-    .await??;
-    let agent = NewAgent {
-        public_key: success.public_key,
-        boot_id: None,
-        version: success.agent_version,
-        supervision: "detached".to_owned(),
-        fence: 1,
-    };
-    api.bmdb
-        .change_machine(machine, move |_| Decision {
-            changes: vec![FactChange::AgentStarted(agent.clone())],
-            events: Vec::new(),
-            output: (),
-        })
-        .await?;
+    let (machine, host) = callback::enrolled(listener, &api.pool, Machine::new).await?;
     let message = "SELECT count(*) FROM machine_agent_heartbeat";
     until("its first heartbeat arrives", || async { Ok(api.count(message).await? == 1) }).await?;
-    Ok((machine, Arc::new(host)))
+    Ok((machine, host))
 }
 
 fn format_output(output: &Output) -> String {

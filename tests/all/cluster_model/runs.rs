@@ -1,9 +1,6 @@
 //! The runs: one per seed.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -14,8 +11,9 @@ use super::invariants::what_is_still_to_be_done;
 use super::node;
 use super::operators::{disturb, make_ticket, order, tidy};
 use super::sim::OUTSIDE;
-use super::world::{Counts, MACHINES, World};
+use super::world::{MACHINES, World};
 use crate::harness::aloud::TestResult;
+use crate::harness::seeds::{Counts, run_seeds};
 
 /// How many runs there are.
 const RUNS: u64 = 200;
@@ -162,42 +160,5 @@ async fn whatever_comes_between_every_invariant_holds_and_the_cluster_settles() 
         crate::harness::aloud::aloud(&format!("{counts:#?}"));
         return Ok(());
     }
-    let (next, failed, all) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()), Mutex::new(Counts::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= RUNS {
-                        return;
-                    }
-                    match run(seed, fixture) {
-                        Ok(counts) => {
-                            if let Ok(mut all) = all.lock() {
-                                for (what, times) in counts {
-                                    *all.entry(what).or_default() += times;
-                                }
-                            }
-                        }
-                        Err(error) => {
-                            if let Ok(mut failed) = failed.lock() {
-                                failed.insert(seed, error.to_string());
-                            }
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let failed = failed.into_inner().unwrap_or_default();
-    if let Some((_, first)) = failed.first_key_value() {
-        let seeds: Vec<&u64> = failed.keys().collect();
-        return Err(anyhow::anyhow!("{} of {RUNS} runs failed ({seeds:?}); {first}", failed.len()).into());
-    }
-    let all = all.into_inner().unwrap_or_default();
-    for (what, least) in AT_LEAST {
-        let times = all.get(what).copied().unwrap_or_default();
-        assert!(times >= *least, "{what}: only {times} times in all runs, of {least}; there were {all:#?}");
-    }
-    Ok(())
+    run_seeds(RUNS, AT_LEAST, |seed| run(seed, fixture))
 }

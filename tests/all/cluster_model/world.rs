@@ -19,6 +19,7 @@ use super::curators::Curator;
 use super::fixture::Fixture;
 use super::sim::{Process, Sim};
 use super::store::{Etcd, Listed, NAMESPACE};
+use crate::harness::seeds::Counts;
 
 /// How many machines there are.
 pub(crate) const MACHINES: usize = 5;
@@ -85,9 +86,6 @@ pub(crate) struct Machine {
     pub(crate) etcd: Option<Program>,
     pub(crate) curator: Option<Rc<Curator>>,
 }
-
-/// How often each event happened over a whole run: proof that there were faults.
-pub(crate) type Counts = BTreeMap<&'static str, u64>;
 
 pub(crate) struct State {
     pub(crate) machines: Vec<Machine>,

@@ -16,7 +16,7 @@ use shepherd::bmdb::metrics::Metrics;
 use shepherd::curator_client::identity::Identity;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
-use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
+use shepherd::proto::agent::v1::{EnrollRequest, HeartbeatRequest, HeartbeatResponse};
 use shepherd::roleserver::boot_clock::HostClock;
 use shepherd::roleserver::connection::{client_config, connect_server};
 use shepherd::roleserver::trusted_time::TrustedTime;
@@ -31,6 +31,7 @@ use tonic::transport::Channel;
 use uuid::Uuid;
 
 use crate::harness::postgres::TestDatabase;
+use crate::roleserver::Machine;
 
 /// Settings for a free port of the loopback address, with the secrets key in `directory`.
 pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
@@ -110,12 +111,7 @@ impl TestAgent {
             supervision: "systemd".to_owned(),
             fence: 1,
         };
-        bmdb.change_machine(machine, move |_| Decision {
-            changes: vec![FactChange::AgentStarted(agent.clone())],
-            events: Vec::new(),
-            output: (),
-        })
-        .await?;
+        record_agent(bmdb, machine, agent).await?;
         Ok(Self {
             machine,
             identity: Arc::new(identity),
@@ -175,6 +171,52 @@ pub(crate) async fn provided(pool: &PgPool) -> anyhow::Result<MachineId> {
     .execute(pool)
     .await?;
     Ok(machine)
+}
+
+/// Records that an agent was started on a machine, as the work that enrols it does.
+pub(crate) async fn record_agent(bmdb: &Bmdb, machine: MachineId, agent: NewAgent) -> anyhow::Result<()> {
+    bmdb.change_machine(machine, move |_| Decision {
+        changes: vec![FactChange::AgentStarted(agent.clone())],
+        events: Vec::new(),
+        output: (),
+    })
+    .await?;
+    Ok(())
+}
+
+/// Adds a machine of a provider whose role server calls this shepherd every second. `create` makes the machine.
+pub(crate) async fn enrolled(
+    listener: &Listener,
+    pool: &PgPool,
+    create: fn() -> anyhow::Result<Machine>,
+) -> anyhow::Result<(MachineId, Arc<Machine>)> {
+    let machine = provided(pool).await?;
+    let request = EnrollRequest {
+        machine_id: machine.to_string(),
+        endpoints: listener.server.endpoints.clone(),
+        ca_certificates: listener.server.current_ca_certificates(),
+        lane: "access".to_owned(),
+        fence: 1,
+        bmdb_id: Uuid::new_v4().to_string(),
+        heartbeat_interval_seconds: 1,
+        session_id: String::new(),
+        shepherd_time_ms: 0,
+    };
+    let (host, success) = tokio::task::spawn_blocking(move || {
+        let host = create()?;
+        let success = host.enroll(&request)?;
+        anyhow::Ok((host, success))
+    })
+    .await??;
+    let agent = NewAgent {
+        public_key: success.public_key,
+        boot_id: None,
+        version: success.agent_version,
+        supervision: "detached".to_owned(),
+        fence: 1,
+    };
+    record_agent(&listener.bmdb, machine, agent).await?;
+    Ok((machine, Arc::new(host)))
 }
 
 /// Everything that a heartbeat of a machine may change, as text to compare.

@@ -10,6 +10,7 @@ pub(crate) mod program;
 pub(crate) mod promtool;
 pub(crate) mod rack;
 pub(crate) mod screen;
+pub(crate) mod seeds;
 
 // Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{

@@ -5,8 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::fact_change::NewAgent;
 use shepherd::model::time::Span;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::agent::settings::AgentSettings;
@@ -15,7 +14,7 @@ use shepherd::roleserver::state_directory::StateDirectory;
 use uuid::Uuid;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::callback::{Listener, provided, settings, until};
+use crate::harness::callback::{Listener, provided, record_agent, settings, until};
 use crate::harness::postgres::TestDatabase;
 use crate::nodes::services::{declare, founded, until_well};
 
@@ -72,14 +71,7 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
         supervision: "external".to_owned(),
         fence: 1,
     };
-    listener
-        .bmdb
-        .change_machine(machine, move |_| Decision {
-            changes: vec![FactChange::AgentStarted(agent.clone())],
-            events: Vec::new(),
-            output: (),
-        })
-        .await?;
+    record_agent(&listener.bmdb, machine, agent).await?;
     node.start_program(Path::new(env!("CARGO_BIN_EXE_roleserver")), ways)?;
     until("its first heartbeat arrives", || async {
         let received: i64 =

@@ -10,6 +10,7 @@ use shepherd::curator::bootstrap::create_authority;
 use shepherd::roleserver::cluster::files::{ClusterFiles, EtcdMembership, StoredAuthority};
 
 use super::node::{Node, Owner};
+use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -123,17 +124,8 @@ async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> T
 /// Registered, approved and committed. Each time the response was lost, or the power failed before it was written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> TestResult {
-    let mut owner = Owner::new()?;
-    let (mut first, mut node) = (Node::new()?, Node::new()?);
-    first.ask(owner.founding_order())?;
-    first.start()?;
-    first.until_it_is_one().await?;
-    owner.claim(&first).await?;
-    node.ask(owner.join(&first).await?)?;
-    node.start()?;
-    owner.approve(&node).await?;
-    node.until_it_is_one().await?;
-    owner.wait_for_node_status(&node).await?;
+    let (owner, first) = founded().await?;
+    let mut node = joined(&owner, &first).await?;
     let id = node.id()?;
     node.stop().await?;
     let end = tempfile::tempdir()?;
@@ -163,12 +155,7 @@ async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> Test
 /// Its roles are lost on the only member: no other node could send them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestResult {
-    let mut owner = Owner::new()?;
-    let mut node = Node::new()?;
-    node.ask(owner.founding_order())?;
-    node.start()?;
-    node.until_it_is_one().await?;
-    owner.claim(&node).await?;
+    let (owner, mut node) = founded().await?;
     owner.put_kubernetes().await?;
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
     node.cut_power().await?;

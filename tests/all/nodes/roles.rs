@@ -4,23 +4,14 @@ use anyhow::Context as _;
 use shepherd::roleserver::cluster::etcd_member::{self, EtcdDataState};
 use shepherd::roleserver::cluster::files::EtcdMembership;
 
-use super::node::{Node, Owner};
+use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 
 /// Quick changes, of which the node sees some and misses others. The last order takes effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> TestResult {
-    let mut owner = Owner::new()?;
-    let (mut first, mut node) = (Node::new()?, Node::new()?);
-    first.ask(owner.founding_order())?;
-    first.start()?;
-    first.until_it_is_one().await?;
-    owner.claim(&first).await?;
-    node.ask(owner.join(&first).await?)?;
-    node.start()?;
-    owner.approve(&node).await?;
-    node.until_it_is_one().await?;
-    owner.wait_for_node_status(&node).await?;
+    let (owner, first) = founded().await?;
+    let node = joined(&owner, &first).await?;
     for _ in 0..5 {
         owner.roles(&node, &["consensus-member"], &[]).await?;
         owner.roles(&node, &[], &["consensus-member"]).await?;

@@ -218,6 +218,17 @@ pub(crate) async fn founded() -> Result<(Owner, Node)> {
     Ok((owner, node))
 }
 
+/// Another node in the cluster of `first`, without roles.
+pub(crate) async fn joined(owner: &Owner, first: &Node) -> Result<Node> {
+    let mut node = Node::new()?;
+    node.ask(owner.join(first).await?)?;
+    node.start()?;
+    owner.approve(&node).await?;
+    node.until_it_is_one().await?;
+    owner.wait_for_node_status(&node).await?;
+    Ok(node)
+}
+
 /// How many tasks the control group of a process may have, if the host has such groups.
 fn most_tasks(of: &ProcessInstance) -> Result<Option<String>> {
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", of.pid))?;

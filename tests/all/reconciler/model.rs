@@ -20,18 +20,16 @@ mod observer;
 mod operator;
 mod world;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use shepherd::reconciler::status::ReconcilerStatus;
 
-use self::world::{Counts, World};
+use self::world::World;
 use crate::cluster_model::sim::OUTSIDE;
 use crate::harness::aloud::TestResult;
+use crate::harness::seeds::{Counts, run_seeds};
 
 /// How many runs there are.
 const RUNS: u64 = 300;
@@ -146,42 +144,5 @@ async fn whatever_comes_between_no_two_releases_fight_and_the_newest_prevails() 
         crate::harness::aloud::aloud(&format!("{counts:#?}"));
         return Ok(());
     }
-    let (next, failed, all) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()), Mutex::new(Counts::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= RUNS {
-                        return;
-                    }
-                    match run(seed) {
-                        Ok(counts) => {
-                            if let Ok(mut all) = all.lock() {
-                                for (what, times) in counts {
-                                    *all.entry(what).or_default() += times;
-                                }
-                            }
-                        }
-                        Err(error) => {
-                            if let Ok(mut failed) = failed.lock() {
-                                failed.insert(seed, error.to_string());
-                            }
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let failed = failed.into_inner().unwrap_or_default();
-    if let Some((_, first)) = failed.first_key_value() {
-        let seeds: Vec<&u64> = failed.keys().collect();
-        return Err(anyhow::anyhow!("{} of {RUNS} runs failed ({seeds:?}); {first}", failed.len()).into());
-    }
-    let all = all.into_inner().unwrap_or_default();
-    for (what, least) in AT_LEAST {
-        let times = all.get(what).copied().unwrap_or_default();
-        assert!(times >= *least, "{what}: only {times} times in all runs, of {least}; there were {all:#?}");
-    }
-    Ok(())
+    run_seeds(RUNS, AT_LEAST, run)
 }

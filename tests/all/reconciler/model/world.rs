@@ -19,6 +19,7 @@ use wire::request_op::Request;
 use super::observer;
 use crate::cluster_model::sim::{Process, Sim};
 use crate::cluster_model::store::{Done, Etcd, NAMESPACE};
+use crate::harness::seeds::Counts;
 use crate::reconciler::kit::node_record;
 
 /// Number of machines in the model.
@@ -29,9 +30,6 @@ pub(crate) const RELEASES: usize = 3;
 pub(crate) const OBJECTS: usize = 3;
 /// Events that are printed when an invariant fails.
 const TRACE: usize = 60;
-
-/// How often something happened.
-pub(crate) type Counts = BTreeMap<&'static str, u64>;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
