@@ -49,7 +49,7 @@ struct PowerBody {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct RebootBody {
+struct OrderBody {
     intent: IntentId,
 }
 
@@ -208,22 +208,8 @@ pub(super) async fn reboot_machine(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: RebootBody = match parse_body(&body) {
-        Ok(read) => read,
-        Err(error) => {
-            return reject_malformed(
-                &fleet,
-                &headers,
-                api_call("reboot", Some(&id), json!({})),
-                &body,
-                error,
-            );
-        }
-    };
-    let call =
-        JournalCall { intent: Some(body.intent.to_string()), ..api_call("reboot", Some(&id), json!({})) };
-    handle_call(&fleet, &headers, Exposure::Provider, call, || {
-        apply_once(&fleet, &id, body.intent, MachineEvent::Reboot)
+    handle_order(&fleet, &headers, "reboot", &id, &body, |intent| {
+        apply_once(&fleet, &id, intent, MachineEvent::Reboot)
     })
     .await
 }
@@ -234,24 +220,10 @@ pub(super) async fn release_machine(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: RebootBody = match parse_body(&body) {
-        Ok(read) => read,
-        Err(error) => {
-            return reject_malformed(
-                &fleet,
-                &headers,
-                api_call("release", Some(&id), json!({})),
-                &body,
-                error,
-            );
-        }
-    };
-    let call =
-        JournalCall { intent: Some(body.intent.to_string()), ..api_call("release", Some(&id), json!({})) };
-    handle_call(&fleet, &headers, Exposure::Provider, call, || {
+    handle_order(&fleet, &headers, "release", &id, &body, |intent| {
         let index = position_in_use(&fleet, &id)?;
         fleet.change(index, |record| {
-            record.release(body.intent);
+            record.release(intent);
             Ok::<_, ApiError>(((), Some(MachineEvent::Released)))
         })?;
         Ok(json!({}))
@@ -272,6 +244,25 @@ fn apply_once(
         Ok::<_, ApiError>((!new, new.then_some(event)))
     })?;
     Ok(json!({ "repeated": repeated }))
+}
+
+/// Handles an order about a machine that has an intent and nothing else.
+async fn handle_order(
+    fleet: &Arc<SimulatedFleet>,
+    headers: &HeaderMap,
+    what: &str,
+    id: &str,
+    body: &Bytes,
+    operation: impl FnOnce(IntentId) -> Result<Value, ApiError>,
+) -> Response {
+    let call = api_call(what, Some(id), json!({}));
+    match parse_body(body) {
+        Ok(OrderBody { intent }) => {
+            let call = JournalCall { intent: Some(intent.to_string()), ..call };
+            handle_call(fleet, headers, Exposure::Provider, call, || operation(intent)).await
+        }
+        Err(error) => reject_malformed(fleet, headers, call, body, error),
+    }
 }
 
 fn api_call<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> JournalCall<'a> {
