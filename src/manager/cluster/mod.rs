@@ -55,11 +55,11 @@ use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, Curat
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
 use crate::model::cluster::kubernetes::ObservedKubernetes;
-use crate::model::cluster::kubernetes_view::KubernetesStatusView;
 use crate::model::cluster::plan::{ClusterPlan, plan_cluster};
 use crate::model::cluster::snapshot::snapshot_due;
 use crate::model::cluster::spec::ClusterPart;
 use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
+use crate::model::cluster::view::KubernetesStatusView;
 use crate::model::pause::LoopKind;
 use crate::model::time::Timestamp;
 

@@ -21,7 +21,7 @@ use crate::fleet::provider::list_providers;
 use crate::fleet::retention::TABLES;
 use crate::fleet::view::PAGE_SIZE;
 use crate::orders::loop_pause::list_pauses;
-use model::cluster::kubernetes_view::KubernetesStatusView;
+use model::cluster::view::KubernetesStatusView;
 use model::ids::MachineId;
 use model::issues::inputs::{
     ClusterIssueInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs, KubernetesIssueInputs,

@@ -10,8 +10,7 @@
 //!   [`node_labels`][]: labels that a node gets when it joins.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
-//! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][] and [`kubernetes_view`][]: what people
-//!   see of it.
+//! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][]: what people see of it.
 //!
 //! # What follows
 //!
@@ -37,7 +36,6 @@ pub mod disruption;
 pub mod forecast;
 pub mod kubernetes;
 pub mod kubernetes_user;
-pub mod kubernetes_view;
 pub mod node_labels;
 pub mod owner_key;
 pub mod plan;

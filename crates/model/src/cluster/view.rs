@@ -1,6 +1,12 @@
-//! A cluster as people see it: its stage, and the membership of a machine.
+//! A cluster as people see it: its stage, its Kubernetes, and the membership of a machine.
 
-use crate::cluster::kubernetes::NodeKubernetes;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::kubernetes::{
+    CuratorKubernetes, KubernetesKeyRotation, KubernetesSpec, NodeKubernetes, is_in_sync,
+};
 
 /// Stage of a cluster that is not being restored.
 #[must_use]
@@ -19,6 +25,34 @@ pub const STAGES: [&str; 6] =
     ["waiting for machines", "founding", "changing", "converged", RESTORING_STAGE, "deleting"];
 /// Stage of a cluster that is being restored and not deleted.
 pub const RESTORING_STAGE: &str = "restoring";
+
+/// Kubernetes by the last answer of a cluster's curators, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct KubernetesStatusView {
+    /// Whether the curators have the desired spec.
+    #[serde(rename = "told")]
+    pub in_sync: bool,
+    /// Bundles assigned to single nodes, by node id.
+    #[serde(rename = "assigned")]
+    pub assigned_bundles: BTreeMap<String, String>,
+    /// Rotations of keys that are under way.
+    pub rotations: Vec<KubernetesKeyRotation>,
+    /// `host:port` of API servers.
+    pub api_servers: Vec<String>,
+}
+
+impl KubernetesStatusView {
+    /// The part of the curators' answer that is stored.
+    #[must_use]
+    pub fn new(wanted: &KubernetesSpec, has: &CuratorKubernetes) -> Self {
+        Self {
+            in_sync: is_in_sync(wanted, has),
+            assigned_bundles: has.assigned_bundles.clone(),
+            rotations: has.rotations.clone(),
+            api_servers: has.api_servers.clone(),
+        }
+    }
+}
 
 /// Membership of a machine in its cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

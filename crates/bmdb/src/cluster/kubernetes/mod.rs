@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
 use model::cluster::kubernetes::{DesiredKubernetes, KubernetesSpec};
-use model::cluster::kubernetes_view::KubernetesStatusView;
+use model::cluster::view::KubernetesStatusView;
 use model::time::Timestamp;
 
 pub mod desired;
