@@ -21,7 +21,11 @@ use crate::engine::work::Work;
 use crate::engine::work::lease::lock_due_rows_leased;
 use model::cluster::disruption::ClusterContext;
 use model::disruption::{DisruptionContext, DisruptionDenied, may_disrupt};
+#[cfg(feature = "sealing")]
+use model::facts::MachineFacts;
 use model::facts::Recovery;
+#[cfg(feature = "sealing")]
+use model::ids::SessionId;
 use model::ids::{IntentId, MachineId};
 use model::policy::DisruptionKind;
 use model::recovery::start_step;
@@ -149,6 +153,35 @@ pub(crate) async fn lock_disruption_context(
         unknown_fence: read_unknown_fence(tx, machine).await?,
         cluster: lock_cluster_context(tx, machine).await?,
     })
+}
+
+/// Records a disruption that begins with an order to the machine, under a lease. It counts against the budget of its
+/// kind, and has no outcome that could stay open.
+#[cfg(feature = "sealing")]
+pub(crate) async fn record_ordered_disruption(
+    tx: &mut PgConnection,
+    facts: &MachineFacts,
+    kind: DisruptionKind,
+    machine: MachineId,
+    (session, fence): (SessionId, i64),
+    detail: &str,
+    what: &'static str,
+) -> Result<(), BmdbError> {
+    let provider = facts.provider_record.as_ref().map(|provided| provided.provider.as_str());
+    sqlx::query_file!(
+        "../../sql/roll_out/insert_resolved_intent.sql",
+        uuid::Uuid::now_v7(),
+        kind.as_str(),
+        provider.unwrap_or_default(),
+        machine.0,
+        session.0,
+        fence,
+        detail
+    )
+    .execute(tx)
+    .await
+    .context(what)?;
+    Ok(())
 }
 
 /// The state of a machine's cluster; `None` if it is in none. The cluster's row is locked: of two machines of a cluster

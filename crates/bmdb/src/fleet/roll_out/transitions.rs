@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::facts::read_snapshot;
-use crate::engine::intent::lock_disruption_context;
+use crate::engine::intent::{lock_disruption_context, record_ordered_disruption};
 use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::record_event;
@@ -233,24 +233,8 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .context(REQUESTING)?;
-                let provider = facts
-                    .provider_record
-                    .as_ref()
-                    .map(|provided| provided.provider.as_str())
-                    .unwrap_or_default();
-                sqlx::query_file!(
-                    "../../sql/roll_out/insert_resolved_intent.sql",
-                    Uuid::now_v7(),
-                    DisruptionKind::RestartAgent.as_str(),
-                    provider,
-                    machine.0,
-                    session.0,
-                    fence,
-                    detail
-                )
-                .execute(&mut *tx)
-                .await
-                .context(REQUESTING)?;
+                let holder = (session, fence);
+                record_ordered_disruption(tx, facts, kind, machine, holder, detail, REQUESTING).await?;
                 record_event(tx, machine, "ReleaseOrdered", detail).await
             })
         })
