@@ -26,9 +26,9 @@ use crate::simulator::service::SimulatorArgs;
 
 /// Takes over bare-metal servers and keeps them useful without a person watching.
 ///
-/// Without a subcommand it runs the service: control loops that put the role server on your machines,
-/// watch them and bring them back, and the endpoint that those machines call. Any number of copies may
-/// run on one database.
+/// Without a subcommand it runs the service: control loops that install the role server on your machines, detect
+/// failures and recover machines, and the endpoint to which the machines report. Any number of instances can share one
+/// database.
 #[derive(Debug, Parser)]
 #[command(
     name = "shepherd",
@@ -61,7 +61,7 @@ Ask what a machine is waiting for:
 
 A dash works wherever an underscore does. Each flag is also an environment variable (--ssh_user
 is SHEPHERD_SSH_USER) and a key of the file named by --config (ssh_user). The command line
-counts before the environment, and that before the file.
+overrides the environment, and the environment overrides the file.
 
 SPAN is a length of time: 250ms, 5s, 30m, 1h30m. RATE is PERIOD,COUNT: 250ms,8 is up to 8 at
 once, and one more every 250ms.";
@@ -88,17 +88,17 @@ pub enum LogFormat {
 /// A part of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum ServiceComponent {
-    /// Brings providers' machines into the BMDB.
+    /// Records the machines of providers in the BMDB, and requests new ones.
     Provisioner,
-    /// Puts the role server on machines.
+    /// Installs the role server on machines.
     Initializer,
-    /// Brings back machines that fell silent.
+    /// Recovers machines that became silent.
     Recoverer,
-    /// Refreshes what providers report of their machines, and rolls out releases of the role server.
+    /// Queries providers about their machines, and rolls out releases of the role server.
     Updater,
     /// Returns retiring machines to their providers.
     Retirer,
-    /// Reboots machines and switches their power, as people order.
+    /// Carries out operators' reboot and power orders.
     Switcher,
     /// Creates clusters of machines, and maintains them.
     Cluster,
@@ -131,14 +131,14 @@ pub struct ServiceFlags {
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub log_format: LogFormat,
-    /// How long work under way may go on after a signal to stop.
+    /// Time that running work has to finish after a signal to stop.
     #[arg(long, value_name = "SPAN", default_value = "30s")]
     pub shutdown_grace: Span,
 
-    /// The database: postgres://user@host:5432/bmdb. Give a password by SHEPHERD_BMDB_URL or ~/.pgpass.
+    /// The database: postgres://user@host:5432/bmdb. Pass the password in SHEPHERD_BMDB_URL or ~/.pgpass.
     #[arg(long, value_name = "URL", help_heading = "Bare metal database", conflicts_with_all = ["bmdb_eat_my_data", "bmdb_dir"])]
     pub bmdb_url: Option<String>,
-    /// Start a private PostgreSQL and throw it away at the end.
+    /// Start a private PostgreSQL, and delete its data when shepherd ends.
     #[arg(long, help_heading = "Bare metal database", conflicts_with = "bmdb_dir")]
     pub bmdb_eat_my_data: bool,
     /// Start a private PostgreSQL that keeps its data in DIR.
@@ -153,13 +153,13 @@ pub struct ServiceFlags {
         help_heading = "Bare metal database"
     )]
     pub bmdb_dialect: Dialect,
-    /// Most connections to the database.
+    /// Maximum number of connections to the database.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=1000), help_heading = "Bare metal database")]
     pub bmdb_max_connections: u32,
-    /// How long a session lasts that is not renewed.
+    /// Time after which a session that is not renewed expires.
     #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "Bare metal database")]
     pub session_interval: Span,
-    /// Key that seals secrets in the database; made if absent.
+    /// File of the key that seals secrets in the database; created if missing.
     #[arg(long, value_name = "FILE", help_heading = "Bare metal database")]
     pub secrets_key_path: Option<PathBuf>,
 
@@ -180,72 +180,72 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "URL", help_heading = "Provider")]
     pub simulated_url: Option<String>,
 
-    /// The role server to put on machines.
+    /// Program of the role server, to install on machines.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_executable_path: Option<PathBuf>,
-    /// Where the role server goes on the machine; relative to the home of the SSH user. Only that user and
-    /// root may be able to change it.
+    /// Path of the role server on machines, absolute or relative to the home of the SSH user. Only that user and root
+    /// may be able to change it.
     /// [default: a place that suits the machine, see docs/machines.md]
     #[arg(long, value_name = "PATH", help_heading = "Agent")]
     pub agent_target_path: Option<String>,
-    /// host:port that machines call; may be given several times.
+    /// HOST:PORT to which machines report; may be given several times.
     #[arg(long, value_name = "HOST:PORT", help_heading = "Agent")]
     pub agent_endpoint: Vec<String>,
     /// Listen address of the callback server, to which agents report.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
     pub agent_listen_address: SocketAddr,
-    /// Certificate of the callback server and its chain, PEM. [default: one from a CA kept in the database]
+    /// Certificate of the callback server and its chain, PEM. [default: one from a CA stored in the database]
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_tls_certificate_path: Option<PathBuf>,
     /// Private key of that certificate, PEM.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_tls_key_path: Option<PathBuf>,
-    /// CA that machines check that certificate against, PEM. [default: the last of its chain if that signed
-    /// itself, else the machine's own trusted CAs]
+    /// CA with which machines verify that certificate, PEM. [default: the last certificate of its chain if that is
+    /// self-signed, otherwise the machine's own trusted CAs]
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
 
     /// Listen address of the fleet API, gRPC and JSON over TLS.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]
     pub api_listen_address: SocketAddr,
-    /// host:port that operators call, for the certificate; may be given several times. [default: the listen
-    /// address, unless that is 0.0.0.0]
+    /// HOST:PORT at which operators reach the API, a name in its certificate; may be given several times. [default: the
+    /// listen address, unless that is 0.0.0.0]
     #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
     pub api_endpoint: Vec<String>,
 
-    /// User for machines whose provider names none.
+    /// SSH user for machines whose provider names none.
     #[arg(long, value_name = "USER", default_value = "root", help_heading = "SSH")]
     pub ssh_user: String,
-    /// Private key, OpenSSH format; made if absent.
+    /// SSH private key in OpenSSH format; created if missing.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_key_path: Option<PathBuf>,
-    /// File that holds a password, for the machines of --provider, whose host keys must be known. They then log in
-    /// by it and not by the key. Or give SHEPHERD_SSH_PASSWORD.
+    /// File with the SSH password for the machines of --provider, whose host keys must be known. Shepherd then logs in
+    /// with it and not with the key. SHEPHERD_SSH_PASSWORD can contain the password instead.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_password_path: Option<PathBuf>,
-    /// Longest time to connect.
+    /// Time limit for connecting.
     #[arg(long, value_name = "SPAN", default_value = "2s", help_heading = "SSH")]
     pub agent_ssh_connect_timeout: Span,
-    /// Longest wait for the first byte of the SSH greeting; a host that hangs never sends it.
+    /// Time limit for the first byte of the SSH greeting, which a host that hangs never sends.
     #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "SSH")]
     pub agent_ssh_greeting_timeout: Span,
-    /// Longest time to agree on keys, and to log in.
+    /// Time limit for the key exchange and the login.
     #[arg(long, value_name = "SPAN", default_value = "20s", help_heading = "SSH")]
     pub agent_ssh_login_timeout: Span,
-    /// Longest time for one command.
+    /// Time limit for one command.
     #[arg(long, value_name = "SPAN", default_value = "60s", help_heading = "SSH")]
     pub agent_ssh_exec_timeout: Span,
 
     /// How often a provider is compared with the database.
     #[arg(long, value_name = "RATE", default_value = "1m,1", help_heading = "Loops")]
     pub provisioner_reconciler_rate: Rate,
-    /// Most machines of one provider; 0 without limit.
+    /// Maximum number of machines of one provider; 0 for no limit.
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Loops")]
     pub provisioner_max_machines: usize,
     /// How often a machine is requested from a provider.
     #[arg(long, value_name = "RATE", default_value = "5s,1", help_heading = "Loops")]
     pub provisioner_device_creation_rate: Rate,
-    /// Most machines requested from a provider in one pass.
+    /// Maximum number of machines requested from a provider in one pass.
     #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Loops")]
     pub provisioner_reservation_chunk_size: usize,
     /// Machines taken over at once; 0 counts as 1.
@@ -254,25 +254,25 @@ pub struct ServiceFlags {
     /// How often the initializer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub initializer_db_query_rate: Rate,
-    /// Machines brought back at once; 0 counts as 1.
+    /// Machines recovered at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub recoverer_loop_parallelism: usize,
     /// How often the recoverer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub recoverer_db_query_rate: Rate,
-    /// Machines looked up at their providers at once; 0 counts as 1.
+    /// Machines about which providers are queried at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub updater_loop_parallelism: usize,
     /// How often the updater looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub updater_db_query_rate: Rate,
-    /// Machines given back at once; 0 counts as 1.
+    /// Machines returned to their providers at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub retirer_loop_parallelism: usize,
     /// How often the retirer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub retirer_db_query_rate: Rate,
-    /// Machines rebooted or switched by order at once; 0 counts as 1.
+    /// Reboot and power orders carried out at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub switcher_loop_parallelism: usize,
     /// How often the switcher looks for work.

@@ -19,13 +19,13 @@ use crate::usage_error::format_usage_error;
 #[derive(Clone, Debug, Default, Args)]
 #[command(
     rename_all = "snake_case",
-    next_help_heading = "Policy (kept in the database; written only when given)"
+    next_help_heading = "Policy (stored in the database; a flag changes it only if given)"
 )]
 pub struct PolicyFlags {
-    /// A new agent that has not reported after this is silent. [default: 30m]
+    /// Time after which a new agent that has not reported counts as silent. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub recovery_first_heartbeat_timeout: Option<Span>,
-    /// An agent that has not reported for this is silent. [default: 10m]
+    /// Time after which an agent without a heartbeat counts as silent. [default: 10m]
     #[arg(long, value_name = "SPAN")]
     pub recovery_silence_timeout: Option<Span>,
     /// How often agents report. [default: 30s]
@@ -34,10 +34,11 @@ pub struct PolicyFlags {
     /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
     #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
     pub recovery_ladder: Option<LadderFlag>,
-    /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
+    /// Share of the machines above which the recovery brake engages, if they become silent within its window. [default:
+    /// 0.2]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub recovery_brake_fraction: Option<f64>,
-    /// The window of that brake. [default: 10m]
+    /// Window of the recovery brake. [default: 10m]
     #[arg(long, value_name = "SPAN")]
     pub recovery_brake_window: Option<Span>,
     /// Wait after the first failure to start an agent. [default: 5m]
@@ -46,10 +47,10 @@ pub struct PolicyFlags {
     /// Longest wait after a failure to start an agent. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_maximum: Option<Span>,
-    /// Interval between looks at a machine whose provider reported no change. [default: 30m]
+    /// Interval between queries about a machine whose provider reported no change. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_stable: Option<Span>,
-    /// Interval between looks at a machine whose status is incomplete, unstable or just changed. [default: 1m]
+    /// Interval between queries about a machine whose status is incomplete, unstable or just changed. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_unstable: Option<Span>,
     /// Time after which the wipe of a retiring machine is overdue. [default: 4h]
@@ -58,19 +59,19 @@ pub struct PolicyFlags {
     /// Time after which the release of a retiring machine to its provider is overdue. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub retirement_release_timeout: Option<Span>,
-    /// Time after which a reboot or power order that could not be carried out is given up. [default: 30m]
+    /// Time limit of a reboot or power order. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub power_order_timeout: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_call_timeout: Option<Span>,
-    /// How long history and audit are kept, a day at least. [default: 180d]
+    /// How long history and audit are retained; at least a day. [default: 180d]
     #[arg(long, value_name = "SPAN")]
     pub history_retention: Option<Span>,
-    /// Most machines of one order. [default: 50]
+    /// Maximum number of machines of one bulk order. [default: 50]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines: Option<u32>,
-    /// Most machines within an hour of all orders for several machines. [default: 200]
+    /// Maximum number of machines of all bulk orders within an hour. [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines_per_hour: Option<u32>,
     /// Whether orders beyond these limits, new budgets, waived stages of a retirement and pauses for all providers need
@@ -89,10 +90,10 @@ pub struct PolicyFlags {
     /// For how many days at least one snapshot of each day and cluster is kept. [default: 7]
     #[arg(long, value_name = "COUNT")]
     pub cluster_snapshots_retained_daily: Option<u32>,
-    /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
+    /// Age at which the shepherd's key for a cluster is replaced; 0s: only on request. [default: 30d]
     #[arg(long, value_name = "SPAN")]
     pub cluster_key_rotation_interval: Option<Span>,
-    /// Most bytes of all artefacts together, which are stored in the database. [default: 20GiB]
+    /// Maximum size of all artefacts together; they are stored in the database. [default: 20GiB]
     #[arg(long, value_name = "SIZE")]
     pub artefact_storage_limit: Option<ByteSize>,
 }

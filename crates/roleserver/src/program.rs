@@ -49,7 +49,7 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Keep `roleserver run` alive where no init system does.
+    /// Keep `roleserver run` running on a machine without an init system.
     Supervise {
         #[command(flatten)]
         directory: StateDirFlag,
@@ -66,7 +66,7 @@ enum Verb {
         #[arg(long)]
         detach: bool,
     },
-    /// Print the hardware of this machine, as the next report states it.
+    /// Print the hardware of this machine as it will be in the next report.
     Hardware,
     /// Print the shepherd of this machine and the result of the last heartbeat.
     Status {
@@ -78,7 +78,7 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Print planned changes to Kubernetes, where this machine runs its control plane; change nothing.
+    /// Print the changes that a Kubernetes controller plans for its built-in objects, without making them.
     Plan {
         #[command(flatten)]
         directory: StateDirFlag,

@@ -18,7 +18,8 @@ pub enum FaultProfile {
     None,
     /// Now and then an agent dies or hangs, a boot is slow, an API call fails before doing anything.
     Mild,
-    /// Also machines that hang, die, lose power or their SSH server, and API answers that are lost after the deed.
+    /// Also machines that hang, die, lose power or their SSH server, and API responses that are lost after the call was
+    /// carried out.
     Harsh,
 }
 
@@ -28,7 +29,7 @@ pub enum FaultProfile {
 pub enum Fault {
     /// The agent dies. SSH still answers: starting the agent again is enough.
     Kill,
-    /// The agent stays and falls silent. SSH still answers: starting it again is enough.
+    /// The agent keeps running and sends nothing. SSH still answers: restarting the agent is enough.
     AgentHang,
     /// The whole machine hangs: SSH accepts connections and sends nothing. A reboot revives it.
     Hang,
@@ -44,7 +45,7 @@ pub enum Fault {
     NewHostKey,
     /// Every upload and enrolment fails as on a full disk, until `heal`.
     DiskFull,
-    /// Everything that was broken by a fault is whole again, the first host key included.
+    /// Everything that a fault broke works again, and the first host key is back.
     Heal,
 }
 
@@ -70,7 +71,7 @@ impl Fault {
 pub enum ProviderFault {
     /// The list of machines comes back empty, and well-formed.
     ListEmpty,
-    /// Asking for the list fails.
+    /// The request for the list fails.
     ListError,
     /// The list ends in the middle of its text.
     ListTorn,

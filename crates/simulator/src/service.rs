@@ -57,7 +57,7 @@ pub struct RunArgs {
     /// Loopback address of the provider API; port 0 lets the system choose.
     #[arg(long = "listen_address", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub listen_address: SocketAddr,
-    /// File that keeps the fleet; made if absent. Calls are journalled beside it.
+    /// File that stores the fleet; created if missing. A journal of calls is written beside it.
     #[arg(long = "state_path", value_name = "FILE")]
     pub state_path: PathBuf,
     /// Number of machines. A fleet in the state file grows to this number, and never shrinks.
@@ -69,7 +69,7 @@ pub struct RunArgs {
     /// Faults that occur by themselves.
     #[arg(long = "fault_profile", value_enum, value_name = "PROFILE", default_value_t = FaultProfile::None)]
     pub fault_profile: FaultProfile,
-    /// Seconds a boot takes, half as much more or less.
+    /// Average duration of a boot in seconds; each boot takes from half to one and a half of it.
     #[arg(long = "boot_seconds", alias = "boot-seconds", value_name = "SECONDS", default_value_t = 3.0)]
     pub boot_seconds: f64,
     /// How many of a hundred machines start their agent again after a boot.

@@ -28,10 +28,10 @@ pub struct DemoFlags {
     /// How long --until_ready waits until every machine is Ready, counted from the start of the fleet.
     #[arg(long, value_name = "SPAN", default_value = "15m")]
     pub ready_timeout: Span,
-    /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]
+    /// Store machines and database in DIR, and continue with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Begin with new machines, whatever --state_dir holds.
+    /// Begin with new machines, whatever --state_dir contains.
     #[arg(long)]
     pub fresh: bool,
     /// Program that puts shepherdctl beside this one. It is run when the fleet has started, and awaited before the
