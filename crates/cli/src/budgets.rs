@@ -26,13 +26,13 @@ Example:
 
 pub(crate) const GET_BRAKES_EXAMPLES: &str = "\
 Example:
-  shepherdctl get brakes                        which hold, and what engages each";
+  shepherdctl get brakes                        which are engaged, and what engages each";
 
 const BUDGET_SET_EXAMPLES: &str = "\
 Examples:
   shepherdctl budget set reboot --max_count 50 --reason 'the new kernel is rolled out'
   shepherdctl budget set restart-agent --max_count 0 --reason 'the network is repaired'
-  shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows go'
+  shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows are returned'
 
 The budget is stored in the policy, and applies from the next step of every shepherd. No flag
 of a shepherd sets a budget, so a restart does not change it. Work that waits for a budget

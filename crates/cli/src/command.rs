@@ -214,7 +214,7 @@ once."
     /// End a hold on a machine, or its quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Retry work on a machine at once: clear its failures, and that it needs a person
+    /// Retry work on a machine at once: clear its failures and its NeedsHuman state
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
     /// Leave a machine alone until its quarantine is released
@@ -244,7 +244,7 @@ once."
     /// Add, list and delete files that machines fetch from any shepherd
     #[command(subcommand)]
     Artefacts(ArtefactsCommand),
-    /// Roll a release of the role server out to machines, few at a time
+    /// Roll out a release of the role server to machines, a few at a time
     #[command(after_help = UPDATE_EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Update(UpdateArgs),
     /// Retire machines: the provider takes them back, and only their records stay
@@ -270,13 +270,13 @@ reboot order that has not started.",
         subcommand_negates_reqs = true
     )]
     Power(PowerArgs),
-    /// Collect what helps to find a fault
+    /// Collect data for finding a fault
     #[command(subcommand)]
     Debug(DebugCommand),
     /// Allow what was rejected for safety
     #[command(subcommand)]
     Allow(AllowCommand),
-    /// Declare what the BMDB cannot know by itself
+    /// Declare a fact that the BMDB cannot find out
     #[command(subcommand)]
     Declare(DeclareCommand),
     /// Create, list and revoke credentials for the API

@@ -18,8 +18,8 @@ pub enum DeclareCommand {
     #[command(long_about = "\
 Declare that the BMDB was restored from a backup, and that this copy is the one that counts from now on.
 
-Machines remember what was ordered after the backup was taken, and refuse a database that has forgotten
-it. This raises every fence above those that machines remember, ends the sessions, work and steps in the
+Machines remember the orders that were given after the backup was taken, and reject a database that does
+not contain them. This raises every fence above those that machines remember, ends the sessions, work and steps in the
 backup, and writes a line into every machine's history. Stop every shepherd first; docs/backup.md has the
 whole procedure.")]
     Restored(DeclareRestoredArgs),

@@ -60,7 +60,7 @@ pub struct PauseLoop {
     /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// When it ends by itself: a duration (2h) or a time (2026-11-20T18:00:00Z)
+    /// Automatic end: a duration (2h) or a time (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
 }

@@ -26,9 +26,10 @@ Examples:
   shepherdctl update --selector label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
   shepherdctl update --selector '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
 
-The release is an artefact (shepherdctl artefacts add). Each machine fetches it, switches to it without
-ending what runs beside its role server, and goes back by itself if it reaches no shepherd. The next
-machine gets the order when those before run it and are well; the first failure pauses the update.";
+The release is an artefact (shepherdctl artefacts add). Each machine fetches it and switches to it; programs
+that run beside the role server continue. A machine that then reaches no shepherd returns to its former
+release automatically. The next machine gets the order when the machines before it run the release and are
+healthy. The first failure pauses the update.";
 
 const UPDATE_GET_EXAMPLES: &str = "\
 Example:
@@ -40,7 +41,7 @@ Example:
 
 const UPDATE_PAUSE_EXAMPLES: &str = "\
 Example:
-  shepherdctl update pause 3f9a12bc --reason 'the row is looked at first'";
+  shepherdctl update pause 3f9a12bc --reason 'I inspect the row first'";
 
 const UPDATE_RESUME_EXAMPLES: &str = "\
 Example:
@@ -67,7 +68,7 @@ pub struct UpdateArgs {
     /// How many machines at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
-    /// Time limit for a machine to fetch the release, and again to report that it runs it
+    /// Time limit for a machine to fetch the release, and as long again to report that it runs
     #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
     pub machine_deadline: Span,
     /// Why, for the audit and for operators who run `why`

@@ -78,7 +78,7 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Print the changes that a Kubernetes controller plans for its built-in objects, without making them.
+    /// On a Kubernetes controller, print what the next pass would change in Kubernetes; change nothing.
     Plan {
         #[command(flatten)]
         directory: StateDirFlag,

@@ -14,7 +14,7 @@ pub(crate) const APPROVE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster approve ams rack-7-03 --reason 'I compared the key on its console'
 
-It lets in the key that the machine reports now over its agent channel, and no other one.";
+This admits exactly the key that the machine reports now over its agent channel.";
 
 /// Arguments of `cluster approve`: the machine whose join request is approved.
 #[derive(Debug, Args)]

@@ -16,8 +16,8 @@ Examples:
   shepherdctl cluster scale ams --workers 8 --reason 'more load'
   shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
 
-When a cluster shrinks, unhealthy machines leave first, then those that were chosen last;
-members of the control plane one at a time.";
+When a cluster shrinks, unhealthy machines leave first, then those that were chosen last.
+Members of the control plane leave one at a time.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
 Example:
@@ -31,7 +31,7 @@ pub struct ScaleCluster {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// How many machines are to run its control plane: 1, 3, 5 or 7
+    /// Number of machines of its control plane: 1, 3, 5 or 7
     #[arg(
         long = "control_plane",
         alias = "control-plane",
@@ -53,10 +53,10 @@ pub struct ChangeClusterRoles {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// A role that every worker is to have; may be given several times
+    /// Role to add to every worker; may be given several times
     #[arg(long = "add_role", value_name = "ROLE", required_unless_present = "remove_roles")]
     pub add_roles: Vec<String>,
-    /// A role that no worker is to have; may be given several times
+    /// Role to remove from every worker; may be given several times
     #[arg(long = "remove_role", value_name = "ROLE")]
     pub remove_roles: Vec<String>,
     /// Why, for the audit

@@ -19,11 +19,11 @@ Examples:
   shepherdctl cluster create ams --workers 5 --reason 'the new hall'
   shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
 
-Machines are chosen that are Ready or Installed, in no cluster, and not held, quarantined or retiring, at as
-many locations as possible.
+A machine can be chosen if it is Ready or Installed, in no cluster, and not held, quarantined or retiring.
+The chosen machines are spread over as many locations as possible.
 The first machine founds the cluster. The others are admitted by the key that each reported over its agent
 channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
-separated by commas; all of them must hold.";
+separated by commas; a machine must match all of them.";
 
 /// Arguments of `cluster create`: the desired cluster.
 #[derive(Debug, Args)]

@@ -38,8 +38,8 @@ const ISSUE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster credentials issue ams --output_dir ./ams --reason 'a look at its tickets'
 
-The holder of the key has an owner's rights in the cluster, without a shepherd and its audit, until the
-certificate ends. The key is made here and goes nowhere else.";
+Until the certificate expires, the holder of the key has an owner's rights at the curators. The limits and
+the audit of shepherds do not apply there. The key is created on this host and never leaves it.";
 
 pub(crate) const GET_EXAMPLES: &str = "\
 Example:
@@ -51,8 +51,8 @@ const REVOKE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
 
-The curators reject the certificate as soon as they receive the revocation. After a restore from a snapshot,
-which may be older than it, they receive it again.";
+The curators reject the certificate as soon as they receive the revocation. They receive it again after a
+restore, because the snapshot may be older than the revocation.";
 
 /// The PKCS #8 prefix of the 32 bytes of an Ed25519 private key, RFC 8410.
 const PKCS8_PREFIX: [u8; 16] =

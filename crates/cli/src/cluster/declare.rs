@@ -17,7 +17,7 @@ pub(crate) const DECLARE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster declare ams web.toml --reason 'the new front'
 
-Nodes that have the role run it: shepherdctl cluster roles ams --add_role web.
+Give the role to the workers with: shepherdctl cluster roles ams --add_role web
 
 web.toml:
   role = \"web\"
@@ -36,14 +36,14 @@ web.toml:
 
 A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
 health may be tcp = PORT or exec = [PROGRAM, …]. It is confined as in a container; capabilities = [\"NET_ADMIN\"],
-new_privileges = true and, with an archive, seccomp = \"unconfined\" request more. Declared again, a role is replaced: each node
-that has it restarts the services that changed. A declaration is no place for secrets.";
+new_privileges = true and, with an archive, seccomp = \"unconfined\" request more. Declaring a role again replaces it: each node
+that has it restarts the services that changed. Do not store secrets in a declaration.";
 
 pub(crate) const UNDECLARE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster undeclare ams web --reason 'the front moved'
 
-A role that workers are to have cannot be withdrawn. First remove it from them:
+A role that the workers have cannot be withdrawn. First remove it from them:
   shepherdctl cluster roles ams --remove_role web --reason 'the front moved'";
 
 /// Arguments of `cluster declare`: the file of the role.

@@ -14,8 +14,8 @@ pub(crate) const DELETE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster delete ams --reason 'the trial is over'
 
-Its machines stay in the fleet. What runs on them for the cluster ends, and what they keep of it, its
-etcd included, is removed.";
+Its machines stay in the fleet. They stop what they run for the cluster, and remove their data of the
+cluster, including its etcd.";
 
 /// Arguments of `cluster delete`: the cluster to delete.
 #[derive(Debug, Args)]

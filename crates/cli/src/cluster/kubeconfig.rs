@@ -41,8 +41,8 @@ Examples:
   shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
   shepherdctl cluster kubeconfig ams --access viewer --output_file view.yaml --reason 'a board'
 
-The key is made here and goes nowhere else. Kubernetes cannot revoke a certificate: the holder of
-the file may use it until it ends, or until the authority of clients is replaced.";
+The key is in the output and nowhere else. Kubernetes cannot revoke a certificate: the holder of the
+file can use it until it expires, or until the authority of clients is replaced.";
 
 /// Arguments of `cluster kubeconfig`: the holder, the access and the file.
 #[derive(Debug, Args)]

@@ -22,7 +22,7 @@ Examples:
   shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
   shepherdctl cluster plan ams --workers 3      which machines would leave
   shepherdctl cluster plan new --control_plane 3 --workers 5 --selector location=ams
-                                                which machines would be chosen for a cluster that there is not yet";
+                                                which machines would be chosen for a cluster that does not exist yet";
 
 /// Cluster whose next steps are computed, and the changes to assume.
 #[derive(Debug, Args)]

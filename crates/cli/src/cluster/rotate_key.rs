@@ -20,8 +20,8 @@ Example:
   shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
 
 The curators accept the next key before they reject the previous one and its certificates. The key is also
-replaced every thirty days, or as --cluster_key_rotation_interval says. People's certificates stay as they
-are.";
+replaced every thirty days, or at the interval of --cluster_key_rotation_interval. Certificates of people
+do not change.";
 
 /// Arguments of `cluster rotate-key`: the cluster whose owner key the shepherd replaces.
 #[derive(Debug, Args)]

@@ -30,7 +30,7 @@ pub(crate) const SNAPSHOTS_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster snapshots ams -o json | jq -r '.snapshots[0].id'
 
-A snapshot is kept sealed in the database, and holds every secret of the cluster.";
+A snapshot contains every secret of the cluster. The database stores it sealed.";
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 Examples:

@@ -20,8 +20,8 @@ Examples:
   shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
-The first node that is not healthy in time pauses the upgrade: --resume orders it again,
---rollback goes back, --abort ends it where it is.";
+The first node that is not healthy in time pauses the upgrade: --resume repeats the order to that node,
+--rollback returns to the previous bundle, --abort ends the upgrade where it is.";
 
 /// Arguments of `cluster upgrade`: an upgrade to start, or a change of one that is under way.
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub struct UpgradeCluster {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The bundle that its nodes are to run: an artefact's digest, the beginning of it, or its name
+    /// Bundle for its nodes: an artefact's digest, the beginning of it, or its name
     #[arg(
         long = "kubernetes_bundle",
         value_name = "BUNDLE",
@@ -38,7 +38,7 @@ pub struct UpgradeCluster {
         conflicts_with_all = ["rollback", "pause", "resume", "abort"]
     )]
     pub kubernetes_bundle: Option<String>,
-    /// The release that its role servers become first: an artefact's digest, the beginning of it, or its name
+    /// Release of the role server to roll out first: an artefact's digest, the beginning of it, or its name
     #[arg(
         long = "roleserver_release",
         value_name = "RELEASE",

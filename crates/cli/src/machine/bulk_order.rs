@@ -37,7 +37,7 @@ pub struct BulkSelection {
     /// Filters that select the machines of the order.
     #[command(flatten)]
     filters: MachineFilters,
-    /// Expected number of machines: with another number nothing is done [default: prompt on the terminal]
+    /// Expected number of machines; if another number matches, nothing is done [default: prompt on the terminal]
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
     /// Exceed the limits of the policy, or select all machines without a filter; admins only

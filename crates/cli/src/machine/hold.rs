@@ -47,7 +47,7 @@ pub struct HoldArgs {
         value_parser = PossibleValuesParser::new(HoldScope::ALL.map(HoldScope::as_str))
     )]
     pub scope: String,
-    /// When it ends by itself: a duration (2h) or a time (2026-11-20T18:00:00Z)
+    /// Automatic end: a duration (2h) or a time (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
     /// Filters that select many machines instead of one.

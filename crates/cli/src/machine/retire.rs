@@ -53,7 +53,7 @@ pub struct RetireArgs {
 /// Subcommands of `retire`, about retirements that have begun.
 #[derive(Debug, Subcommand)]
 pub enum RetireCommand {
-    /// Cancel a retirement; possible until the provider is called to take the machine back
+    /// Cancel a retirement; possible until the provider has received the order
     #[command(after_help = RETIRE_CANCEL_EXAMPLES)]
     Cancel(CancelRetire),
     /// Skip the current stage of a retirement, if it cannot be completed
@@ -81,7 +81,7 @@ pub struct WaiveStage {
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// Words that confirm what stays undone, exactly as the error without this flag shows them
+    /// Words that confirm what remains undone; without this flag, the error shows the exact words
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit

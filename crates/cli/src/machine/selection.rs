@@ -32,10 +32,10 @@ pub struct MachineFilters {
     /// Only machines whose location begins with TEXT; may be given several times
     #[arg(long, value_name = "TEXT")]
     location: Vec<String>,
-    /// Only machines of this manufacturer, as their hardware report says; may be given several times
+    /// Only machines of this manufacturer, by their hardware report; may be given several times
     #[arg(long, value_name = "NAME")]
     manufacturer: Vec<String>,
-    /// Only machines of this product, as their hardware report says; may be given several times
+    /// Only machines of this product, by their hardware report; may be given several times
     #[arg(long, value_name = "NAME")]
     product: Vec<String>,
     /// Only machines that have this fact, for example hold or quarantine; with several, a machine must have all

@@ -30,7 +30,7 @@ pub(crate) fn flag() -> Arg {
         .value_name("KEY")
         .help_heading(None)
         .value_parser(parse_key)
-        .help("Idempotency key: an order repeated with the same KEY is carried out once, and answered again")
+        .help("Idempotency key: an order repeated with the same KEY is carried out once and gets the first response")
 }
 
 fn parse_key(text: &str) -> Result<String, String> {

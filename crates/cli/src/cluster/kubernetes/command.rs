@@ -18,8 +18,8 @@ Examples:
   shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.20.2' --reason 'the first services'
   shepherdctl cluster kubernetes set ams --add_on dns=coredns.yaml --reason 'names for services'
 
-A bundle and an add-on are artefacts: shepherdctl artefacts add. Another bundle than the one that a
-cluster runs is an upgrade: shepherdctl cluster upgrade.";
+Bundles and add-ons are artefacts: shepherdctl artefacts add. To change the bundle of a cluster, upgrade
+the cluster: shepherdctl cluster upgrade.";
 
 const REMOVE_EXAMPLES: &str = "\
 Example:
@@ -32,8 +32,9 @@ const ROTATE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster kubernetes rotate ams --keys clients --reason 'a laptop was stolen'
 
-The new authority or key is trusted everywhere before it signs. The old one stays trusted until what it signed
-has expired. `shepherdctl cluster describe` shows how far the rotation is, and the nodes that it waits for.";
+The new authority or key is trusted on every node before it signs. The old one stays trusted until every
+node has replaced what it signed. `shepherdctl cluster describe` shows the progress, and the nodes that the
+rotation waits for.";
 
 /// Subcommands of `cluster kubernetes`.
 #[derive(Debug, Subcommand)]
@@ -55,7 +56,7 @@ pub struct SetKubernetes {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The bundle, of a cluster that has none: an artefact's digest, the beginning of it, or its name
+    /// Bundle, for a cluster that has none yet: an artefact's digest, the beginning of it, or its name
     #[arg(long, value_name = "BUNDLE", value_parser = NonEmptyStringValueParser::new())]
     pub bundle: Option<String>,
     /// What it is to be
