@@ -122,7 +122,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     assert!(why.contains("is revoked"), "{why}");
     assert_eq!(nodes(&files, "lee", &curators).await??.len(), 3, "that of another is as good as before");
     let again = field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "once more"])?;
-    assert!(again.contains("has nothing to end"), "{again}");
+    assert!(again.contains("has nothing to revoke"), "{again}");
 
     // The certificate is deleted with its cluster.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;

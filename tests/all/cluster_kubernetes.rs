@@ -118,7 +118,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
         "{described}"
     );
     let again = field.ctl(&rotate)?;
-    assert!(again.contains("replaced already"), "{again}");
+    assert!(again.contains("already replaces the Kubernetes keys clients"), "{again}");
 
     // Kubernetes is removed: first the roles, then the curators' records.
     field.ctl(&["cluster", "kubernetes", "remove", "ams", "--reason", "the trial is over"])?;

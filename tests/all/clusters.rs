@@ -249,7 +249,7 @@ async fn snapshots_are_taken_sealed_and_listed(field: &Field) -> Result<()> {
     wait_for("there is a snapshot", || Ok(!listed()?.is_empty())).await?;
     let output = field.ctl(&["cluster", "snapshot", "ams", "--reason", "before the front"])?;
     assert!(
-        output.starts_with("the cluster ams has a snapshot taken as soon as its curators answer"),
+        output.starts_with("the cluster ams takes a snapshot as soon as its curators answer"),
         "{output}"
     );
     wait_for("it is taken", || Ok(listed()?[0]["reason"] == "ordered")).await?;
@@ -324,7 +324,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     field.until("the new one is declared", "ams", replaced).await?;
     wait_for("the new one runs alone", || Ok(asleep(second)? >= 1 && asleep(first)? == 0)).await?;
     let again = field.ctl(&["cluster", "declare", "ams", path, "--reason", "again"])?;
-    assert!(again.contains("declares web so already; nothing was changed"), "{again}");
+    assert!(again.contains("already declares web in this way; nothing was changed"), "{again}");
 
     let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
     let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();

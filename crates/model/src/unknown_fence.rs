@@ -43,9 +43,10 @@ impl UnknownFence {
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
-            "its agent has seen fence {} from somebody whom this database does not know: it was restored from a \
-             backup, or another database works on the same machine. Nothing is ordered of it: if this database is \
-             the one that counts, stop every shepherd and declare it with `shepherdctl declare restored`; if it is \
+            "its agent has seen fence {}, which this database never issued: the database was restored from a \
+             backup, or another database works on the same machine. The machine receives no orders: if this \
+             database is the one that counts, stop every shepherd and declare it with `shepherdctl declare \
+             restored`; if it is \
              not, stop its shepherds",
             self.fence
         )

@@ -366,7 +366,7 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
     assert_eq!(would["changed"], false);
     let output = create(dry()).await?["order"]["message"].as_str().context("a sentence")?.to_owned();
-    assert!(output.contains("that is over"), "{output}");
+    assert!(output.contains("is revoked or expired"), "{output}");
     Ok(api.stop().await?)
 }
 

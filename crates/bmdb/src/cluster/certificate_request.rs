@@ -19,7 +19,7 @@ pub(super) fn admit_request<R: AsRef<CertificateRequest>>(
 ) -> Result<Vec<Uuid>, BmdbError> {
     if let Some(earlier) = stored.iter().map(R::as_ref).find(|earlier| earlier.public_key == public_key) {
         let text = format!(
-            "certificate {} was requested with the same key; make another key for another certificate",
+            "certificate {} was requested with the same key; create a key of its own for each certificate",
             earlier.id
         );
         return Err(order_rejected("KEY_IN_USE", text));
@@ -27,8 +27,8 @@ pub(super) fn admit_request<R: AsRef<CertificateRequest>>(
     let old = requests_to_delete(stored, now);
     if stored.len() - old.len() >= MAX_REQUESTS {
         let text = format!(
-            "the cluster {name} has {MAX_REQUESTS} {kind} that are not forgotten yet, and can have no more; each is \
-             forgotten a day after its end"
+            "the cluster {name} has {MAX_REQUESTS} {kind}, which is the maximum; each is deleted a day after it \
+             has ended"
         );
         return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
     }

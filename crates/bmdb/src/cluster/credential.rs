@@ -253,7 +253,7 @@ async fn request_credential_in_tx(
     .await
     .context(REQUESTING)?;
     let text = format!(
-        "has a certificate for {} signed as soon as its curators answer, good for {}; see it with: shepherdctl \
+        "signs a certificate for {} as soon as its curators answer, valid for {}; see it with: shepherdctl \
          cluster credentials get {name}",
         new.holder, new.lifetime
     );
@@ -284,7 +284,7 @@ async fn revoke_cluster_credential_in_tx(
     let state = found.state(now);
     if !matches!(state, RequestState::Requested | RequestState::Valid) {
         let is = state.as_str();
-        let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
+        let text = format!("has nothing to revoke: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
         return Ok(OrderEffect::unchanged(text, same));
     }

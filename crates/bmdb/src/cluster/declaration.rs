@@ -125,13 +125,12 @@ async fn declare_role_in_tx(
     let before = known.iter().find(|known| known.role == role && !known.withdrawn);
     let digest = declaration_digest(declaration.to_wire());
     if before.is_some_and(|before| before.digest == hex::encode(digest)) {
-        let text = format!("declares {role} so already; nothing was changed");
+        let text = format!("already declares {role} in this way; nothing was changed");
         let same = before.map(audit_json);
         return Ok(OrderEffect::unchanged(text, same));
     }
     if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
-        let text =
-            format!("the cluster {name} has {MAX_DECLARED_ROLES} roles declared, and can have no more");
+        let text = format!("the cluster {name} declares {MAX_DECLARED_ROLES} roles, which is the maximum");
         return Err(order_rejected("TOO_MANY_ROLES", text));
     }
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
@@ -172,7 +171,7 @@ async fn undeclare_role_in_tx(
     let (id, spec) = lock_cluster(tx, name).await?;
     if spec.roles.contains(role) {
         let text = format!(
-            "role {role} was not withdrawn: the workers of cluster {name} are to have it; take it first with: \
+            "role {role} was not withdrawn: the workers of cluster {name} have it; remove it from them first with: \
              shepherdctl cluster roles {name} --remove_role {role}"
         );
         return Err(order_rejected("ROLE_IN_USE", text));
@@ -193,7 +192,7 @@ async fn undeclare_role_in_tx(
     .await
     .context("withdrawing a role")?;
     increment_version(tx, id, "withdrawing a role").await?;
-    let text = format!("declares {role} no more; its curators forget it once no node has it");
+    let text = format!("no longer declares {role}; its curators delete it once no node has it");
     Ok(OrderEffect::changed(text, Some(audit_json(before)), None))
 }
 

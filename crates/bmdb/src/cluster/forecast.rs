@@ -80,9 +80,8 @@ impl Bmdb {
         let (found, now) = look.await?;
         let is_there = found.is_some();
         if is_there && supposed.select.is_some() {
-            let text = format!(
-                "{name} is there, and what its machines are selected by is not changed; leave that out"
-            );
+            let text =
+                format!("{name} exists, and the selector of a cluster cannot be changed; omit the selector");
             return Err(refused(text));
         }
         let mut beginning = match (found, new) {

@@ -32,7 +32,7 @@ pub(crate) async fn lock_cluster(
         sqlx::query_file!("../../sql/cluster/lock.sql", name).fetch_optional(tx).await.context(OPERATION)?;
     let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
-        let text = format!("{} is ending, as {by} ordered, and cannot be changed", order_target(name));
+        let text = format!("{} is being deleted, as {by} ordered, and cannot be changed", order_target(name));
         return Err(order_rejected("CLUSTER_ENDS", text));
     }
     let spec = SpecColumns {

@@ -308,7 +308,7 @@ async fn request_key_rotation_in_tx(
     let known = read_keys(tx, id).await?.ok_or_else(|| no_such_cluster(name))?;
     if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {
         let text =
-            format!("has the shepherd's key for it replaced already, as {by} ordered; nothing was changed");
+            format!("already replaces the shepherd's key for it, as {by} ordered; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
     sqlx::query!(
@@ -322,7 +322,7 @@ async fn request_key_rotation_in_tx(
     .await
     .context(REQUESTING)?;
     let text = format!(
-        "has the shepherd's key for it replaced as soon as its curators answer; watch it with: shepherdctl cluster \
+        "replaces the shepherd's key for it as soon as its curators answer; watch it with: shepherdctl cluster \
          describe {name}"
     );
     let before = json!({ "key_since": known.current_since });

@@ -151,7 +151,9 @@ async fn restore_cluster_in_tx(
         let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
             && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
         if same {
-            let text = format!("is being restored just so already, as {by} ordered; nothing was changed");
+            let text = format!(
+                "is already being restored in exactly this way, as {by} ordered; nothing was changed"
+            );
             return Ok(OrderEffect::unchanged(text, None));
         }
     } else if !restore.bypass_quorum {
@@ -225,7 +227,7 @@ async fn resolve_target_machine(
     let member = of_this.iter().map(|line| &line.member).find(|member| member.machine.0 == id);
     let text = match member {
         Some(member) if member.part == ClusterPart::Worker => {
-            Some(format!("{short} is a worker of the cluster, and goes on as one"))
+            Some(format!("{short} is a worker of the cluster, and stays one"))
         }
         Some(member) if member.retiring => Some(format!("{short} is being retired")),
         Some(member) if !matches!(member.phase, Phase::Ready | Phase::Installed) => {
@@ -237,7 +239,7 @@ async fn resolve_target_machine(
             Some(part) => format!("{short} is of the cluster {}", part.name),
             None => format!(
                 "{short} cannot be chosen: it must be Ready or Installed, not held, not quarantined and not being \
-                 retired, have left every other cluster, and fit what the cluster was made with ({}); see: \
+                 retired, have left every other cluster, and match the selector of the cluster ({}); see: \
                  shepherdctl describe machine {short}",
                 match cluster.spec.selector.to_string() {
                     selector if selector.is_empty() => "any machine".to_owned(),

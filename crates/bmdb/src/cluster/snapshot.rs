@@ -236,7 +236,7 @@ async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<Ord
     .await
     .context("asking for a snapshot of a cluster")?;
     let text = format!(
-        "has a snapshot taken as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
+        "takes a snapshot as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
     );
     Ok(OrderEffect::changed(text, None, None))
 }

@@ -127,7 +127,7 @@ async fn change_cluster_in_tx(
     let (id, spec) = lock_cluster(tx, name).await?;
     let wanted = spec.apply_change(change).map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
     if wanted == spec {
-        let text = "is so already; nothing was changed";
+        let text = "already has these settings; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
     }
     sqlx::query!(
@@ -147,7 +147,7 @@ async fn change_cluster_in_tx(
         _ => format!("the roles {}", wanted.roles.iter().cloned().collect::<Vec<_>>().join(", ")),
     };
     let text = format!(
-        "is to have {} and {}, with {roles}; watch it with: shepherdctl cluster describe {name}",
+        "will have {} and {}, with {roles}; watch it with: shepherdctl cluster describe {name}",
         count_noun(wanted.control_plane, "member of the control plane", "members of the control plane"),
         count_noun(wanted.workers, "worker", "workers"),
     );
@@ -170,10 +170,10 @@ async fn approve_member_in_tx(
     let nothing = match &known {
         None => Some(format!("has no machine {machine:?}; run: shepherdctl cluster describe {name}")),
         Some(member) if member.node_key.is_none() => {
-            Some(format!("cannot let {machine} in yet: it has not reported a key; nothing was changed"))
+            Some(format!("cannot admit {machine} yet: it has not reported a key; nothing was changed"))
         }
         Some(member) if member.approved == member.node_key => {
-            Some(format!("lets {machine} in already; nothing was changed"))
+            Some(format!("has already admitted {machine}; nothing was changed"))
         }
         Some(_) => None,
     };
@@ -186,7 +186,7 @@ async fn approve_member_in_tx(
         .await
         .context("letting a machine into a cluster")?;
     let key = hex::encode(key.unwrap_or_default());
-    let text = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
+    let text = format!("admits {machine} with the key {key}, which it reported over its agent channel");
     let after = json!({ "machine": member.machine_id, "key": key });
     Ok(OrderEffect::changed(text, None, Some(after)))
 }
@@ -202,7 +202,7 @@ async fn delete_cluster_in_tx(
         .context(OPERATION)?;
     let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
-        let text = format!("is ending already, as {by} ordered; nothing was changed");
+        let text = format!("is already being deleted, as {by} ordered; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
     sqlx::query!(
@@ -214,7 +214,8 @@ async fn delete_cluster_in_tx(
     .execute(&mut *tx)
     .await
     .context("ending a cluster")?;
-    let output = "ends: its machines are ordered to leave it, and what they keep of it is removed".to_owned();
+    let output =
+        "is being deleted: its machines are ordered to leave it, and to remove their data of it".to_owned();
     Ok(OrderEffect::changed(output, None, None))
 }
 

@@ -71,8 +71,8 @@ pub enum BmdbError {
     LeaseLost,
     /// An outward call was given up.
     #[error(
-        "an outward call was given up after {after:.1?}: it had not ended when its limit, or the time until its machine \
-         could be somebody else's, was over"
+        "an outward call was given up after {after:.1?}: it did not end within its time limit, or before another \
+         worker could take over its machine"
     )]
     OutwardCallTimedOut {
         /// How long it had taken.
@@ -109,7 +109,7 @@ pub enum BmdbError {
         reason: String,
     },
     /// A read took longer than a client on the network may take. Nothing was changed.
-    #[error("reading was given up after {limit:?}, because the database is busy; ask again, or for less")]
+    #[error("reading was given up after {limit:?}, because the database is busy; try again, or request less")]
     ReadTimedOut {
         /// How long a read may take.
         limit: Duration,
@@ -147,15 +147,13 @@ pub enum BmdbError {
     #[error("{}", .0.message)]
     ApprovalRequired(Box<ApprovalRequest>),
     /// The same order was given several times at once; one of them was carried out.
-    #[error(
-        "the same order was given more than once at this moment; give it again to hear what became of it"
-    )]
+    #[error("the same order was given several times at once; give it again to get its outcome")]
     DuplicateOrderInProgress,
     /// The BMDB has no such credential.
     #[error("the BMDB knows no credential {0}; `shepherdctl tokens get` lists those it knows")]
     NoSuchCredential(String),
     /// A value in the database is impossible.
-    #[error("the BMDB holds something that cannot be: {0}")]
+    #[error("the BMDB contains an impossible value: {0}")]
     Corrupt(String),
     /// Any other error of the database.
     #[error("{operation} failed: {source}")]

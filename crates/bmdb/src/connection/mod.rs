@@ -186,8 +186,8 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Io(io) => match io.to_string().strip_prefix("invalid peer certificate: ") {
             Some(why) => format!(
-                "TLS failed: its certificate is not to be trusted ({why}); name the CA that it comes from by \
-                 sslrootcert=FILE in the URL, and the host as the certificate does"
+                "TLS failed: its certificate cannot be verified ({why}); name the CA that issued it by \
+                 sslrootcert=FILE in the URL, and write the host name as the certificate has it"
             ),
             None => io.to_string(),
         },

@@ -150,7 +150,7 @@ impl Bmdb {
             if tries >= MIGRATION_TRIES || !is_lock_conflict(&error) {
                 return Err(BmdbError::MigrationFailed(error.to_string()));
             }
-            tracing::warn!(%error, attempts = tries, "a migration met others at work; trying again");
+            tracing::warn!(%error, attempts = tries, "a migration conflicted with other transactions; trying again");
             tries += 1;
             tokio::time::sleep(MIGRATION_PAUSE).await;
         }

@@ -50,9 +50,9 @@ impl Bmdb {
     /// Reports it in the metric and the log, once it is recorded.
     pub(crate) fn warn_of_unknown_fence(&self, machine: MachineId, fence: i64) {
         self.metrics().unknown_fences.inc();
-        tracing::error!(%machine, fence, "a machine knows a fence that this BMDB never gave: was it restored from a \
-            backup? Nothing is ordered of the machine. Stop every shepherd and declare it with `shepherdctl declare \
-            restored`");
+        tracing::error!(%machine, fence, "a machine knows a fence that this BMDB never issued: was the BMDB \
+                                          restored from a backup? The machine receives no orders. Stop every \
+                                          shepherd and declare it with `shepherdctl declare restored`");
     }
 }
 
@@ -138,8 +138,8 @@ pub(crate) async fn record_unknown_fence(
     fence: i64,
 ) -> Result<bool, BmdbError> {
     let detail = format!(
-        "its agent has seen fence {fence} from somebody whom this database does not know: it was restored from a \
-         backup, or another database works on the same machine. Nothing is ordered of it until that is settled"
+        "its agent has seen fence {fence}, which this database never issued: the database was restored from a \
+         backup, or another database works on the same machine. The machine receives no orders until that is resolved"
     );
     let result = sqlx::query_file_scalar!(
         "../../sql/history/insert_unknown_fence.sql",

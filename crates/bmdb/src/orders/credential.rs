@@ -389,7 +389,8 @@ async fn existing_pin_message(
     };
     Ok(match found {
         Some(AccessCredential { id, active: false, .. }) => format!(
-            "this certificate was pinned before, as {id}, and that is over; make another one. Nothing was changed"
+            "this certificate was pinned before, as {id}, and is revoked or expired; create another one. Nothing \
+             was changed"
         ),
         Some(AccessCredential { id, .. }) => {
             format!("this certificate is pinned already, as {id}; nothing was changed")

@@ -146,7 +146,7 @@ pub fn prioritize_machine(
     let present = snapshot.facts.priority.as_ref();
     if level == PriorityLevel::Normal {
         let Some(present) = present else {
-            return OrderOutcome::unchanged("comes as the engine decides already; nothing was changed");
+            return OrderOutcome::unchanged("already has the engine's own priority; nothing was changed");
         };
         let detail = format!(
             "{}, {} (was {} by {})",
@@ -155,7 +155,7 @@ pub fn prioritize_machine(
             present.level,
             present.by
         );
-        let text = "comes as the engine decides from now on";
+        let text = "has the engine's own priority from now on";
         return OrderOutcome::changed(vec![FactChange::PriorityCleared], "Prioritized", detail, text);
     }
     let until = until.map(|until| until.resolve(now));
@@ -179,7 +179,7 @@ pub fn prioritize_machine(
         vec![change],
         "Prioritized",
         format!("{level}{detail}, {}", format_attribution(who, Some(reason))),
-        format!("comes {place} the others ({level}) {ends}{replaced}; what is under way goes on"),
+        format!("comes {place} the others ({level}) {ends}{replaced}; running work continues"),
     )
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn label_machine(
 ) -> Result<Decision<OrderOutcome>, String> {
     let labels = label::apply_label_changes(present, set, remove)?;
     if labels == *present {
-        return Ok(OrderOutcome::unchanged("is labelled so already; nothing was changed"));
+        return Ok(OrderOutcome::unchanged("already has these labels; nothing was changed"));
     }
     let text = match label::format_labels(&labels) {
         none if none.is_empty() => "has no label any more".to_owned(),
@@ -229,18 +229,18 @@ pub fn allow_host_key(
 ) -> Result<Decision<OrderOutcome>, String> {
     let Some(keys) = keys else {
         return Err(format!(
-            "{name} has shown no SSH host key yet, so there is none to allow; the first one is believed"
+            "{name} has shown no SSH host key yet, so there is none to allow; the first one is accepted"
         ));
     };
     let Some((refused, _)) = &keys.rejected else {
         if keys.key.fingerprint() == fingerprint {
-            return Ok(OrderOutcome::unchanged("believes that key already; nothing was changed"));
+            return Ok(OrderOutcome::unchanged("already has that key pinned; nothing was changed"));
         }
-        return Err(format!("no SSH host key of {name} was refused; pinned is {}", keys.key));
+        return Err(format!("no SSH host key of {name} was rejected; the pinned one is {}", keys.key));
     };
     if refused.fingerprint() != fingerprint {
         return Err(format!(
-            "{fingerprint} is not the key that {name} was refused for: that was {refused}; nothing was changed"
+            "{fingerprint} is not the rejected key of {name}, which is {refused}; nothing was changed"
         ));
     }
     let mut changes = vec![FactChange::HostKeyPinned {
@@ -253,7 +253,7 @@ pub fn allow_host_key(
         changes,
         "HostKeyAllowed",
         format!("{refused} in place of {}, {by}", keys.key.fingerprint()),
-        format!("is believed with the host key {refused}; it is tried again at once"),
+        format!("is accepted with the host key {refused}, and is retried at once"),
     ))
 }
 

@@ -131,7 +131,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     let text = prioritize(&kit, row[1], PriorityLevel::Urgent, None).await?;
     assert!(text.contains("in place of low by kim"), "{text}");
     let text = prioritize(&kit, row[1], PriorityLevel::Normal, None).await?;
-    assert_eq!((text.as_str(), class(&kit, row[1]).await?), ("comes as the engine decides from now on", 1));
+    assert_eq!((text.as_str(), class(&kit, row[1]).await?), ("has the engine's own priority from now on", 1));
     let text = prioritize(&kit, row[1], PriorityLevel::Normal, None).await?;
     assert!(text.ends_with("nothing was changed"), "{text}");
     let over = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));

@@ -85,7 +85,7 @@ pub(crate) async fn resolve_desired(
     let mut wanted = match (before, &wish.bundle) {
         (None, None) => {
             let text =
-                format!("the cluster {name} has no Kubernetes yet; say by which bundle with --bundle BUNDLE");
+                format!("the cluster {name} has no Kubernetes yet; name the bundle with --bundle BUNDLE");
             return Err(order_rejected("NO_BUNDLE", text));
         }
         (Some(before), None) => before.clone(),
@@ -93,8 +93,8 @@ pub(crate) async fn resolve_desired(
             let (bundle, version) = resolve_bundle(tx, text).await?;
             if before.is_some_and(|before| before.bundle != bundle) {
                 let text = format!(
-                    "the cluster {name} runs another bundle, and all of its nodes would change at once; they do so one by one \
-                     with: shepherdctl cluster upgrade {name} --kubernetes_bundle {}",
+                    "the cluster {name} runs another bundle, and all of its nodes would change at once; to \
+                     change them one by one, run: shepherdctl cluster upgrade {name} --kubernetes_bundle {}",
                     &bundle[..16]
                 );
                 return Err(order_rejected("ANOTHER_BUNDLE", text));
@@ -124,8 +124,8 @@ pub(crate) async fn resolve_desired(
         |k: &KubernetesSpec| (k.service_range.clone(), k.pod_range.clone(), k.node_prefix, k.domain.clone());
     if before.is_some() && place(&was) != place(&wanted) {
         let text = format!(
-            "the ranges and the domain of the cluster {name} cannot be changed: nothing that runs would follow. Remove \
-             Kubernetes from it and set it again"
+            "the ranges and the domain of the cluster {name} cannot be changed, because running components would \
+             not adopt the change. Remove Kubernetes from it and set it again"
         );
         return Err(order_rejected("FIXED", text));
     }

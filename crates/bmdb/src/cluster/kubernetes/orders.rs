@@ -100,7 +100,7 @@ async fn set_kubernetes_in_tx(
     let wanted = resolve_desired(tx, name, before.as_ref(), wish).await?;
     let was = before.as_ref().map(kubernetes_audit_json);
     if before.as_ref() == Some(&wanted) {
-        let text = "is so already; nothing was changed";
+        let text = "already has these settings; nothing was changed";
         return Ok(OrderEffect::unchanged(text, was));
     }
     store_desired(tx, id, &wanted, &order.actor.name).await?;
@@ -141,9 +141,10 @@ async fn remove_kubernetes_in_tx(
         .await
         .context(SETTING)?;
     increment_version(tx, id, SETTING).await?;
-    let text = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
-                Kubernetes kept in etcd stays there"
-        .to_owned();
+    let text =
+        "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are \
+                deleted; what Kubernetes stored in etcd stays there"
+            .to_owned();
     let was = Some(kubernetes_audit_json(&before.desired.spec));
     Ok(OrderEffect::changed(text, was, None))
 }
@@ -159,7 +160,7 @@ async fn rotate_keys_in_tx(
     let under_way =
         line.observed.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.keys == what);
     if under_way || line.desired.pending_rotations.contains(&keys) {
-        let text = format!("has {what} of Kubernetes replaced already; nothing was changed");
+        let text = format!("already replaces the Kubernetes keys {what}; nothing was changed");
         return Ok(OrderEffect::unchanged(text, None));
     }
     let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
@@ -170,8 +171,8 @@ async fn rotate_keys_in_tx(
         .context(SETTING)?;
     increment_version(tx, id, SETTING).await?;
     let text = format!(
-        "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
-         cluster describe {name}"
+        "replaces the Kubernetes keys {what} in steps, each after every node has applied the one before; watch it \
+         with: shepherdctl cluster describe {name}"
     );
     Ok(OrderEffect::changed(text, None, Some(json!({ "rotate": what }))))
 }

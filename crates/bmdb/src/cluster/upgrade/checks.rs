@@ -19,7 +19,10 @@ pub(super) async fn lock_upgradable_cluster(
     let cluster = require_cluster(tx, name).await?;
     let found = read_cluster_details(tx, cluster).await?;
     if found.cluster.founded.is_none() || found.cluster.restoring.is_some() {
-        let output = format!("the cluster {name} is not there yet; see: shepherdctl cluster describe {name}");
+        let output = format!(
+            "the cluster {name} is still being founded or restored; see: shepherdctl cluster \
+                              describe {name}"
+        );
         return Err(order_rejected("NOT_FOUNDED", output));
     }
     Ok(found)

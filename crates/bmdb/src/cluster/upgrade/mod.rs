@@ -86,17 +86,17 @@ impl NewUpgrade {
     pub fn check(&self) -> Result<(), String> {
         if self.kubernetes.is_none() && self.roleserver.is_none() {
             return Err(
-                "nothing is to be upgraded; say --kubernetes_bundle BUNDLE, --roleserver_release RELEASE or \
-                        both"
+                "there is nothing to upgrade to; give --kubernetes_bundle BUNDLE, --roleserver_release RELEASE \
+                 or both"
                     .to_owned(),
             );
         }
         if !(1..=MAX_PARALLELISM).contains(&self.parallelism) {
-            return Err(format!("the parallelism is 1 to {MAX_PARALLELISM}, and not {}", self.parallelism));
+            return Err(format!("the parallelism must be 1 to {MAX_PARALLELISM}, not {}", self.parallelism));
         }
         if !NODE_DEADLINE_RANGE_SECONDS.contains(&self.deadline_seconds) {
             let (least, most) = (NODE_DEADLINE_RANGE_SECONDS.start(), NODE_DEADLINE_RANGE_SECONDS.end());
-            return Err(format!("the deadline is {least}s to {most}s, and not {}s", self.deadline_seconds));
+            return Err(format!("the deadline must be {least}s to {most}s, not {}s", self.deadline_seconds));
         }
         Ok(())
     }

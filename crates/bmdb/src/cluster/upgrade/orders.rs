@@ -88,7 +88,8 @@ async fn create_upgrade_in_tx(
             let before = require_kubernetes(tx, id, name).await?.desired.spec;
             let (digest, to) = resolve_bundle(tx, text).await?;
             if digest == before.bundle && new.roleserver.is_none() {
-                let output = format!("runs just that bundle (Kubernetes {to}) already; nothing was changed");
+                let output =
+                    format!("already runs exactly that bundle (Kubernetes {to}); nothing was changed");
                 return Ok(OrderEffect::unchanged(output, None));
             }
             check_upgrade_path(
@@ -99,7 +100,7 @@ async fn create_upgrade_in_tx(
             .map_err(|messages| {
                 order_rejected(
                     "SKEW",
-                    format!("the cluster {name} cannot be upgraded so: {}", messages.join("; ")),
+                    format!("the cluster {name} cannot be upgraded in this way: {}", messages.join("; ")),
                 )
             })?;
             let from = BundleRef { digest: before.bundle, version: before.version };
@@ -188,7 +189,7 @@ async fn change_upgrade_in_tx(
     let paused =
         line.upgrade.pause_reason.as_ref().or_else(|| line.upgrade.release.as_ref()?.pause_reason.as_ref());
     if change == UpgradeChange::Resume && paused.is_none() {
-        let text = "does not stand still in its upgrade; nothing was changed";
+        let text = "has no paused upgrade; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(before)));
     }
     let text = match change {
@@ -232,8 +233,8 @@ async fn change_upgrade_in_tx(
                 .fetch_optional(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            "is upgraded no further: nodes that run the other bundle keep it, the others stay as they are; another upgrade \
-             may go on from there"
+            "ends its upgrade here: nodes that run the other bundle keep it, and the others stay as they are; \
+             another upgrade can continue from there"
                 .to_owned()
         }
     };

@@ -29,32 +29,32 @@ pub(super) async fn roll_back_upgrade_in_tx(
     let Some(line) = last else { return Err(nothing("was never upgraded; there is nothing to go back to")) };
     let Some((from, to)) = line.upgrade.bundles.clone() else {
         return Err(nothing(
-            "was upgraded in its role servers alone; they go back with another release: shepherdctl update",
+            "upgraded only its role servers; to go back, roll out another release of them: shepherdctl update",
         ));
     };
     let before = audit_json(&line);
     let (text, under_way) = match &line.ended {
         None if line.upgrade.rolling_back => {
-            let text = "goes back already; nothing was changed";
+            let text = "is already being rolled back; nothing was changed";
             return Ok(OrderEffect::unchanged(text, Some(before)));
         }
         None => ("goes back from where it is", true),
         Some((_, how)) if how == "rolled back" => {
-            return Err(nothing("has gone back after its last upgrade; there is nothing further back"));
+            return Err(nothing("was rolled back after its last upgrade, and no earlier bundle is recorded"));
         }
         Some((_, how)) if how == "aborted" && line.upgrade.rolling_back => {
-            return Err(nothing("was stopped on its way back; upgrade it with: shepherdctl cluster upgrade"));
+            return Err(nothing("had its rollback aborted; upgrade it with: shepherdctl cluster upgrade"));
         }
         Some(_) => ("goes back to what it ran before", false),
     };
     let kept = read_kubernetes(tx, id).await?.map(|line| line.desired.spec.bundle);
     if !under_way && kept.as_ref().is_none_or(|kept| *kept != to.digest && *kept != from.digest) {
-        return Err(nothing("runs another bundle by now than its last upgrade led to"));
+        return Err(nothing("now runs another bundle than the one that its last upgrade led to"));
     }
     // Nodes that have the bundle keep it, and new ones fetch it.
     resolve_bundle(tx, &from.digest).await.map_err(|_| {
         nothing(&format!(
-            "cannot go back: the artefact of its bundle before ({}) is gone; add it again",
+            "cannot go back: the artefact of its former bundle ({}) was deleted; add it again",
             &from.digest[..16]
         ))
     })?;

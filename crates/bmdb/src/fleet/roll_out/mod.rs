@@ -55,11 +55,11 @@ impl NewRollOut {
     /// Checks whether such a roll-out is possible at all; if not, explains why.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=MAX_PARALLELISM).contains(&self.parallelism) {
-            return Err(format!("the parallelism is 1 to {MAX_PARALLELISM}, and not {}", self.parallelism));
+            return Err(format!("the parallelism must be 1 to {MAX_PARALLELISM}, not {}", self.parallelism));
         }
         if !DEADLINE_RANGE_SECONDS.contains(&self.deadline_seconds) {
             let (least, most) = (DEADLINE_RANGE_SECONDS.start(), DEADLINE_RANGE_SECONDS.end());
-            return Err(format!("the deadline is {least}s to {most}s, and not {}s", self.deadline_seconds));
+            return Err(format!("the deadline must be {least}s to {most}s, not {}s", self.deadline_seconds));
         }
         Ok(())
     }
