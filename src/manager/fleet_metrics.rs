@@ -172,7 +172,8 @@ impl FleetMetrics {
             provider_label(),
             Label::names(
                 "location",
-                "providers' words for places, empty where they have none; those with the most machines, and `other`",
+                "location that the provider reports, or empty; those with the most machines, and `other` for the \
+                 rest",
                 MAX_LOCATIONS + 100,
             ),
         ];

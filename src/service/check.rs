@@ -30,7 +30,7 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
         // Writing to a String cannot fail.
         let _ = writeln!(report, "{:<12} {line}", "found");
     }
-    report.push_str("everything is as it must be; nothing was changed");
+    report.push_str("everything is valid; nothing was changed");
     Ok(report)
 }
 

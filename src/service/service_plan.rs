@@ -386,7 +386,7 @@ fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> Stri
         }
         ServiceComponent::Cluster => match flags.secrets_key_path {
             None if flags.agent_tls_certificate_path.is_some() => {
-                "cluster: tends no clusters without --secrets_key_path".to_owned()
+                "cluster: manages no clusters without --secrets_key_path".to_owned()
             }
             _ => "cluster: creates clusters of machines, and maintains them".to_owned(),
         },

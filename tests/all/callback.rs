@@ -286,7 +286,7 @@ async fn without_its_database_the_server_says_that_it_is_away() -> TestResult {
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(1)).await?;
     world.listener.bmdb.close().await;
-    let text = "the database is away; try again".to_owned();
+    let text = "the database is not available; try again".to_owned();
     assert_eq!(refused(say(&mut client, agent.heartbeat(2)).await)?, (Code::Unavailable, text));
     Ok(world.listener.stop().await?)
 }

@@ -483,7 +483,7 @@ fn agent_survives_settings_that_lead_nowhere() -> TestResult {
 fn answer_that_says_no_costs_no_connection() -> TestResult {
     let count = AtomicUsize::new(0);
     let callback = Callback::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
-        0 => Err(Status::unavailable("the database is away; try again")),
+        0 => Err(Status::unavailable("the database is not available; try again")),
         1 => Err(Status::unauthenticated("")),
         _ => Ok(wire::HeartbeatResponse::default()),
     })?;

@@ -114,14 +114,14 @@ impl BudgetChange {
         };
         if self.max_count.is_none() && self.window.is_none() {
             return Err(
-                "nothing is to be different; give how many may begin, or the window, or both".to_owned()
+                "nothing would change; give the number that may begin, the window, or both".to_owned()
             );
         }
         if count > MAX_COUNT {
             return Err(format!("{count} is more than {MAX_COUNT}, the most that a budget may allow"));
         }
         if window.0 < Span::seconds(1).0 || window > MAX_WINDOW {
-            return Err(format!("a window of {window} cannot be; it goes from 1s to {MAX_WINDOW}"));
+            return Err(format!("a window of {window} is not possible; it must be 1s to {MAX_WINDOW}"));
         }
         Ok(Budget { count, window })
     }
@@ -311,10 +311,10 @@ mod tests {
             (change(None, Some(Span::hours(1))), present, budget(20, Span::hours(1))),
             (change(Some(0), Some(Span::seconds(1))), present, budget(0, Span::seconds(1))),
             (change(Some(MAX_COUNT), Some(MAX_WINDOW)), None, budget(MAX_COUNT, MAX_WINDOW)),
-            (change(None, None), present, Err("nothing is to be different")),
+            (change(None, None), present, Err("nothing would change")),
             (change(Some(5), None), None, Err("the policy has no such budget yet")),
             (change(Some(MAX_COUNT + 1), None), present, Err("1000001 is more than")),
-            (change(None, Some(Span::default())), present, Err("a window of 0s cannot be")),
+            (change(None, Some(Span::default())), present, Err("a window of 0s is not possible")),
             (change(None, Some(Span::hours(30 * 24 + 1))), present, Err("a window of")),
         ] {
             match (change.apply_to(present), expected) {

@@ -185,7 +185,7 @@ pub fn may_trust_missing(brake: Option<&str>, now: Timestamp) -> Result<(), Disr
         let why = brake.trim_start_matches("brake: ");
         Err(DisruptionDenied {
             reason: format!(
-                "its provider says that it does not know it any more, and is not believed for now: {why}"
+                "its provider reports that it no longer knows it, but its list is not trusted for now: {why}"
             ),
             retry_at: after(now, LIST_RETRY.0),
         })

@@ -75,7 +75,7 @@ impl LogQuery {
             return Err(("lines", format!("{} lines cannot be requested; 1 to {MAX_LINES} can", self.lines)));
         }
         if self.since.is_some_and(|since| since > MAX_SINCE || since.0 < Duration::from_secs(1)) {
-            return Err(("since", "it is neither a second nor more, or longer than ten years".to_owned()));
+            return Err(("since", "it must be at least a second and at most ten years".to_owned()));
         }
         if self.follow && self.log.is_empty() {
             return Err(("follow", "a list of logs cannot be followed; say which log".to_owned()));
@@ -154,7 +154,7 @@ pub fn unreachable_reason(
     now: Timestamp,
 ) -> Option<String> {
     if retired {
-        return Some("is retired: nobody listens to it any more, and it sends no logs any more".to_owned());
+        return Some("is retired: no shepherd accepts its heartbeats, so it cannot send logs".to_owned());
     }
     match last_contact {
         None => Some(

@@ -187,9 +187,7 @@ impl PolicyFlags {
             }
         }
         if let Some(kept) = policy.history_retention.filter(|kept| *kept < Span::hours(24)) {
-            return Err(format!(
-                "--history_retention {kept} does not last until the morning; give at least 1d"
-            ));
+            return Err(format!("--history_retention {kept} is too short; give at least 1d"));
         }
         if let Some(every) = policy.cluster_key_rotation_interval {
             check_rotation_interval(every)

@@ -167,7 +167,7 @@ pub fn wait_reason(retirement: &Retirement, present: &RetirementState) -> String
             format!("retired ({reason}): {outcome}")
         }
         RetirementStep::Blocked { why } => format!(
-            "is being retired by {by} ({reason}), and stands at the stage {}: {why}; waive the stage or cancel",
+            "is being retired by {by} ({reason}), and is at the stage {}: {why}; waive the stage or cancel",
             present.stage
         ),
         RetirementStep::Release => {
@@ -184,8 +184,8 @@ pub fn wait_reason(retirement: &Retirement, present: &RetirementState) -> String
 #[must_use]
 pub fn deadline_consequence(present: &RetirementState) -> String {
     let then = match present.step {
-        RetirementStep::Blocked { .. } => "it waits on for a person",
-        _ => "it is tried on",
+        RetirementStep::Blocked { .. } => "it still waits for a person",
+        _ => "it is still retried",
     };
     format!("an issue says that its stage {} is overdue, and {then}", present.stage)
 }
@@ -238,7 +238,7 @@ pub fn check_confirmation(stage: RetirementStage, name: &str, typed: &str) -> Re
     match confirmation_text(stage, name) {
         Some(wanted) if typed.trim() == wanted => Ok(()),
         Some(wanted) => Err(format!(
-            "waiving the stage {stage} leaves something undone for good; say that you know it with the words \
+            "waiving the stage {stage} leaves something undone permanently; confirm that with the words \
              \"{wanted}\". Nothing was changed"
         )),
         None => Err(format!("the stage {stage} cannot be waived; wipe and release can")),

@@ -296,7 +296,7 @@ fn evaluate_machine(
     match unhealthy_reason(member, Some(*since), now) {
         None => Ok(None),
         Some(why) if after(*since, HEALTHY_WITHIN) < now => {
-            Err(format!("it runs the release and is not well: {why}"))
+            Err(format!("it runs the release and is not healthy: {why}"))
         }
         Some(why) => Ok(Some(format!("it runs the release; {why}"))),
     }

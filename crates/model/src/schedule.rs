@@ -117,7 +117,7 @@ fn due_access(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy, now: T
         return due_retirement(answer, retirement, policy);
     }
     if let Some(quarantine) = &facts.quarantine {
-        return answer.wait(format!("quarantined until a person explains: {}", quarantine.reason));
+        return answer.wait(format!("quarantined until an operator releases it: {}", quarantine.reason));
     }
     if let Some(order) = &facts.power_order {
         let reason = format!("{} ordered to {}: {}", order.by, order.kind.phrase(), order.reason);

@@ -56,7 +56,11 @@ pub enum ServerError {
         reason: String,
     },
     /// A renewed certificate whose CA could not be announced to agents.
-    #[error("{} is renewed by an authority of machines' own trust stores, and agents were given another one; give its certificate, and the one before, with --agent_endpoint_ca_certificate_path", certificate.display())]
+    #[error(
+        "{} was renewed by an authority that only the machines' own trust stores contain, but agents were given \
+         another authority; give the certificates of both with --agent_endpoint_ca_certificate_path",
+        certificate.display()
+    )]
     UnannouncedCa {
         /// Path of the certificate file.
         certificate: PathBuf,

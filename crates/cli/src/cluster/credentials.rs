@@ -243,8 +243,8 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     let unsigned = |credential: &v1::ClusterCredential| {
         format!(
             "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
-             shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; what the \
-             cluster waits for says: shepherdctl cluster describe {name}",
+             shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; to see \
+             what the cluster waits for, run: shepherdctl cluster describe {name}",
             SIGNING_TIMEOUT.as_secs(),
             file("key").display(),
             credential.id

@@ -95,8 +95,8 @@ pub(super) async fn create_kubeconfig(
     let name = &args.name;
     let unsigned = |_: &v1::ClusterKubernetesUser| {
         format!(
-            "no curator of {name} signed the certificate within {} s, and the key is discarded; what the cluster waits \
-             for says: shepherdctl cluster describe {name}",
+            "no curator of {name} signed the certificate within {} s, and the key is discarded; to see what the \
+             cluster waits for, run: shepherdctl cluster describe {name}",
             SIGNING_TIMEOUT.as_secs()
         )
     };

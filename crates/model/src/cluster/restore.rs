@@ -39,7 +39,7 @@ pub fn check_restore_allowed(
     now: Timestamp,
 ) -> Result<(), RestoreObjection> {
     let fresh = |at: Option<Timestamp>| at.filter(|at| between(*at, now) <= OBSERVATION_TTL);
-    let bypass = "If it is to be restored all the same, say so with --bypass_quorum";
+    let bypass = "To restore it anyway, give --bypass_quorum";
     if !evidence.founded {
         return Err(("NOT_FOUNDED", "cannot be restored: it was never founded".to_owned()));
     }
@@ -51,7 +51,7 @@ pub fn check_restore_allowed(
         }
         let text = format!(
             "is not restored: {reached} of the {voters} members of its control plane answered within a minute, and \
-             whatever was changed since its snapshot would be lost. Members that are lost are replaced without that. \
+             all changes since its snapshot would be lost. Lost members are replaced without a restore. \
              {bypass}"
         );
         return Err(("QUORUM_ANSWERS", text));
@@ -62,8 +62,8 @@ pub fn check_restore_allowed(
             None => "no shepherd ever looked at it".to_owned(),
         };
         let text = format!(
-            "is not restored: {since}, so that nobody knows whether its control plane works. See that a shepherd runs \
-             with the loop cluster. {bypass}"
+            "is not restored: {since}, so it is not known whether its control plane works. Make sure that a \
+             shepherd runs with the component cluster. {bypass}"
         );
         return Err(("NOBODY_LOOKED", text));
     }

@@ -112,7 +112,9 @@ fn parse_term(text: &str) -> Result<Term, String> {
             "memory" => NumericKey::Memory,
             "cpus" => NumericKey::Cpus,
             other => {
-                return Err(format!("{other:?} cannot be chosen by with >=; known are {SUPPORTED_TERMS}"));
+                return Err(format!(
+                    "{other:?} cannot be used with >=; the supported terms are {SUPPORTED_TERMS}"
+                ));
             }
         };
         let least = least.trim();
@@ -126,19 +128,22 @@ fn parse_term(text: &str) -> Result<Term, String> {
     if let Some(wanted) = text.strip_prefix("label.") {
         return Ok(Term::Label(label::LabelFilter::parse(wanted)?));
     }
-    let unknown = || format!("{text:?} is nothing to choose machines by; known are {SUPPORTED_TERMS}");
+    let unknown =
+        || format!("{text:?} is not a term of a selector; the supported terms are {SUPPORTED_TERMS}");
     let (name, wanted) = text.split_once('=').ok_or_else(unknown)?;
     let word = match name.trim() {
         "provider" => TextKey::Provider,
         "location" => TextKey::Location,
         "manufacturer" => TextKey::Manufacturer,
         "product" => TextKey::Product,
-        "memory" | "cpus" => return Err(format!("{text:?} would hardly ever be met; write >= for =")),
+        "memory" | "cpus" => {
+            return Err(format!("{text:?} would hardly ever match a machine; write >= for ="));
+        }
         _ => return Err(unknown()),
     };
     let wanted = wanted.trim();
     if wanted.is_empty() || wanted.chars().any(char::is_control) {
-        return Err(format!("{text:?} says nothing that a machine could be"));
+        return Err(format!("{text:?} has no value to compare with"));
     }
     Ok(Term::Text(word, wanted.to_owned()))
 }
@@ -201,15 +206,15 @@ mod tests {
     #[test]
     fn invalid_terms_are_reported() {
         for (text, part) in [
-            ("colour=red", "is nothing to choose machines by; known are provider=, location="),
+            ("colour=red", "is not a term of a selector; the supported terms are provider=, location="),
             ("memory=64GiB", "write >= for ="),
             ("memory>=lots", "\"lots\" is no amount of memory"),
             ("memory>=99999999999TiB", "is no amount of memory"),
             ("cpus>=x", "\"x\" is no number of threads"),
-            ("disks>=2", "\"disks\" cannot be chosen by with >="),
-            ("location=", "says nothing"),
+            ("disks>=2", "\"disks\" cannot be used with >="),
+            ("location=", "has no value"),
             ("label.=x", "is no key of a label"),
-            ("location", "is nothing to choose machines by"),
+            ("location", "is not a term of a selector"),
         ] {
             let message = text.parse::<Selector>().unwrap_err();
             assert!(message.contains(part), "{text}: {message}");

@@ -120,8 +120,8 @@ impl ClusterSpec {
         check_cluster_name(&self.name)?;
         if !CONTROL_PLANE_SIZES.contains(&self.control_plane) {
             return Err(format!(
-                "a control plane of {} cannot be: it has 1, 3, 5 or 7 members, because an even number bears no \
-                 more losses than the odd one before it",
+                "a control plane cannot have {} members: use 1, 3, 5 or 7, because an even number tolerates no \
+                 more losses than the odd number below it",
                 self.control_plane
             ));
         }
@@ -186,13 +186,14 @@ pub fn check_cluster_name(name: &str) -> Result<(), String> {
 fn check_worker_role(role: &str) -> Result<(), String> {
     if role == "consensus-member" {
         return Err(
-            "consensus-member is given to the control plane by itself; say --control-plane N".to_owned()
+            "consensus-member is given to the control plane automatically; set its size with --control_plane N"
+                .to_owned(),
         );
     }
     if role == CONTROLLER_ROLE || role == WORKER_ROLE {
         return Err(format!(
-            "{role} is given by itself where a cluster has Kubernetes; say --kubernetes_bundle BUNDLE, or: shepherdctl cluster \
-             kubernetes set"
+            "{role} is given automatically if a cluster has Kubernetes; give --kubernetes_bundle BUNDLE, or: \
+             shepherdctl cluster kubernetes set"
         ));
     }
     is_dns_label(role)
@@ -225,13 +226,13 @@ pub(crate) mod tests {
             (spec(3, 5), ""),
             (spec(1, 0), ""),
             (roles(&["web"]), ""),
-            (spec(0, 5), "a control plane of 0 cannot be"),
-            (spec(4, 5), "a control plane of 4 cannot be"),
-            (spec(9, 5), "a control plane of 9 cannot be"),
+            (spec(0, 5), "a control plane cannot have 0 members"),
+            (spec(4, 5), "a control plane cannot have 4 members"),
+            (spec(9, 5), "a control plane cannot have 9 members"),
             (spec(3, 5_001), "5001 workers are too many"),
-            (roles(&["consensus-member"]), "consensus-member is given to the control plane by itself"),
+            (roles(&["consensus-member"]), "consensus-member is given to the control plane automatically"),
             (roles(&["Web"]), "\"Web\" is no role"),
-            (roles(&["kubernetes-worker"]), "kubernetes-worker is given by itself"),
+            (roles(&["kubernetes-worker"]), "kubernetes-worker is given automatically"),
             (
                 ClusterSpec { name: "Ams".to_owned(), ..spec(3, 1) },
                 "\"Ams\" is not a valid name of a cluster",

@@ -23,8 +23,8 @@ fn cluster_key_refused(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> 
         format!("its curators have refused every key that the shepherd has for it for {lasts}"),
         Some(since),
         format!(
-            "bring back a later backup of the database if one was restored; otherwise `shepherdctl cluster restore {name} \
-             --bypass_quorum` from a snapshot that knows one of the keys"
+            "if the database was restored from a backup, restore a later backup; otherwise `shepherdctl cluster \
+             restore {name} --bypass_quorum` from a snapshot that knows one of the keys"
         ),
     ))
 }
@@ -39,7 +39,7 @@ fn cluster_snapshot_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) ->
     let age = humanize_duration(between(since, evidence.at));
     let text = match cluster.snapshot_at {
         Some(_) => {
-            format!("its last snapshot is {age} old, and one is to be taken every {}", policy.interval)
+            format!("its last snapshot is {age} old, and one should be taken every {}", policy.interval)
         }
         None => format!("no snapshot of it was ever taken, and it was founded {age} ago"),
     };
@@ -50,7 +50,8 @@ fn cluster_snapshot_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) ->
         text,
         Some(after(since, policy.overdue_after())),
         format!(
-            "`shepherdctl cluster describe {name}` says what its curators answer; a shepherd has to reach them"
+            "`shepherdctl cluster describe {name}` shows what its curators answer; make sure that a shepherd \
+             reaches them"
         ),
     ))
 }

@@ -71,7 +71,7 @@ fn nobody_listens(evidence: &IssueInputs) -> Option<Issue> {
         IssueKind::NobodyListens,
         "all machines".to_owned(),
         format!(
-            "no heartbeat was stored lately, of {expected} agents that should report: nobody is recovered"
+            "no heartbeat of the {expected} agents that should report was stored recently: no machine is recovered"
         ),
         last,
         "start a shepherd that runs the callback server, and see that machines reach its --agent_endpoint"
@@ -184,7 +184,7 @@ fn budget_issues(evidence: &IssueInputs) -> Vec<Issue> {
                 waiting.count()
             ),
             used.iter().max().copied(),
-            "see why so many need it; it frees itself as time passes".to_owned(),
+            "find out why so many machines need it; it becomes available again as time passes".to_owned(),
         ));
     }
     found
@@ -216,8 +216,8 @@ fn clock_issues(evidence: &IssueInputs) -> Vec<Issue> {
                     session.component
                 ),
                 Some(session.started_at),
-                "set both by NTP; leases and deadlines go by the database's clock alone, but certificates and logs do \
-                 not"
+                "set both by NTP; leases and deadlines use only the database's clock, but certificates and logs \
+                 use the host's"
                     .to_owned(),
             )
         })
@@ -232,10 +232,10 @@ fn certificate_issues(evidence: &IssueInputs) -> Vec<Issue> {
             continue;
         }
         let when = if ends > evidence.at {
-            format!("ends in {}", humanize_duration(between(evidence.at, ends)))
+            format!("expires in {}", humanize_duration(between(evidence.at, ends)))
         } else {
             format!(
-                "ended {} ago: nobody believes it any more",
+                "expired {} ago: no client accepts it any more",
                 humanize_duration(between(ends, evidence.at))
             )
         };
@@ -293,7 +293,8 @@ fn flapping_sessions(evidence: &IssueInputs) -> Vec<Issue> {
                 IssueKind::SessionFlapping,
                 format!("{} on {}", expired.component, expired.host),
                 format!(
-                    "{} of its sessions expired within an hour: crashed, starved or cut off",
+                    "{} of its sessions expired within an hour: it crashed, got no CPU time, or was cut off from \
+                     the database",
                     expired.count
                 ),
                 Some(expired.first_at),
@@ -326,7 +327,7 @@ fn outdated_agents(evidence: &IssueInputs) -> Vec<Issue> {
             Issue::for_machines(
                 IssueKind::OutdatedAgent,
                 machines.into_iter().map(MachineIssueInputs::name).collect(),
-                format!("{count} agents are of release {version}, which no shepherd here is of"),
+                format!("{count} agents run release {version}, which no shepherd here runs"),
                 None,
                 "an agent is replaced when its machine is taken over again; docs/deploying.md (Upgrading) lists which \
                  releases work together"
@@ -349,11 +350,12 @@ fn storage_issues(evidence: &IssueInputs) -> Vec<Issue> {
             IssueKind::LongSnapshot,
             "the database".to_owned(),
             format!(
-                "somebody has held a snapshot for {}: until its end no dead row is removed, and every claim costs more",
+                "a transaction has held a snapshot for {}: until it ends, no dead row is removed, and every \
+                 claim costs more",
                 humanize_duration(storage.oldest_snapshot)
             ),
             Some(before(evidence.at, storage.oldest_snapshot)),
-            "end that transaction: docs/database-care.md says how to find whose it is".to_owned(),
+            "end that transaction: docs/database-care.md has the query that finds its owner".to_owned(),
         ));
     }
     for (table, dead, live) in &storage.rows {

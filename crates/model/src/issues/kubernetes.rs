@@ -43,7 +43,8 @@ fn object_conflict(cluster: &KubernetesIssueInputs) -> Option<Issue> {
             format!("cluster {name}"),
             format!("somebody else's objects are in the way of built-in ones: {}", join_first(&messages)),
             None,
-            "rename or delete those objects, or label them as the page says; the next pass makes ours"
+            "copy what you need of those objects to other names and delete them, or label them as the page \
+             describes; the next pass creates the built-in ones"
                 .to_owned(),
         )
     })
@@ -102,7 +103,7 @@ fn stalled_rotations(cluster: &KubernetesIssueInputs, now: Timestamp) -> Vec<Iss
             IssueKind::KubernetesRotationHeld,
             format!("cluster {name}"),
             format!(
-                "the replacement of {} has waited for {} for nodes that do not act on it: {}",
+                "the replacement of {} has waited for {} for nodes that have not applied its current step: {}",
                 rotation.keys,
                 humanize_duration(between(since, now)),
                 join_first(&waits)

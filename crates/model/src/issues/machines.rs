@@ -71,8 +71,8 @@ fn needs_human(machine: &MachineIssueInputs) -> Option<Issue> {
         return None;
     }
     let remedy = format!(
-        "help it as `shepherdctl why {0}` says, then `shepherdctl retry {0}`; it is taken back by itself when its \
-         agent reports again",
+        "do what `shepherdctl why {0}` suggests, then run `shepherdctl retry {0}`; it returns automatically when \
+         its agent reports again",
         quoted_name(machine)
     );
     let evidence = format!("it waits for a person ({}): {}", waiting.obstacle, waiting.reason);
@@ -110,7 +110,7 @@ fn unknown_fence(machine: &MachineIssueInputs) -> Option<Issue> {
         (Some(newer), _) => (
             newer.reported_at,
             format!(
-                "its agent has seen fence {}, which this database never gave: nothing is ordered of it",
+                "its agent has seen fence {}, which this database never issued: it receives no orders",
                 newer.fence
             ),
             "find out whether this database was restored from a backup; if so stop every shepherd and `shepherdctl \
@@ -121,7 +121,7 @@ fn unknown_fence(machine: &MachineIssueInputs) -> Option<Issue> {
         (None, Some(waiting)) => (
             waiting.since,
             format!("it waits for a person ({}): {}", waiting.obstacle, waiting.reason),
-            why_remedy(machine, &format!("once that is settled, `shepherdctl retry {}`", quoted_name(machine))),
+            why_remedy(machine, &format!("once that is resolved, `shepherdctl retry {}`", quoted_name(machine))),
         ),
         (None, None) => return None,
     };
@@ -147,11 +147,10 @@ fn silent_agent(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Option<
     let held = facts.hold.as_ref().filter(|hold| hold.is_active_at(now) && hold.scope != HoldScope::Power);
     let evidence = match (&facts.recovery, held) {
         (Some(recovery), _) => format!("{message}; {}", recovery.note),
-        (None, Some(hold)) => format!("{message}; {} holds it, so that it is not brought back", hold.by),
+        (None, Some(hold)) => format!("{message}; {} holds it, so it is not recovered", hold.by),
         (None, None) => message,
     };
-    let remedy =
-        why_remedy(machine, "it is brought back step by step, and a person is called if that is in vain");
+    let remedy = why_remedy(machine, "recovery takes its steps, and if none helps it waits for a person");
     Some(Issue::for_machine(IssueKind::SilentAgent, &machine.name(), evidence, Some(since), remedy))
 }
 
@@ -162,8 +161,8 @@ fn crash_loop(machine: &MachineIssueInputs) -> Option<Issue> {
     }
     let evidence = format!("it reported from {boots} new boots within {}", Span(HISTORY_WINDOW));
     let remedy = format!(
-        "look at its console and power; `shepherdctl hold {0} --reason …` keeps recovery from it meanwhile, and \
-         `shepherdctl timeline {0}` tells each boot",
+        "look at its console and power; `shepherdctl hold {0} --reason …` blocks recovery in the meantime, and \
+         `shepherdctl timeline {0}` lists each boot",
         quoted_name(machine)
     );
     Some(Issue::for_machine(
@@ -179,7 +178,7 @@ fn provider_discrepancy(machine: &MachineIssueInputs) -> Option<Issue> {
     let facts = &machine.facts;
     if let Some(quarantine) = &facts.quarantine {
         let remedy = format!(
-            "put right what is wrong at the provider, then `shepherdctl release {} --quarantine`",
+            "correct the cause at the provider, then run `shepherdctl release {} --quarantine`",
             quoted_name(machine)
         );
         let evidence = format!("it is left alone: {}", quarantine.reason);
@@ -201,7 +200,9 @@ fn provider_discrepancy(machine: &MachineIssueInputs) -> Option<Issue> {
         _ => return None,
     };
     let remedy =
-        "see what the provider says of it; what it has for good may be taken off its books".to_owned();
+        "check it at the provider's own console; if it is lost permanently, take it out of the fleet with \
+         `shepherdctl retire`"
+            .to_owned();
     Some(Issue::for_machine(
         IssueKind::ProviderDiscrepancy,
         &machine.name(),
@@ -217,7 +218,7 @@ fn failing_work(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Option<
     let (process, fact) = worst.max_by_key(|(_, fact)| fact.failures)?;
     let text = format!("{process} failed {} times in a row: {}", fact.failures, fact.cause);
     let remedy = format!(
-        "remove the cause, then `shepherdctl retry {}`; else it is tried again {}",
+        "remove the cause, then run `shepherdctl retry {}`; otherwise it is retried {}",
         quoted_name(machine),
         if fact.until > evidence.at {
             format!("in {}", humanize_duration(between(evidence.at, fact.until)))
@@ -238,8 +239,8 @@ fn lost_workers(machine: &MachineIssueInputs) -> Option<Issue> {
         machine.lost_sessions
     );
     let remedy = format!(
-        "read the logs of the shepherds that `shepherdctl timeline {0}` names; `shepherdctl hold {0} --reason …` keeps \
-         others from it",
+        "read the logs of the shepherds that `shepherdctl timeline {0}` names; `shepherdctl hold {0} --reason …` \
+         keeps other shepherds from it",
         quoted_name(machine)
     );
     Some(Issue::for_machine(IssueKind::LostWorkers, &machine.name(), evidence, None, remedy))
@@ -248,17 +249,15 @@ fn lost_workers(machine: &MachineIssueInputs) -> Option<Issue> {
 fn drift(machine: &MachineIssueInputs) -> Option<Issue> {
     let evidence = machine.schedule_mismatch.clone()?;
     let remedy =
-        "the next sweep repairs it, within a minute where a shepherd runs; if it comes back, it is a defect \
-                  of ours: please report it with this line"
+        "the next sweep repairs it, within a minute if a shepherd runs; if it recurs, it is a defect of \
+         Shepherd: please report it with this line"
             .to_owned();
     Some(Issue::for_machine(IssueKind::Drift, &machine.name(), evidence, None::<Timestamp>, remedy))
 }
 
 fn workloads_end_with_agent(machine: &MachineIssueInputs) -> Option<Issue> {
-    let remedy = why_remedy(
-        machine,
-        "until it is put right, start no update, takeover or restart of its role server that you can avoid",
-    );
+    let remedy =
+        why_remedy(machine, "until that is solved, avoid updates, takeovers and restarts of its role server");
     finding_issue(
         machine,
         IssueKind::WorkloadsEndWithAgent,
@@ -268,7 +267,7 @@ fn workloads_end_with_agent(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
-    let remedy = why_remedy(machine, "its role server looks again every five minutes");
+    let remedy = why_remedy(machine, "its role server checks again every five minutes");
     finding_issue(
         machine,
         IssueKind::AgentUnit,

@@ -42,14 +42,14 @@ fn retirement_stuck(
     };
     let word = shell_words::quote_if_needed(&machine.name().short_name());
     let cancel = match retirement.release {
-        None => format!(", or let it stay: `shepherdctl retire cancel {word}`"),
+        None => format!(", or keep the machine: `shepherdctl retire cancel {word}`"),
         Some(_) => String::new(),
     };
     let remedy = format!(
-        "remove the cause; where that cannot be, waive the stage: `shepherdctl retire waive {word} {stage} --confirm … \
-         --reason …`{cancel}"
+        "remove the cause; if that is impossible, waive the stage: `shepherdctl retire waive {word} {stage} \
+         --confirm … --reason …`{cancel}"
     );
-    let text = format!("its retirement stands at the stage {stage}{late}: {why}");
+    let text = format!("its retirement is at the stage {stage}{late}: {why}");
     Some(Issue::for_machine(IssueKind::RetirementStuck, &machine.name(), text, Some(present.since), remedy))
 }
 
@@ -81,8 +81,8 @@ fn retired_but_listed(machine: &MachineIssueInputs, retirement: &Retirement) -> 
         retirement.outcome.as_deref().unwrap_or("done")
     );
     let remedy =
-        "give it back at the provider, or take it off the device list; to use it again, let the provider \
-                  give it another id"
+        "return it at the provider, or remove it from the device list; to use it again, have the provider give \
+         it another id"
             .to_owned();
     Some(Issue::for_machine(IssueKind::RetiredListed, &machine.name(), text, Some(since), remedy))
 }

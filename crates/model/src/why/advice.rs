@@ -16,7 +16,7 @@ pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now:
     for pause in relevant_pauses(view, due, now) {
         add(
             pause.resume_command(),
-            "when the pause has served its purpose: what came due meanwhile is then begun",
+            "when the pause has served its purpose: work that became due in the meantime then begins",
         );
     }
     // A retiring machine does not wait for recovery.
@@ -37,7 +37,7 @@ pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now:
     if needs_human && !held {
         add(
             format!("shepherdctl hold {word} --reason 'WHAT FOR'"),
-            "before you lay hands on it, so that nothing is ordered of it meanwhile",
+            "before you work on it, so that it receives no orders meanwhile",
         );
     }
     if held {
@@ -49,8 +49,8 @@ pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now:
     if needs_human && refused.is_none() {
         add(format!("shepherdctl timeline {word}"), "to see what was tried");
         let when = match current_obstacle(facts) {
-            Some(Obstacle::LoginRefused) => "when that line is in place: everything begins again",
-            _ => "when you have helped: everything begins again",
+            Some(Obstacle::LoginRefused) => "when that line is in place: all work on it begins again",
+            _ => "when you have removed the cause: all work on it begins again",
         };
         add(format!("shepherdctl retry {word}"), when);
     } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
@@ -81,13 +81,14 @@ fn retirement_advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
             command: format!(
                 "shepherdctl retire waive {word} {stage} --confirm 'WHAT REMAINS UNDONE' --reason 'WHY'"
             ),
-            when: "when this stage cannot be done and need not be; it says what to type".to_owned(),
+            when: "when this stage cannot be done and is not needed; the command prints what to type"
+                .to_owned(),
         });
     }
     if retirement.release.is_none() {
         advice.push(Advice {
             command: format!("shepherdctl retire cancel {word}"),
-            when: "when it is to stay; possible until its provider is ordered to take it back".to_owned(),
+            when: "to keep the machine; possible until its provider is ordered to take it back".to_owned(),
         });
     }
     advice

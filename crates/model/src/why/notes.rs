@@ -200,8 +200,8 @@ fn lost_sessions_note(lane: &LaneView, now: Timestamp) -> Option<String> {
 fn schedule_mismatch_note(lane: &LaneView, due: &DueWork, policy_version: i64) -> Option<String> {
     if lane.rules_version > i64::from(RULES_VERSION) {
         return Some(format!(
-            "its schedule was written by a newer release (rules {}, here {RULES_VERSION}); believe that one's \
-             shepherdctl",
+            "its schedule was written by a newer release (rules {}, here {RULES_VERSION}); use the shepherdctl \
+             of that release",
             lane.rules_version
         ));
     }

@@ -51,7 +51,7 @@ pub fn error_status(code: Code, reason: &str, text: impl Into<String>) -> Status
 pub fn rate_limited(after: Duration) -> Status {
     let mut details = ErrorDetails::with_retry_info(Some(after));
     details.set_error_info("RATE_LIMITED", ERROR_DOMAIN, HashMap::new());
-    let text = format!("there are too many calls of yours; call again in {after:?}, and less often");
+    let text = format!("this caller makes too many calls; call again in {after:?}, and less often");
     Status::with_error_details(Code::ResourceExhausted, text, details)
 }
 

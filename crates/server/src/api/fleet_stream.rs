@@ -75,7 +75,7 @@ impl FleetQueries {
             });
             let end = match ended.await {
                 None => {
-                    let output = "this shepherd stops; ask another one";
+                    let output = "this shepherd is stopping; call another one";
                     Close::Now(error_status(Code::Unavailable, "UNAVAILABLE", output))
                 }
                 Some(Ok(())) => Close::Complete,

@@ -45,8 +45,8 @@ pub(super) async fn wait_for_credential_end(context: &ApiContext, credential: Op
         )
         .await;
         let answer = answer.unwrap_or_else(|_| {
-            let text = "it could not be found out for too long whether the credential of this stream is still \
-                        good; resume in a moment, or at another shepherd";
+            let text = "for too long, this shepherd could not check whether the credential of this stream is \
+                        still valid; resume in a moment, or at another shepherd";
             Err(error_status(Code::Unavailable, "UNAVAILABLE", text))
         });
         if matches!(answer, Ok(true)) {

@@ -123,7 +123,8 @@ fn no_place(error: NoPlace) -> Status {
 
 fn machine_retired() -> Status {
     Status::permission_denied(
-        "this machine is retired, and its key counts no more: stop the role server on it and remove its state directory",
+        "this machine is retired, and its key is no longer accepted: stop the role server on it and remove its \
+         state directory",
     )
 }
 
@@ -167,7 +168,7 @@ impl CallbackService {
             }),
             Ok(Err(error)) => {
                 tracing::warn!(%machine, %error, "a part of a log could not be kept");
-                Err(Status::unavailable("the database is away; try again"))
+                Err(Status::unavailable("the database is not available; try again"))
             }
             Err(_) => Err(Status::unavailable("the database did not answer in time; try again")),
         }
@@ -179,7 +180,7 @@ impl CallbackService {
             tokio::time::timeout(DATABASE_TIMEOUT, self.bmdb.agent_key_owner(machine, peer.public_key)).await;
         let Ok(Ok(keyed)) = keyed else {
             peer.place.defer();
-            return Err(Status::unavailable("the database is away; try again"));
+            return Err(Status::unavailable("the database is not available; try again"));
         };
         match keyed {
             AgentKeyOwner::Agent => peer.place.prove().map_err(no_place),
@@ -262,7 +263,7 @@ impl CallbackService {
             }
             Ok(Err(HeartbeatError::Database(error))) => {
                 tracing::warn!(%machine, %error, "a heartbeat could not be stored");
-                (Err(Status::unavailable("the database is away; try again")), "unavailable")
+                (Err(Status::unavailable("the database is not available; try again")), "unavailable")
             }
             Err(_) => {
                 (Err(Status::unavailable("the database did not answer in time; try again")), "unavailable")

@@ -229,9 +229,10 @@ fn read_error_status(error: &BmdbError) -> Status {
     tracing::warn!(%error, "a file could not be read for a machine");
     match error {
         BmdbError::Corrupt(_) => Status::failed_precondition(
-            "this shepherd cannot open what is kept of it; its log says why, and its --secrets_key_path may be another one's",
+            "this shepherd cannot open the stored file; its log has the reason, and its --secrets_key_path may \
+             name another key",
         ),
-        _ => Status::unavailable("the database is away; try again"),
+        _ => Status::unavailable("the database is not available; try again"),
     }
 }
 

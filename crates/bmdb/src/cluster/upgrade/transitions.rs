@@ -127,7 +127,7 @@ impl Bmdb {
                     .context(OPERATION)?;
                 match machine {
                     Some(machine) => {
-                        let detail = format!("it is well with the bundle (upgrade {id})");
+                        let detail = format!("it is healthy with the bundle (upgrade {id})");
                         record_event(tx, machine, "KubernetesRuns", &detail).await
                     }
                     None => Ok(()),

@@ -27,7 +27,7 @@ pub(super) fn plan_declarations(
                     0 => steps.push(ClusterPlanStep::UndeclareRole { role }),
                     _ => {
                         waits
-                            .push(format!("role {role} is withdrawn, and {with} of its nodes have it still"));
+                            .push(format!("role {role} is withdrawn, and {with} of its nodes still have it"));
                     }
                 }
             }

@@ -26,7 +26,7 @@ pub(super) fn plan_kubernetes(
     let has = match &seen.kubernetes {
         ObservedKubernetes::NotQueried => return (steps, waits),
         ObservedKubernetes::Unavailable(why) => {
-            waits.push(format!("what its curators have of Kubernetes is not known: {why}"));
+            waits.push(format!("the Kubernetes settings of its curators are not known: {why}"));
             return (steps, waits);
         }
         ObservedKubernetes::Absent => None,
@@ -38,7 +38,9 @@ pub(super) fn plan_kubernetes(
             (None, _) => steps.push(ClusterPlanStep::DeleteKubernetesRecord),
             (Some(_), 0) => steps.push(ClusterPlanStep::DeleteKubernetes),
             (Some(_), with) => {
-                waits.push(format!("Kubernetes is to go, and {with} of its nodes have roles of it still"));
+                waits.push(format!(
+                    "Kubernetes is being removed, and {with} of its nodes still have its roles"
+                ));
             }
         }
         return (steps, waits);

@@ -39,7 +39,7 @@ impl ClusterPlanner<'_> {
                     return self.push_wait(member, why);
                 }
                 if consensus.is_some() {
-                    return self.push_wait(member, "members of etcd come and go one at a time");
+                    return self.push_wait(member, "members of etcd are added and removed one at a time");
                 }
                 let give = vec![CONSENSUS_MEMBER_ROLE.to_owned()];
                 *consensus = Some(ClusterPlanStep::ChangeRoles {
@@ -155,7 +155,7 @@ mod tests {
         observed(&mut cluster).etcd_members.truncate(1);
         assert_eq!(
             plan_text(&cluster, &[]),
-            "node-2 +consensus-member -; 3 waits: members of etcd come and go one at a time"
+            "node-2 +consensus-member -; 3 waits: members of etcd are added and removed one at a time"
         );
         observed(&mut cluster).nodes[1] = node(2, &[CONSENSUS_MEMBER_ROLE]);
         observed(&mut cluster).etcd_members.push(EtcdMember { node: None, learner: true, reachable: false });

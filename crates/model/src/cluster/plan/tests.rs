@@ -171,7 +171,7 @@ fn role_is_declared_before_use_and_undeclared_after_removal() {
     assert_eq!(plan_text(&cluster, &[]), "");
     cluster.declared_roles = vec![declared(true)];
     cluster.spec.roles.clear();
-    let waits = "waits: role web is withdrawn, and 1 of its nodes have it still";
+    let waits = "waits: role web is withdrawn, and 1 of its nodes still have it";
     assert_eq!(plan_text(&cluster, &[]), format!("node-9 + -web; {waits}"));
     observed(&mut cluster).nodes[1].roles.clear();
     assert_eq!(plan_text(&cluster, &[]), "undeclare web");

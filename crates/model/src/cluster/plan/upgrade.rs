@@ -188,7 +188,7 @@ impl UpgradePlanner<'_> {
                     in_flight += 1;
                     self.push_wait(
                         one.member.machine,
-                        format!("it runs the bundle, and is not well any more: {why}"),
+                        format!("it runs the bundle, and is no longer healthy: {why}"),
                     );
                 }
                 continue;
@@ -213,7 +213,7 @@ impl UpgradePlanner<'_> {
                 None => self.push_event(UpgradeEvent::NodeDone { node: one.node.id.clone() }),
                 Some(why) if after(upgrade.requested_at, self.upgrade.node_deadline) < self.now => {
                     let why = format!(
-                        "{}: it was not well with the bundle within {} s: {why}",
+                        "{}: it was not healthy with the bundle within {} s: {why}",
                         one.member.name,
                         self.upgrade.node_deadline.as_secs()
                     );
@@ -276,7 +276,9 @@ impl UpgradePlanner<'_> {
         }
         let mut others = controllers.iter().filter(|other| other.node.id != one.node.id);
         others.find_map(|other| Some((&other.member.name, other.unhealthy_reason()?))).map(|(name, why)| {
-            format!("the controller {name} of its cluster is not well, and has to be first: {why}")
+            format!(
+                "the controller {name} of its cluster is not healthy, and has to be upgraded first: {why}"
+            )
         })
     }
 }
@@ -319,12 +321,12 @@ fn describe_progress(one: &UpgradeNode<'_>) -> String {
 fn etcd_unhealthy_reason(seen: &ObservedCluster) -> Option<String> {
     let (voters, reached) = seen.vote_counts();
     if seen.etcd_members.iter().any(|member| member.learner || member.node.is_none()) {
-        return Some("a member of etcd is learning, and has to be through first".to_owned());
+        return Some("a member of etcd is still learning, and has to get its vote first".to_owned());
     }
     let nodes: BTreeSet<&String> =
         seen.etcd_members.iter().filter_map(|member| member.node.as_ref()).collect();
     (reached < voters || nodes.is_empty())
-        .then(|| format!("{reached} of {voters} members of etcd are reached, and all of them have to be"))
+        .then(|| format!("{reached} of {voters} members of etcd are reachable, and all of them must be"))
 }
 
 #[cfg(test)]

@@ -201,14 +201,14 @@ impl AuthLayer {
 /// Rejects a request that arrives over an open connection while the server stops.
 fn reject_when_stopping(stop: &CancellationToken) -> Result<(), Status> {
     if stop.is_cancelled() {
-        let output = "this shepherd stops, and nothing was done; ask another one";
+        let output = "this shepherd is stopping, and nothing was done; call another one";
         return Err(error_status(Code::Unavailable, "SERVER_STOPPING", output));
     }
     Ok(())
 }
 
 const UNKNOWN_CREDENTIAL: &str =
-    "this credential is not known to this fleet; is it whole, and for this fleet?";
+    "this credential is not known to this fleet; is it complete, and for this fleet?";
 
 fn unauthenticated(text: &str) -> Status {
     error_status(Code::Unauthenticated, "INVALID_CREDENTIAL", text)
@@ -298,7 +298,7 @@ mod tests {
         stop.cancel();
         let refused = reject_when_stopping(&stop).unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable, "so that it is given again, elsewhere");
-        assert!(refused.message().contains("ask another one"), "{refused}");
+        assert!(refused.message().contains("call another one"), "{refused}");
     }
 
     #[test]

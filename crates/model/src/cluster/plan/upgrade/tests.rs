@@ -183,7 +183,7 @@ fn obstacles_are_waited_for_and_reported() {
     );
     assert!(
         because(&|world| world.seen.etcd_members[2].learner = true)
-            .starts_with("a member of etcd is learning")
+            .starts_with("a member of etcd is still learning")
     );
     assert!(
         because(&|world| world.upgrade.conflicting_roll_out = Some("u7".into()))
@@ -217,7 +217,7 @@ fn first_failure_pauses_the_upgrade() {
     assert_eq!(failed.plan_text(60), "");
     let output = failed.plan_text(61);
     assert!(
-        output.starts_with("stand still: c1: it was not well with the bundle within 60 s: kubelet is"),
+        output.starts_with("stand still: c1: it was not healthy with the bundle within 60 s: kubelet is"),
         "{output}"
     );
     // Even if another node finishes at the same time, no further node is started in that pass.

@@ -120,7 +120,7 @@ pub fn start_watch(
         drop(permit);
         let end = match ended {
             None => {
-                let text = "this shepherd stops; resume at another one";
+                let text = "this shepherd is stopping; resume at another one";
                 Close::AfterDrain(error_status(Code::Unavailable, "UNAVAILABLE", text))
             }
             Some(StreamEnd::ClientGone) => return,
