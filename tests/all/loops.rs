@@ -179,7 +179,7 @@ async fn pause_is_ordered_once_tried_in_vain_replaced_and_over_when_its_time_is(
     );
     let late = kit.bmdb.resume_loop(order("r", None, false), LoopKind::Updater, None).await?;
     assert!(
-        !late.outcome.changed && late.outcome.message == "is not paused so; nothing was changed",
+        !late.outcome.changed && late.outcome.message == "has no such pause; nothing was changed",
         "{late:?}"
     );
 

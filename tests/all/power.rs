@@ -109,18 +109,12 @@ async fn what_is_ordered_is_done_once_and_what_is_off_stays_off() -> TestResult 
 
 async fn rebooted_and_cycled(fleet: &Fleet) -> Result<()> {
     for (id, line, what, text, message) in [
-        (
-            "sim-0001",
-            vec!["reboot", "sim-0001"],
-            "reboot",
-            "is to be rebooted; recovery watches",
-            "reboot it",
-        ),
+        ("sim-0001", vec!["reboot", "sim-0001"], "reboot", "will be rebooted; recovery watches", "reboot it"),
         (
             "sim-0002",
             vec!["power", "cycle", "sim-0002"],
             "power",
-            "is to be switched off and on",
+            "will be switched off and on",
             "off and on",
         ),
     ] {
@@ -143,7 +137,7 @@ async fn off_and_on(fleet: &Fleet) -> Result<()> {
     until_phase(fleet, id, "Silent").await?;
     assert_eq!(state(fleet, id).await?, "off");
     says(fleet, &["why", id], "switched off: its fan").await?;
-    says(fleet, &["power", "on", id, "--reason", "it is in"], "is to be switched on; it is still held")
+    says(fleet, &["power", "on", id, "--reason", "it is in"], "will be switched on; it is still held")
         .await?;
     until_other_boot(fleet, id, &before).await?;
     until_phase(fleet, id, "Ready").await?;
@@ -160,7 +154,7 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     let id = "sim-0004";
     let why = ["--reason", "trying it"];
     let reboot = [&["reboot", id][..], &why].concat();
-    says(fleet, &[&reboot[..], &["--dry_run"]].concat(), "is to be rebooted").await?;
+    says(fleet, &[&reboot[..], &["--dry_run"]].concat(), "will be rebooted").await?;
     assert!(fleet.holds(NOTHING_ORDERED).await?, "a dry run orders nothing");
     let (one, other) = tokio::join!(ctl(fleet, &reboot), ctl(fleet, &reboot));
     let (one, other) = (one?, other?);
@@ -168,9 +162,10 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     let already = [&one.1, &other.1].into_iter().filter(|text| text.contains("already")).count();
     assert_eq!(already, 1, "{one:?}, {other:?}");
     says(fleet, &["why", id], "ordered to reboot it: trying it").await?;
-    refuses(fleet, &[&["power", "off", id][..], &why].concat(), "is to be rebooted already, by kim@").await?;
-    says(fleet, &["power", "cancel", id], "is not rebooted").await?;
-    says(fleet, &["power", "cancel", id], "has no order about its power").await?;
+    refuses(fleet, &[&["power", "off", id][..], &why].concat(), "is already ordered to be rebooted, by kim@")
+        .await?;
+    says(fleet, &["power", "cancel", id], "will not be rebooted").await?;
+    says(fleet, &["power", "cancel", id], "has no reboot or power order").await?;
     says(fleet, &["hold", id, "--scope", "power", "--reason", "a firmware is written"], "is held").await?;
     refuses(fleet, &reboot, "is held (power) by kim@").await?;
     says(fleet, &["release", id], "is released").await?;
@@ -217,11 +212,11 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
         policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 20, window: Span::hours(12) });
     })
     .await?;
-    says(fleet, &["power", "cycle", id, "--reason", "it hangs"], "is to be switched off and on").await?;
+    says(fleet, &["power", "cycle", id, "--reason", "it hangs"], "will be switched off and on").await?;
     let failed = "SELECT count(*) = 1 FROM work_backoff WHERE process = 'Power'";
     fleet.until("it has failed", failed).await?;
     says(fleet, &["why", id], "failed once").await?;
-    says(fleet, &["retry", id], "is tried again").await?;
+    says(fleet, &["retry", id], "is retried").await?;
     fleet.until("it has failed again", failed).await?;
     // It is postponed for a day by now, and lapses all the same when its time is over.
     bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
@@ -251,7 +246,7 @@ async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<
     let cycled = "sim-0002";
     let before = boot(fleet, cycled).await?;
     let powered = done(&fleet.journal()?, cycled, "power");
-    says(fleet, &["power", "cycle", cycled, "--reason", "it hangs"], "is to be switched off and on").await?;
+    says(fleet, &["power", "cycle", cycled, "--reason", "it hangs"], "will be switched off and on").await?;
     for (place, carried_out) in [("switcher.intended", 0), ("switcher.switched", 1)] {
         let mut shepherd = fleet.shepherd_dying_at(place, place, endpoints, &brief)?;
         until_dead(fleet, place, &mut shepherd).await?;

@@ -56,7 +56,8 @@ pub fn check_power_order(
         Some(present) if present.kind != switch => Err((
             "ORDERED_OTHERWISE",
             format!(
-                "is to be {} already, by {}: {}; wait for that, or cancel it with `power cancel`. Nothing was changed",
+                "is already ordered to be {}, by {}: {}; wait for that, or cancel it with `power cancel`. \
+                 Nothing was changed",
                 present.kind.participle(),
                 present.by,
                 present.reason

@@ -57,7 +57,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
 
     // The same file again changes nothing; another name renames it; another file of that name is another artefact.
     let again = kim.direct(&add)?;
-    assert!(again.contains("is there; nothing was changed"), "{again}");
+    assert!(again.contains("exists already; nothing was changed"), "{again}");
     let renamed = kim.direct(&[&add[..], &["--name", "front"]].concat())?;
     assert!(renamed.contains("was called server-1.4 before"), "{renamed}");
     std::fs::write(file, "another")?;

@@ -238,7 +238,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(
         kim.ask(&["loops", "resume", "updater"])?.starts_with("the updater is resumed (was paused by kim@")
     );
-    assert!(kim.ask(&["retry", &machine])?.contains("has no failures to forget"));
+    assert!(kim.ask(&["retry", &machine])?.contains("has no failures to clear"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
     let alone = kim.command(&["declare", "restored", "--reason", "r"]).output()?;

@@ -156,7 +156,7 @@ async fn declare_role_in_tx(
              shepherdctl cluster describe {name}"
         )
     } else {
-        format!("have its workers run it with: shepherdctl cluster roles {name} --add_role {role}")
+        format!("give it to the workers with: shepherdctl cluster roles {name} --add_role {role}")
     };
     let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
     let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });

@@ -268,8 +268,8 @@ fn pause_message(pause: &Pause, replaces: bool, stranger: bool, now: Timestamp) 
     let stranger =
         if stranger { "; no provider of that name is known here yet: see that it is spelt so" } else { "" };
     format!(
-        "is paused {ends}{replaced}; every shepherd heeds that within seconds, and what is under way goes \
-         on{stranger}"
+        "is paused {ends}{replaced}; every shepherd follows the pause within seconds, and running work \
+         continues{stranger}"
     )
 }
 
@@ -326,7 +326,7 @@ async fn resume_loop_in_tx(
 fn resume_message(before: Option<&Pause>, provider: Option<&str>, others: &[Pause]) -> String {
     let mut text = match before {
         Some(pause) => format!("is resumed (was paused by {}: {})", pause.by, pause.reason),
-        None => "is not paused so; nothing was changed".to_owned(),
+        None => "has no such pause; nothing was changed".to_owned(),
     };
     let still: Vec<String> = others
         .iter()
@@ -376,7 +376,7 @@ mod tests {
         let (all, rack) = (pause(None), pause(Some("rack")));
         for (before, provider, others, expected) in [
             (Some(&all), None, vec![], "is resumed (was paused by kim: r)"),
-            (None, None, vec![], "is not paused so; nothing was changed"),
+            (None, None, vec![], "has no such pause; nothing was changed"),
             (
                 Some(&rack),
                 Some("rack"),
@@ -390,8 +390,8 @@ mod tests {
                 None,
                 None,
                 vec![rack.clone()],
-                "is not paused so; nothing was changed; but the updater of rack is paused by kim (`shepherdctl loops \
-                 resume updater --provider rack` ends that)",
+                "has no such pause; nothing was changed; but the updater of rack is paused by kim (`shepherdctl \
+                 loops resume updater --provider rack` ends that)",
             ),
         ] {
             assert_eq!(resume_message(before, provider, &others), expected);

@@ -99,19 +99,19 @@ pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
         facts.backoffs.keys().map(|process| format!("failures of {}", process.as_str())).collect();
     if facts.needs_human.is_some() {
         changes.extend(clear_needs_human(facts));
-        forgotten.push("that it needs a person".to_owned());
+        forgotten.push("its NeedsHuman state".to_owned());
     }
     if changes.is_empty() {
         return OrderOutcome::unchanged(
-            "has no failures to forget; nothing was changed (`why` says what it waits for)",
+            "has no failures to clear; nothing was changed (`why` says what it waits for)",
         );
     }
     let forgotten = forgotten.join(", ");
     OrderOutcome::changed(
         changes,
         "Retried",
-        format!("{by} (forgot {forgotten})"),
-        format!("is tried again: forgot {forgotten}"),
+        format!("{by} (cleared {forgotten})"),
+        format!("is retried: cleared {forgotten}"),
     )
 }
 

@@ -33,7 +33,7 @@ pub fn order_switch(
     check_power_order(facts, switch, now)?;
     if let Some(present) = &facts.power_order {
         return Ok(OrderOutcome::unchanged(format!(
-            "is to be {} already, by {}: {}; nothing was changed",
+            "is already ordered to be {}, by {}: {}; nothing was changed",
             switch.participle(),
             present.by,
             present.reason
@@ -60,14 +60,14 @@ pub fn order_switch(
         changes,
         "PowerOrdered",
         format!("{switch}, {}", format_attribution(who, Some(reason))),
-        format!("is to be {}{also}", switch.participle()),
+        format!("will be {}{also}", switch.participle()),
     ))
 }
 
 /// Cancels an order that was not begun.
 pub fn cancel_power_order(facts: &MachineFacts, by: &str) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let Some(present) = &facts.power_order else {
-        return Ok(OrderOutcome::unchanged("has no order about its power; nothing was changed"));
+        return Ok(OrderOutcome::unchanged("has no reboot or power order; nothing was changed"));
     };
     if present.intent.is_some() {
         let text = format!("is being {} already; nothing was changed", present.kind.participle());
@@ -81,7 +81,7 @@ pub fn cancel_power_order(facts: &MachineFacts, by: &str) -> Result<Decision<Ord
         [FactChange::Power(PowerChange::Ended)].into_iter().chain(clear_waits()).collect(),
         "PowerOrderCancelled",
         format!("{by} (was: {}, {})", present.kind, present.reason),
-        format!("is not {}{held}", present.kind.participle()),
+        format!("will not be {}{held}", present.kind.participle()),
     ))
 }
 
@@ -218,28 +218,28 @@ mod tests {
             Err((reason, text)) => (0, format!("{reason}: {text}")),
         };
         for (order, changes, text) in [
-            (order(&snapshot(None, None), PowerOrderKind::Reboot), 3, "is to be rebooted"),
+            (order(&snapshot(None, None), PowerOrderKind::Reboot), 3, "will be rebooted"),
             (
                 order(&snapshot(None, None), PowerOrderKind::Off),
                 4,
-                "is to be switched off; it is held (recovery) from now on",
+                "will be switched off; it is held (recovery) from now on",
             ),
-            (order(&snapshot(None, Some(Recovery)), PowerOrderKind::Off), 3, "is to be switched off"),
+            (order(&snapshot(None, Some(Recovery)), PowerOrderKind::Off), 3, "will be switched off"),
             (
                 order(&snapshot(None, Some(Recovery)), PowerOrderKind::On),
                 3,
-                "is to be switched on; it is still held",
+                "will be switched on; it is still held",
             ),
             (order(&snapshot(None, Some(Power)), PowerOrderKind::On), 0, "HELD: is held (power) by lee: r"),
             (
                 order(&snapshot(Some((PowerOrderKind::Off, false)), None), PowerOrderKind::Off),
                 0,
-                "is to be switched off already, by kim: it hangs",
+                "is already ordered to be switched off, by kim: it hangs",
             ),
             (
                 order(&snapshot(Some((PowerOrderKind::Off, false)), None), PowerOrderKind::On),
                 0,
-                "ORDERED_OTHERWISE: is to be switched off already",
+                "ORDERED_OTHERWISE: is already ordered to be switched off",
             ),
         ] {
             assert_eq!(order.0, changes, "{}", order.1);
@@ -254,13 +254,13 @@ mod tests {
             Err((reason, text)) => (0, format!("{reason}: {text}")),
         };
         for (order, hold, changes, text) in [
-            (None, None, 0, "has no order about its power"),
-            (Some((PowerOrderKind::Cycle, false)), None, 3, "is not switched off and on"),
+            (None, None, 0, "has no reboot or power order"),
+            (Some((PowerOrderKind::Cycle, false)), None, 3, "will not be switched off and on"),
             (
                 Some((PowerOrderKind::Off, false)),
                 Some(HoldScope::Recovery),
                 3,
-                "is not switched off; the hold stays",
+                "will not be switched off; the hold stays",
             ),
             (Some((PowerOrderKind::Reboot, true)), None, 0, "BEGUN: is being rebooted already"),
         ] {

@@ -55,7 +55,7 @@ pub fn retire_machine(
     let requested = RetirementChange::Requested { reason: reason.to_owned(), by: who.to_owned(), wipe };
     let how = if wipe { ", to be wiped first" } else { "" };
     let held = match snapshot.facts.hold.as_ref().filter(|hold| hold.is_active_at(snapshot.now)) {
-        Some(hold) => format!("; {} holds it, and it is not given back before that is over", hold.by),
+        Some(hold) => format!("; {} holds it, and it is not returned before the hold ends", hold.by),
         None => String::new(),
     };
     let mut changes = vec![FactChange::Retirement(requested)];
@@ -106,7 +106,7 @@ pub fn cancel_retirement(
         [FactChange::Retirement(RetirementChange::Cleared)].into_iter().chain(clear_waits()).collect(),
         "RetirementCancelled",
         format!("{by} (was: {})", present.reason),
-        "stays: its retirement is cancelled, and it goes on where it was",
+        "stays in the fleet: its retirement is cancelled, and its former work continues",
     ))
 }
 
@@ -303,6 +303,6 @@ mod tests {
         let hold = Hold { scope: HoldScope::Power, reason: "r".into(), by: "kim".into(), until: None };
         held.facts.hold = Some(hold);
         let (_, text) = outcome(retire_machine(&held, false, "old", "lee"));
-        assert!(text.ends_with("kim holds it, and it is not given back before that is over"), "{text}");
+        assert!(text.ends_with("kim holds it, and it is not returned before the hold ends"), "{text}");
     }
 }

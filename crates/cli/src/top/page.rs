@@ -57,7 +57,7 @@ pub fn page_heading(view: &FleetSummary) -> String {
     let ready: i64 = there().filter(well).map(|line| line.machines).sum();
     let least = if there().any(|line| line.at_least) { "at least " } else { "" };
     let noun = if machines == 1 { "machine" } else { "machines" };
-    format!("{least}{machines} {noun}, {ready} of them well; {}", absolute_time(view.at))
+    format!("{least}{machines} {noun}, {ready} of them healthy; {}", absolute_time(view.at))
 }
 
 /// The sections that have rows.

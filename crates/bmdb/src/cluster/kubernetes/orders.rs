@@ -127,7 +127,7 @@ async fn remove_kubernetes_in_tx(
         Some(before) => before
             .removing_by
             .as_ref()
-            .map(|by| format!("loses its Kubernetes already, as {by} ordered; nothing was changed")),
+            .map(|by| format!("already loses its Kubernetes, as {by} ordered; nothing was changed")),
     };
     let (Some(before), None) = (before, &nothing) else {
         let text = nothing.unwrap_or_default();

@@ -186,7 +186,7 @@ async fn request_user_in_tx(
     .await
     .context(REQUESTING)?;
     let text = format!(
-        "has a certificate for its API servers signed for {} ({}) as soon as its curators answer, good for {}",
+        "signs a certificate for its API servers for {} ({}) as soon as its curators answer, valid for {}",
         new.holder, new.access, new.lifetime
     );
     let after = json!({

@@ -92,7 +92,7 @@ async fn add_artefact_in_tx(
     let reported = |name: &str| json!({ "sha256": hex::encode(sha256.0), "name": name, "size": known.size });
     if let (Some(_), Some(before)) = (known.added_at, &known.name) {
         if before == name {
-            return Ok(OrderEffect::unchanged("is there; nothing was changed", Some(reported(name))));
+            return Ok(OrderEffect::unchanged("exists already; nothing was changed", Some(reported(name))));
         }
         sqlx::query!(
             "UPDATE artefact SET name = $2 WHERE sha256 = $1 AND added_at IS NOT NULL",
@@ -102,7 +102,7 @@ async fn add_artefact_in_tx(
         .execute(&mut *tx)
         .await
         .context(UPLOADING)?;
-        let text = format!("is there, and was called {before} before");
+        let text = format!("exists already, and gets this name in place of {before}");
         return Ok(OrderEffect::changed(text, Some(reported(before)), Some(reported(name))));
     }
     let upload = match made {

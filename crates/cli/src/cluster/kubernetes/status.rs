@@ -63,7 +63,7 @@ pub(crate) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
 fn format_rotation(rotation: &KeyRotationView, now: Timestamp) -> String {
     let stage = match rotation.stage.as_str() {
         "trusted" => "the new one is trusted, the old one signs",
-        "signing" => "the new one signs, the old one is trusted still",
+        "signing" => "the new one signs, the old one is still trusted",
         other => other,
     };
     let mut text = format!("{}: {stage}", rotation.keys);

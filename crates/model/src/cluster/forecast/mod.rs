@@ -216,7 +216,7 @@ impl ForecastRun {
         };
         let what = match step {
             // The node's key is unknown in advance.
-            ClusterPlanStep::ApproveNode { .. } => "is let in by its key".to_owned(),
+            ClusterPlanStep::ApproveNode { .. } => "is admitted with its key".to_owned(),
             step => step.to_string(),
         };
         let what = match machine {

@@ -84,9 +84,9 @@ fn cluster_is_created_member_by_member() {
             "m2 is ordered to join",
             "m3 is ordered to join",
             "m4 is ordered to join",
-            "m2 is let in by its key",
-            "m3 is let in by its key",
-            "m4 is let in by its key",
+            "m2 is admitted with its key",
+            "m3 is admitted with its key",
+            "m4 is admitted with its key",
             "m2 is given consensus-member",
             "m3 is given consensus-member",
             "converged: ",
@@ -128,7 +128,7 @@ fn changes_are_forecast_before_they_are_ordered() {
             format!("{gone} is decommissioned"),
             format!("{gone} is deleted"),
             format!("{gone} is ordered to leave"),
-            format!("{gone} is out of it: {why}, and it has left"),
+            format!("{gone} is removed from the cluster: {why}, and it has left"),
             "converged: ".to_owned(),
         ]
     );
@@ -241,12 +241,12 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
             "m1 is deleted".to_owned(),
             "m2 is deleted".to_owned(),
             "m3 is deleted".to_owned(),
-            format!("m1 is out of it: {restored}; {given_up}"),
-            format!("m2 is out of it: {restored}; {given_up}"),
-            format!("m3 is out of it: {restored}, and it has left"),
+            format!("m1 is removed from the cluster: {restored}; {given_up}"),
+            format!("m2 is removed from the cluster: {restored}; {given_up}"),
+            format!("m3 is removed from the cluster: {restored}, and it has left"),
             "m3 is chosen as control-plane".to_owned(),
             "m3 is ordered to join".to_owned(),
-            "m3 is let in by its key".to_owned(),
+            "m3 is admitted with its key".to_owned(),
             "m3 is given consensus-member".to_owned(),
             "waiting: 1 more of the control-plane is wanted, and no machine is free".to_owned(),
         ]
@@ -281,12 +281,12 @@ fn roles_and_kubernetes_are_added_in_order_and_removed_in_reverse() {
     assert_eq!(
         messages,
         [
-            "role web is declared no more",
+            "role web is withdrawn",
             "m2 gives up kubernetes-worker",
-            "the declaration of role web is forgotten",
+            "the declaration of role web is deleted",
             "m1 gives up kubernetes-controller",
-            "its curators forget Kubernetes",
-            "Kubernetes is forgotten",
+            "its curators delete their Kubernetes settings and keys",
+            "the record of Kubernetes is deleted",
             "converged: ",
         ]
     );

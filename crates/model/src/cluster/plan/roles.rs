@@ -245,8 +245,8 @@ mod tests {
             plan_text(&cluster, &[])
         );
         observed(&mut cluster).nodes[0].roles.remove(CONTROLLER_ROLE);
-        assert_eq!(plan_text(&cluster, &[]), "its curators forget Kubernetes");
+        assert_eq!(plan_text(&cluster, &[]), "its curators delete their Kubernetes settings and keys");
         observed(&mut cluster).kubernetes = ObservedKubernetes::Absent;
-        assert_eq!(plan_text(&cluster, &[]), "Kubernetes is forgotten");
+        assert_eq!(plan_text(&cluster, &[]), "the record of Kubernetes is deleted");
     }
 }

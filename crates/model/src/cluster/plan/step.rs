@@ -127,7 +127,7 @@ impl fmt::Display for ClusterPlanStep {
             Self::SendOrder { machine, order: what } => write!(f, "machine {machine} is ordered to {what}"),
             Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
             Self::ApproveNode { machine, key } => {
-                write!(f, "machine {machine} is let in by the key {}", hex::encode(key))
+                write!(f, "machine {machine} is admitted with the key {}", hex::encode(key))
             }
             Self::ChangeRoles { node, add: give, remove: take } => {
                 let (give, take) = (give.join(", "), take.join(", "));
@@ -140,20 +140,22 @@ impl fmt::Display for ClusterPlanStep {
             Self::DecommissionNode { node } => write!(f, "{node} is decommissioned"),
             Self::DeleteNode { node } => write!(f, "{node} is deleted"),
             Self::MarkLeaving { machine, reason: why } => write!(f, "machine {machine} is to leave: {why}"),
-            Self::RemoveMember { machine, reason: how } => write!(f, "machine {machine} is out of it: {how}"),
+            Self::RemoveMember { machine, reason: how } => {
+                write!(f, "machine {machine} is removed from the cluster: {how}")
+            }
             Self::DeclareRole { role } => write!(f, "role {role} is declared"),
-            Self::UndeclareRole { role } => write!(f, "role {role} is declared no more"),
-            Self::DeleteDeclaration { role } => write!(f, "the declaration of role {role} is forgotten"),
+            Self::UndeclareRole { role } => write!(f, "role {role} is withdrawn"),
+            Self::DeleteDeclaration { role } => write!(f, "the declaration of role {role} is deleted"),
             Self::PutKubernetes => f.write_str("its curators receive the Kubernetes spec"),
-            Self::DeleteKubernetes => f.write_str("its curators forget Kubernetes"),
-            Self::DeleteKubernetesRecord => f.write_str("Kubernetes is forgotten"),
+            Self::DeleteKubernetes => f.write_str("its curators delete their Kubernetes settings and keys"),
+            Self::DeleteKubernetesRecord => f.write_str("the record of Kubernetes is deleted"),
             Self::RotateKeys { keys } => write!(f, "{} of Kubernetes are replaced", keys.as_str()),
             Self::AssignBundle { node, bundle, .. } => {
                 write!(f, "{node} is ordered to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
             }
             Self::ClearBundle { node } => write!(f, "{node} runs the bundle of its cluster"),
             Self::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
-                write!(f, "{node} is through with its upgrade")
+                write!(f, "{node} has finished its upgrade")
             }
             Self::RecordUpgrade(UpgradeEvent::Pause { reason: why }) => {
                 write!(f, "its upgrade is paused: {why}")
