@@ -41,7 +41,8 @@ pub struct ProviderName(String);
 /// The error for a text that is no valid provider name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "{0:?} is no name for a provider: use 1 to 63 lower-case letters, digits and dashes, with no dash first or last"
+    "{0:?} is not a valid name for a provider: use 1 to 63 lower-case letters, digits and dashes, with no dash \
+     first or last"
 )]
 pub struct InvalidProviderName(String);
 

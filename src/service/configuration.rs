@@ -132,7 +132,9 @@ fn parse_configuration(
     for (key, value) in table {
         let name = key.replace('-', "_");
         if !known.contains(&name) || matches!(name.as_str(), "config" | "check" | "help" | "version") {
-            return Err(format!("{key} is no key; every flag of `shepherd --help` is one, and [[provider]]"));
+            return Err(format!(
+                "{key} is not a key; every flag of `shepherd --help` is one, and [[provider]]"
+            ));
         }
         if taken.contains(&name) {
             continue;
@@ -240,7 +242,7 @@ mod tests {
     fn unknown_key_is_rejected_by_name() {
         assert_eq!(
             arguments("ssh_uesr = \"x\"", &[]).unwrap_err(),
-            "ssh_uesr is no key; every flag of `shepherd --help` is one, and [[provider]]"
+            "ssh_uesr is not a key; every flag of `shepherd --help` is one, and [[provider]]"
         );
         assert!(arguments("ssh_user = {}", &[]).unwrap_err().starts_with("ssh_user takes a text"));
         assert!(arguments("ssh_user = ", &[]).unwrap_err().contains("line 1"));
@@ -254,7 +256,10 @@ mod tests {
         assert_eq!(file.providers.iter().map(|p| p.name().as_str()).collect::<Vec<_>>(), ["rack-a", "sim"]);
         for (wrong, part) in [
             ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "[[provider]] number 1: unknown kind `magic`"),
-            ("[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"", "\"A\" is no name"),
+            (
+                "[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"",
+                "\"A\" is not a valid name",
+            ),
             ("[provider]\nname = \"a\"", "write [[provider]]"),
         ] {
             let problem = parse(wrong, &BTreeSet::new()).unwrap_err();

@@ -235,7 +235,7 @@ fn plan_providers(
             },
             other => {
                 return Err(ExitFailure::usage(format!(
-                    "--provider {other} is no kind of provider; there are static and simulated"
+                    "--provider {other} is not a kind of provider; the kinds are static and simulated"
                 )));
             }
         };
@@ -274,7 +274,7 @@ fn plan_endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, Exi
 fn check_endpoint(flag: &str, endpoint: &str) -> Result<(), ExitFailure> {
     let wrong = || {
         ExitFailure::usage(format!(
-            "{flag} {endpoint:?} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
+            "{flag} {endpoint:?} is not a HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
         ))
     };
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;

@@ -217,7 +217,7 @@ fn a_directory_that_is_no_demos_is_left_alone() {
         assert_eq!(code, Some(2), "{:#?}", demo.output_lines);
         assert_eq!(
             place.masked(&stderr),
-            "shepherd: --state_dir [place]/var is no directory of a demo, and holds ssh_key, which a demo would use or \
+            "shepherd: --state_dir [place]/var is not a directory of a demo, and contains ssh_key, which a demo would use or \
              remove; give another directory\n"
         );
     }

@@ -174,7 +174,7 @@ async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> Tes
         assert_eq!(intents().await?, 0, "nothing was ordered");
 
         kit.bmdb.set_provisioner_brake(&lease, Some("brake: its list is empty")).await?;
-        waits("is not believed for now: its list is empty").await?;
+        waits("is not trusted for now: its list is empty").await?;
         let ordered = kit
             .bmdb
             .read_machine_snapshot(machine)

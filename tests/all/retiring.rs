@@ -165,7 +165,7 @@ async fn held_and_cancelled(fleet: &Fleet) -> Result<()> {
 
     let wiping = [&retire(id)[..], &["--wipe"]].concat();
     says(fleet, &wiping, "to be wiped first").await?;
-    says(fleet, &["why", id], "stands at the stage wipe: no agent and no provider").await?;
+    says(fleet, &["why", id], "is at the stage wipe: no agent and no provider").await?;
     says(fleet, &["issues"], "retirement-stuck").await?;
     refuses(fleet, &retire(id), "is being retired already, with a wipe").await?;
     let waive = |words| ["retire", "waive", id, "wipe", "--confirm", words, "--reason", "they are shredded"];

@@ -660,7 +660,7 @@ async fn wrong_flags_are_answered_in_a_sentence() {
     );
     assert_eq!(
         refused(&["--boot_seconds", "nan"]).await,
-        "--boot_seconds NaN is no duration; give a number from 0 to 3600"
+        "--boot_seconds NaN is not a duration; give a number from 0 to 3600"
     );
     assert_eq!(
         refused(&["--listen_address", &taken]).await,

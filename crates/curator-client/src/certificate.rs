@@ -70,10 +70,10 @@ impl fmt::Debug for Serial {
     }
 }
 
-/// A text that is no serial number of ours.
+/// A text that is not a serial number of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no serial number of a certificate of this cluster: it has 32 lower-case hexadecimal digits"
+    "{0:?} is not a serial number of a certificate of this cluster: it has 32 lower-case hexadecimal digits"
 )]
 pub struct InvalidSerial(String);
 

@@ -396,7 +396,10 @@ mod tests {
                 },
                 "built-in",
             ),
-            (|record| drop(node(record).labels.insert("-".to_owned(), String::new())), "no key of a label"),
+            (
+                |record| drop(node(record).labels.insert("-".to_owned(), String::new())),
+                "not a valid key of a label",
+            ),
             (|record| node(record).registered_at_ms = 0, "registered_at"),
             (|record| node(record).status.as_mut().unwrap().external_address.clear(), "external_address"),
         ];

@@ -128,7 +128,7 @@ pub fn missing_pieces(size: u64, there: &[u64]) -> Vec<u64> {
 /// Parses a digest: 64 hexadecimal digits.
 pub fn parse_digest(text: &str) -> Result<Sha256, String> {
     let bytes = hex::decode(text).ok().and_then(|bytes| bytes.try_into().ok());
-    bytes.map(Sha256).ok_or_else(|| format!("{text:?} is no SHA-256, which has 64 hexadecimal digits"))
+    bytes.map(Sha256).ok_or_else(|| format!("{text:?} is not a SHA-256, which has 64 hexadecimal digits"))
 }
 
 /// Finds the artefact that a person means: by its digest, a prefix of the digest, or the name of a complete one.

@@ -45,7 +45,7 @@ impl fmt::Display for ByteSize {
 
 /// A text that is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no size; write a whole number with B, KiB, MiB, GiB or TiB, for example 20GiB")]
+#[error("{0:?} is not a size; write a whole number with B, KiB, MiB, GiB or TiB, for example 20GiB")]
 pub struct ByteSizeError(String);
 
 impl FromStr for ByteSize {

@@ -401,7 +401,7 @@ mod tests {
     fn missing_machine_is_not_trusted_while_the_provider_brake_holds() {
         assert_eq!(may_trust_missing(None, at(100)), Ok(()));
         let refusal = may_trust_missing(Some("brake: its list is empty"), at(100)).unwrap_err();
-        assert!(refusal.reason.ends_with("is not believed for now: its list is empty"), "{refusal:?}");
+        assert!(refusal.reason.ends_with("is not trusted for now: its list is empty"), "{refusal:?}");
         assert_eq!(refusal.retry_at, at(160));
     }
 

@@ -24,8 +24,8 @@ pub fn check_label_key(key: &str) -> Result<(), String> {
         && key.starts_with(|c: char| c.is_ascii_alphanumeric());
     fits.then_some(()).ok_or_else(|| {
         format!(
-            "{key:?} is no key of a label: it has 1 to {MAX_CHARS} letters, digits, dots, dashes, slashes and \
-             underscores, and begins with a letter or a digit"
+            "{key:?} is not a valid key of a label: it has 1 to {MAX_CHARS} letters, digits, dots, dashes, \
+             slashes and underscores, and begins with a letter or a digit"
         )
     })
 }
@@ -34,8 +34,8 @@ pub fn check_label_key(key: &str) -> Result<(), String> {
 pub fn check_label_value(value: &str) -> Result<(), String> {
     (value.len() <= MAX_CHARS && value.chars().all(is_label_char)).then_some(()).ok_or_else(|| {
         format!(
-            "{value:?} is no value of a label: it has at most {MAX_CHARS} letters, digits, dots, dashes, slashes and \
-             underscores"
+            "{value:?} is not a valid value of a label: it has at most {MAX_CHARS} letters, digits, dots, \
+             dashes, slashes and underscores"
         )
     })
 }
@@ -44,7 +44,7 @@ pub fn check_label_value(value: &str) -> Result<(), String> {
 pub fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')
-        .ok_or_else(|| format!("{text:?} is no label; write it as KEY=VALUE, for example row=7"))?;
+        .ok_or_else(|| format!("{text:?} is not a label; write it as KEY=VALUE, for example row=7"))?;
     check_label_key(key)?;
     check_label_value(value)?;
     Ok((key.to_owned(), value.to_owned()))

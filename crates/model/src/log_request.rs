@@ -66,7 +66,7 @@ impl LogQuery {
         let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
         if self.log.chars().count() > MAX_NAME_CHARS || !self.log.chars().all(named) {
             let text = format!(
-                "{:?} is no name of a log; they are as {ROLESERVER_LOG}, etcd or ROLE/SERVICE",
+                "{:?} is not the name of a log; names of logs are {ROLESERVER_LOG}, etcd or ROLE/SERVICE",
                 self.log
             );
             return Err(("log", text));

@@ -31,8 +31,8 @@ pub struct DeclaredRole(String);
 pub enum RoleNameError {
     /// It does not have the form of a name.
     #[error(
-        "{0:?} names no role: a name has 1 to {MAX_NAME_CHARS} lower-case letters, digits and dashes, begins with a letter \
-         and does not end with a dash"
+        "{0:?} is not a valid name of a role: a name has 1 to {MAX_NAME_CHARS} lower-case letters, digits and \
+         dashes, begins with a letter and does not end with a dash"
     )]
     Malformed(String),
     /// It is the name of a built-in role.

@@ -108,7 +108,9 @@ fn parse_ladder(text: &str) -> Result<LadderFlag, String> {
         let (Some(step), Some(deadline), Some(tries), None) =
             (fields.next(), fields.next(), fields.next(), fields.next())
         else {
-            return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
+            return Err(format!(
+                "{part:?} is not a step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"
+            ));
         };
         Ok(Rung {
             step: step.parse::<DisruptionKind>().map_err(|error| error.to_string())?,
@@ -123,7 +125,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| format!("{text:?} is no share; write a number from 0 to 1"))
+        .ok_or_else(|| format!("{text:?} is not a share; write a number from 0 to 1"))
 }
 
 impl PolicyFlags {

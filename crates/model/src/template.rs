@@ -94,7 +94,7 @@ pub enum TemplateError {
     Unclosed(usize),
     /// The name of a fact is unknown.
     #[error(
-        "there is no fact {name:?}; there are {facts}. Write {{{{{{{{ for two braces that are meant as such"
+        "there is no fact {name:?}; the facts are {facts}. Write {{{{{{{{ for two braces that are meant as such"
     )]
     Unknown {
         /// The text between the braces.

@@ -111,11 +111,11 @@ impl fmt::Display for Span {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimeParseError {
     /// Not of the form `30m`.
-    #[error("{0:?} is no duration; write for example 250ms, 5s, 30m or 1h30m")]
+    #[error("{0:?} is not a duration; write for example 250ms, 5s, 30m or 1h30m")]
     Span(String),
     /// Not of the form `250ms,8`.
     #[error(
-        "{0:?} is no rate; write PERIOD,COUNT, for example 250ms,8: a bucket of 8 refilled by one every 250ms"
+        "{0:?} is not a rate; write PERIOD,COUNT, for example 250ms,8: a bucket of 8 refilled by one every 250ms"
     )]
     Rate(String),
 }

@@ -80,7 +80,7 @@ fn describe_problem(error: &clap::Error) -> String {
 /// Replaces messages of the standard library that do not explain what a valid value looks like.
 fn explain_parse_error(flag: &str, why: String) -> String {
     if flag.ends_with("<ADDRESS:PORT>") {
-        "it is no ADDRESS:PORT; write for example 127.0.0.1:9090 or [::1]:9090".to_owned()
+        "it is not an ADDRESS:PORT; write for example 127.0.0.1:9090 or [::1]:9090".to_owned()
     } else if why == "invalid digit found in string" {
         "it is no whole number".to_owned()
     } else if let Some((first, last)) =
@@ -180,15 +180,15 @@ mod tests {
             ),
             (
                 vec!["p", "--listen", "here"],
-                "--listen cannot be \"here\": it is no ADDRESS:PORT; write for example 127.0.0.1:9090 or [::1]:9090; \
-                 see `p --help`",
+                "--listen cannot be \"here\": it is not an ADDRESS:PORT; write for example 127.0.0.1:9090 or \
+                 [::1]:9090; see `p --help`",
             ),
             (vec!["p", "paint"], "give <WALL>; see `p paint --help`"),
             (vec!["p", "paint", "a", "b"], "\"b\" is one word too many; see `p paint --help`"),
             (vec!["p", "--colour", "red", "--quiet", "paint"], "give <WALL>; see `p paint --help`"),
             (
                 vec!["p", "--listen", "paint"],
-                "--listen cannot be \"paint\": it is no ADDRESS:PORT; write for example \
+                "--listen cannot be \"paint\": it is not an ADDRESS:PORT; write for example \
                 127.0.0.1:9090 or [::1]:9090; see `p --help`",
             ),
             (vec!["p", "x://kim:secret@db"], "there is no command \"x://…\"; see `p --help`"),

@@ -223,8 +223,8 @@ mod tests {
             (record("/nodes/a", empty.encode_to_vec()), "has no node"),
             (record("/nodes/a", newer.encode_to_vec()), "update the role server"),
             (node(true, None), "has not reported"),
-            (node(true, Some("")), "is no version"),
-            (node(true, Some("unknown")), "is no version"),
+            (node(true, Some("")), "is not a version"),
+            (node(true, Some("unknown")), "is not a version"),
         ] {
             let seen = releases(&own, vec![node(true, Some("2.0.0")), unreadable]);
             let blocked = seen.check_candidacy(&own).unwrap_err();

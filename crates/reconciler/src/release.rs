@@ -15,7 +15,7 @@ const MAX_VERSION_BYTES: usize = 1000;
 /// The error for a text that is no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no version: three numbers with dots between them are wanted, as in 1.2.3 or 1.2.3-rc.1+abcdef"
+    "{0:?} is not a version: three numbers with dots between them are wanted, as in 1.2.3 or 1.2.3-rc.1+abcdef"
 )]
 pub struct InvalidVersion(String);
 
@@ -100,7 +100,7 @@ mod tests {
             ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1..3", "+1.2.3", "1.2.-3", "1.2.4294967296", "a", &long]
         {
             let error = text.parse::<Version>().unwrap_err().to_string();
-            assert!(error.contains("is no version"), "{text}: {error}");
+            assert!(error.contains("is not a version"), "{text}: {error}");
         }
     }
 }

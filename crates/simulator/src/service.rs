@@ -97,7 +97,7 @@ pub enum SimulatorError {
     )]
     NotLoopback(SocketAddr),
     /// The duration of a boot is invalid.
-    #[error("--boot_seconds {0} is no duration; give a number from 0 to 3600")]
+    #[error("--boot_seconds {0} is not a duration; give a number from 0 to 3600")]
     BootSeconds(f64),
     /// The address cannot be listened on.
     #[error(

@@ -15,7 +15,9 @@ pub struct RunnableName(Arc<str>);
 
 /// A text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name of a runnable: it has 1 to 64 lower-case letters, digits, dashes and underscores")]
+#[error(
+    "{0:?} is not a valid name of a runnable: it has 1 to 64 lower-case letters, digits, dashes and underscores"
+)]
 pub struct RunnableNameError(String);
 
 impl RunnableName {

@@ -56,8 +56,8 @@ impl FleetDirectory {
             && let Some(foreign) = FLEET_FILES.iter().find(|name| path.join(name).exists())
         {
             return Err(ExitFailure::usage(format!(
-                "--state_dir {} is no directory of a demo, and holds {foreign}, which a demo would use or remove; give \
-                 another directory",
+                "--state_dir {} is not a directory of a demo, and contains {foreign}, which a demo would use or \
+                 remove; give another directory",
                 path.display()
             )));
         }

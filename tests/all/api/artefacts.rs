@@ -59,7 +59,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let again = kim.direct(&add)?;
     assert!(again.contains("exists already; nothing was changed"), "{again}");
     let renamed = kim.direct(&[&add[..], &["--name", "front"]].concat())?;
-    assert!(renamed.contains("was called server-1.4 before"), "{renamed}");
+    assert!(renamed.contains("gets this name in place of server-1.4"), "{renamed}");
     std::fs::write(file, "another")?;
     kim.direct(&[&add[..], &["--name", "front"]].concat())?;
     let refused = kim.ask(&["artefacts", "delete", "front", "--reason", "which?"]);

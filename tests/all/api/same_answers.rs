@@ -287,7 +287,7 @@ async fn plan_is_for_those_it_concerns_and_its_filters_are_read_as_in_direct_mod
     for (body, code, part) in [
         (json!({ "machine": machine }), 404, "no machine"),
         (json!({ "process": "Explode" }), 400, "Explode"),
-        (json!({ "horizon": "soon" }), 400, "is no duration"),
+        (json!({ "horizon": "soon" }), 400, "is not a duration"),
         (json!({ "limit": -1 }), 400, "limit is -1"),
         (
             json!({ "configuration": "heartbeat_interval = \"0s\"" }),

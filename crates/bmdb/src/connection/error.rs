@@ -11,7 +11,7 @@ use model::time::Span;
 #[derive(Debug, thiserror::Error)]
 pub enum BmdbError {
     /// The connection URL is invalid.
-    #[error("the BMDB URL is no PostgreSQL URL ({reason}); write postgres://USER@HOST:5432/DATABASE")]
+    #[error("the BMDB URL is not a PostgreSQL URL ({reason}); write postgres://USER@HOST:5432/DATABASE")]
     InvalidUrl {
         /// The parser's message, without the URL: it may contain a password.
         reason: String,

@@ -430,7 +430,7 @@ async fn way_that_versions_do_not_allow_is_refused_in_words() -> TestResult {
     for (requested, reason, expected) in [
         ("k-1.32.0", "SKEW", "upgrade to a 1.31 first"),
         ("k-1.29.9", "SKEW", "is older than 1.30.1"),
-        ("text", "NO_BUNDLE", "is no bundle of Kubernetes"),
+        ("text", "NO_BUNDLE", "is not a bundle of Kubernetes"),
         ("nothing", "NO_SUCH_ARTEFACT", "artefacts get"),
     ] {
         let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to(requested)).await;

@@ -119,7 +119,10 @@ async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() ->
     let whatever = RestoreRequest { bypass_quorum: true, ..RestoreRequest::default() };
     assert!(ordered(&kit, whatever.clone()).await?.is_ok());
     let again = ordered(&kit, whatever).await?;
-    assert!(again.as_ref().is_ok_and(|text| text.contains("just so already, as kim ordered")), "{again:?}");
+    assert!(
+        again.as_ref().is_ok_and(|text| text.contains("in exactly this way, as kim ordered")),
+        "{again:?}"
+    );
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND));
 
     // That snapshot contained the mistake. While it is being restored, no proof of the loss is needed.

@@ -93,7 +93,7 @@ impl Contexts {
                      {name}`"
                 )
             } else {
-                format!("there is no context {name:?}; there are {}", known.join(", "))
+                format!("there is no context {name:?}; the contexts are {}", known.join(", "))
             })
         })
     }
@@ -191,7 +191,10 @@ mod tests {
         assert_eq!(bare.contexts["b"].ca_certificate_path, None);
         bare.write(&path).unwrap();
         assert_eq!(Contexts::read(&path).unwrap(), bare);
-        assert_eq!(read.find(Some("b")).unwrap_err().to_string(), "there is no context \"b\"; there are a");
+        assert_eq!(
+            read.find(Some("b")).unwrap_err().to_string(),
+            "there is no context \"b\"; the contexts are a"
+        );
         assert_eq!(Contexts::default().find(None).unwrap(), None);
         for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
         {

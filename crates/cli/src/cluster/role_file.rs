@@ -364,7 +364,7 @@ health = { tcp = 53 }
             // Faults that the curators would report, reported here already.
             ("depends_on = [\"server\"]", "depends_on = [\"sever\"]", "there is no service \"sever\""),
             ("{{node.address}}", "{{node.adress}}", "node.adress"),
-            ("[\"NET_ADMIN\"]", "[\"net\"]", "\"net\" is no capability"),
+            ("[\"NET_ADMIN\"]", "[\"net\"]", "\"net\" is not a capability"),
             ("role = \"web\"", "role = \"consensus-member\"", "consensus-member"),
         ] {
             assert!(COMPLETE_FILE.contains(from), "{from}");

@@ -55,8 +55,8 @@ impl KubernetesSettings {
             };
         if !is_domain(&settings.domain) || settings.domain.len() > MAX_DOMAIN_CHARS {
             faults.push(format!(
-                "domain: {:?} is no domain: it has at most {MAX_DOMAIN_CHARS} lower-case letters, digits, dots and dashes, \
-                 such as cluster.local",
+                "domain: {:?} is not a domain: it has at most {MAX_DOMAIN_CHARS} lower-case letters, digits, \
+                 dots and dashes, such as cluster.local",
                 truncate(&settings.domain)
             ));
         }
@@ -64,14 +64,15 @@ impl KubernetesSettings {
         if let Some(storage) = &settings.storage {
             if !is_driver_name(&storage.driver) {
                 faults.push(format!(
-                    "storage.driver: {:?} is no name of a driver: it has 1 to {MAX_LABEL_CHARS} letters, digits, dots and \
-                     dashes",
+                    "storage.driver: {:?} is not a valid name of a driver: it has 1 to {MAX_LABEL_CHARS} \
+                     letters, digits, dots and dashes",
                     truncate(&storage.driver)
                 ));
             }
             if !is_domain(&storage.class) || storage.class.len() > MAX_NAME_CHARS {
                 faults.push(format!(
-                    "storage.class: {:?} is no name of an object: it has lower-case letters, digits, dots and dashes",
+                    "storage.class: {:?} is not a valid name of an object: it has lower-case letters, digits, \
+                     dots and dashes",
                     truncate(&storage.class)
                 ));
             }
@@ -168,8 +169,8 @@ fn validate_add_ons(faults: &mut Vec<String>, add_ons: &[wire::KubernetesAddOn])
         let name = truncate(&add_on.name);
         if !is_add_on_name(&add_on.name) {
             faults.push(format!(
-                "add_ons: {name:?} is no name of an add-on: it has 1 to {MAX_LABEL_CHARS} letters, digits and dashes, with no \
-                 dash at either end"
+                "add_ons: {name:?} is not a valid name of an add-on: it has 1 to {MAX_LABEL_CHARS} letters, \
+                 digits and dashes, with no dash at either end"
             ));
         }
         if !names.insert(&add_on.name) {
@@ -274,7 +275,7 @@ pub(crate) mod tests {
             (|settings| settings.bundle_url.clear(), &[]),
             (|settings| settings.storage = None, &[]),
             (|settings| settings.add_ons.clear(), &[]),
-            (|settings| settings.bundle.clear(), &["bundle: \"\" is no SHA-256"]),
+            (|settings| settings.bundle.clear(), &["bundle: \"\" is not a SHA-256"]),
             (|settings| settings.bundle.make_ascii_uppercase(), &["bundle: "]),
             (|settings| settings.bundle_url = "ftp://a/b".to_owned(), &["bundle_url: it is"]),
             (|settings| settings.service_range = "10.96.0.1/16".to_owned(), &["service_range: "]),
@@ -283,9 +284,12 @@ pub(crate) mod tests {
             (|settings| settings.domain = "Cluster.local".to_owned(), &["domain: "]),
             (|settings| settings.domain = "cluster.local.".to_owned(), &["domain: "]),
             (|settings| settings.domain = format!("{0}.{0}", "a".repeat(60)), &["domain: "]),
-            (|settings| settings.add_ons[0].name = "-".to_owned(), &["\"-\" is no name of an add-on"]),
+            (
+                |settings| settings.add_ons[0].name = "-".to_owned(),
+                &["\"-\" is not a valid name of an add-on"],
+            ),
             (|settings| settings.add_ons[0].name = "net".to_owned(), &["two of the name \"net\""]),
-            (|settings| settings.add_ons[1].digest.clear(), &["add_ons.net: \"\" is no SHA-256"]),
+            (|settings| settings.add_ons[1].digest.clear(), &["add_ons.net: \"\" is not a SHA-256"]),
             (|settings| settings.add_ons = vec![settings.add_ons[0].clone(); 65], &["there are 65"]),
             (
                 |settings| {

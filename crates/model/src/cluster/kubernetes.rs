@@ -67,7 +67,7 @@ impl KubernetesSpec {
         ClusterRanges::new(&self.service_range, &self.pod_range, self.node_prefix)
             .map_err(|faults| faults.join("; "))?;
         if !self.domain.split('.').all(is_dns_label) || self.domain.len() > 200 {
-            return Err(format!("{:?} is no domain; write it as cluster.local", self.domain));
+            return Err(format!("{:?} is not a domain; write it as cluster.local", self.domain));
         }
         if self.add_ons.len() > MAX_ADD_ONS {
             return Err(format!("{} add-ons are too many: {MAX_ADD_ONS} are enough", self.add_ons.len()));
@@ -402,11 +402,11 @@ pub(crate) mod tests {
             (kubernetes_with(|k| k.storage = storage("csi.example.org")), ""),
             (
                 kubernetes_with(|k| k.service_range = "10.96.0.0".into()),
-                "service_range: \"10.96.0.0\" is no range",
+                "service_range: \"10.96.0.0\" is not a range",
             ),
             (
                 kubernetes_with(|k| k.service_range = "10.96.0.0/33".into()),
-                "service_range: \"10.96.0.0/33\" is no range",
+                "service_range: \"10.96.0.0/33\" is not a range",
             ),
             (
                 kubernetes_with(|k| k.service_range = "10.96.0.0/8".into()),
@@ -414,7 +414,7 @@ pub(crate) mod tests {
             ),
             (
                 kubernetes_with(|k| k.service_range = "10.96.0.0/29".into()),
-                "service_range: 10.96.0.0/29 is no range for services",
+                "service_range: 10.96.0.0/29 is not a range for services",
             ),
             (
                 kubernetes_with(|k| k.pod_range = "10.96.128.0/18".into()),
@@ -422,7 +422,7 @@ pub(crate) mod tests {
             ),
             (kubernetes_with(|k| k.node_prefix = 11), "node_prefix: it is 11"),
             (kubernetes_with(|k| k.node_prefix = 29), "node_prefix: it is 29"),
-            (kubernetes_with(|k| k.domain = "cluster..local".into()), "\"cluster..local\" is no domain"),
+            (kubernetes_with(|k| k.domain = "cluster..local".into()), "\"cluster..local\" is not a domain"),
             (kubernetes_with(|k| k.add_ons = add_on("DNS")), "\"DNS\" names no add-on"),
             (kubernetes_with(|k| k.storage = storage("")), "\"\" names no driver of storage"),
         ] {

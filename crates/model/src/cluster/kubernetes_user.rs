@@ -99,7 +99,7 @@ pub fn check_public_key(public_key: &[u8]) -> Result<(), String> {
         && public_key.starts_with(&SPKI_PREFIX)
         && public_key[SPKI_PREFIX.len()] == 4)
         .then_some(())
-        .ok_or_else(|| "it is no public key of ECDSA P-256 (`SubjectPublicKeyInfo`, DER)".to_owned())
+        .ok_or_else(|| "it is not a public key of ECDSA P-256 (`SubjectPublicKeyInfo`, DER)".to_owned())
 }
 
 /// Checks the lifetime of a request; the error is a sentence.

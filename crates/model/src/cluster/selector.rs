@@ -120,8 +120,8 @@ fn parse_term(text: &str) -> Result<Term, String> {
         let least = least.trim();
         let count = match number {
             NumericKey::Memory => parse_bytes(least)
-                .ok_or_else(|| format!("{least:?} is no amount of memory; write it as 64GiB"))?,
-            NumericKey::Cpus => least.parse().map_err(|_| format!("{least:?} is no number of threads"))?,
+                .ok_or_else(|| format!("{least:?} is not an amount of memory; write it as 64GiB"))?,
+            NumericKey::Cpus => least.parse().map_err(|_| format!("{least:?} is not a number of threads"))?,
         };
         return Ok(Term::AtLeast(number, count));
     }
@@ -208,12 +208,12 @@ mod tests {
         for (text, part) in [
             ("colour=red", "is not a term of a selector; the supported terms are provider=, location="),
             ("memory=64GiB", "write >= for ="),
-            ("memory>=lots", "\"lots\" is no amount of memory"),
-            ("memory>=99999999999TiB", "is no amount of memory"),
-            ("cpus>=x", "\"x\" is no number of threads"),
+            ("memory>=lots", "\"lots\" is not an amount of memory"),
+            ("memory>=99999999999TiB", "is not an amount of memory"),
+            ("cpus>=x", "\"x\" is not a number of threads"),
             ("disks>=2", "\"disks\" cannot be used with >="),
             ("location=", "has no value"),
-            ("label.=x", "is no key of a label"),
+            ("label.=x", "is not a valid key of a label"),
             ("location", "is not a term of a selector"),
         ] {
             let message = text.parse::<Selector>().unwrap_err();

@@ -196,9 +196,12 @@ fn check_worker_role(role: &str) -> Result<(), String> {
              shepherdctl cluster kubernetes set"
         ));
     }
-    is_dns_label(role)
-        .then_some(())
-        .ok_or_else(|| format!("{role:?} is no role: it has 1 to 63 lower-case letters, digits and dashes"))
+    is_dns_label(role).then_some(()).ok_or_else(|| {
+        format!(
+            "{role:?} is not a valid name of a role: it has 1 to 63 lower-case letters, \
+                                digits and dashes"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -231,7 +234,7 @@ pub(crate) mod tests {
             (spec(9, 5), "a control plane cannot have 9 members"),
             (spec(3, 5_001), "5001 workers are too many"),
             (roles(&["consensus-member"]), "consensus-member is given to the control plane automatically"),
-            (roles(&["Web"]), "\"Web\" is no role"),
+            (roles(&["Web"]), "\"Web\" is not a valid name of a role"),
             (roles(&["kubernetes-worker"]), "kubernetes-worker is given automatically"),
             (
                 ClusterSpec { name: "Ams".to_owned(), ..spec(3, 1) },

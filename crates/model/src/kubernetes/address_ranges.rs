@@ -50,7 +50,7 @@ pub enum RangeError {
     #[error("{0:?} is a range of IPv6, and Kubernetes of a cluster has ranges of IPv4 alone")]
     Ipv6(String),
     /// The text is no range at all.
-    #[error("{0:?} is no range of addresses: write it as 10.96.0.0/16")]
+    #[error("{0:?} is not a range of addresses: write it as 10.96.0.0/16")]
     Malformed(String),
     /// The address has bits set after the prefix.
     #[error("{text} begins in the middle of a range: the one that it is in is {suggestion}")]
@@ -167,7 +167,7 @@ impl ClusterRanges {
             && !(MIN_SERVICE_PREFIX..=MAX_SERVICE_PREFIX).contains(&services.prefix)
         {
             faults.push(format!(
-                "service_range: {services} is no range for services: its prefix has {MIN_SERVICE_PREFIX} to \
+                "service_range: {services} is not a range for services: its prefix has {MIN_SERVICE_PREFIX} to \
                  {MAX_SERVICE_PREFIX} bits"
             ));
         }
@@ -267,15 +267,15 @@ mod tests {
             assert_eq!(range(text).to_string(), text);
         }
         for (text, message) in [
-            ("", "no range"),
-            ("10.96.0.0", "no range"),
-            ("10.96.0.0/", "no range"),
-            ("10.96.0.0/33", "no range"),
-            ("10.96.0.0/+16", "no range"),
-            ("10.96.0.0/016", "no range"),
-            ("10.96.0/16", "no range"),
-            ("10.96.0.00/16", "no range"),
-            (" 10.96.0.0/16", "no range"),
+            ("", "not a range"),
+            ("10.96.0.0", "not a range"),
+            ("10.96.0.0/", "not a range"),
+            ("10.96.0.0/33", "not a range"),
+            ("10.96.0.0/+16", "not a range"),
+            ("10.96.0.0/016", "not a range"),
+            ("10.96.0/16", "not a range"),
+            ("10.96.0.00/16", "not a range"),
+            (" 10.96.0.0/16", "not a range"),
             ("fd00::/64", "IPv4 alone"),
             ("10.96.1.0/16", "is 10.96.0.0/16"),
             ("10.140.0.0/12", "is 10.128.0.0/12"),

@@ -113,7 +113,11 @@ impl FromStr for BundleComponent {
         COMPONENTS.iter().find(|(_, name, _)| *name == text).map(|(component, ..)| *component).ok_or_else(
             || {
                 let names: Vec<&str> = COMPONENTS.iter().map(|(_, name, _)| *name).collect();
-                format!("{:?} is no component of a bundle; these are: {}", truncate(text), names.join(", "))
+                format!(
+                    "{:?} is not a component of a bundle; these are: {}",
+                    truncate(text),
+                    names.join(", ")
+                )
             },
         )
     }

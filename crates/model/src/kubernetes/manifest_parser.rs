@@ -270,7 +270,7 @@ impl ManifestValidator {
         let mut digest = [0; 32];
         if hex::decode_to_slice(sha256, &mut digest).is_err() || hex::encode(digest) != sha256 {
             self.add_problem(format!(
-                "{:?} is no SHA-256 of {:?}: it has 64 lower-case hexadecimal digits",
+                "{:?} is not a SHA-256 of {:?}: it has 64 lower-case hexadecimal digits",
                 truncate(sha256),
                 truncate(&path)
             ));

@@ -22,7 +22,7 @@ pub struct ReleaseVersion {
 
 /// Error for a text that is not a version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no version of a release: three numbers with dots between them are wanted, as in 1.20.2")]
+#[error("{0:?} is not a version of a release: three numbers with dots between them are wanted, as in 1.20.2")]
 pub struct VersionError(String);
 
 impl ReleaseVersion {
@@ -92,7 +92,7 @@ mod tests {
             " 1.2.3",
         ] {
             let error = text.parse::<ReleaseVersion>().unwrap_err().to_string();
-            assert!(error.contains("is no version"), "{text}: {error}");
+            assert!(error.contains("is not a version"), "{text}: {error}");
         }
     }
 }

@@ -293,7 +293,7 @@ impl RoleDeclaration {
 pub fn parse_sha256(text: &str) -> Result<Sha256, String> {
     let refused = || {
         let shown: String = text.chars().take(100).collect();
-        format!("{shown:?} is no SHA-256: it has 64 lower-case hexadecimal digits")
+        format!("{shown:?} is not a SHA-256: it has 64 lower-case hexadecimal digits")
     };
     let mut digest = [0; 32];
     hex::decode_to_slice(text, &mut digest).map_err(|_| refused())?;

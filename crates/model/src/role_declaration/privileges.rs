@@ -80,7 +80,9 @@ impl fmt::Display for Capability {
 
 /// A name that no capability has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no capability; names are those of capabilities(7) without CAP_, as NET_ADMIN")]
+#[error(
+    "{0:?} is not a capability; the names are those of capabilities(7) without CAP_, for example NET_ADMIN"
+)]
 pub struct UnknownCapability(String);
 
 impl FromStr for Capability {
@@ -128,7 +130,7 @@ mod tests {
         }
         for wrong in ["", "net_admin", "CAP_NET_ADMIN", "ALL", "41"] {
             let error = wrong.parse::<Capability>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{wrong:?} is no capability")), "{error}");
+            assert!(error.starts_with(&format!("{wrong:?} is not a capability")), "{error}");
         }
     }
 }

@@ -177,7 +177,7 @@ fn more_privileges_are_requested_by_name() {
     let base = || service("a", &[]);
     for (part, declared) in [
         (
-            "capabilities: \"net_admin\" is no capability",
+            "capabilities: \"net_admin\" is not a capability",
             wire::Service { capabilities: names(&["net_admin"]), ..base() },
         ),
         (
@@ -185,7 +185,7 @@ fn more_privileges_are_requested_by_name() {
             wire::Service { capabilities: names(&["CHOWN", "CHOWN"]), ..base() },
         ),
         (
-            "seccomp: \"runtime/default\" is no profile; write \"unconfined\"",
+            "seccomp: \"runtime/default\" is not a profile; write \"unconfined\"",
             wire::Service { seccomp: "runtime/default".to_owned(), ..rooted },
         ),
         (

@@ -166,7 +166,10 @@ fn parse_environment(declared: &wire::Service, faults: &mut FaultCollector) -> B
         faults.add_unless(
             fits,
             "environment",
-            format!("{name:?} is no name of a variable: letters, digits and underscores, and no digit at the front"),
+            format!(
+                "{name:?} is not a valid name of a variable: letters, digits and underscores, and no digit \
+                     at the front"
+            ),
         );
         let value = parse_template(&format!("environment {name}"), value, faults);
         environment.extend(value.map(|value| (name.clone(), value)));
@@ -254,7 +257,7 @@ fn parse_privileges(declared: &wire::Service, faults: &mut FaultCollector) -> Pr
             let shown: String = other.chars().take(100).collect();
             faults.add(
                 "seccomp",
-                format!("{shown:?} is no profile; write \"unconfined\", or omit it for the default"),
+                format!("{shown:?} is not a profile; write \"unconfined\", or omit it for the default"),
             );
             false
         }
@@ -312,7 +315,7 @@ fn check_absolute_path(path: &str) -> Result<(), String> {
     path.strip_prefix('/')
         .filter(|rest| is_plain_path(rest))
         .map(|_| ())
-        .ok_or_else(|| format!("{shown:?} is no absolute path without . and .."))
+        .ok_or_else(|| format!("{shown:?} is not an absolute path without . and .."))
 }
 
 fn is_plain_path(path: &str) -> bool {

@@ -48,7 +48,7 @@ pub fn decode_page_token(list: &str, token: &str) -> Result<Option<String>, Stat
 pub fn invalid_page_token(list: &str) -> Status {
     invalid_argument(
         "page_token",
-        format!("this is no page token of the list of {list}; give what an earlier page ended with"),
+        format!("this is not a page token of the list of {list}; give what an earlier page ended with"),
     )
 }
 

@@ -643,9 +643,9 @@ async fn children_with_wrong_names_are_refused_with_words() -> TestResult {
         all,
         [
             "no child was started: two children of root are to be called taken; give each a name of its own",
-            "no child was started: \"a.b\" is no name of a runnable: it has 1 to 64 lower-case letters, digits, \
+            "no child was started: \"a.b\" is not a valid name of a runnable: it has 1 to 64 lower-case letters, digits, \
              dashes and underscores",
-            "no child was started: \"\" is no name of a runnable: it has 1 to 64 lower-case letters, digits, dashes \
+            "no child was started: \"\" is not a valid name of a runnable: it has 1 to 64 lower-case letters, digits, dashes \
              and underscores",
         ]
     );

@@ -66,7 +66,7 @@ pub(crate) async fn resolve_bundle(tx: &mut PgConnection, text: &str) -> Result<
     let found = lock_artefact(tx, &all, text).await?;
     let Some(version) = found.kubernetes else {
         let text = format!(
-            "the artefact {} ({}) is no bundle of Kubernetes: it does not begin with the manifest of one",
+            "the artefact {} ({}) is not a bundle of Kubernetes: it does not begin with the manifest of one",
             found.name.unwrap_or_default(),
             &found.sha256[..16]
         );

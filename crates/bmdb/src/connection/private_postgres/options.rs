@@ -114,7 +114,9 @@ pub enum PrivatePostgresError {
         output: String,
     },
     /// A database name that is no plain identifier.
-    #[error("{name:?} is no name for a database here: use lower-case letters, digits and underscores")]
+    #[error(
+        "{name:?} is not a valid name for a database here: use lower-case letters, digits and underscores"
+    )]
     InvalidName {
         /// The name that the caller gave.
         name: String,

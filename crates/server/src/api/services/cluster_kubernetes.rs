@@ -39,7 +39,8 @@ pub struct ClusterKubernetesService {
 fn parse_user_request(
     request: &v1::IssueClusterKubernetesUserRequest,
 ) -> Result<KubernetesUserRequest, Status> {
-    let none = || invalid_argument("public_key", "it is no public key of ECDSA P-256, in hexadecimal digits");
+    let none =
+        || invalid_argument("public_key", "it is not a public key of ECDSA P-256, in hexadecimal digits");
     let public_key = hex::decode(&request.public_key).map_err(|_| none())?;
     check_public_key(&public_key).map_err(|reason| invalid_argument("public_key", reason))?;
     check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;

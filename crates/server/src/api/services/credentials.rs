@@ -154,7 +154,7 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
             Some(bytes.ok_or_else(|| {
                 invalid_argument(
                     "certificate_sha256",
-                    "that is no SHA-256; it has 64 hexadecimal digits, colons aside",
+                    "that is not a SHA-256; it has 64 hexadecimal digits, colons aside",
                 )
             })?)
         }

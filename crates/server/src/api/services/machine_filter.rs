@@ -19,7 +19,7 @@ pub(super) fn parse_filter(machine_filter: Option<v1::MachineFilter>) -> Result<
             let known = Phase::ALL.map(Phase::as_str).join(", ");
             return Err(invalid_argument(
                 "filter.phases",
-                format!("{phase:?} is no phase; there are {known}"),
+                format!("{phase:?} is not a phase; the phases are {known}"),
             ));
         }
     }
@@ -56,7 +56,9 @@ pub(super) fn parse_filter(machine_filter: Option<v1::MachineFilter>) -> Result<
     if let Some(tag) = filter.tags.iter().find(|tag| !is_fact_name(tag)) {
         return Err(invalid_argument(
             "filter.tags",
-            format!("{tag:?} is no name of a fact; they are as hold or agent_started"),
+            format!(
+                "{tag:?} is not the name of a fact; names of facts are, for example, hold or agent_started"
+            ),
         ));
     }
     Ok(filter)

@@ -24,7 +24,7 @@ pub(super) fn parse_hold_scope(text: &str) -> Result<HoldScope, Status> {
         text => HoldScope::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or_else(|| {
             invalid_argument(
                 "scope",
-                format!("{text:?} is no scope of a hold; write everything, power or recovery"),
+                format!("{text:?} is not a scope of a hold; write everything, power or recovery"),
             )
         }),
     }

@@ -313,7 +313,7 @@ mod tests {
             (parse_limit(-1).unwrap_err(), "limit is -1"),
             (parse_limit(100_001).unwrap_err(), "goes from 1 to 100000"),
             (parse_process("Explode").unwrap_err(), "Explode"),
-            (parse_horizon("soon").unwrap_err(), "is no duration"),
+            (parse_horizon("soon").unwrap_err(), "is not a duration"),
             (
                 parse_policy_change(Some(&" ".repeat(MAX_CONFIGURATION_BYTES + 1))).unwrap_err(),
                 "longer than 16384 bytes",

@@ -196,7 +196,7 @@ fn obstacles_are_waited_for_and_reported() {
             }
             world.node("c1").kubernetes = Some(on_node(OLD, "healthy"));
         })
-        .starts_with("the controller c2 of its cluster is not well")
+        .starts_with("the controller c2 of its cluster is not healthy")
     );
     let paused =
         World { upgrade: ClusterUpgrade { pause_reason: Some("kim".into()), ..upgrade() }, ..World::new() };

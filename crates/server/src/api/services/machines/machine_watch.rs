@@ -78,7 +78,10 @@ pub fn parse_resume_token(text: &str) -> Result<Option<Timestamp>, Status> {
         DateTime::from_timestamp_micros(text.strip_prefix("watch ")?.parse().ok()?)
     };
     read().map(Some).ok_or_else(|| {
-        invalid_argument("resume_token", "this is no resume token; give `resume_token` of an earlier watch")
+        invalid_argument(
+            "resume_token",
+            "this is not a resume token; give `resume_token` of an earlier watch",
+        )
     })
 }
 
