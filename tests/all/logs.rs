@@ -176,7 +176,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
     assert_eq!(say(&mut client, knowing(&agent, 4)).await?.log_requests, Vec::new());
 
     let lee = world.listener.bmdb.read_log(agent.machine, request, "lee".to_owned(), 0).await;
-    assert!(lee.err().context("lee read it")?.to_string().contains("no such request of yours"));
+    assert!(lee.err().context("lee read it")?.to_string().contains("you have no such request"));
     let elsewhere = world.read(other.machine, request, 0).await;
     assert!(elsewhere.is_err(), "it is not a log of that machine");
     for _ in 0..2 {

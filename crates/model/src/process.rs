@@ -38,7 +38,7 @@ impl fmt::Display for Lane {
 
 /// A name that this release does not know.
 #[derive(Debug, thiserror::Error)]
-#[error("{name:?} is not a {what} that this release knows; it knows {known}")]
+#[error("{name:?} is not a known {what}; this release knows {known}")]
 pub struct UnknownName {
     /// The kind of name, such as `lane`.
     pub what: &'static str,

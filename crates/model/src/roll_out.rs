@@ -320,7 +320,7 @@ fn unhealthy_reason(member: &RollOutMachine, since: Option<Timestamp>, now: Time
     }
     settled
         .filter(|settled| seen < *settled)
-        .map(|_| format!("its curator (cluster {}) has yet to say that it is healthy", node.cluster))
+        .map(|_| format!("its curator (cluster {}) has not reported yet that it is healthy", node.cluster))
 }
 
 /// Why a machine cannot get the order now.

@@ -103,7 +103,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let foreign = kim.run_command(&["tokens", "create", "lee", "--role", "admin", "--reason", "r"]).await?;
     let lee = String::from_utf8(foreign.stdout)?;
     let refused = api.call(Some(lee.trim()), "Logs/Read", reading.clone()).await?;
-    assert!(refused.message().contains("no such request of yours"), "{refused:?}");
+    assert!(refused.message().contains("you have no such request"), "{refused:?}");
     until("it has come", || async {
         Ok(api.call(Some(&operator.token), "Logs/Read", reading.clone()).await?.ok()?["state"] == "ended")
     })

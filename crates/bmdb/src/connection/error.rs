@@ -101,7 +101,7 @@ pub enum BmdbError {
         tries: u32,
     },
     /// The transaction panicked or its task was ended with the runtime.
-    #[error("{operation} was ended in the middle: {reason}")]
+    #[error("{operation} was interrupted: {reason}")]
     TaskFailed {
         /// What was being done.
         operation: &'static str,

@@ -66,7 +66,7 @@ pub struct MachineSummary {
     pub heartbeat_at: Option<Timestamp>,
     /// The process being worked on in the access lane now.
     pub working: Option<String>,
-    /// The process it is due for next in the access lane; `null` when nothing happens by time alone.
+    /// The process it is due for next in the access lane; `null` when nothing is scheduled.
     pub process: Option<String>,
     /// When that process is due; for a healthy machine a lower bound.
     pub ready_at: Option<Timestamp>,

@@ -108,8 +108,8 @@ impl LogRequestRow {
 fn no_such_request() -> BmdbError {
     order_rejected(
         "NO_SUCH_REQUEST",
-        "there is no such request of yours for a log of this machine: it was read to its end, or nobody read \
-         it in time; request it again"
+        "you have no such request for a log of this machine: it was read to its end, or was not read in time; \
+         request the log again"
             .to_owned(),
     )
 }
@@ -285,7 +285,7 @@ async fn request_log_in_tx(
     }
     if counts.all >= MAX_REQUESTS {
         let text = format!(
-            "{MAX_REQUESTS} log requests to machines exist at this moment, and there can be no more; try again soon"
+            "{MAX_REQUESTS} log requests to machines exist at this moment, which is the maximum; try again soon"
         );
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }

@@ -299,7 +299,7 @@ async fn approve_order_in_tx(
     .await
     .context("approving an order")?;
     let text = format!(
-        "is approved until {}: {} of {} ({}), which {} is to give again",
+        "is approved until {}: {} of {} ({}), which {} has to give again",
         absolute_time(written.expires_at),
         found.rpc.rsplit('.').next().unwrap_or(&found.rpc),
         found.target,

@@ -36,7 +36,7 @@ pub fn check_credential_name(name: &str) -> Result<(), String> {
     if name.trim().is_empty() || name.chars().count() > MAX_NAME_LENGTH || name.chars().any(char::is_control)
     {
         return Err(format!(
-            "the name must say whose the credential is, in 1 to {MAX_NAME_LENGTH} characters of one line"
+            "the name must be that of the credential's owner, in 1 to {MAX_NAME_LENGTH} characters of one line"
         ));
     }
     Ok(())

@@ -266,7 +266,7 @@ fn pause_message(pause: &Pause, replaces: bool, stranger: bool, now: Timestamp) 
     );
     let replaced = if replaces { ", in place of an earlier pause" } else { "" };
     let stranger =
-        if stranger { "; no provider of that name is known here yet: see that it is spelt so" } else { "" };
+        if stranger { "; no provider of that name is known here yet: check its spelling" } else { "" };
     format!(
         "is paused {ends}{replaced}; every shepherd follows the pause within seconds, and running work \
          continues{stranger}"

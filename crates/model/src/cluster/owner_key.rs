@@ -175,7 +175,7 @@ pub fn rotation_wait_reason(keys: &OwnerKeys, every: Span, now: Timestamp) -> Op
     }
     if let Some(OwnerKeyRotationRequest { requested_at: at, requested_by: by }) = &keys.rotation_request {
         let ago = humanize_duration(between(*at, now));
-        return Some(format!("the shepherd's key for it is to be replaced, as {by} ordered {ago} ago"));
+        return Some(format!("the shepherd's key for it has to be replaced, as {by} ordered {ago} ago"));
     }
     if keys.next.is_some() || is_rotation_due(keys, every, now) {
         let age = humanize_duration(between(keys.current_since, now));

@@ -41,7 +41,10 @@ fn object_conflict(cluster: &KubernetesIssueInputs) -> Option<Issue> {
         Issue::new(
             IssueKind::KubernetesObjectClash,
             format!("cluster {name}"),
-            format!("somebody else's objects are in the way of built-in ones: {}", join_first(&messages)),
+            format!(
+                "objects that somebody else created have the names of built-in ones: {}",
+                join_first(&messages)
+            ),
             None,
             "copy what you need of those objects to other names and delete them, or label them as the page \
              describes; the next pass creates the built-in ones"
@@ -75,7 +78,10 @@ fn unhealthy_components(cluster: &KubernetesIssueInputs, now: Timestamp) -> Opti
             format!("cluster {name}"),
             join_first(&messages),
             first.map(|first| after(first, UNHEALTHY_AFTER)),
-            format!("`shepherdctl cluster describe {name}` says why; the component's own log on the machine says more"),
+            format!(
+                "`shepherdctl cluster describe {name}` shows why; the component's own log on the machine has \
+                     more details"
+            ),
         )
     })
 }

@@ -40,12 +40,12 @@ pub fn check_upgrade_path(
     let mut messages = Vec::new();
     if to.major != from.major {
         messages.push(format!(
-            "{from} and {to} are of two major versions; no policy says that they can follow each other"
+            "{from} and {to} are of two major versions; no version policy permits a change between them"
         ));
     } else if to < from {
         messages.push(format!(
             "{to} is older than {from}, which the cluster runs: an older version may not be able to read what a newer one \
-             stored; back to what ran before leads --rollback"
+             stored; to return to the version that ran before, use --rollback"
         ));
     } else if to.minor > from.minor + 1 {
         messages.push(format!(

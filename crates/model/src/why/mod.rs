@@ -154,7 +154,7 @@ fn healing_deadline(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Op
     if facts.retirement.is_some() {
         return None;
     }
-    let then = "it is taken back without a person, if its agent goes on reporting".to_owned();
+    let then = "it returns without a person if its agent continues to report".to_owned();
     Some(Deadline { at: healed_at(facts, policy, now)?, consequence: then })
 }
 

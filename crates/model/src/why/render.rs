@@ -71,7 +71,7 @@ pub fn render_explanation(why: &Explanation, width: Option<usize>) -> String {
 
 /// The next work, unless it is already listed as under way.
 fn format_next_work(why: &Explanation) -> Option<String> {
-    let Some(next) = &why.next else { return Some("nothing happens by time alone".to_owned()) };
+    let Some(next) = &why.next else { return Some("nothing is scheduled".to_owned()) };
     if why.work.iter().any(|work| work.starts_with(next.process)) {
         return None;
     }

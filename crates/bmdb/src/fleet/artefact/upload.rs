@@ -169,7 +169,7 @@ async fn begin_upload_in_tx(
     .context(UPLOADING)?;
     if counts.artefacts >= MAX_ARTEFACTS {
         let text = format!(
-            "there are {MAX_ARTEFACTS} artefacts, and can be no more; shepherdctl artefacts delete removes one"
+            "there are {MAX_ARTEFACTS} artefacts, which is the maximum; remove one with: shepherdctl artefacts delete"
         );
         return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
     }

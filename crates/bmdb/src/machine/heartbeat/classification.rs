@@ -160,9 +160,8 @@ pub(super) fn healing_changes(
     let limit = policy.recovery_silence_timeout;
     match (next_healing_step(facts, policy, now), &facts.needs_human) {
         (Some(HealingStep::Started), _) => {
-            let detail = format!(
-                "it waits for a person, and is taken back when it has reported for {limit} without a gap"
-            );
+            let detail =
+                format!("it waits for a person, and returns when it has reported for {limit} without a gap");
             (vec![FactChange::NeedsHumanReporting], Some(("HeardAgain", detail)))
         }
         (Some(HealingStep::Completed), Some(waited)) => {

@@ -89,8 +89,8 @@ fn bundle_change_objection(
     let short = |digest: &str| digest.get(..16).unwrap_or(digest).to_owned();
     (has.spec.bundle != wanted.bundle && others > 0).then(|| {
         format!(
-            "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. They go one \
-             by one with: shepherdctl cluster upgrade NAME --kubernetes_bundle BUNDLE",
+            "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. \
+             To change them one by one, run: shepherdctl cluster upgrade NAME --kubernetes_bundle BUNDLE",
             short(&has.spec.bundle),
             short(&wanted.bundle)
         )

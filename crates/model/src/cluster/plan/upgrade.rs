@@ -133,7 +133,7 @@ impl UpgradePlanner<'_> {
             return self
                 .plan
                 .wait_reasons
-                .push("its curators do not say what they have of Kubernetes".to_owned());
+                .push("its curators do not report their Kubernetes settings".to_owned());
         };
         let mut order = [ClusterPart::ControlPlane, ClusterPart::Worker];
         if self.upgrade.rolling_back {
