@@ -101,7 +101,7 @@ fn missing_machines_and_pending_approvals_are_reported_at_the_end() {
     beginning.cluster.spec.approval = JoinApproval::Manual;
     let messages = step_lines(&forecast_cluster(beginning, now()));
     let end = messages.iter().position(|line| line.starts_with("waiting")).unwrap();
-    assert_eq!(messages[end], "waiting: 1 more of the worker is wanted, and no machine is free");
+    assert_eq!(messages[end], "waiting: 1 more worker is wanted, and no machine is free");
     assert!(messages[end + 1].starts_with("m2 waits: a person has to approve its key"), "{messages:?}");
 }
 
@@ -119,7 +119,7 @@ fn changes_are_forecast_before_they_are_ordered() {
     assert_eq!(votes.len(), 2, "one after the other: {messages:?}");
 
     let messages = with(ClusterSpecChange { workers: Some(1), ..ClusterSpecChange::default() });
-    let why = "the cluster is to have 1 of the worker";
+    let why = "the cluster should have 1 worker";
     let gone = messages[0].split(' ').next().unwrap();
     assert_eq!(
         messages,
@@ -248,7 +248,7 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
             "m3 is ordered to join".to_owned(),
             "m3 is admitted with its key".to_owned(),
             "m3 is given consensus-member".to_owned(),
-            "waiting: 1 more of the control-plane is wanted, and no machine is free".to_owned(),
+            "waiting: 1 more member of the control plane is wanted, and no machine is free".to_owned(),
         ]
     );
 }

@@ -88,8 +88,8 @@ mod tests {
         assert_eq!(
             plan_text(&cluster, &[1, 2]),
             "choose 1 control-plane; choose 2 control-plane; \
-             waits: 1 more of the control-plane is wanted, and no machine is free; \
-             waits: 1 more of the worker is wanted, and no machine is free"
+             waits: 1 more member of the control plane is wanted, and no machine is free; \
+             waits: 1 more worker is wanted, and no machine is free"
         );
         cluster.members = vec![
             member(1, ClusterPart::ControlPlane),

@@ -75,10 +75,11 @@ impl ClusterPlanner<'_> {
                     "" => "is free".to_owned(),
                     text => format!("is free and fits {text}"),
                 };
+                let more = lacking - found;
                 self.plan.wait_reasons.push(format!(
-                    "{} more of the {part} {} wanted, and no machine {fits}",
-                    lacking - found,
-                    if lacking - found == 1 { "is" } else { "are" }
+                    "{more} more {} {} wanted, and no machine {fits}",
+                    member_noun(part, more),
+                    if more == 1 { "is" } else { "are" }
                 ));
             }
         }
@@ -104,7 +105,8 @@ impl ClusterPlanner<'_> {
     pub(super) fn scale_down(&mut self, seen: &ObservedCluster) {
         for part in ClusterPart::ALL {
             let order = removal_order(&self.cluster.members, part, Some(seen));
-            let wanted = usize::try_from(self.cluster.spec.desired_count(part)).unwrap_or(usize::MAX);
+            let desired = self.cluster.spec.desired_count(part);
+            let wanted = usize::try_from(desired).unwrap_or(usize::MAX);
             let surplus = order.len().saturating_sub(wanted);
             let leaving = self
                 .cluster
@@ -115,11 +117,21 @@ impl ClusterPlanner<'_> {
                 ClusterPart::ControlPlane => usize::from(!leaving).min(surplus),
                 ClusterPart::Worker => surplus,
             };
-            let why = format!("the cluster is to have {wanted} of the {part}");
+            let why = format!("the cluster should have {desired} {}", member_noun(part, desired));
             for member in order.into_iter().take(at_once) {
                 self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why.clone() });
             }
         }
+    }
+}
+
+/// What `count` machines of a part are called.
+const fn member_noun(part: ClusterPart, count: u32) -> &'static str {
+    match (part, count) {
+        (ClusterPart::ControlPlane, 1) => "member of the control plane",
+        (ClusterPart::ControlPlane, _) => "members of the control plane",
+        (ClusterPart::Worker, 1) => "worker",
+        (ClusterPart::Worker, _) => "workers",
     }
 }
 
@@ -158,8 +170,8 @@ mod tests {
         cluster.spec = spec(3, 0);
         assert_eq!(
             plan_text(&cluster, &[]),
-            "leaving 5: the cluster is to have 3 of the control-plane; \
-             leaving 9: the cluster is to have 0 of the worker"
+            "leaving 5: the cluster should have 3 members of the control plane; \
+             leaving 9: the cluster should have 0 workers"
         );
         cluster.members[4].leave_reason = Some("too many".to_owned());
         cluster.members[5].leave_reason = Some("too many".to_owned());
