@@ -214,7 +214,7 @@ once."
     /// End a hold on a machine, or its quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Retry work on a machine at once: clear its failures and its NeedsHuman state
+    /// Retry work on a machine at once: clear its failures and its wait for a person
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
     /// Leave a machine alone until its quarantine is released
