@@ -21,7 +21,7 @@ use crate::cluster::node_facts::NodeFacts;
 /// Pause between two looks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Makes the runnable.
+/// Makes the runnable that moves children into their scopes, at each check.
 #[must_use]
 pub fn keep_children_placed(children: Arc<ChildContext>, facts: NodeFacts) -> Runnable {
     Runnable::new(move |starting: Starting| {

@@ -213,7 +213,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
     wait_for_agent(state, wanted)
 }
 
-/// Returns warnings.
+/// Writes the unit and starts it. Returns warnings for the operator.
 fn ensure_unit(
     systemd: &Systemd,
     state: &StateDirectory,

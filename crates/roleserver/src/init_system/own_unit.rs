@@ -35,7 +35,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// The unit that this process was started as, and how to reach its manager.
 #[derive(Clone, Debug)]
 pub struct OwnUnit {
-    /// The manager.
+    /// The manager that started the unit.
     pub systemd: Systemd,
     /// The group of the unit.
     pub group: OwnGroup,

@@ -20,7 +20,7 @@ pub struct StartFacts {
     pub result: String,
     /// Options of the mount that the program is on, and of its file system.
     pub mount_options: String,
-    /// The mount point.
+    /// The mount point of that file system.
     pub mount_point: String,
     /// Whether `SELinux` enforces a policy.
     pub selinux_enforces: bool,

@@ -32,9 +32,9 @@ const ARGUMENTS: &str = " run --state_dir ";
 /// What the text of a unit follows from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitFacts {
-    /// The program file.
+    /// The file of the program that the unit runs.
     pub program: PathBuf,
-    /// The state directory.
+    /// The state directory that the agent is started with.
     pub state: PathBuf,
     /// The target that starts the unit.
     pub wanted_by: String,
@@ -45,7 +45,7 @@ pub struct UnitFacts {
 pub enum UnitAction {
     /// It is up to date.
     Nothing,
-    /// Write this text.
+    /// It is missing or of another release: write this text.
     Write(String),
     /// Somebody edited it, and it stays.
     KeepEdited,

@@ -85,7 +85,7 @@ impl UnitSettings {
 /// The version of control groups that systemd uses for its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitHierarchy {
-    /// Version 2 alone.
+    /// Version 2, and no hierarchy of version 1.
     Unified,
     /// A hierarchy of version 1, or version 2 beside version 1.
     Legacy,
@@ -160,9 +160,9 @@ fn name_programs(names: &[String]) -> String {
 /// The manager of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitManager {
-    /// The system's.
+    /// The manager of the system, process 1.
     System,
-    /// The user's.
+    /// The manager of a user.
     User,
 }
 

@@ -27,7 +27,7 @@ pub enum ManagerError {
     /// Nothing listens at the socket, or it belongs to somebody else.
     #[error("systemd cannot be reached at {}: {source}", path.display())]
     Unreachable {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
         /// Error of the system call.
         source: std::io::Error,
@@ -40,7 +40,7 @@ pub enum ManagerError {
         /// Error of the system call.
         source: std::io::Error,
     },
-    /// The deadline passed.
+    /// systemd did not answer in time; the call may have been carried out.
     #[error("{doing}: systemd did not answer within {} s", limit.as_secs_f32())]
     NoAnswer {
         /// The call, or the handshake.
@@ -63,7 +63,7 @@ pub enum ManagerError {
         doing: String,
         /// Name of the D-Bus error.
         name: String,
-        /// Its text.
+        /// Text of the D-Bus error.
         message: String,
     },
     /// The call succeeded, and what it started did not.

@@ -23,13 +23,13 @@ const SIGNATURE: u8 = 8;
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
-    /// A method call.
+    /// A call of a method, which expects a reply.
     Call,
     /// The reply to a call that succeeded.
     Reply,
     /// The reply to a call that failed.
     Error,
-    /// A signal.
+    /// A signal, to everybody who subscribed to it.
     Signal,
 }
 

@@ -10,12 +10,12 @@ const MAX_DEPTH: usize = 32;
 /// Longest array in bytes; the specification permits more than any reply of systemd to this client has.
 const MAX_ARRAY_BYTES: u32 = 1 << 20;
 
-/// A D-Bus value.
+/// A D-Bus value; each variant has the letter of its type in a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// `y`
+    /// `y`, an unsigned byte.
     Byte(u8),
-    /// `b`
+    /// `b`, sent as an unsigned number of 32 bits.
     Bool(bool),
     /// `i`
     I32(i32),
@@ -25,17 +25,17 @@ pub enum Value {
     I64(i64),
     /// `t`
     U64(u64),
-    /// `s`
+    /// `s`, UTF-8 without a NUL.
     Text(String),
-    /// `o`
+    /// `o`, the path of an object.
     ObjectPath(String),
-    /// `g`
+    /// `g`, the signature of other values.
     Signature(String),
     /// `a`, with the signature of an element, which an empty array has too.
     Array(String, Vec<Value>),
-    /// `(…)`
+    /// `(…)`, with the signatures of the members.
     Structure(Vec<Value>),
-    /// `v`
+    /// `v`, a value with its own signature.
     Variant(Box<Value>),
 }
 

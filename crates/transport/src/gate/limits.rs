@@ -22,7 +22,7 @@ const MAX_NEWCOMERS: usize = 256;
 /// What ends the time that a connection has for its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// Any request.
+    /// Any request, whatever becomes of it.
     Request,
     /// A request with an accepted credential.
     Credential,
@@ -54,13 +54,13 @@ pub struct GateLimits {
 /// A listener, with its share of the open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
-    /// Agents' callback.
+    /// The callback, which receives the heartbeats of agents.
     Callback,
-    /// The fleet API.
+    /// The fleet API, for operators and programs.
     Api,
     /// Metrics and health checks, which have no credentials.
     Metrics,
-    /// A curator.
+    /// A curator of a cluster, for nodes and owners.
     Curator,
 }
 

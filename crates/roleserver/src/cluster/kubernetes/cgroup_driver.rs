@@ -56,7 +56,7 @@ impl CgroupDriver {
         read.ok().flatten().map(|record| record.driver)
     }
 
-    /// Stores the driver.
+    /// Stores the driver, so that later starts use the same one.
     pub fn write(self, files: &ClusterFiles) -> Result<(), ClusterFilesError> {
         files.write_json(NAME, &DriverRecord { driver: self })
     }
