@@ -193,9 +193,9 @@ mod tests {
             if closes_itself {
                 drop(near);
             } else {
-                let accepting = gate.accept(&listener);
+                let (accepting, mut byte) = (gate.accept(&listener), [0]);
                 tokio::select! {
-                    ended = far.read(&mut [0]) => {
+                    ended = far.read(&mut byte) => {
                         assert_eq!(ended.map_err(|error| error.kind()), Err(io::ErrorKind::ConnectionAborted));
                     }
                     _ = accepting => unreachable!("nobody connects"),
