@@ -48,7 +48,7 @@ mod tests {
             (None, Duration::ZERO, false),
             (Some(at), Duration::ZERO, true),
             (Some(at), Duration::from_secs(899), true),
-            (Some(at), Duration::from_secs(900), false),
+            (Some(at), Duration::from_mins(15), false),
         ] {
             let found = assess_gate(&numbers(turned_away_at), at + after);
             assert_eq!(found.is_some(), expected, "{turned_away_at:?} {after:?}");
