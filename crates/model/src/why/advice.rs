@@ -144,7 +144,9 @@ mod tests {
         };
         let stays = why(&facts);
         assert_eq!(stays.obstacle.as_deref(), Some("ladder-exhausted"));
-        assert!(stays.deadline.is_some_and(|deadline| deadline.consequence.contains("taken back")));
+        assert!(
+            stays.deadline.is_some_and(|deadline| deadline.consequence.contains("returns without a person"))
+        );
         assert_eq!(stays.advice.len(), 3, "{:?}", stays.advice);
 
         let mut retirement = Retirement::new("old".into(), "kim".into(), at(50));

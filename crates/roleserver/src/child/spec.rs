@@ -190,7 +190,7 @@ mod tests {
             change(&mut spec);
             spec.validate().unwrap_err().to_string()
         };
-        assert!(reported(|spec| spec.name = "we.b".into()).contains("no name"));
+        assert!(reported(|spec| spec.name = "we.b".into()).contains("not a valid name"));
         assert!(reported(|spec| spec.program = "web".into()).contains("\"web\", which is no absolute path"));
         assert!(reported(|spec| spec.directory = "var".into()).contains("the directory of web"));
         assert!(reported(|spec| spec.arguments = vec!["a\0".into()]).contains("zero byte in its arguments"));
