@@ -50,8 +50,8 @@ impl StoredDriver {
         CgroupDriver::read(&self.files).unwrap_or_default()
     }
 
-    /// Chooses the driver, and stores it before a component is started with it. `is_drained` is whether every pod was
-    /// evicted that a drain evicts.
+    /// Chooses the driver, and stores it before a component is started with it. `is_drained` is whether a drain has ended
+    /// every pod that it ends.
     pub fn choose(&mut self, is_drained: bool) -> Result<CgroupDriver, DriverError> {
         if let Some(chosen) = self.chosen.filter(|_| !is_drained) {
             return Ok(chosen);
