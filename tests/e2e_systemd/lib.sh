@@ -79,7 +79,20 @@ programs_of() {
         echo \"\$(cat /proc/\$pid/comm) \$pid \$(cut -d' ' -f22 /proc/\$pid/stat) \${group:-\$(cut -d: -f3 /proc/\$pid/cgroup)}\"
     done"
 }
-all_programs() { programs_of "${member:?}" && programs_of "${worker:?}"; }
+# of_both COMMAND…: prints what the command prints for the member, then for the worker. Both are called at the same time.
+of_both() {
+    local of_member of_worker code=0
+    # Neither is called in a condition: there, `set -e` would have no effect within the command.
+    "$@" "${member:?}" >"$scratch/of-member" &
+    of_member=$!
+    "$@" "${worker:?}" >"$scratch/of-worker" &
+    of_worker=$!
+    wait "$of_member" || code=1
+    wait "$of_worker" || code=1
+    cat "$scratch/of-member" "$scratch/of-worker"
+    return "$code"
+}
+all_programs() { of_both programs_of; }
 kinds_of() { cut -d ' ' -f 1 <<<"$1" | LC_ALL=C sort | xargs; }
 without_groups() { cut -d ' ' -f 1-3 <<<"$1"; }
 # Records what runs now: each kind of program, exactly once.
@@ -111,7 +124,7 @@ each_in_the_unit() {
     is "$(awk '$4 !~ "^/system.slice/roleserver.service(/|$)"' <<<"$running")" ""
 }
 # The script defines limits_of MACHINE, which prints the limits that hold: what systemd stores, and what the kernel has.
-all_limits() { limits_of "$member" && limits_of "$worker"; }
+all_limits() { of_both limits_of; }
 record_limits() {
     local now
     now=$(all_limits)
@@ -162,11 +175,13 @@ runs_another() { # runs_another MACHINE
     [[ $now =~ ^ActiveState=active\ ExecMainStatus=0\ MainPID=([1-9][0-9]*)$ ]]
     [[ ${BASH_REMATCH[1]} != "${pid_before[$1]}" ]]
 }
-# works MACHINE PROGRAMS: since its start, the role server has adopted at least so many programs, and it reports that the
-# control plane runs, or that each service is healthy. A program that it ended and started again is not adopted.
+# works MACHINE: since its start, the role server has adopted at least so many programs as have to be adopted there, and it
+# reports that the control plane runs, or that each service is healthy. A program that it ended and started again is not
+# adopted.
 works() {
-    local page
-    on "$1" "awk '/the agent runs/ { n = 0 } /was adopted/ { n++ } END { print n + 0, \"adopted\"; exit (n < $2) }' /var/lib/roleserver/agent.log"
+    local page adopts=$worker_adopts
+    [[ $1 != "$member" ]] || adopts=$member_adopts
+    on "$1" "awk '/the agent runs/ { n = 0 } /was adopted/ { n++ } END { print n + 0, \"adopted\"; exit (n < $adopts) }' /var/lib/roleserver/agent.log"
     # shellcheck disable=SC2016 # the machine's shell expands it
     page=$(on "$1" '"/proc/$(systemctl show -p MainPID --value roleserver)/exe" metrics --state_dir /var/lib/roleserver')
     if [[ $1 == "$member" ]]; then
@@ -175,14 +190,14 @@ works() {
         is "$(grep -c '^roleserver_service_state{.*state="healthy"} 1$' <<<"$page")" "$services"
     fi
 }
-each_works() {
-    works "$member" "$member_adopts"
-    works "$worker" "$worker_adopts"
-}
+each_works() { of_both works; }
 survived() { # survived EVENT
+    adopted "$1"
+    eventually 30 "$1: their limits are the same" limits_are
+}
+adopted() { # adopted EVENT
     eventually 120 "$1: the role servers have adopted what runs, and find it well" each_works
     eventually 30 "$1: the same processes run, and no others" programs_are
-    eventually 30 "$1: their limits are the same" limits_are
 }
 
 # run_release FILE COUNT: whether exactly COUNT machines report that they run that release.
@@ -299,7 +314,7 @@ restarts() {
         eventually 60 "$name: systemd starts the role server again after kill -9" runs_another "$name"
         essential
     done
-    survived "after kill -9"
+    adopted "after kill -9"
     for turn in 1 2 3; do
         for name in "$member" "$worker"; do
             record_role_server "$name"
@@ -309,7 +324,7 @@ restarts() {
             eventually 60 "$name: another role server runs after restart $turn" runs_another "$name"
             essential
         done
-        survived "after restart $turn"
+        adopted "after restart $turn"
     done
     for name in "$member" "$worker"; do ok "$name: daemon-reload" on "$name" systemctl daemon-reload; done
     survived "after daemon-reload"
