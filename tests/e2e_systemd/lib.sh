@@ -303,6 +303,7 @@ from_the_previous_release() {
     survived "again at this release"
 }
 
+reload() { on "$1" systemctl daemon-reload; }
 restarts() {
     local name turn
     echo "# kill -9, restarts, daemon-reload"
@@ -326,7 +327,7 @@ restarts() {
         done
         adopted "after restart $turn"
     done
-    for name in "$member" "$worker"; do ok "$name: daemon-reload" on "$name" systemctl daemon-reload; done
+    ok "daemon-reload on both" of_both reload
     survived "after daemon-reload"
     eventually 120 "it is settled" settled
 }
