@@ -110,7 +110,7 @@ async fn watches_of_nodes_at_a_follower_never_give_way_and_one_too_many_is_refus
     .await?;
     let mut watches: Vec<_> = first.into_iter().collect();
     while watches.len() < 60 {
-        watches.push(watch().await?);
+        watches.push(watch().await.context("a watch gave way, or a newcomer did")?);
     }
     let numbers = cluster.gate(follower)?;
     assert_eq!((numbers.proven, numbers.turned_away_at), (60, None), "a watch gave way: {numbers:?}");
