@@ -81,42 +81,9 @@ impl CgroupMounts {
     /// Parses `/proc/self/mountinfo` and `/proc/self/cgroup` (proc(5), cgroups(7)).
     #[must_use]
     pub fn parse_host(mountinfo: &str, own: &str) -> Self {
-        // `ID:CONTROLLERS:PATH`. Version 2 has the id 0 and lists no controllers.
-        let mut paths = BTreeMap::new();
-        for line in own.lines() {
-            let mut fields = line.splitn(3, ':');
-            let (Some(id), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            if id == "0" {
-                paths.insert("", path);
-            }
-            paths.extend(controllers.split(',').filter(|name| !name.is_empty()).map(|name| (name, path)));
-        }
-        let mut mounts = Self::default();
-        for Mount { root, point, kind, options } in mountinfo::parse_mounts(mountinfo) {
-            let below = |name: &str| {
-                let own = paths.get(name)?;
-                // The mount may show only a part of the tree.
-                let own = if root == "/" { own } else { own.strip_prefix(root)? };
-                let own = own.trim_matches('/');
-                Some(if own.is_empty() { point.clone() } else { point.join(own) })
-            };
-            match kind {
-                "cgroup2" => mounts.unified = mounts.unified.take().or_else(|| below("")),
-                "cgroup" => {
-                    for name in CONTROLLERS {
-                        if options.split(',').any(|option| option == name)
-                            && let Some(path) = below(name)
-                        {
-                            mounts.legacy.entry(name).or_insert(path);
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
+        let mut found = process_groups(mountinfo, own);
+        let legacy = CONTROLLERS.into_iter().filter_map(|name| Some((name, found.remove(name)?))).collect();
+        let mut mounts = Self { unified: found.remove(""), legacy };
         // A role server that replaced itself by `execve` is still in the group that the first one moved to.
         for path in mounts.unified.iter_mut().chain(mounts.legacy.values_mut()) {
             if path.ends_with(AGENT_GROUP) {
@@ -182,6 +149,42 @@ impl CgroupMounts {
         }
         Ok(group)
     }
+}
+
+/// The directory of a process's group in each mounted hierarchy, by controller (pure). Version 2 has the name "", and a
+/// hierarchy of version 1 without a controller has that of its option, `name=systemd`.
+///
+/// `cgroups` is `/proc/PID/cgroup`, as this process reads it.
+pub(super) fn process_groups(mountinfo: &str, cgroups: &str) -> BTreeMap<String, PathBuf> {
+    // `ID:CONTROLLERS:PATH`. Version 2 has the id 0 and lists no controllers.
+    let mut paths = BTreeMap::new();
+    for line in cgroups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(id), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        if id == "0" {
+            paths.insert("", path);
+        }
+        paths.extend(controllers.split(',').filter(|name| !name.is_empty()).map(|name| (name, path)));
+    }
+    let mut found = BTreeMap::new();
+    for Mount { root, point, kind, options } in mountinfo::parse_mounts(mountinfo) {
+        let names: Vec<&str> = match kind {
+            "cgroup2" => vec![""],
+            "cgroup" => options.split(',').collect(),
+            _ => continue,
+        };
+        for name in names {
+            let Some(path) = paths.get(name) else { continue };
+            // The mount may show only a part of the tree.
+            let below = if root == "/" { Some(*path) } else { path.strip_prefix(root) };
+            let Some(below) = below.map(|below| below.trim_matches('/')) else { continue };
+            let directory = if below.is_empty() { point.clone() } else { point.join(below) };
+            found.entry(name.to_owned()).or_insert(directory);
+        }
+    }
+    found
 }
 
 pub(super) fn create_directory(path: &Path) -> Result<(), CgroupError> {

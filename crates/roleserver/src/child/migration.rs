@@ -12,7 +12,8 @@
 //!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
 //!    Processes that were started meanwhile follow, in the old group or in that of the scope.
 //! 3. The record of the child names the scope. From now on it is a child like one that was started in a scope; a
-//!    release before this one reads the same record, and finds the process. The state of runc names the new groups.
+//!    release before this one reads the same record, and finds the process. The state of runc names the new groups, and the scope refuses
+//!    devices to a container as its group did.
 //! 4. The old group is removed.
 //!
 //! When the last child has moved, the controllers are taken back from the group of the unit. Otherwise systemd could not
@@ -24,7 +25,6 @@ use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::child::cgroup::{AGENT_GROUP, Cgroup, CgroupMounts, nested_groups};
@@ -33,6 +33,7 @@ use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
+use crate::child::runc_state::{restrict_devices, update_runc_state};
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit};
 use crate::child::spec::ResourceLimits;
 use crate::mountinfo;
@@ -203,7 +204,10 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
             .map_err(|error| format!("recording the scope of {name} failed: {error}"))?;
     }
     moved.map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
-    rename_in_runc_state(&children.directory.join(name).join("bundle/state").join(name), &old, &new);
+    let state = children.directory.join(name).join("bundle/state").join(name);
+    if update_runc_state(scopes, &state, &old, &new) {
+        restrict_devices(scopes, &scope.unit);
+    }
     old.remove();
     Ok(true)
 }
@@ -353,46 +357,8 @@ fn find_late_processes(
     Ok(late)
 }
 
-/// Replaces paths of the old group in the state of runc, which names the groups of its container. Otherwise `runc exec`,
-/// by which such a service is probed, would look for a group that is gone.
-fn rename_in_runc_state(directory: &Path, old: &Cgroup, new: &Cgroup) {
-    let file = directory.join("state.json");
-    let Some(mut state) = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok())
-    else {
-        return;
-    };
-    let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
-    for (hierarchy, path) in old.by_hierarchy() {
-        if let Some(new) = tops.get(hierarchy) {
-            rename_paths(&mut state, path, new);
-        }
-    }
-    let written = serde_json::to_vec(&state).map_err(std::io::Error::other).and_then(|bytes| {
-        crate::atomic_file::replace_file(&file, &bytes, crate::atomic_file::Durability::UntilPowerLoss)
-    });
-    if let Err(error) = written {
-        tracing::warn!(%error, path = %file.display(), "the state of runc does not name the new control group");
-    }
-}
-
-/// Replaces each string that is a path below `old` by the same path below `new` (pure).
-fn rename_paths(value: &mut Value, old: &Path, new: &Path) {
-    match value {
-        Value::String(text) => {
-            let relative = Path::new(text.as_str()).strip_prefix(old).ok().map(Path::to_owned);
-            if let Some(relative) = relative {
-                let path = if relative.as_os_str().is_empty() { new.to_owned() } else { new.join(relative) };
-                *text = path.to_string_lossy().into_owned();
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| rename_paths(item, old, new)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| rename_paths(field, old, new)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
-}
-
 impl Cgroup {
-    fn by_hierarchy(&self) -> impl Iterator<Item = (&str, &PathBuf)> {
+    pub(super) fn by_hierarchy(&self) -> impl Iterator<Item = (&str, &PathBuf)> {
         let legacy = self.legacy.iter().map(|(name, path)| (name.as_str(), path));
         self.unified.iter().map(|path| ("", path)).chain(legacy)
     }
@@ -445,22 +411,6 @@ impl CgroupMounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn paths_in_the_state_of_runc_follow_the_group() {
-        let mut state = serde_json::json!({
-            "id": "web",
-            "cgroup_paths": {"": "/c/unit/f/web/f.web", "cpu": "/d/unit/f/web"},
-            "config": {"cgroups": {"path": "/c/unit/f/webs"}, "list": ["/c/unit/f/web"], "number": 1},
-        });
-        rename_paths(&mut state, Path::new("/c/unit/f/web"), Path::new("/c/a.scope"));
-        let expected = serde_json::json!({
-            "id": "web",
-            "cgroup_paths": {"": "/c/a.scope/f.web", "cpu": "/d/unit/f/web"},
-            "config": {"cgroups": {"path": "/c/unit/f/webs"}, "list": ["/c/a.scope"], "number": 1},
-        });
-        assert_eq!(state, expected);
-    }
 
     /// Files stand in for a hierarchy. A group with threads alone is listed in the group above it.
     #[test]

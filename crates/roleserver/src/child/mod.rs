@@ -77,5 +77,6 @@ pub mod limits;
 pub mod log;
 pub mod migration;
 pub mod placement;
+mod runc_state;
 pub mod scope;
 pub mod spec;

@@ -83,6 +83,9 @@ fn children_move_with_their_pids_and_the_unit_gets_its_controllers_back() -> Res
     assert_eq!(host.systemd.pids(&format!("{}/main", scope.control_group)), [runc.pid()]);
     let text = fs::read_to_string(&state)?;
     assert!(text.contains(&format!("{}/f.web\"", scope.control_group)), "{text}");
+    let policy = |scope: &str| host.systemd.unit(scope)?.properties.get("DevicePolicy").cloned();
+    assert_eq!(policy(&scope.unit), Some(Value::text("closed")), "its container keeps its limits on devices");
+    assert_eq!(policy(&host.scope_name("etcd", 1)), None);
     let unit = host.systemd.unit(&host.scope_name("containerd", 1)).context("no scope")?;
     assert_eq!(unit.properties.get("PIDs"), Some(&Value::numbers(&[shim.pid()])));
     assert!(!host.group(UNIT_GROUP).join(host.children.instance_name()).exists(), "the old groups are gone");
