@@ -284,7 +284,8 @@ devices_are_refused() {
     on "$worker" 'cd /sys/fs/cgroup; list=$(ls devices/shepherd.slice/*-web_rooted-*.scope/devices.list 2>/dev/null)
     if [ -n "$list" ]; then
         cat "$list"
-        grep -q "^c 1:3 " "$list" && ! grep -q "^[ab] " "$list"
+        # Besides those of runc, the two that systemd mounts over what is inaccessible.
+        grep -q "^c 1:3 " "$list" && ! grep -vE "^(c (0:0|1:[35789]|5:[02]|136:[*])|b 0:0) " "$list"
     else
         echo $$ >"$(ls -d shepherd.slice/*-web_rooted-*.scope/*.web_rooted)/cgroup.procs" && head -c 1 /dev/zero >/dev/null &&
             ! head -c 1 /dev/vda >/dev/null

@@ -89,9 +89,8 @@ pub fn migrate_children_of_unit(
 /// unit. A machine without children needs no answer of systemd.
 #[must_use]
 pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: &str) -> Vec<String> {
-    let has_children =
-        fs::read_dir(state_directory.join("children")).is_ok_and(|mut records| records.next().is_some());
-    if !has_children {
+    let directory = state_directory.join("children");
+    if !fs::read_dir(&directory).is_ok_and(|mut records| records.next().is_some()) {
         return Vec::new();
     }
     let warning = |what: &str, why: &str| {
@@ -109,8 +108,27 @@ pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: 
     };
     match migrated {
         Ok(report) => report.left.iter().map(|(child, why)| warning(child, why)).collect(),
-        Err(error) => vec![warning("each program of this node", &error.to_string())],
+        Err(error) => {
+            let why = error.to_string();
+            names_outside_scopes(&directory).iter().map(|child| warning(child, &why)).collect()
+        }
     }
+}
+
+/// Children that run outside scopes by their records, for when nobody knows the group of the unit.
+fn names_outside_scopes(directory: &Path) -> Vec<String> {
+    let children = ChildContext {
+        directory: directory.to_owned(),
+        mounts: CgroupMounts::none(),
+        launcher: PathBuf::new(),
+        shutdown: CancellationToken::new(),
+        scopes: None,
+    };
+    let is_outside = |name: &String| {
+        read_record(&children.record_path(name))
+            .is_some_and(|record| record.scope.is_none() && record.instance.is_alive())
+    };
+    children.recorded_names().into_iter().filter(is_outside).collect()
 }
 
 /// Moves all children of today's layout into scopes, then takes the controllers back from the group of the unit. Does
@@ -411,6 +429,29 @@ impl CgroupMounts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::ProcessInstance;
+
+    #[test]
+    fn only_running_children_outside_scopes_are_in_danger() {
+        let directory = tempfile::tempdir().unwrap();
+        let instance = ProcessInstance::current().unwrap();
+        let ended = ProcessInstance { start_time: instance.start_time + 1, ..instance.clone() };
+        let scope = ScopeRecord { unit: "a.scope".to_owned(), control_group: "/a.scope".to_owned() };
+        for (name, instance, scope) in
+            [("ended", &ended, None), ("inside", &instance, Some(scope)), ("outside", &instance, None)]
+        {
+            let record = ChildRecord {
+                instance: instance.clone(),
+                spec_sha256: "5a".to_owned(),
+                declared_sha256: None,
+                scope,
+                missed_limits: None,
+            };
+            fs::create_dir(directory.path().join(name)).unwrap();
+            record.write(&directory.path().join(name).join("process.json")).unwrap();
+        }
+        assert_eq!(names_outside_scopes(directory.path()), ["outside"]);
+    }
 
     /// Files stand in for a hierarchy. A group with threads alone is listed in the group above it.
     #[test]

@@ -105,7 +105,9 @@ impl Connection {
         let mut connection = Self { stream, limit, deadline, last_serial: 0, signals: VecDeque::new() };
         let uid = rustix::process::geteuid().as_raw().to_string();
         let doing = "authenticating to systemd";
-        connection.send(doing, format!("\0AUTH EXTERNAL {}\r\n", hex::encode(uid)).as_bytes())?;
+        // `BEGIN` does not wait for the answer: systemd does not look at a call that it read together with `BEGIN` until more
+        // arrives.
+        connection.send(doing, format!("\0AUTH EXTERNAL {}\r\nBEGIN\r\n", hex::encode(uid)).as_bytes())?;
         let line = connection.read_line(doing)?;
         if !line.starts_with("OK ") {
             return Err(ManagerError::Refused {
@@ -114,7 +116,6 @@ impl Connection {
                 message: line,
             });
         }
-        connection.send(doing, b"BEGIN\r\n")?;
         Ok(connection)
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -185,10 +185,11 @@ impl Shared {
     }
 
     fn serve(&self, peer: &UnixStream) -> Result<()> {
-        let mut input = BufReader::new(peer.try_clone()?);
-        let mut output = peer.try_clone()?;
-        let mut line = String::new();
-        input.read_line(&mut line)?;
+        let (mut input, mut output) = (peer.try_clone()?, peer.try_clone()?);
+        // As systemd reads it.
+        let mut greeting = [0; 256];
+        let count = input.read(&mut greeting)?;
+        let greeting = String::from_utf8_lossy(&greeting[..count]).into_owned();
         let conduct = self.state().conduct;
         match conduct {
             Conduct::Silent => {
@@ -202,11 +203,11 @@ impl Shared {
             _ => {}
         }
         let uid = rustix::process::geteuid().as_raw().to_string();
-        anyhow::ensure!(line == format!("\0AUTH EXTERNAL {}\r\n", hex::encode(uid)), "{line:?}");
+        // systemd does not look at what came together with `BEGIN` until more arrives. So `BEGIN` must come before the answer
+        // that the first call waits for.
+        let expected = format!("\0AUTH EXTERNAL {}\r\nBEGIN\r\n", hex::encode(uid));
+        anyhow::ensure!(greeting == expected, "{greeting:?}");
         output.write_all(b"OK 0123456789abcdef0123456789abcdef\r\n")?;
-        line.clear();
-        input.read_line(&mut line)?;
-        anyhow::ensure!(line == "BEGIN\r\n", "{line:?}");
         loop {
             let mut bytes = vec![0; FIXED_BYTES];
             input.read_exact(&mut bytes)?;
