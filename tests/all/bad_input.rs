@@ -2,7 +2,7 @@
 //! done is left behind.
 //!
 //! The sentences are in golden transcripts. Cases that need a machine are elsewhere: the RSA-only host and the changed
-//! host key in `takeover.rs`, heartbeats in `callback.rs`.
+//! host key in `takeover/host_keys.rs`, heartbeats in `callback.rs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -354,7 +354,7 @@ async fn a_file_that_is_not_what_its_flag_wants_is_refused_before_the_database_i
     run("no such file", &[&good, "--agent_tls_key_path=/nonexistent"]);
     run("no CA", &[&good, &good_key, &flag("agent_endpoint_ca_certificate_path", &nonsense)]);
 
-    // `takeover.rs` tests an agent for a supported processor that is not the machine's: the machine rejects it.
+    // `takeover/uploads.rs` tests an agent for a supported processor that is not the machine's: the machine rejects it.
     let mut program = fs::read(env!("CARGO_BIN_EXE_roleserver")).unwrap();
     // The two bytes that name the processor in an ELF header: MIPS.
     program[18..20].copy_from_slice(&[8, 0]);

@@ -3,16 +3,15 @@
 //!
 //! Buffers and not milliseconds, because they are the same on a busy host.
 
+mod lists;
+
 use serde_json::Value;
-use shepherd::bmdb::connection::read_pool::ReadPool;
-use shepherd::bmdb::fleet::listing::{Filter, MachineCursor, list_machines};
-use shepherd::model::access::AccessScope;
-use shepherd::server::api::services::machines::MAX_EXAMINED;
-use sqlx::postgres::{PgArguments, PgConnectOptions};
+use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres};
 use uuid::Uuid;
 
+use self::lists::check_lists;
 use crate::bmdb_kit::Kit;
 use crate::harness::aloud::TestResult;
 
@@ -186,10 +185,15 @@ async fn claim_cost(
 }
 
 const CLAIMING: &str = include_str!("../../sql/claim/claim.sql");
+
 const REARMING: &str = include_str!("../../sql/claim/rearm_timers.sql");
+
 const FREEING: &str = include_str!("../../sql/reap/free_work.sql");
+
 const CLOSING: &str = include_str!("../../sql/reap/close_expired_sessions.sql");
+
 const RENEWAL: &str = include_str!("../../sql/session/renew.sql");
+
 const LOCKING_OF_HEARTBEATS: &str = include_str!("../../sql/heartbeat/lock_batch.sql");
 
 /// As [`check`], but returns the violation.
@@ -211,6 +215,7 @@ const RACKS: [&str; 10] =
 
 /// Most pages that a probe may touch, and a claim of one machine.
 const PROBE: i64 = 10;
+
 const CLAIM: i64 = 400;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,74 +366,6 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
         .await?;
         assert_eq!(planned, (5, 5), "the server plans it at every execution: {file}");
     }
-    Ok(())
-}
-
-/// The cost of one page of a list, in buffers of all its statements.
-async fn page_cost(
-    kit: &Kit,
-    looks: &ReadPool,
-    filter: &Filter,
-    after: Option<&MachineCursor>,
-) -> anyhow::Result<i64> {
-    let touched = async || -> anyhow::Result<i64> {
-        Ok(sqlx::query_scalar(
-            "SELECT sum(shared_blks_hit + shared_blks_read)::INT8 FROM pg_stat_statements s
-             JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
-        )
-        .bind(kit.database.url().parse::<PgConnectOptions>()?.get_database())
-        .fetch_one(&mut kit.database.server_url().parse::<PgConnectOptions>()?.connect().await?)
-        .await?)
-    };
-    let mut cost = 0;
-    // The second run counts: the first one fills the connection's caches.
-    for _ in 0..2 {
-        let before = touched().await?;
-        let (filter, after) = (filter.clone(), after.cloned());
-        looks
-            .read_with((filter, after), move |tx, (filter, after)| {
-                Box::pin(async move {
-                    list_machines(tx, filter, &AccessScope::Fleet, after.as_ref(), 100, MAX_EXAMINED).await
-                })
-            })
-            .await?;
-        cost = touched().await? - before;
-    }
-    Ok(cost)
-}
-
-/// A page of a hundred machines, whatever the filter and the position in the list: it reads a bounded number of rows,
-/// each by a few index lookups.
-async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
-    const A_LINE: i64 = 25;
-    let looks = ReadPool::connect(&kit.bmdb, 2).await?;
-    let middle = MachineCursor {
-        phase: "Ready".to_owned(),
-        provider: "rack-5".to_owned(),
-        machine: Uuid::from_u128(u128::MAX / 10 * 9),
-    };
-    let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    let all = Filter::default();
-    let exact = 101 * A_LINE + 500;
-    #[expect(clippy::cast_possible_wrap, reason = "some thousands")]
-    let looking = (MAX_EXAMINED + 1000) as i64 * A_LINE;
-    for (name, filter, most) in [
-        ("no filter", all.clone(), exact),
-        ("a phase", Filter { phases: some(&["ready"]), ..all.clone() }, exact),
-        ("a provider", Filter { providers: some(&["rack-7"]), ..all.clone() }, exact),
-        ("a location that none has", Filter { locations: some(&["attic"]), ..all.clone() }, looking),
-        ("a manufacturer", Filter { manufacturers: some(&["maker 3"]), ..all.clone() }, looking),
-        ("a product that none is", Filter { products: some(&["none"]), ..all.clone() }, looking),
-        ("a fact that nearly all have", Filter { tags: some(&["hardware_report"]), ..all.clone() }, looking),
-        ("a fact that none has", Filter { tags: some(&["quarantine"]), ..all.clone() }, looking),
-    ] {
-        for (place, after) in [("the first page", None), ("a page in the middle", Some(&middle))] {
-            let cost = page_cost(kit, &looks, &filter, after).await?;
-            assert!(cost > 0, "{place} by {name} was counted nowhere");
-            assert!(cost <= most, "{place} by {name}: {cost} buffers, {most} at most");
-        }
-    }
-    looks.bmdb().close().await;
     Ok(())
 }
 

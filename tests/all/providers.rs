@@ -2,6 +2,8 @@
 //!
 //! A harness has a provider whose source the suite can break and repair. The suite itself knows no kind.
 
+mod simulated;
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -22,7 +24,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::harness::port::reserved;
-use crate::simulator::Running;
 
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -467,55 +468,4 @@ async fn a_device_on_loopback_is_rebooted_only_by_a_command_of_its_own() {
     let intent = IntentId::generate();
     let error = provider.reboot().unwrap().reboot("c", intent).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Configuration);
-}
-
-struct Simulated {
-    provider: SimulatedProvider,
-    running: Running,
-}
-
-impl Harness for Simulated {
-    fn provider(&self) -> &dyn Provider {
-        &self.provider
-    }
-
-    fn break_list(&self) -> Deed<'_> {
-        Box::pin(self.running.strike("provider", "list-torn"))
-    }
-
-    fn mend_list(&self) -> Deed<'_> {
-        Box::pin(self.running.strike("provider", "heal"))
-    }
-}
-
-#[tokio::test]
-async fn a_simulated_fleet_conforms() {
-    let directory = tempfile::tempdir().unwrap();
-    let running =
-        Running::start(directory.path(), &["--machine_count", "5", "--boot_seconds", "0"]).await.unwrap();
-    let provider = running.provider().unwrap();
-    let harness = Simulated { provider, running };
-    conforms(&harness).await.unwrap();
-    harness.running.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_simulated_provider_tells_busy_from_impossible() {
-    let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(directory.path(), &["--machine_count", "1"]).await.unwrap();
-    let provider = running.provider().unwrap();
-    let creation = provider.creation().unwrap();
-    let made = creation.create(IntentId::generate(), None).await.unwrap();
-    let error = creation.create(IntentId::generate(), None).await.unwrap_err();
-    assert_eq!(error.class, ErrorClass::Permanent, "all capacity is taken: {error:?}");
-    running.strike(&made.id, "power-fail").await.unwrap();
-    let power = provider.power().unwrap();
-    let error = power.set_power(&made.id, PowerAction::Cycle, IntentId::generate()).await.unwrap_err();
-    assert_eq!(error.class, ErrorClass::Permanent);
-    assert!(error.message.contains("power control does not answer"), "{}", error.message);
-    running.strike("provider", "list-error").await.unwrap();
-    assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Transient);
-    running.strike("provider", "list-empty").await.unwrap();
-    assert_eq!(provider.list().await.unwrap(), [], "an empty list is well-formed, and for a brake to doubt");
-    running.stop().await.unwrap();
 }

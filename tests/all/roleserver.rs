@@ -4,29 +4,25 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use prost::Message as _;
 use shepherd::proto::agent::v1 as wire;
-use shepherd::proto::agent::v1::enroll_error::Kind;
 use shepherd::proto::agent::v1::enroll_response::Result as Answer;
 use shepherd::roleserver::process::ProcessRecord;
 use shepherd::roleserver::state_directory::StateDirectory;
-use tonic::Status;
 
 use self::callback::{Callback, CapturedHeartbeat, curious};
 use self::odd_disk::OddDisk;
 use crate::harness::aloud::TestResult;
 use crate::harness::child::Detached;
-use crate::harness::port::reserved;
 use crate::harness::program::own_role_server;
-use crate::harness::promtool::promtool;
 
 pub(crate) mod callback;
 mod children;
+mod endpoints;
+mod enrolment;
 mod odd_disk;
 mod own_unit;
 #[cfg(debug_assertions)]
@@ -254,176 +250,6 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResu
 }
 
 #[test]
-fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestResult {
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    let first = machine.enroll(&request(&callback, 1))?;
-    let agent = machine.agent()?;
-    let again = machine.enroll(&request(&callback, 1))?;
-    assert_eq!(again.public_key, first.public_key);
-    assert_eq!(machine.agent()?, agent);
-    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
-
-    // A hung agent neither ends on request nor sends heartbeats.
-    signal(agent.pid, rustix::process::Signal::STOP);
-    let taken_over = machine.enroll(&request(&callback, 2))?;
-    assert_eq!(taken_over.public_key, first.public_key);
-    assert!(!agent.is_alive());
-    assert!(machine.agent()?.is_alive());
-    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
-    Ok(wait_for("a heartbeat of the new fence", || {
-        Ok(callback
-            .heartbeats()
-            .iter()
-            .any(|observations| observations.request.access_fence == 2)
-            .then_some(()))
-    })?)
-}
-
-#[test]
-fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> TestResult {
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 1))?;
-    let (supervisor, agent) = (machine.supervisor()?, machine.agent()?);
-    for process in [&supervisor, &agent] {
-        signal(process.pid, rustix::process::Signal::KILL);
-    }
-    wait_for("the end of both", || Ok((!supervisor.is_alive() && !agent.is_alive()).then_some(())))?;
-    // The same fence: a repetition still has to leave a running agent behind.
-    machine.enroll(&request(&callback, 1))?;
-    assert!(machine.agent()?.is_alive());
-    assert_eq!(machine.processes()?.len(), 2);
-    Ok(())
-}
-
-#[test]
-fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    let fences = [3, 1, 4, 2];
-    let answers: Vec<Result<_>> = std::thread::scope(|scope| {
-        let handles = fences.map(|fence| {
-            let bytes = request(&callback, fence).encode_to_vec();
-            let machine = &machine;
-            scope.spawn(move || machine.enroll_bytes(&bytes))
-        });
-        handles.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
-    });
-    for (fence, answer) in fences.into_iter().zip(answers) {
-        match answer?.1.result {
-            Some(Answer::Success(_)) => {}
-            Some(Answer::Error(error)) => {
-                assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
-                assert!(error.current_fence > fence, "{error:?}");
-            }
-            None => panic!("no answer"),
-        }
-    }
-    assert_eq!(machine.state().read_enrolment()?.context("not enrolled")?.access_fence(), 4);
-    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
-    Ok(wait_for("a heartbeat of the highest fence", || {
-        Ok(callback
-            .heartbeats()
-            .last()
-            .is_some_and(|observations| observations.request.access_fence == 4)
-            .then_some(()))
-    })?)
-}
-
-#[test]
-fn refused_enrolment_changes_nothing() -> TestResult {
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 5))?;
-    let before = files(&machine.path())?;
-    assert_eq!(before.len(), 4);
-
-    let stale = machine.refusal(&request(&callback, 4))?;
-    assert_eq!((stale.kind(), stale.current_fence), (Kind::StaleFence, 5));
-    let other = "0b1a4a52-4a5c-4b66-8a5e-00000000ffff".to_owned();
-    let machine_id = wire::EnrollRequest { machine_id: other.clone(), ..request(&callback, 6) };
-    assert_eq!(machine.refusal(&machine_id)?.kind(), Kind::OtherMachine);
-    let bmdb_id = wire::EnrollRequest { bmdb_id: other, ..request(&callback, 6) };
-    assert_eq!(machine.refusal(&bmdb_id)?.kind(), Kind::OtherBmdb);
-    let invalid = wire::EnrollRequest { ca_certificates: vec![vec![0; 9]], ..request(&callback, 6) };
-    assert_eq!(machine.refusal(&invalid)?.kind(), Kind::Invalid);
-    let (_, garbage) = machine.enroll_bytes(b"GET / HTTP/1.1\r\n\r\n")?;
-    assert!(matches!(garbage.result, Some(Answer::Error(error)) if error.kind() == Kind::Invalid));
-
-    assert_eq!(files(&machine.path())?, before);
-    assert!(machine.agent()?.is_alive());
-    Ok(())
-}
-
-#[test]
-fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestResult {
-    let refuses = Callback::start(|_| Err(Status::unauthenticated("")))?;
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    let closed = reserved()?.to_string();
-    let endpoints = vec![closed, refuses.endpoint.clone(), callback.endpoint.clone()];
-    let ca_certificates = vec![refuses.ca.clone(), callback.ca.clone()];
-    // The period in which a heartbeat is repeated unchanged.
-    let heartbeat_interval_seconds = 10;
-    machine.enroll(&wire::EnrollRequest {
-        endpoints,
-        ca_certificates,
-        heartbeat_interval_seconds,
-        ..request(&callback, 1)
-    })?;
-    wait_for("three heartbeats in a row", || Ok((callback.heartbeats().len() >= 3).then_some(())))?;
-    assert_eq!(refuses.heartbeats().len(), 1, "what works is kept to");
-    assert_eq!(
-        refuses.heartbeats()[0].request.seq,
-        callback.heartbeats()[0].request.seq,
-        "a retry is the same heartbeat"
-    );
-
-    let status = machine.command("status").output()?;
-    let text = String::from_utf8(status.stdout)?;
-    assert!(text.contains("0b1a4a52-4a5c-4b66-8a5e-000000000001"), "{text}");
-    assert!(text.contains("access 1"), "{text}");
-    assert!(text.contains(&format!("to {}", callback.endpoint)), "{text}");
-    let tree: Vec<_> = text.lines().skip_while(|line| !line.starts_with("root ")).collect();
-    let states = tree.iter().map(|line| {
-        let words = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).split_whitespace();
-        words.take(2).collect::<Vec<_>>().join(" ")
-    });
-    let expected = [
-        "root healthy",
-        "callback healthy",
-        "cluster healthy",
-        "logs healthy",
-        "metrics healthy",
-        "status healthy",
-        "update healthy",
-    ];
-    assert_eq!(states.collect::<Vec<_>>(), expected, "{text}");
-
-    let metrics = String::from_utf8(machine.command("metrics").output()?.stdout)?;
-    for line in [
-        "roleserver_runnable_state{path=\"root.callback\",state=\"healthy\"} 1",
-        "roleserver_runnable_state{path=\"root.callback\",state=\"dead\"} 0",
-        "roleserver_control_plane_running 0",
-    ] {
-        assert!(metrics.lines().any(|message| message == line), "{line} is not in\n{metrics}");
-    }
-    assert_eq!(promtool(&["check", "metrics"], &metrics)?, "", "{metrics}");
-    Ok(())
-}
-
-#[test]
-fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> TestResult {
-    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    let endpoints = vec![silent.local_addr()?.to_string(), callback.endpoint.clone()];
-    machine.enroll(&wire::EnrollRequest { endpoints, ..request(&callback, 1) })?;
-    Ok(wait_for("heartbeats at the other endpoint", || Ok((callback.heartbeats().len() >= 2).then_some(())))?)
-}
-
-#[test]
 fn lost_key_is_generated_again_and_the_agent_proves_the_new_one() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
@@ -438,87 +264,6 @@ fn lost_key_is_generated_again_and_the_agent_proves_the_new_one() -> TestResult 
             .any(|observations| observations.public_key == second.public_key)
             .then_some(()))
     })?)
-}
-
-#[test]
-fn agent_moves_where_an_answer_sends_it_and_remembers() -> TestResult {
-    let new = Callback::start(curious())?;
-    let (endpoint, ca) = (new.endpoint.clone(), new.ca.clone());
-    let old = Callback::start(move |_| {
-        Ok(wire::HeartbeatResponse {
-            endpoints: vec![endpoint.clone()],
-            ca_certificates: vec![ca.clone()],
-            ..Default::default()
-        })
-    })?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&old, 1))?;
-    wait_for("a heartbeat at the new place", || Ok((!new.heartbeats().is_empty()).then_some(())))?;
-    let incarnation = new.heartbeats()[0].request.incarnation.clone();
-    let at_old = old.heartbeats().len();
-    signal(machine.agent()?.pid, rustix::process::Signal::KILL);
-    wait_for("a heartbeat of the next incarnation", || {
-        Ok(new
-            .heartbeats()
-            .iter()
-            .any(|observations| observations.request.incarnation != incarnation)
-            .then_some(()))
-    })?;
-    assert_eq!(old.heartbeats().len(), at_old, "the old place receives no more heartbeats");
-    Ok(())
-}
-
-#[test]
-fn agent_survives_settings_that_lead_nowhere() -> TestResult {
-    let nowhere = reserved()?.to_string();
-    let callback = Callback::start(move |_| {
-        Ok(wire::HeartbeatResponse { endpoints: vec![nowhere.clone()], ..Default::default() })
-    })?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 1))?;
-    Ok(wait_for("heartbeats after the bad advice", || Ok((callback.heartbeats().len() >= 3).then_some(())))?)
-}
-
-#[test]
-fn answer_that_says_no_costs_no_connection() -> TestResult {
-    let count = AtomicUsize::new(0);
-    let callback = Callback::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
-        0 => Err(Status::unavailable("the database is not available; try again")),
-        1 => Err(Status::unauthenticated("")),
-        _ => Ok(wire::HeartbeatResponse::default()),
-    })?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 1))?;
-    wait_for("heartbeats after the refusals", || Ok((callback.heartbeats().len() >= 5).then_some(())))?;
-    assert_eq!(callback.connections(), 1);
-    Ok(())
-}
-
-#[test]
-fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
-    let nowhere = reserved()?.to_string();
-    let own = Arc::new(OnceLock::<String>::new());
-    let (known, count) = (own.clone(), AtomicUsize::new(0));
-    let callback = Callback::start(move |_| {
-        let mut endpoints: Vec<_> = known.get().cloned().into_iter().collect();
-        if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
-            endpoints.insert(0, nowhere.clone());
-        }
-        Ok(wire::HeartbeatResponse { endpoints, ..Default::default() })
-    })?;
-    own.set(callback.endpoint.clone()).map_err(|_| anyhow::anyhow!("set twice"))?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 1))?;
-    wait_for("six heartbeats", || Ok((callback.heartbeats().len() >= 6).then_some(())))?;
-    assert_eq!(callback.connections(), 1);
-    let learned = machine.state().read_learned_settings(1)?.context("nothing was learnt")?;
-    assert_eq!(
-        learned.settings.endpoints.first(),
-        Some(&callback.endpoint),
-        "what works comes first after a restart"
-    );
-    assert_eq!(learned.fallback, None);
-    Ok(())
 }
 
 /// A machine that was enrolled, whose processes ended, and whose disk then failed.
@@ -587,48 +332,5 @@ fn server_of_another_authority_hears_nothing() -> TestResult {
     let error = last.error.context("it was delivered")?;
     assert!(error.contains("certificate"), "{error}");
     assert!(callback.heartbeats().is_empty());
-    Ok(())
-}
-
-/// As a loss of power, a disk error, or a release that writes other records leaves them.
-#[test]
-fn damaged_hint_never_refuses_an_enrolment() -> TestResult {
-    let hints = ["agent.json", "supervisor.json", "learned.json", "last_heartbeat.json", "time.json"];
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    machine.enroll(&request(&callback, 1))?;
-    let contents = ["", "{\"pid\": 47", "{\"process\": {\"pid\": 7}, \"format\": 9}"];
-    for (fence, content) in (2..).zip(contents) {
-        let before = (machine.supervisor()?, machine.agent()?);
-        for name in hints {
-            std::fs::write(machine.path().join(name), content)?;
-        }
-        machine.enroll(&request(&callback, fence))?;
-        let after = (machine.supervisor()?, machine.agent()?);
-        assert!(after.0.is_alive() && after.1.is_alive(), "{content:?}");
-        // Those of before had no record any more, and were found by their locks.
-        assert!(!before.0.is_alive() && !before.1.is_alive(), "{content:?}: two agents run");
-    }
-    Ok(())
-}
-
-#[test]
-fn damaged_state_and_a_second_agent_are_answered_in_words() -> TestResult {
-    let callback = Callback::start(curious())?;
-    let machine = Machine::new()?;
-    let output = machine.command("run").output()?;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr)?.contains("this machine is not enrolled"));
-
-    machine.enroll(&request(&callback, 1))?;
-    let second = machine.command("run").output()?;
-    assert_eq!(second.status.code(), Some(1));
-    let text = String::from_utf8(second.stderr)?;
-    assert!(text.contains("another role server already runs in"), "{text}");
-
-    std::fs::write(machine.path().join("enrolment.json"), b"{\"machine_id\":")?;
-    let error = machine.refusal(&request(&callback, 2))?;
-    assert_eq!(error.kind(), Kind::Failed);
-    assert!(error.message.contains("enrolment.json is damaged"), "{}", error.message);
     Ok(())
 }

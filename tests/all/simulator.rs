@@ -1,15 +1,16 @@
 //! The simulator with a shepherd's code: a provider, SSH hosts, and agents that send heartbeats, all over real
 //! connections.
 
-use std::collections::{BTreeMap, HashSet};
+mod program;
+mod requests;
+
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _};
-use prost::Message as _;
 use serde_json::Value;
 use shepherd::model::ids::IntentId;
 use shepherd::proto::agent::v1 as wire;
@@ -19,7 +20,6 @@ use shepherd::providers::provider::{
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use shepherd::simulator::fault_command::{self, FaultArgs};
 use shepherd::simulator::service::{RunArgs, Simulator};
-use shepherd::simulator::state::FleetState;
 use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::exec::RunOutcome;
@@ -28,11 +28,11 @@ use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverResult, take_o
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::child::{Program, guarded};
 use crate::harness::port::reserve_port;
 use crate::roleserver::callback::{Callback, curious};
 
 const PATIENCE: Duration = Duration::from_mins(5);
+
 const AGENT_PATH: &str = "/root/roleserver";
 
 #[derive(Parser)]
@@ -476,244 +476,6 @@ fn a_restarted_simulator_is_the_same_fleet() {
         let error = take(&made, &agent, &request(&callback, 3, 4)).await.unwrap().unwrap_err();
         assert!(matches!(error, TakeoverError::StaleFence { machine_fence: 5, .. }), "{error}");
         assert!(running.journal().unwrap().len() > journal, "the journal goes on");
-        running.stop().await.unwrap();
-    });
-}
-
-#[tokio::test]
-async fn the_journal_holds_every_call_with_its_start_and_end() {
-    let directory = tempfile::tempdir().unwrap();
-    let running =
-        Running::start(directory.path(), &["--machine_count", "2", "--boot_seconds", "0"]).await.unwrap();
-    let provider = running.provider().unwrap();
-    provider.list().await.unwrap();
-    let machine = running.machine().await.unwrap();
-    let intent = IntentId::generate();
-    PowerControl::set_power(&provider, &machine.id, PowerAction::Cycle, intent).await.unwrap();
-    provider.power_state(&machine.id).await.unwrap();
-    running.strike(&machine.id, "slow").await.unwrap();
-    running.strike(&machine.id, "heal").await.unwrap();
-    running.until_state(&machine.id, &["up"]).await.unwrap();
-    let ssh = session(&machine).await.unwrap();
-    ssh.exec("a test", "true", bytes::Bytes::new()).await.unwrap();
-    ssh.close().await;
-    let state = running.state.clone();
-    let journal = || -> Result<Vec<Value>> {
-        let text = std::fs::read_to_string(format!("{}.calls.jsonl", state.display()))?;
-        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
-    };
-    running.stop().await.unwrap();
-
-    let lines = journal().unwrap();
-    let sequence: Vec<_> = lines.iter().map(|line| line["seq"].as_u64().unwrap()).collect();
-    assert!(sequence.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{sequence:?}");
-    let mut open = BTreeMap::new();
-    let mut seen = Vec::new();
-    for line in &lines {
-        let call = line["call"].as_u64().unwrap();
-        if line["phase"] == "start" {
-            open.insert(call, line);
-        } else {
-            let start = open.remove(&call).expect("an end has a start, and one");
-            seen.push((start["what"].as_str().unwrap(), start, line));
-        }
-    }
-    assert!(open.is_empty(), "{open:?}");
-    let what: HashSet<_> = seen.iter().map(|(what, ..)| *what).collect();
-    for expected in ["list", "create", "power", "power-state", "machine", "connection", "exec"] {
-        assert!(what.contains(expected), "{expected} is not in {what:?}");
-    }
-    let (_, start, end) = seen.iter().find(|(what, ..)| *what == "power").unwrap();
-    assert_eq!(start["intent"], intent.to_string());
-    assert_eq!(start["caller"], "test");
-    assert_eq!(start["machine"], machine.id);
-    assert_eq!(start["arguments"]["action"], "cycle");
-    assert_eq!(end["outcome"], "ok");
-}
-
-#[tokio::test]
-async fn wrong_requests_are_answered_and_change_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(directory.path(), &["--machine_count", "2"]).await.unwrap();
-    let client = client().unwrap();
-    let post =
-        |path: &str, body: &str| client.post(format!("{}{path}", running.url)).body(body.to_owned()).send();
-    let intent = IntentId::generate();
-    for (path, body, status) in [
-        ("/v1/machines", "", 400),
-        ("/v1/machines", "{\"intent\":\"x\"}", 400),
-        ("/v1/machines", &format!("{{\"intent\":\"{intent}\",\"more\":1}}"), 400),
-        ("/v1/machines", &format!("{{\"intent\":\"{intent}\",\"reservation\":\"slot-9\"}}"), 404),
-        ("/v1/machines/sim-0001/power", &format!("{{\"intent\":\"{intent}\",\"action\":\"on\"}}"), 404),
-        ("/v1/machines/sim-0001/power", &format!("{{\"intent\":\"{intent}\",\"action\":\"burn\"}}"), 400),
-        ("/v1/machines/sim-0001/faults", "{\"fault\":\"flood\"}", 400),
-        ("/v1/machines/sim-0001/faults", "{\"fault\":\"kill\"}", 409),
-        ("/v1/faults", "{\"fault\":\"kill\"}", 400),
-    ] {
-        let answer = post(path, body).await.unwrap();
-        assert_eq!(answer.status().as_u16(), status, "{path} {body}");
-        let value: Value = answer.json().await.unwrap();
-        assert!(value["error"].as_str().is_some_and(|text| !text.is_empty()), "{value}");
-        let lines = running.journal().unwrap();
-        let [.., start, end] = lines.as_slice() else { panic!("{path} {body} is not in the journal") };
-        assert_eq!(
-            (&start["seq"], &end["result"]["status"]),
-            (&end["call"], &status.into()),
-            "{path} {body}"
-        );
-        assert_eq!(end["result"]["error"], value["error"]);
-    }
-    let state = running.state.clone();
-    running.stop().await.unwrap();
-    let kept = FleetState::load(&state).unwrap().unwrap();
-    assert!(kept.machines.iter().all(|record| record.intent.is_none() && record.machine.boots == 0));
-}
-
-#[tokio::test]
-async fn lost_answers_make_no_second_machine() {
-    let directory = tempfile::tempdir().unwrap();
-    let flags = ["--machine_count", "40", "--fault_profile", "harsh", "--seed", "3", "--boot_seconds", "0"];
-    let running = Running::start(directory.path(), &flags).await.unwrap();
-    let provider = running.provider().unwrap();
-    let mut lost = 0;
-    let mut made = HashSet::new();
-    for _ in 0..40 {
-        let intent = IntentId::generate();
-        let mut tries = 0;
-        let machine = loop {
-            tries += 1;
-            assert!(tries < 100, "an API of a thousand that fails seventy");
-            match provider.create(intent, None).await {
-                Ok(machine) => break machine,
-                Err(error) => assert!(error.message.contains("503"), "{error}"),
-            }
-        };
-        lost += tries - 1;
-        made.insert(machine.id);
-    }
-    assert_eq!(made.len(), 40);
-    assert!(lost > 0, "nothing failed, so nothing was shown");
-    running.stop().await.unwrap();
-}
-
-/// The program itself, and its address.
-fn simulator(state: &Path, machines: &str) -> Result<(Program, String)> {
-    let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
-    command
-        .args(["simulator", "--listen_address", "127.0.0.1:0", "--machine_count", machines, "--state_path"])
-        .arg(state);
-    let mut program = Program::spawn(command.stdout(Stdio::piped()).stderr(Stdio::null()))?;
-    let stdout = program.child().stdout.take().context("its output")?;
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
-    let url = line.trim().strip_prefix("listening on ").context(line.clone())?.to_owned();
-    Ok((program, url))
-}
-
-#[test]
-fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
-    let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("fleet.json");
-    let (mut program, url) = simulator(&state, "200").unwrap();
-    let strike = |fault: &str, machine: &str| {
-        Command::new(env!("CARGO_BIN_EXE_shepherd"))
-            .args(["simulator", "fault", machine, fault])
-            .env("SHEPHERD_SIMULATOR_URL", &url)
-            // A host without certificates of authorities can still use plain HTTP.
-            .env("SSL_CERT_FILE", "/nonexistent")
-            .env("SSL_CERT_DIR", "/nonexistent")
-            .output()
-            .unwrap()
-    };
-    let struck = strike("slow", "sim-0200");
-    assert!(struck.status.success(), "{struck:?}");
-    let declined = strike("kill", "sim-0001");
-    assert_eq!(declined.status.code(), Some(1));
-    let text = String::from_utf8(declined.stderr).unwrap();
-    assert!(
-        text.ends_with("the fault was not injected into sim-0001: no agent runs on the machine\n"),
-        "{text}"
-    );
-    assert_eq!(strike("list-empty", "sim-0001").status.code(), Some(2));
-    assert_eq!(strike("flood", "sim-0001").status.code(), Some(2));
-    // A request that never ends does not delay the stop.
-    let mut half = std::net::TcpStream::connect(url.trim_start_matches("http://")).unwrap();
-    std::io::Write::write_all(&mut half, b"GET /v1/fleet HTTP/1.1\r\n").unwrap();
-    assert!(runtime().unwrap().block_on(program.terminate()).unwrap().success());
-    let kept = FleetState::load(&state).unwrap().unwrap();
-    assert_eq!(kept.machines.len(), 200);
-    assert!(kept.machines[199].machine.slow, "what was answered is on disk");
-}
-
-#[tokio::test]
-async fn wrong_flags_are_answered_in_a_sentence() {
-    let directory = tempfile::tempdir().unwrap();
-    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = holder.local_addr().unwrap().to_string();
-    let refused = async |flags: &[&str]| match Running::start(directory.path(), flags).await {
-        Ok(_) => panic!("{flags:?} was taken"),
-        Err(error) => error.to_string(),
-    };
-    assert_eq!(
-        refused(&["--listen_address", "192.0.2.1:0"]).await,
-        "the simulator listens on loopback addresses only, and 192.0.2.1:0 is none; give --listen_address 127.0.0.1:PORT"
-    );
-    assert_eq!(
-        refused(&["--boot_seconds", "nan"]).await,
-        "--boot_seconds NaN is not a duration; give a number from 0 to 3600"
-    );
-    assert_eq!(
-        refused(&["--listen_address", &taken]).await,
-        format!(
-            "the simulator cannot listen on {taken}: Address already in use (os error 98); stop what has it, or give another --listen_address"
-        )
-    );
-    drop(holder);
-    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
-    assert!(left.is_empty(), "nothing half-done is left behind: {left:?}");
-    let file = directory.path().join("fleet.json");
-    std::fs::write(&file, "[]").unwrap();
-    let text = refused(&[]).await;
-    assert!(text.contains("holds no fleet this release can read") && text.contains("move it away"), "{text}");
-}
-
-#[test]
-fn a_killed_simulator_kept_everything_it_had_answered() {
-    let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("fleet.json");
-    let (program, url) = simulator(&state, "10").unwrap();
-    let intent = IntentId::generate();
-    runtime().unwrap().block_on(async {
-        let config = SimulatedConfig { name: "sim".parse().unwrap(), url, caller: None };
-        SimulatedProvider::new(config).unwrap().create(intent, None).await.unwrap();
-    });
-    drop(program);
-    let kept = FleetState::load(&state).unwrap().unwrap();
-    assert_eq!(kept.machines.iter().filter(|record| record.intent == Some(intent)).count(), 1);
-    let (mut again, _) = simulator(&state, "10").unwrap();
-    assert!(runtime().unwrap().block_on(again.terminate()).unwrap().success());
-}
-
-#[test]
-fn an_enrolment_that_is_no_message_is_refused() {
-    // The decoder and the limit come before the rules; both are tested over a real connection.
-    runtime().unwrap().block_on(async {
-        let directory = tempfile::tempdir().unwrap();
-        let running =
-            Running::start(directory.path(), &["--machine_count", "1", "--boot_seconds", "0"]).await.unwrap();
-        let machine = running.machine().await.unwrap();
-        let agent = program().unwrap();
-        let empty = wire::EnrollRequest::default();
-        let error = take(&machine, &agent, &empty).await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("machine_id"), "{error}");
-        let ssh = session(&machine).await.unwrap();
-        let command = format!("'sh' '-c' 'x' 'shepherd-enroll' '{AGENT_PATH}'");
-        for input in [b"\xff\xff\xff".to_vec(), vec![0x0a; (1 << 20) + 10]] {
-            let output = ssh.exec("a test", &command, input.into()).await.unwrap();
-            assert_eq!(output.exit, shepherd::takeover::exec::CommandExit::Status(2));
-        }
-        assert_eq!(running.truth(&machine.id).await.unwrap()["enrolments"], 0);
-        assert!(!empty.encode_to_vec().iter().any(|byte| *byte != 0));
         running.stop().await.unwrap();
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! It is a proxy in front of a real server on loopback. It delays data as a long cable does: nothing is dropped,
 //! reordered or repeated, and bytes that were sent together arrive together. Opening the connection takes no time here,
-//! because the kernel answers for the listening server. `takeover.rs` tests hosts that do not answer in time.
+//! because the kernel answers for the listening server. `takeover/deadlines.rs` tests hosts that do not answer in time.
 
 use std::io;
 use std::sync::Arc;

@@ -1,0 +1,157 @@
+//! Enrolment of a machine that has an agent already, or damaged state.
+
+use anyhow::{Context as _, Result};
+use prost::Message as _;
+use shepherd::proto::agent::v1 as wire;
+use shepherd::proto::agent::v1::enroll_error::Kind;
+use shepherd::proto::agent::v1::enroll_response::Result as Answer;
+
+use super::callback::{Callback, curious};
+use super::{Machine, files, request, signal, wait_for};
+use crate::harness::aloud::TestResult;
+
+#[test]
+fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let first = machine.enroll(&request(&callback, 1))?;
+    let agent = machine.agent()?;
+    let again = machine.enroll(&request(&callback, 1))?;
+    assert_eq!(again.public_key, first.public_key);
+    assert_eq!(machine.agent()?, agent);
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+
+    // A hung agent neither ends on request nor sends heartbeats.
+    signal(agent.pid, rustix::process::Signal::STOP);
+    let taken_over = machine.enroll(&request(&callback, 2))?;
+    assert_eq!(taken_over.public_key, first.public_key);
+    assert!(!agent.is_alive());
+    assert!(machine.agent()?.is_alive());
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+    Ok(wait_for("a heartbeat of the new fence", || {
+        Ok(callback
+            .heartbeats()
+            .iter()
+            .any(|observations| observations.request.access_fence == 2)
+            .then_some(()))
+    })?)
+}
+
+#[test]
+fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    let (supervisor, agent) = (machine.supervisor()?, machine.agent()?);
+    for process in [&supervisor, &agent] {
+        signal(process.pid, rustix::process::Signal::KILL);
+    }
+    wait_for("the end of both", || Ok((!supervisor.is_alive() && !agent.is_alive()).then_some(())))?;
+    // The same fence: a repetition still has to leave a running agent behind.
+    machine.enroll(&request(&callback, 1))?;
+    assert!(machine.agent()?.is_alive());
+    assert_eq!(machine.processes()?.len(), 2);
+    Ok(())
+}
+
+#[test]
+fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let fences = [3, 1, 4, 2];
+    let answers: Vec<Result<_>> = std::thread::scope(|scope| {
+        let handles = fences.map(|fence| {
+            let bytes = request(&callback, fence).encode_to_vec();
+            let machine = &machine;
+            scope.spawn(move || machine.enroll_bytes(&bytes))
+        });
+        handles.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
+    });
+    for (fence, answer) in fences.into_iter().zip(answers) {
+        match answer?.1.result {
+            Some(Answer::Success(_)) => {}
+            Some(Answer::Error(error)) => {
+                assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
+                assert!(error.current_fence > fence, "{error:?}");
+            }
+            None => panic!("no answer"),
+        }
+    }
+    assert_eq!(machine.state().read_enrolment()?.context("not enrolled")?.access_fence(), 4);
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+    Ok(wait_for("a heartbeat of the highest fence", || {
+        Ok(callback
+            .heartbeats()
+            .last()
+            .is_some_and(|observations| observations.request.access_fence == 4)
+            .then_some(()))
+    })?)
+}
+
+#[test]
+fn refused_enrolment_changes_nothing() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 5))?;
+    let before = files(&machine.path())?;
+    assert_eq!(before.len(), 4);
+
+    let stale = machine.refusal(&request(&callback, 4))?;
+    assert_eq!((stale.kind(), stale.current_fence), (Kind::StaleFence, 5));
+    let other = "0b1a4a52-4a5c-4b66-8a5e-00000000ffff".to_owned();
+    let machine_id = wire::EnrollRequest { machine_id: other.clone(), ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&machine_id)?.kind(), Kind::OtherMachine);
+    let bmdb_id = wire::EnrollRequest { bmdb_id: other, ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&bmdb_id)?.kind(), Kind::OtherBmdb);
+    let invalid = wire::EnrollRequest { ca_certificates: vec![vec![0; 9]], ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&invalid)?.kind(), Kind::Invalid);
+    let (_, garbage) = machine.enroll_bytes(b"GET / HTTP/1.1\r\n\r\n")?;
+    assert!(matches!(garbage.result, Some(Answer::Error(error)) if error.kind() == Kind::Invalid));
+
+    assert_eq!(files(&machine.path())?, before);
+    assert!(machine.agent()?.is_alive());
+    Ok(())
+}
+
+/// As a loss of power, a disk error, or a release that writes other records leaves them.
+#[test]
+fn damaged_hint_never_refuses_an_enrolment() -> TestResult {
+    let hints = ["agent.json", "supervisor.json", "learned.json", "last_heartbeat.json", "time.json"];
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    let contents = ["", "{\"pid\": 47", "{\"process\": {\"pid\": 7}, \"format\": 9}"];
+    for (fence, content) in (2..).zip(contents) {
+        let before = (machine.supervisor()?, machine.agent()?);
+        for name in hints {
+            std::fs::write(machine.path().join(name), content)?;
+        }
+        machine.enroll(&request(&callback, fence))?;
+        let after = (machine.supervisor()?, machine.agent()?);
+        assert!(after.0.is_alive() && after.1.is_alive(), "{content:?}");
+        // Those of before had no record any more, and were found by their locks.
+        assert!(!before.0.is_alive() && !before.1.is_alive(), "{content:?}: two agents run");
+    }
+    Ok(())
+}
+
+#[test]
+fn damaged_state_and_a_second_agent_are_answered_in_words() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let output = machine.command("run").output()?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr)?.contains("this machine is not enrolled"));
+
+    machine.enroll(&request(&callback, 1))?;
+    let second = machine.command("run").output()?;
+    assert_eq!(second.status.code(), Some(1));
+    let text = String::from_utf8(second.stderr)?;
+    assert!(text.contains("another role server already runs in"), "{text}");
+
+    std::fs::write(machine.path().join("enrolment.json"), b"{\"machine_id\":")?;
+    let error = machine.refusal(&request(&callback, 2))?;
+    assert_eq!(error.kind(), Kind::Failed);
+    assert!(error.message.contains("enrolment.json is damaged"), "{}", error.message);
+    Ok(())
+}
