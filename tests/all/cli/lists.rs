@@ -1,0 +1,294 @@
+//! Lists: what they contain, their pages, their JSON, and their cost.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::named_lease::NamedLease;
+use shepherd::model::needs_human::Obstacle;
+use shepherd::model::process::Process;
+
+use super::{Site, golden, healthy};
+use crate::harness::aloud::TestResult;
+
+#[tokio::test]
+async fn lists_show_what_is_there() -> TestResult {
+    let site = Site::create("cli_lists").await?;
+    golden("no_machines", &site.ask(&["get", "machines"])?);
+    golden("no_sessions", &site.ask(&["get", "sessions"])?);
+    golden("no_work", &site.ask(&["get", "work"])?);
+    golden("no_providers", &site.ask(&["get", "providers"])?);
+    site.listen().await?;
+    for id in ["sim-0001", "sim-0002"] {
+        site.machine("sim", id).await?;
+    }
+    let ready = site.machine("sim", "sim-0003").await?;
+    site.change(ready, healthy()).await?;
+    site.machine("rack-a", "17").await?;
+    let human = site.machine("rack-a", "18").await?;
+    site.change(
+        human,
+        vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "its disk is on fire".into() }],
+    )
+    .await?;
+    site.advance(Duration::from_mins(5)).await?;
+    golden("machines", &sorted(&site.ask(&["get", "machines"])?));
+    golden(
+        "machines_filtered",
+        &site.ask(&["get", "machines", "--phase", "needshuman", "--provider=rack-a"])?,
+    );
+    let worker = site.sessions("initializer").await?;
+    let work = worker.claim(Process::AgentStart, "sim").await?;
+    golden("sessions", &site.ask_wide(&["get", "sessions"])?);
+    golden(
+        "work",
+        &site
+            .ask_wide(&["get", "work"])?
+            .replace("sim-0002", "sim-000[1|2]")
+            .replace("sim-0001", "sim-000[1|2]"),
+    );
+    work.cancel("the test is over").await?;
+    worker.end().await?;
+    let provisioner = site.sessions("provisioner").await?;
+    let lease = async |provider: &str| -> anyhow::Result<NamedLease> {
+        let lease = site.bmdb.acquire_named_lease(&provisioner.session, "provisioner", provider).await?;
+        lease.context("somebody else is the provisioner")
+    };
+    let (sim, rack) = (lease("sim").await?, lease("rack-a").await?);
+    site.bmdb.record_provider_list(&sim, "simulated", 3).await?;
+    site.bmdb
+        .record_provider_list_failure(&rack, "static", "cannot read /etc/shepherd/devices.json: it is gone")
+        .await?;
+    site.bmdb.set_provisioner_brake(&rack, Some("its list lost 4 of 10 machines at once")).await?;
+    for lease in [sim, rack] {
+        site.bmdb.release_named_lease(&lease).await?;
+    }
+    provisioner.end().await?;
+    site.bmdb.set_recovery_brake("*", Some("brake: 40 of 50 machines in all fell silent within 10m")).await?;
+    // So long that a second more or less on a busy host does not make a column wider.
+    site.advance(Duration::from_hours(72)).await?;
+    golden("providers", &site.ask(&["get", "providers"])?);
+    Ok(())
+}
+
+/// Machines of one class are listed by id, which is random: sorted for comparison.
+fn sorted(text: &str) -> String {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines[1..].sort_by_key(|line| line.get(8..).unwrap_or_default().to_owned());
+    lines.join("\n")
+}
+
+#[tokio::test]
+async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResult {
+    let site = Site::create("cli_pages").await?;
+    let mut made = Vec::new();
+    for n in 0..7 {
+        let provider = if n % 2 == 0 { "sim" } else { "rack-a" };
+        let machine = site.machine(provider, &format!("m-{n}")).await?;
+        if n % 3 == 0 {
+            site.change(machine, vec![FactChange::Quarantined("odd".into())]).await?;
+        }
+        made.push(machine.to_string());
+    }
+    let (mut seen, mut after) = (Vec::new(), None::<String>);
+    loop {
+        let mut arguments = vec!["get", "machines", "--limit", "2"];
+        if let Some(after) = &after {
+            arguments.extend(["--cursor", after]);
+        }
+        let page = site.json(&arguments)?;
+        let machines = page["machines"].as_array().context("no list")?;
+        assert!(machines.len() <= 2, "more than the limit: {page}");
+        for machine in machines {
+            seen.push(machine["machine"].as_str().context("no id")?.to_owned());
+        }
+        match page["next"].as_str() {
+            Some(next) => after = Some(next.to_owned()),
+            None => break,
+        }
+    }
+    let whole = site.json(&["get", "machines"])?;
+    let order: Vec<&str> = whole["machines"]
+        .as_array()
+        .context("no list")?
+        .iter()
+        .filter_map(|m| m["machine"].as_str())
+        .collect();
+    assert_eq!(seen, order, "pages differ from the whole");
+    seen.sort();
+    made.sort();
+    assert_eq!(seen, made);
+    let output = site.ask(&["get", "machines", "--limit", "2"])?;
+    assert!(
+        output.contains("first 2, and there are more") && output.contains("--cursor 'Provided/"),
+        "{output}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn json_has_documented_fields() -> TestResult {
+    let site = Site::create("cli_json").await?;
+    site.listen().await?;
+    let machine = site.machine("sim", "sim-0001").await?;
+    site.change(machine, healthy()).await?;
+    let worker = site.sessions("updater").await?;
+    let work = worker.claim(Process::Update, "sim").await?;
+    for (name, arguments) in [
+        ("json_machines", vec!["get", "machines"]),
+        ("json_sessions", vec!["get", "sessions"]),
+        ("json_work", vec!["get", "work"]),
+        ("json_why", vec!["why", "sim-0001"]),
+        ("json_timeline", vec!["timeline", "sim-0001"]),
+        ("json_describe", vec!["describe", "machine", "sim-0001"]),
+    ] {
+        let mut shape = BTreeMap::new();
+        shape_of("", &site.json(&arguments)?, &mut shape);
+        let lines: Vec<String> = shape.into_iter().map(|(path, kind)| format!("{path}: {kind}")).collect();
+        golden(name, &lines.join("\n"));
+    }
+    work.cancel("the test is over").await?;
+    Ok(worker.end().await?)
+}
+
+/// Every path in a JSON document with the type of its value.
+fn shape_of(path: &str, value: &serde_json::Value, shape: &mut BTreeMap<String, &'static str>) {
+    use serde_json::Value;
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(items) => {
+            for item in items {
+                shape_of(&format!("{path}[]"), item, shape);
+            }
+            return;
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                shape_of(&format!("{path}.{name}"), field, shape);
+            }
+            return;
+        }
+    };
+    shape.insert(path.to_owned(), kind);
+}
+
+#[tokio::test]
+async fn reading_locks_no_rows() -> TestResult {
+    let site = Site::create("cli_locks").await?;
+    let machine = site.machine("sim", "sim-0001").await?;
+    // A transaction holds every row of the machine; a query must not wait for it.
+    let pool = site.database.pool().await?;
+    let mut holder = pool.begin().await?;
+    sqlx::query("SELECT 1 FROM machine_due d, machine_provided p WHERE d.machine_id = $1 FOR UPDATE")
+        .bind(machine.0)
+        .fetch_all(&mut *holder)
+        .await?;
+    for arguments in [
+        &["get", "machines"][..],
+        &["why", "sim-0001"],
+        &["describe", "machine", "sim-0001"],
+        &["timeline", "sim-0001"],
+    ] {
+        let output = site.ask(arguments)?;
+        assert!(!output.contains("exit code"), "{output}");
+    }
+    // The other way round, a query cannot write, so it cannot block anything.
+    let refused = site
+        .bmdb
+        .transact_read_only(move |tx| {
+            Box::pin(async move {
+                let done = sqlx::query("SELECT 1 FROM machine_due FOR UPDATE").fetch_all(tx).await;
+                Ok(done.map(drop).map_err(|error| error.to_string()))
+            })
+        })
+        .await?;
+    let refused = refused.expect_err("a reading transaction took row locks");
+    assert!(refused.contains("read-only transaction"), "{refused}");
+    holder.rollback().await?;
+    Ok(())
+}
+
+/// With 20,000 machines of two providers a plan that reads all of them costs more than any index, so the planner
+/// chooses it only if no index fits.
+#[tokio::test]
+async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
+    let site = Site::create("cli_plans").await?;
+    let pool = site.database.pool().await?;
+    sqlx::raw_sql(
+        "INSERT INTO machine SELECT gen_random_uuid(), now() FROM generate_series(1, 20000);
+         INSERT INTO machine_provided (machine_id, provider, provider_id, status, provided_at, unchanged)
+             SELECT machine_id, CASE WHEN n % 2 = 0 THEN 'sim' ELSE 'rack-a' END, 'm-' || n, 'Running', now(), true
+             FROM (SELECT machine_id, row_number() OVER () AS n FROM machine) m;
+         INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
+                 phase_since, rules_version, policy_version, version, fence, losses)
+             SELECT machine_id, lane, provider, 1, 0, false, 'r', 'd', 'Ready', now(), 1, 1, 1, 0, 0
+             FROM machine_provided, (VALUES ('access'), ('observe')) l (lane);
+         INSERT INTO machine_agent_heartbeat SELECT machine_id, now(), 'b', 'i', 1, 'v' FROM machine;
+         INSERT INTO machine_hardware_report SELECT machine_id, now(), 'i', ''::BYTEA, 'm', 'p', 's', 1, 1 FROM machine;
+         INSERT INTO machine_labels SELECT machine_id, '{\"row\": \"7\"}' FROM machine;
+         INSERT INTO machine_priority SELECT machine_id, 'low', 'r', 'kim', now() FROM machine;
+         INSERT INTO history (machine_id, at, event) SELECT machine_id, now(), 'Ready' FROM machine;
+         ANALYZE",
+    )
+    .execute(&pool)
+    .await?;
+    let some: uuid::Uuid = sqlx::query_scalar("SELECT machine_id FROM machine ORDER BY machine_id LIMIT 1")
+        .fetch_one(&pool)
+        .await?;
+    let (some, after) =
+        (format!("'{some}'::uuid"), "'00000000-0000-0000-0000-000000000000'::uuid".to_owned());
+    let text = |value: &str| format!("'{value}'::text");
+    for (statement, parameters) in [
+        (include_str!("../../../sql/inspect/list_classes.sql"), vec![]),
+        (
+            include_str!("../../../sql/inspect/list_machines.sql"),
+            vec![text("Ready"), text("sim"), after, "101".to_owned()],
+        ),
+        (
+            include_str!("../../../sql/inspect/list_by_id.sql"),
+            vec![some.clone(), some.clone(), "6".to_owned()],
+        ),
+        (
+            include_str!("../../../sql/inspect/list_by_provider_id.sql"),
+            vec!["NULL::text".to_owned(), text("m-7"), "6".to_owned()],
+        ),
+        (include_str!("../../../sql/inspect/suggest_ids.sql"), vec![text("m-1"), "5".to_owned()]),
+        (include_str!("../../../sql/inspect/list_lanes.sql"), vec![some.clone()]),
+        (
+            include_str!("../../../sql/inspect/list_history.sql"),
+            vec![some.clone(), "NULL::timestamptz".to_owned(), "50".to_owned(), "0".to_owned()],
+        ),
+        (include_str!("../../../sql/inspect/list_machines_by_id.sql"), vec![format!("ARRAY[{some}]")]),
+        (
+            include_str!("../../../sql/inspect/list_events.sql"),
+            vec!["now() + INTERVAL '1 s'".to_owned(), "now() + INTERVAL '2 s'".to_owned(), "5000".to_owned()],
+        ),
+        (
+            include_str!("../../../sql/inspect/list_due.sql"),
+            vec![text("AgentStart"), "to_timestamp(0)".to_owned(), some.clone(), "101".to_owned()],
+        ),
+        (
+            include_str!("../../../sql/inspect/count_class.sql"),
+            vec![text("Ready"), text("sim"), "100".to_owned()],
+        ),
+    ] {
+        let mut statement = statement.to_owned();
+        for (number, value) in parameters.iter().enumerate() {
+            statement = statement.replace(&format!("${}", number + 1), value);
+        }
+        let plan: Vec<String> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(format!("EXPLAIN {statement}"))).fetch_all(&pool).await?;
+        let whole: Vec<&String> = plan
+            .iter()
+            .filter(|line| line.contains("Seq Scan on machine") || line.contains("Seq Scan on history"))
+            .collect();
+        assert!(whole.is_empty(), "{statement}\n{}", plan.join("\n"));
+    }
+    let list = site.json(&["get", "machines", "--limit", "1500"])?;
+    assert_eq!(list["machines"].as_array().map(Vec::len), Some(1500), "pages of 1,000 are joined");
+    Ok(())
+}
