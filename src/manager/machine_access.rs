@@ -38,7 +38,7 @@ pub struct MachineAccess {
     pub ssh: SshSettings,
     /// Passwords of the machines that log in by one, by the name of their provider.
     pub passwords: HashMap<String, SecretString>,
-    /// SSH user for machines whose provider names none.
+    /// SSH user for machines of a provider that names none.
     pub user: String,
     /// The role server to install.
     pub agent_file: AgentFile,

@@ -213,13 +213,13 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
     pub api_endpoint: Vec<String>,
 
-    /// SSH user for machines whose provider names none.
+    /// SSH user for machines of a provider that names none.
     #[arg(long, value_name = "USER", default_value = "root", help_heading = "SSH")]
     pub ssh_user: String,
     /// SSH private key in OpenSSH format; created if missing.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_key_path: Option<PathBuf>,
-    /// File with the SSH password for the machines of --provider, whose host keys must be known. Shepherd then logs in
+    /// File with the SSH password for the machines of --provider. Their host keys must be known. Shepherd then logs in
     /// with it and not with the key. SHEPHERD_SSH_PASSWORD can contain the password instead.
     #[arg(long, value_name = "FILE", help_heading = "SSH")]
     pub ssh_password_path: Option<PathBuf>,

@@ -39,7 +39,7 @@ pub struct ServicePlan {
     pub components: BTreeSet<ServiceComponent>,
     /// `host:port` of each callback server that machines call.
     pub endpoints: Vec<String>,
-    /// Providers whose machines log in by an SSH password, each with the source of the password.
+    /// Providers of machines that log in by an SSH password, each with the source of the password.
     pub ssh_passwords: Vec<(ProviderName, PasswordSource)>,
 }
 
@@ -146,7 +146,7 @@ fn plan_ssh_passwords(
         }
         _ => Err(ExitFailure::usage(
             "--ssh_password_path and SHEPHERD_SSH_PASSWORD are for the machines of --provider static, and there is \
-             none; give ssh_password_path in the [[provider]] table whose machines log in by a password",
+             none; give ssh_password_path in the [[provider]] table of the machines that log in by a password",
         )),
     }
 }

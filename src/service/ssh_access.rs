@@ -51,7 +51,7 @@ pub(super) async fn build_machine_access(
     })
 }
 
-/// Warns about each provider whose machines log in by a password: a host that gets it knows it.
+/// Warns about each provider of machines that log in by a password: a host that gets it knows it.
 pub(super) fn warn_about_ssh_passwords(plan: &ServicePlan) {
     for (provider, _) in &plan.ssh_passwords {
         tracing::warn!(
@@ -62,7 +62,7 @@ pub(super) fn warn_about_ssh_passwords(plan: &ServicePlan) {
     }
 }
 
-/// Reads the passwords of providers whose machines log in by one, by the names of the providers.
+/// Reads the passwords of the providers of machines that log in by one, by the names of the providers.
 pub(super) fn read_ssh_passwords(plan: &ServicePlan) -> Result<HashMap<String, SecretString>, ExitFailure> {
     let mut passwords = HashMap::new();
     for (provider, source) in &plan.ssh_passwords {

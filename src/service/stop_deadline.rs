@@ -76,14 +76,14 @@ pub fn longest_stop(grace: Duration) -> Duration {
     grace.saturating_add(CLOSING_TIME)
 }
 
-/// The deadline of a stop whose grace period is over.
+/// The deadline of a stop after its grace period.
 #[derive(Clone, Copy, Debug)]
 pub struct StopDeadline {
     closing_since: Instant,
 }
 
 impl StopDeadline {
-    /// The deadline of a stop whose grace period ends now.
+    /// The deadline of a stop with a grace period that ends now.
     #[must_use]
     pub fn from_now() -> Self {
         Self { closing_since: Instant::now() }

@@ -20,7 +20,7 @@ use shepherd::roleserver::child::spec::{ChildSpec, ResourceLimits, User};
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
-/// A user without a name, whose processes have no rights.
+/// A user without a name. Its processes have no rights.
 const STRANGER: u32 = 65_533;
 const PATIENCE: Duration = Duration::from_mins(1);
 const NET_ADMIN: u64 = 1 << 12;

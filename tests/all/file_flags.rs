@@ -32,7 +32,7 @@ enum FileUse {
     Commands,
     /// The state of a machine: refused if other users can write to the directory.
     State,
-    /// Public certificates, and programs or data whose content is checked or belongs to the caller.
+    /// Public certificates, and programs or data with content that is checked or belongs to the caller.
     Content,
     /// Written by the program.
     Output,

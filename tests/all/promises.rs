@@ -185,7 +185,7 @@ fn end_to_end_tests_that_run_together_are_those_without_kubernetes() -> TestResu
     }
     assert_eq!(
         together, without,
-        "`make e2e` runs the tests whose help does not state that they build Kubernetes"
+        "`make e2e` runs the tests that do not state in their help that they build Kubernetes"
     );
     Ok(())
 }

@@ -327,7 +327,9 @@ async fn a_server_gets_no_command_run_without_the_digest_of_its_list() {
     ] {
         let error = result.unwrap_err().message;
         assert!(
-            error.contains("commands and host keys from a server are accepted only in a list whose SHA-256"),
+            error.contains(
+                "commands and host keys from a server are accepted only in a list with a configured SHA-256"
+            ),
             "{error}"
         );
     }

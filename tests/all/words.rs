@@ -168,7 +168,7 @@ fn planted_short_doc_comments_exceed_the_limit() -> TestResult {
 
     let many = Tree::new("# Limits.\ndoc-comments-of-three-words 50\n")?;
     many.write("src/model/many.rs", &"/// Which.\npub const A: u8 = 1;\n".repeat(50))?;
-    let complaints = many.complaints()?.context("50 are too many, whatever the limit")?;
+    let complaints = many.complaints()?.context("50 are too many for any limit")?;
     assert!(complaints.contains("and may permit 49"), "{complaints}");
     Ok(())
 }

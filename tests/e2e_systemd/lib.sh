@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Machines with systemd whose role servers end in every way: how they are reached, what runs on them, and the events after
-# which the same processes have to run with the same limits.
+# Machines with systemd, and role servers that end in every way: how they are reached, what runs on them, and the events
+# after which the same processes have to run with the same limits.
 #
 # Sourced after verdict.sh, machines.sh and fleet.sh by scripts that set $programs, the directory of shepherd and shepherdctl,
 # and $image, the directory that tools/systemd-image prints. They set $member and $worker, the names of the two machines,

@@ -28,7 +28,7 @@ must_be_root() {
 enclosed() {
     local before after ended=0
     local -a bounded=()
-    # Whatever kills one of these processes also ends the one below it.
+    # When one of these processes is killed, the one below it ends too.
     if [[ -n ${run_deadline:-} ]]; then
         bounded=(timeout --foreground --signal=KILL "$run_deadline" setpriv --pdeathsig KILL --)
     fi

@@ -18,7 +18,7 @@ fn child_files(soft: Option<u64>) -> u64 {
     soft.unwrap_or(USUAL_FILES).min(USUAL_FILES)
 }
 
-/// A command whose program gets the usual limit of open files.
+/// A command that gives its program the usual limit of open files.
 pub trait UsualFileLimit {
     /// Lowers the soft limit in the new process, before its program begins. A command that replaces this process
     /// lowers that of this process.

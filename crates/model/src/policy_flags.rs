@@ -47,10 +47,10 @@ pub struct PolicyFlags {
     /// Longest wait after a failure to start an agent. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_maximum: Option<Span>,
-    /// Interval between queries about a machine whose provider reported no change. [default: 30m]
+    /// Interval between queries about a machine without a change at its provider. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_stable: Option<Span>,
-    /// Interval between queries about a machine whose status is incomplete, unstable or just changed. [default: 1m]
+    /// Interval between queries about a machine with an incomplete, unstable or just changed status. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_unstable: Option<Span>,
     /// Time after which the wipe of a retiring machine is overdue. [default: 4h]

@@ -130,7 +130,7 @@ pub fn sync_file(file: &File, path: &Path) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// A disk whose fsync does not return, for tests. Release builds have none of this.
+/// A disk on which fsync does not return, for tests. Release builds have none of this.
 #[cfg(debug_assertions)]
 pub mod fault {
     use std::path::{Path, PathBuf};

@@ -74,7 +74,7 @@ struct MetricsServerState {
     metrics: Metrics,
 }
 
-/// A listener whose connections pass a gate.
+/// A listener with a gate for its connections.
 struct GatedListener {
     gate: Gate,
     listener: TcpListener,

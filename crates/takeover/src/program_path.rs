@@ -20,7 +20,7 @@ use crate::steps::ProbeReport;
 
 /// Name of the program in a directory of the list.
 const PROGRAM: &str = "roleserver";
-/// File systems whose content is gone after a reboot.
+/// File systems that are empty after a reboot.
 const VOLATILE: [&str; 3] = ["tmpfs", "ramfs", "rootfs"];
 
 /// Where the operator wants the program.

@@ -135,7 +135,7 @@ mod tests {
         assert!(ENROLL_SCRIPT.contains(ENROLL_BEGIN));
     }
 
-    /// A directory below a sticky one, whose path has no links.
+    /// A directory below a sticky one. Its path has no links.
     fn directory() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
@@ -281,7 +281,7 @@ mod tests {
         let (_directory, root) = directory();
         let program = root.join("roleserver");
         let [_, (step, script), _] = steps(&program);
-        // `mkdir` as it fails when another process was faster, whatever the name is.
+        // `mkdir` as it fails when another process was faster with any name.
         let command = step.to_command(&script.replace("mkdir -m 0700", "false")).unwrap();
         let output = Command::new("/bin/sh").args(["-c", &command]).stdin(Stdio::null()).output().unwrap();
         assert_eq!(

@@ -13,8 +13,8 @@
 //!
 //! A password is one for many machines, and a host that gets it knows it. So a password is a login method of its own
 //! ([`LoginMethod`]), which the caller chooses by its configuration, never a second attempt because a host rejected the
-//! key. It is sent only to a host whose key was known before the connection: a key that is pinned on first use may be
-//! that of anybody who answers at the address.
+//! key. It is sent only to a host with a key that was known before the connection: a key that is pinned on first use
+//! may be that of anybody who answers at the address.
 //!
 //! # Ending
 //!

@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// A directory whose path has no links, so that errors show the same path.
+    /// A directory with a path without links, so that errors show the same path.
     fn directory() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();

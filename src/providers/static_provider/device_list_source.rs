@@ -188,7 +188,7 @@ impl DeviceListSource {
                 },
             },
             ListLocation::Http { .. } => ListTrust::Untrusted {
-                reason: "commands and host keys from a server are accepted only in a list whose SHA-256 is configured; \
+                reason: "commands and host keys from a server are accepted only in a list with a configured SHA-256; \
                          give --static_device_list_sha256, or device_list_sha256 in its [[provider]] table, or \
                          use a local file"
                     .to_owned(),

@@ -31,7 +31,7 @@ pub struct DemoFlags {
     /// Store machines and database in DIR, and continue with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Begin with new machines, whatever --state_dir contains.
+    /// Begin with new machines, even if --state_dir contains others.
     #[arg(long)]
     pub fresh: bool,
     /// Program that puts shepherdctl beside this one. It is run when the fleet has started, and awaited before the

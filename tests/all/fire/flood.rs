@@ -43,7 +43,7 @@ struct Sources {
     first: usize,
 }
 
-/// A shepherd whose listeners are flooded.
+/// A shepherd with flooded listeners.
 struct Target {
     fleet: Fleet,
     shepherd: Program,

@@ -127,9 +127,6 @@ async fn stop_ends_in_the_documented_time_when_the_database_swallows_packets() -
     );
     fleet.until("the next has sessions, and those of the first are over", alone.leak()).await?;
     end(&fleet, next).await?;
-    counted(
-        "stop of a shepherd whose database is silent",
-        format!("{took:.1?} of {longest:.0?} documented"),
-    )?;
+    counted("stop of a shepherd with a silent database", format!("{took:.1?} of {longest:.0?} documented"))?;
     Ok(())
 }

@@ -184,7 +184,7 @@ pub(crate) async fn record_agent(bmdb: &Bmdb, machine: MachineId, agent: NewAgen
     Ok(())
 }
 
-/// Adds a machine of a provider whose role server calls this shepherd every second. `create` makes the machine.
+/// Adds a machine of a provider. Its role server calls this shepherd every second. `create` makes the machine.
 pub(crate) async fn enrolled(
     listener: &Listener,
     pool: &PgPool,

@@ -1,4 +1,4 @@
-//! An fsync of the role server that takes 20 s, on a node with a real etcd whose curator leads the cluster.
+//! An fsync of the role server that takes 20 s, on a node with a real etcd and the curator that leads the cluster.
 
 use std::time::{Duration, Instant};
 

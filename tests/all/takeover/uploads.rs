@@ -42,7 +42,7 @@ async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
     assert_eq!(uploaded_names(&sshd), ["roleserver"]);
 }
 
-/// Root would run whatever another user of the machine puts there.
+/// Root would run any program that another user of the machine puts there.
 #[tokio::test]
 async fn a_place_that_others_can_change_is_refused() {
     let sshd = machine(Setup::default()).unwrap();

@@ -59,8 +59,8 @@ impl ConnectionSettings {
         }
     }
 
-    /// The warning for a database on another host whose identity is not verified; `None` if it is, or if no network is
-    /// between.
+    /// The warning for a database on another host without a verified identity; `None` if it is verified, or if no
+    /// network is between.
     #[must_use]
     pub fn tls_warning(&self) -> Option<String> {
         let (host, mode) = (self.options.get_host(), self.options.get_ssl_mode());

@@ -4,8 +4,8 @@
 //! moment, by whether this curator leads, and by the one permission table. A method without a row gets the same
 //! response as one that does not exist.
 //!
-//! Calls that find the leader are open to everybody, and no certificate is refused for them. So a node whose certificate
-//! has expired can find the leader and join again with its key.
+//! Calls that find the leader are open to everybody, and no certificate is refused for them. So a node with an expired
+//! certificate can find the leader and join again with its key.
 
 use std::convert::Infallible;
 use std::future::Future;

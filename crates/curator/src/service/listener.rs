@@ -44,7 +44,7 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// The peer of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct CuratorPeer {
-    /// The certificates that it showed, and whose keys it proved.
+    /// The certificates that it showed, with proof of their keys.
     pub(super) certificates: PeerCertificates,
     /// Its place in the gate.
     pub(super) place: Place,

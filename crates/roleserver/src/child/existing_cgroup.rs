@@ -70,8 +70,8 @@ impl Cgroup {
         self
     }
 
-    /// The same group, whose processes join a group of this name inside it where version 2 is alone. Only there must a
-    /// group that hands controllers on hold no process.
+    /// The same group. Where version 2 is alone, processes join a group of this name inside it: only there must a group
+    /// that hands controllers on hold no process.
     #[must_use]
     pub fn with_leaf(self, name: &str) -> Self {
         let leaf = (self.unified.is_some() && self.legacy.is_empty()).then(|| name.to_owned());

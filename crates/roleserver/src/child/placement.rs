@@ -1,9 +1,9 @@
 //! Place a child in a scope of its own, and find the groups of a child in both layouts.
 //!
 //! systemd moves the child's process by its pid. The process waits meanwhile ([`launch`][super::launch]), so nothing of
-//! the program runs in the group of the unit. The call only queues a job, and even a scope whose job is done can be
-//! dead while its process lives (systemd issue 36781). So a child counts as placed only if the job is done, the scope
-//! is active, and the process is in its group.
+//! the program runs in the group of the unit. The call only queues a job, and even after the job a scope can be dead
+//! while its process lives (systemd issue 36781). So a child counts as placed only if the job is done, the scope is
+//! active, and the process is in its group.
 //!
 //! The path of a scope's group is what systemd reports. It is in the record of the child. Scopes of earlier starts, in
 //! which survivors of the child may run, are found beside it by their names.

@@ -2,8 +2,8 @@
 //!
 //! systemd ends everything in the control group of a unit when the unit ends. So where systemd started the role server,
 //! each child runs in a transient scope of its own, outside the unit, below [`SLICE`]. `KillMode=process` with
-//! `Delegate=yes` in the unit is no substitute: with version 2 alone, systemd cannot start a unit again whose group has
-//! handed controllers on and still has a child, and every later start ends with 219/CGROUP.
+//! `Delegate=yes` in the unit is no substitute: with version 2 alone, systemd cannot start a unit again while its group
+//! has handed controllers on and still has a child, and every later start ends with 219/CGROUP.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ pub struct StartingUnit {
     pub is_user: bool,
 }
 
-/// The service unit whose manager started this process itself; `None` if anything else did.
+/// The service unit, if its manager started this process itself; `None` if anything else did.
 ///
 /// A service unit alone proves nothing: what somebody runs by hand in a session, or in a test below a service, inherits
 /// both its group and its environment. But the parent of the unit's main process is the manager, in its own scope.

@@ -5,13 +5,13 @@
 //! * `KillMode=` and `Delegate=`. What has to outlive the agent runs in scopes of its own, so the whole group of the
 //!   unit may end with it. With `KillMode=process` and `Delegate=yes` instead, systemd before 254 cannot start the unit
 //!   again on pure control groups of version 2: each start ends in 219/CGROUP.
-//! * Whatever opens a namespace or is inherited: `ProtectSystem=`, `PrivateTmp=`, `NoNewPrivileges=`, filters of system
-//!   calls. Children would go on in the mounts of a unit that is gone, and keep restrictions that were meant for the
-//!   agent.
+//! * Settings that open a namespace or are inherited: `ProtectSystem=`, `PrivateTmp=`, `NoNewPrivileges=`, filters of
+//!   system calls. Children would go on in the mounts of a unit that is gone, and keep restrictions that were meant for
+//!   the agent.
 //!
 //! # Who wrote a file
 //!
-//! The text has the digest of its other lines. A file whose digest is right was written by a release, this one or
+//! The text has the digest of its other lines. A file with the right digest was written by a release, this one or
 //! another, and is replaced by the text of the release that starts. A text without a digest is that of the releases
 //! before it, or was edited. An edited file is kept and reported: an administrator had a reason. A drop-in is the place
 //! for changes, and no release touches drop-ins.

@@ -1,7 +1,7 @@
 //! What the unit of the agent would do to its children, as systemd has it with all drop-ins (pure).
 //!
-//! A drop-in of an administrator is kept, whatever it sets. Some settings end workloads, keep the agent from starting
-//! again, or are inherited by children that outlive the unit. Those are reported.
+//! A drop-in of an administrator is always kept. Some settings end workloads, keep the agent from starting again, or are
+//! inherited by children that outlive the unit. Those are reported.
 //!
 //! Children in scopes of their own are outside the unit's group, so no `KillMode=` reaches them. A child that could not
 //! get a scope is in the unit's group, and then it depends on the unit what a restart of the agent does to it.

@@ -250,7 +250,7 @@ impl Connection {
     }
 }
 
-/// Connects to a socket. A listener whose queue is full would otherwise block the caller without a limit.
+/// Connects to a socket. A listener with a full queue would otherwise block the caller without a limit.
 fn connect_within(path: &Path, limit: Duration) -> std::io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(limit))?;

@@ -78,8 +78,8 @@ impl SystemdManager {
 
     /// Makes a transient scope with these properties, waits until its job is done, and returns its state. Blocks.
     ///
-    /// The call only queues a job. A scope whose job is done may be dead all the same while its process lives (systemd
-    /// issue 36781), so the caller looks at the state.
+    /// The call only queues a job. Even after the job, the scope may be dead while its process lives (systemd issue
+    /// 36781), so the caller looks at the state.
     pub fn start_scope(&self, unit: &str, properties: &[Property]) -> Result<UnitState, ScopeError> {
         let mut connection = self.connect()?;
         let body = vec![

@@ -133,7 +133,7 @@ impl Message {
         message.0
     }
 
-    /// Decodes a complete message, whose length is that of [`message_length`].
+    /// Decodes a complete message. Its length is that of [`message_length`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let kind = MessageKind::from_code(bytes.get(1).copied().unwrap_or_default())
             .ok_or_else(|| DecodeError("it is of no kind that D-Bus has".to_owned()))?;

@@ -72,7 +72,7 @@ impl Host {
         Ok(Self { directory, systemd, children })
     }
 
-    /// The same host, whose role server gives systemd only this long to answer.
+    /// The same host with a role server that gives systemd only this long to answer.
     pub(crate) fn with_deadline(mut self, deadline: Duration) -> Self {
         if let Some(scopes) = &mut self.children.scopes {
             scopes.manager.deadline = deadline;

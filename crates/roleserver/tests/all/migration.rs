@@ -180,7 +180,7 @@ fn ended_child_and_host_without_systemd_are_left_alone() -> Result<()> {
     elsewhere.scopes = None;
     assert_eq!(migrate_children(&elsewhere), MigrationReport::default());
     assert_eq!(record(&host, "web")?.scope, None);
-    // An enrolment of a machine whose systemd has no such unit.
+    // An enrolment of a machine with a systemd that has no such unit.
     let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
     let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service")?;
     assert_eq!(report, MigrationReport::default());

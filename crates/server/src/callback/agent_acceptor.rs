@@ -5,8 +5,8 @@
 //! shows which agent owns the key, and only then the gate counts the connection as proven: anyone can generate a key.
 //! Until then it has a deadline, and gives way when there are too many.
 //!
-//! While the database is away, no connection can be authenticated. An agent whose heartbeat was answered with that
-//! error keeps its connection for some minutes, so that the fleet does not start with handshakes when the database
+//! While the database is away, no connection can be authenticated. An agent that sent a heartbeat and got that error
+//! keeps its connection for some minutes, so that the fleet does not start with handshakes when the database
 //! comes back. The connection still counts as unproven.
 
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ pub struct AgentPeer {
     pub place: Place,
 }
 
-/// A connection whose peer has proven a key.
+/// A connection of a peer that has proven a key.
 pub type AgentStream = TrackedConnection<AgentPeer>;
 
 /// The gate of the callback listener.

@@ -10,7 +10,7 @@
 //! 2. [`tls::client_verifier`](crate::tls::client_verifier) verifies that the peer has proven its key.
 //! 3. [`callback_service`][] checks the rate of the key. [`heartbeat_validation`][] checks the form of the request, and
 //!    [`hardware_summary`][] shortens what a hardware report contains for lists.
-//! 4. The BMDB decides whose key it is and stores the heartbeat. Until then the connection is only tolerated.
+//! 4. The BMDB finds the machine of the key and stores the heartbeat. Until then the connection is only tolerated.
 //! 5. The response contains the orders for the machine, and the logs that are requested of it. [`log_validation`][]
 //!    checks the parts that it uploads, and [`file_downloads`][] sends it artefacts and the snapshot that it restores
 //!    ([`snapshot_source`][]).

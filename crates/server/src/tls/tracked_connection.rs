@@ -17,7 +17,7 @@ pub struct TrackedConnection<P> {
 }
 
 impl<P> TrackedConnection<P> {
-    /// Wraps the stream of a peer whose certificate is verified.
+    /// Wraps the stream of a peer with a verified certificate.
     pub(crate) const fn new(stream: TlsStream<GatedStream>, peer: P) -> Self {
         Self { stream, peer }
     }

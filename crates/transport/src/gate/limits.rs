@@ -22,7 +22,7 @@ const MAX_NEWCOMERS: usize = 256;
 /// What ends the time that a connection has for its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// Any request, whatever becomes of it.
+    /// Any request, also one that is refused.
     Request,
     /// A request with an accepted credential.
     Credential,
@@ -45,7 +45,7 @@ pub struct GateLimits {
     pub first_request: Duration,
     /// What counts as the first request.
     pub expectation: Expectation,
-    /// Longest time to the next request after one whose credential could not be checked.
+    /// Longest time to the next request after one with a credential that could not be checked.
     pub after_deferral: Duration,
     /// Longest time that a connection stays open after it was refused because there are too many.
     pub after_refusal: Duration,

@@ -17,7 +17,7 @@
 //! * Unproven connections are of two classes, with half of the places each: those that have sent nothing, and those
 //!   that have spoken. On a slow host, a TLS handshake takes longer than a flood needs to fill a class. Its connection
 //!   has spoken, so no silent flood reaches it. A flood that speaks reaches it only with more sources than places.
-//! * A connection whose request is being answered gives way last, unless such connections are more than half of their
+//! * A connection gives way last while its request is answered, unless such connections are more than half of their
 //!   class.
 //! * The handshake and the first request have a deadline.
 //!
@@ -114,7 +114,7 @@ impl Gate {
         Self(Arc::new(Shared { state: Mutex::new(state), observe: Box::new(observe) }))
     }
 
-    /// Accepts the next connection, and closes those whose deadline is over meanwhile. Can be cancelled at any time.
+    /// Accepts the next connection, and closes others at their deadlines meanwhile. Can be cancelled at any time.
     pub async fn accept(&self, listener: &TcpListener) -> GatedStream {
         loop {
             let wait = self.change(|table| (table.until_deadline(Instant::now()), Vec::new()));

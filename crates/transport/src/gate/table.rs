@@ -233,7 +233,7 @@ impl GateTable {
         Some(closed(id, &connection, CloseReason::Full))
     }
 
-    /// Closes the connections whose deadline is over.
+    /// Closes the connections that are past their deadline.
     pub fn expire(&mut self, now: Instant) -> Vec<Closed> {
         let mut expired = Vec::new();
         while let Some((deadline, id)) = self.deadlines.first().copied()
@@ -349,7 +349,7 @@ impl GateTable {
     }
 }
 
-/// A connection that was refused ends for that reason, whatever its end is.
+/// A connection that was refused ends for that reason, even if it is closed for another one.
 const fn closed(id: ConnectionId, connection: &Connection, reason: CloseReason) -> Closed {
     let reason = if matches!(connection.admission, Admission::Refused) { CloseReason::Full } else { reason };
     Closed { id, source: connection.source, reason, in_handshake: connection.in_handshake }

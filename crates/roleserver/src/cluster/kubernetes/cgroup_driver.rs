@@ -5,13 +5,13 @@
 //! Kubernetes recommends.
 //!
 //! Kubernetes does not support another driver under pods that run: the kubelet would look for their groups at other
-//! places. So a node keeps its driver while it may have pods, and only a node that is new, or whose pods were all
+//! places. So a node keeps its driver while it may have pods. Only a new node, or one without pods because all were
 //! evicted for another bundle, gets the other one. The driver in use is in `kubernetes-cgroup-driver.json`, written
 //! before a component is started with it.
 //!
 //! The file is a hint, and the groups of running pods are the truth: a release that knows only `cgroupfs` leaves a file
-//! that names `systemd` as it is, and runs pods beside it. So a driver that has pods is kept, whatever the file names.
-//! [`StoredDriver`](super::stored_driver::StoredDriver) looks for them.
+//! that names `systemd` as it is, and runs pods beside it. So a driver that has pods is kept, even if the file
+//! names the other. [`StoredDriver`](super::stored_driver::StoredDriver) looks for them.
 //!
 //! On hierarchies of version 1 the driver stays `cgroupfs`: the group above all pods has to exist in each hierarchy
 //! before the kubelet starts, and systemd makes slices in some of them only.
@@ -136,7 +136,7 @@ pub struct DriverChoice {
     pub conflict: Option<String>,
 }
 
-/// Chooses the driver. Pods that run keep theirs until the node is drained, whatever is stored.
+/// Chooses the driver. Pods that run keep theirs until the node is drained, even if the other one is stored.
 #[must_use]
 pub fn choose_driver(facts: DriverFacts) -> DriverChoice {
     let DriverFacts { stored, pods, is_new, is_drained, host } = facts;

@@ -69,7 +69,7 @@ fn prepare_host(id: &ServiceId, children: &ChildContext) -> std::io::Result<()> 
     pods.create(driver)
 }
 
-/// Lets systemd forget the slices of pods, whose groups are gone.
+/// Lets systemd forget the slices of pods after their groups are gone.
 fn stop_slice(family: &str) {
     let slice = pod_cgroups::slice_name(family);
     if let Err(why) = run_command(Path::new("systemctl"), &["stop", &slice]) {

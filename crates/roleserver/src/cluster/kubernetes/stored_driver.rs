@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::init_system::unit_check::UnitHierarchy;
 
-    /// A worker with version 2 alone, whose hierarchy is a directory.
+    /// A worker with version 2 alone. A directory stands for its hierarchy.
     struct Worker {
         root: tempfile::TempDir,
         files: ClusterFiles,
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Roll-back to the release before, whose pods are in groups of cgroupfs, and a second update.
+    /// Roll-back to the release before, which has its pods in groups of cgroupfs, and a second update.
     #[test]
     fn pods_of_the_release_before_are_found_although_the_file_names_systemd() {
         let worker = Worker::new(CgroupDriver::Systemd);

@@ -84,7 +84,7 @@ const AF_VSOCK: u32 = 40;
 /// The flags by which `clone` would make namespaces: mount, cgroup, UTS, IPC, user, pid, network.
 const NAMESPACES: u32 =
     0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
-/// "No such system call": programs then use `clone`, whose flags a filter can see.
+/// "No such system call": programs then use `clone`, and a filter can see its flags.
 const ENOSYS: u32 = 38;
 
 /// The system calls of one architecture: its names for runc, itself and those that its kernel runs besides, and calls that
@@ -145,7 +145,7 @@ mod tests {
 
     use std::collections::BTreeSet;
 
-    /// The names that the filter permits whatever their arguments are.
+    /// The names that the filter permits with any arguments.
     fn permitted(filter: &Value) -> BTreeSet<String> {
         let rules = filter["syscalls"].as_array().unwrap().iter();
         let plain = rules.filter(|rule| rule["action"] == "SCMP_ACT_ALLOW" && rule.get("args").is_none());

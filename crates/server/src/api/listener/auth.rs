@@ -91,7 +91,7 @@ impl AuthLayer {
 
     /// Rejects a source that calls too often. This is the first check of every request.
     pub fn check_source_rate(&self, peer: &ApiPeer) -> Result<(), Status> {
-        // The first request has come, whatever becomes of it.
+        // The first request has come. It counts even if it is refused.
         drop(peer.place.begin_request());
         if self.by_source.allows(source_key(peer.address.ip())) {
             return Ok(());

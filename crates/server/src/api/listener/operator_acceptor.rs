@@ -34,7 +34,7 @@ pub struct ApiPeer {
 /// A connection of an operator.
 pub type ApiStream = TrackedConnection<ApiPeer>;
 
-/// Accepts connections until `stop`, and passes on those whose handshake succeeds.
+/// Accepts connections until `stop`, and passes them on after a successful handshake.
 pub async fn accept_operators(
     listener: TcpListener,
     config: Arc<ServerConfig>,

@@ -16,7 +16,7 @@
 //! * The same inputs give the same command line, files and environment. Their digest decides whether a running
 //!   component is restarted, together with the digest of the inputs: a change here counts from the component's next
 //!   start, and an update of the role server restarts none. The release before has no digest of the inputs, so an update
-//!   from it restarts the components whose rendering differs.
+//!   from it restarts each component that is rendered differently.
 //! * No key is in an argument or in a configuration file: they name the files of
 //!   [`key_material`][crate::cluster::kubernetes::key_material].
 //! * Files that a component reads only once are listed in `read_once`, so that a change restarts it. A component

@@ -160,7 +160,7 @@ fn digest_changes_only_with_what_a_service_is_started_with() {
     }
 }
 
-/// Each running service whose declaration is unchanged would be restarted by an update that changes this value.
+/// An update that changes this value would restart each running service, also without a change of its declaration.
 #[test]
 fn digest_of_a_declaration_that_asks_for_nothing_is_that_of_earlier_releases() {
     let server = only(&service("server"), &render_inputs());
