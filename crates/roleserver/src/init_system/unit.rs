@@ -81,7 +81,7 @@ pub fn render_unit(facts: &UnitFacts) -> String {
     text
 }
 
-/// The text of the releases before the digest.
+/// The text of the releases before the digest. It never changes, so it shares no lines with [`render_unit`].
 fn render_first_text(facts: &UnitFacts) -> String {
     let mut text = String::from(
         "# Written by `roleserver enroll`; changes are overwritten.\n\
@@ -214,6 +214,13 @@ mod tests {
         WantedBy=multi-user.target
         # sha256 of the other lines: fec6d703283ffa4535306ae31d45080033822eb405ae2ea6982dea44a7b36ed8
         "##);
+    }
+
+    /// The digest of what those releases wrote. With another text, their files would count as edited.
+    #[test]
+    fn first_text_is_the_one_that_was_released() {
+        let released = "9a0a6814f8686209f62ae6d33b1ed17bc0318a5743b3ee70cd87672df01a513a";
+        assert_eq!(text_digest(&render_first_text(&facts())), released);
     }
 
     /// The children of the agent live longer than its unit, so nothing in it may end, bind or restrict them.
