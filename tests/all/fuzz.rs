@@ -1,7 +1,7 @@
 //! Fuzzing of every decoder of external input.
 //!
 //! A decoder takes bytes from an external source and returns a value, or a sentence about what is wrong with them.
-//! Whatever the bytes are, it does not panic, does not take long, and does not use much more memory than they have.
+//! With any bytes, it does not panic, does not take long, and does not use much more memory than they have.
 //!
 //! To add one: a line in [`DECODERS`], and at least one good input in `tests/fuzz/corpus/NAME/`. The inputs there are
 //! tried first and then changed in ways that decoders often handle wrongly. `make test` does that a few hundred times

@@ -272,7 +272,7 @@ fn starts_a_statement(literal: &str) -> bool {
     WORDS.contains(&word.trim_end_matches(';'))
 }
 
-/// Whether a text is a statement by itself, whatever the code does with it.
+/// Whether a text is a statement by itself, without a look at what the code does with it.
 fn is_sql(literal: &str) -> bool {
     let words: Vec<String> = literal.split_whitespace().map(str::to_ascii_lowercase).collect();
     let word = |at: usize| words.get(at).map_or("", String::as_str);

@@ -43,7 +43,7 @@ async fn page_cost(
     Ok(cost)
 }
 
-/// A page of a hundred machines, whatever the filter and the position in the list: it reads a bounded number of rows,
+/// A page of a hundred machines, with any filter and at any position in the list: it reads a bounded number of rows,
 /// each by a few index lookups.
 pub(super) async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     const A_LINE: i64 = 25;

@@ -71,7 +71,7 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
     world.listener.stop().await
 }
 
-/// A thousand connections whose handshakes the server waits for.
+/// A thousand connections with handshakes that the server waits for.
 async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     let mut half_open = Vec::new();
     for number in 0..1000_u32 {

@@ -186,7 +186,7 @@ fn disk_and_port_answers(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A machine whose files all have the same content.
+/// A machine with the same content in all files.
 fn machine_files(bytes: &[u8]) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let put = |path: &str, content: &[u8]| {
@@ -232,7 +232,7 @@ fn machine_files(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A state directory whose files all have the same content.
+/// A state directory with the same content in all files.
 fn state_files(bytes: &[u8]) -> Result<(), String> {
     let directory = tempfile::tempdir().unwrap();
     let names = [

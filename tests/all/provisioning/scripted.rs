@@ -31,7 +31,7 @@ use super::lists;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, settings as connection_settings, until};
 use crate::harness::aloud::TestResult;
 
-/// A provider whose behaviour a test defines.
+/// A provider that behaves as a test defines.
 struct Scripted {
     name: ProviderName,
     lists: Mutex<Vec<Instant>>,

@@ -217,7 +217,7 @@ async fn dropping_a_takeover_closes_its_connection_at_once() {
 
 #[tokio::test]
 async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit() {
-    // A listener whose queue is full drops further connections, as a firewall or a dead machine does.
+    // A listener with a full queue drops further connections, as a firewall or a dead machine does.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();

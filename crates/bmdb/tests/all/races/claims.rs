@@ -69,7 +69,7 @@ async fn loser_of_a_race_learns_that_there_was_work() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
-/// One row that somebody holds keeps no other machine waiting, whatever goes through many of them.
+/// One row that somebody holds keeps no other machine waiting when a statement goes through many of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locked_machine_is_passed_over_by_claim_reaper_and_timers() -> TestResult {
     for what in ["claim", "reap", "rearm"] {
@@ -115,7 +115,7 @@ async fn locked_machine_is_passed_over_by_claim_reaper_and_timers() -> TestResul
         }
         let mut by_hand = kit.connection().await?;
         let mut writer = by_hand.begin().await?;
-        // READ COMMITTED whatever the mode: a person's lock is no part of what is tried.
+        // READ COMMITTED in each mode: a person's lock is no part of what is tried.
         sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut *writer).await?;
         sqlx::query(LOCK_DUE).bind(machines[0].0).execute(&mut *writer).await?;
 
@@ -150,7 +150,7 @@ async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> TestResult {
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
-    // A claim that committed, but whose answer was lost.
+    // A claim that committed, and its answer was lost.
     sqlx::query(
         "WITH d AS (UPDATE machine_due SET lease_session = $2, fence = fence + 1
                     WHERE machine_id = $1 AND lane = 'access' RETURNING fence),

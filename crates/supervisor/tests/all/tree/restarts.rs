@@ -250,7 +250,7 @@ async fn nothing_starts_again_once_all_are_requested_to_end() -> TestResult {
 
 const RUNNABLES: usize = 10_000;
 
-/// Ten thousand restarts leave no memory allocated. All of them run on this thread, whose bytes are counted.
+/// Ten thousand restarts leave no memory allocated. All of them run on this thread, and its bytes are counted.
 #[test]
 fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
