@@ -19,26 +19,21 @@ const PICTURE: &str = "docs/architecture.svg";
 /// depend on those in [`OPEN`], and the root package may depend on every crate.
 const IMPLIED: &[(&str, &[&str])] = &[
     ("backoff", &[]),
-    ("bmdb", &["hardening", "model", "proto"]),
-    ("cli", &["bmdb", "hardening", "model", "proto", "server"]),
+    ("bmdb", &["model", "proto"]),
+    ("cli", &["bmdb", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto", "transport"]),
     ("curator-client", &["model", "proto", "transport"]),
     ("etcd", &["proto"]),
-    ("hardening", &[]),
     ("model", &["proto"]),
     ("proto", &[]),
     ("reconciler", &["etcd", "proto"]),
-    (
-        "roleserver",
-        &["curator", "curator-client", "etcd", "hardening", "model", "proto", "reconciler", "supervisor"],
-    ),
+    ("roleserver", &["curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"]),
     ("server", &["bmdb", "model", "proto", "transport"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &[]),
     ("takeover", &["model", "proto"]),
     ("testkit", &["bmdb", "curator", "curator-client", "etcd", "model", "proto"]),
     ("transport", &[]),
-    ("trusted-file", &[]),
 ];
 
 /// Crates that every crate may depend on.
