@@ -156,7 +156,7 @@ async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
     fleet.strike("sim-0007", "dead").await?;
     golden("host_key_changed", &why(&fleet, "sim-0004", "NeedsHuman", &["host-key-changed"]).await?);
     golden("power_fails", &why(&fleet, "sim-0005", "NeedsHuman", &["ladder-exhausted"]).await?);
-    golden("held", &why(&fleet, "sim-0006", "Silent", &["why held by", "changing a disk"]).await?);
+    golden("hold", &why(&fleet, "sim-0006", "Silent", &["why held by", "changing a disk"]).await?);
     golden(
         "held_from_power",
         &why(&fleet, "sim-0007", "Recovering", &["why kim@", "hangs off the same fuse"]).await?,

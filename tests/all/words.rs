@@ -26,6 +26,24 @@ fn tree_keeps_its_limits_of_words_names_comments_and_repeated_types() -> TestRes
     Ok(())
 }
 
+/// The limits cannot be raised beyond that either.
+#[test]
+fn each_area_has_less_than_one_word_per_thousand_lines_and_no_forbidden_name() -> TestResult {
+    let table = String::from_utf8(words(source::root(), None)?.stdout)?;
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|row| row.split_whitespace().collect()).collect();
+    assert!(rows.len() > 20, "{table}");
+    for row in rows {
+        let [area, lines, found, _, names] = row.as_slice() else { panic!("five columns: {row:?}") };
+        let (lines, found): (u64, u64) = (lines.parse()?, found.parse()?);
+        assert!(
+            found == 0 || found * 1000 < lines,
+            "{area} has {found} words of the dialect in {lines} lines"
+        );
+        assert_eq!(*names, "0", "{area} has names that say nothing: tools/words --names");
+    }
+    Ok(())
+}
+
 /// A tree with the real lists, an empty exception list, and limits of its own.
 struct Tree(tempfile::TempDir);
 
@@ -77,6 +95,10 @@ fn planted_words_and_names_exceed_the_limit() -> TestResult {
         ),
         ("src/model/traits.rs", "trait Status {\n    fn heard(&self);\n}\n", "src/model has 1 names"),
         ("sql/cluster/told.sql", "SELECT 1\n", "sql has 1 names"),
+        ("docs/known.md", "It has a status.\n", "docs has 1 names"),
+        ("tests/faults/told.patch", "breaks: a status\n", "tests/faults has 1 names"),
+        ("src/model/held/mod.rs", "//! The status of a machine.\n", "src/model has 1 names"),
+        ("src/model/status.rs", "mod kept {}\n", "src/model has 1 names"),
         (
             "src/model/prose.rs",
             "//! What it was told and asked, whoever heard it.\n",
