@@ -36,7 +36,7 @@ async fn read_budgets(kit: &Kit) -> Result<BudgetsAndBrakes> {
         .await?)
 }
 
-const REBOOT: BudgetKind = BudgetKind::Disturb(DisruptionKind::Reboot);
+const REBOOT: BudgetKind = BudgetKind::Disrupt(DisruptionKind::Reboot);
 
 #[tokio::test]
 async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResult {
@@ -100,7 +100,7 @@ async fn running_loop_heeds_a_budget_as_soon_as_it_is_set() -> TestResult {
     let bmdb = fleet.database.bmdb().await?;
     let set = async |most| {
         let change = BudgetChange { max_count: Some(most), window: None };
-        let kind = BudgetKind::Disturb(DisruptionKind::RestartAgent);
+        let kind = BudgetKind::Disrupt(DisruptionKind::RestartAgent);
         bmdb.set_budget(order(None, false), kind, change).await.map(|carried| carried.outcome.message)
     };
     let text = set(0).await?;

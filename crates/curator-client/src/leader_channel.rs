@@ -264,9 +264,9 @@ impl LeaderTracker {
     async fn follow_leader(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
         let channel = open_channel(candidate, (self.0.tls_config)(None)?);
         let mut client = LeaderClient::new(channel);
-        let asking = client.watch(wire::WatchLeaderRequest {});
+        let watching = client.watch(wire::WatchLeaderRequest {});
         let answers =
-            tokio::time::timeout(RESPONSE_TIMEOUT, asking).await.map_err(|_| FollowError::TimedOut)?;
+            tokio::time::timeout(RESPONSE_TIMEOUT, watching).await.map_err(|_| FollowError::TimedOut)?;
         let mut answers = answers.map_err(FollowError::Status)?.into_inner();
         let mut epochs = self.0.epoch.subscribe();
         let mut followed = None;

@@ -254,10 +254,10 @@ impl CandidateLease {
         let mut failures = 0_u32;
         loop {
             // The first request is in the channel before the stream is opened: etcd responds with nothing until then.
-            let (ask, receiver) = mpsc::channel(1);
+            let (requests, receiver) = mpsc::channel(1);
             let question = wire::LeaseKeepAliveRequest { id: self.id };
             let mut requested_at = Instant::now();
-            let _ = ask.try_send(question);
+            let _ = requests.try_send(question);
             let mut lease = client.lease();
             let questions = ReceiverStream::new(receiver);
             let opening =
@@ -275,7 +275,7 @@ impl CandidateLease {
                     (confirmed, failures) = (requested_at, 0);
                     tokio::time::sleep(self.renewal_interval()).await;
                     requested_at = Instant::now();
-                    let _ = ask.try_send(question);
+                    let _ = requests.try_send(question);
                 }
             }
             failures = failures.saturating_add(1);

@@ -245,9 +245,9 @@ async fn list_and_watch(
 
     // The request stream ends with this function. With an endless request, the connection would keep the stream open
     // after its reader is gone, and etcd its watch.
-    let (ask, receiver) = mpsc::channel(1);
+    let (requests, receiver) = mpsc::channel(1);
     let request_union = Some(wire::watch_request::RequestUnion::CreateRequest(create));
-    let _ = ask.try_send(wire::WatchRequest { request_union });
+    let _ = requests.try_send(wire::WatchRequest { request_union });
     let stream = ReceiverStream::new(receiver);
     let mut watch = client.watch();
     let mut answers = client.open_stream(&doing, stream, async |request| watch.watch(request).await).await?;

@@ -102,8 +102,9 @@ impl Client {
         };
         let mut file = create_private_file(partial).await.map_err(at("creating", partial))?;
         let mut maintenance = self.maintenance();
-        let ask = wire::SnapshotRequest {};
-        let mut pieces = self.open_stream(&doing, ask, async |ask| maintenance.snapshot(ask).await).await?;
+        let request = wire::SnapshotRequest {};
+        let mut pieces =
+            self.open_stream(&doing, request, async |request| maintenance.snapshot(request).await).await?;
         let mut digests = SnapshotDigests::new();
         loop {
             let piece = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message());

@@ -26,7 +26,7 @@ pub const MAX_WINDOW: Span = Span::hours(30 * 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BudgetKind {
     /// A step that a user of the machine may notice.
-    Disturb(DisruptionKind),
+    Disrupt(DisruptionKind),
     /// Machines released to their providers.
     Release,
 }
@@ -34,9 +34,9 @@ pub enum BudgetKind {
 impl BudgetKind {
     /// Every kind, gentlest first.
     pub const ALL: [Self; 4] = [
-        Self::Disturb(DisruptionKind::RestartAgent),
-        Self::Disturb(DisruptionKind::Reboot),
-        Self::Disturb(DisruptionKind::PowerCycle),
+        Self::Disrupt(DisruptionKind::RestartAgent),
+        Self::Disrupt(DisruptionKind::Reboot),
+        Self::Disrupt(DisruptionKind::PowerCycle),
         Self::Release,
     ];
 
@@ -44,7 +44,7 @@ impl BudgetKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Disturb(step) => step.as_str(),
+            Self::Disrupt(step) => step.as_str(),
             Self::Release => "release",
         }
     }
@@ -59,7 +59,7 @@ impl BudgetKind {
     #[must_use]
     pub fn budget_in(self, policy: &Policy) -> Option<Budget> {
         match self {
-            Self::Disturb(step) => policy.budgets.get(&step).copied(),
+            Self::Disrupt(step) => policy.budgets.get(&step).copied(),
             Self::Release => Some(policy.release_budget),
         }
     }
@@ -67,7 +67,7 @@ impl BudgetKind {
     /// Writes the budget into a policy.
     pub fn set_in(self, policy: &mut Policy, budget: Budget) {
         match self {
-            Self::Disturb(step) => drop(policy.budgets.insert(step, budget)),
+            Self::Disrupt(step) => drop(policy.budgets.insert(step, budget)),
             Self::Release => policy.release_budget = budget,
         }
     }

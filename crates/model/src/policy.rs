@@ -143,7 +143,7 @@ impl std::str::FromStr for DisruptionKind {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         Self::ALL.into_iter().find(|step| step.as_str() == name).ok_or_else(|| crate::process::UnknownName {
-            what: "disturbance",
+            what: "disruption",
             name: name.to_owned(),
             known: "restart-agent, reboot, power-cycle",
         })

@@ -194,7 +194,7 @@ pub fn plan_roll_out(
     let mut plan = RollOutPlan::default();
     let mut failed = Vec::new();
     let (mut in_flight, mut open) = (0_usize, 0_usize);
-    let mut disturbed: BTreeSet<&str> = elsewhere.iter().map(String::as_str).collect();
+    let mut disrupted: BTreeSet<&str> = elsewhere.iter().map(String::as_str).collect();
     for member in members.iter().filter(|member| member.state == RollOutMachineState::Ordered) {
         if member.is_retiring {
             plan.steps.push(skip_retiring(member));
@@ -204,7 +204,7 @@ pub fn plan_roll_out(
             Ok(Some(wait)) => {
                 in_flight += 1;
                 open += 1;
-                disturbed.extend(control_plane_cluster(member));
+                disrupted.extend(control_plane_cluster(member));
                 plan.wait_reasons.insert(member.machine, wait);
             }
             Ok(None) => {
@@ -240,16 +240,15 @@ pub fn plan_roll_out(
             plan.wait_reasons.insert(member.machine, format!("{in_flight} before it are not done yet"));
             continue;
         }
-        match start_objection(member, &disturbed, now) {
+        match start_objection(member, &disrupted, now) {
             Some(wait) => drop(plan.wait_reasons.insert(member.machine, wait)),
             None if left == 0 => {
-                let wait =
-                    "as many machines as may be were disturbed (shepherdctl get budgets: restart-agent)";
+                let wait = "the budget of agent restarts is used up (shepherdctl get budgets: restart-agent)";
                 plan.wait_reasons.insert(member.machine, wait.to_owned());
             }
             None => {
                 (in_flight, left) = (in_flight + 1, left - 1);
-                disturbed.extend(control_plane_cluster(member));
+                disrupted.extend(control_plane_cluster(member));
                 plan.steps.push(RollOutStep::Order(member.machine));
             }
         }
@@ -324,7 +323,7 @@ fn unhealthy_reason(member: &RollOutMachine, since: Option<Timestamp>, now: Time
 }
 
 /// Why a machine cannot get the order now.
-fn start_objection(member: &RollOutMachine, disturbed: &BTreeSet<&str>, now: Timestamp) -> Option<String> {
+fn start_objection(member: &RollOutMachine, disrupted: &BTreeSet<&str>, now: Timestamp) -> Option<String> {
     if let Some(stop) = &member.block_reason {
         return Some(stop.clone());
     }
@@ -337,7 +336,7 @@ fn start_objection(member: &RollOutMachine, disturbed: &BTreeSet<&str>, now: Tim
         return Some(text.to_owned());
     }
     control_plane_cluster(member)
-        .filter(|cluster| disturbed.contains(cluster))
+        .filter(|cluster| disrupted.contains(cluster))
         .map(|cluster| format!("another machine of the control plane of cluster {cluster} is not done yet"))
 }
 

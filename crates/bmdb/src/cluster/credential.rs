@@ -25,7 +25,7 @@ use model::cluster::state::ClusterIdentity;
 use model::time::{Span, Timestamp};
 
 const OPERATION: &str = "reading certificates for a cluster";
-const REQUESTING: &str = "asking for a certificate for a cluster";
+const REQUESTING: &str = "requesting a certificate for a cluster";
 const REVOKING: &str = "ending a certificate for a cluster";
 
 /// A request for a certificate.

@@ -24,7 +24,7 @@ use model::cluster::owner_key::{FormerKey, OwnerKeyRotationRequest, OwnerKeys};
 use model::time::Timestamp;
 
 const OPERATION: &str = "reading the shepherd's keys for a cluster";
-const REQUESTING: &str = "asking for another key for a cluster";
+const REQUESTING: &str = "requesting another key for a cluster";
 
 /// Name under which the key in force is sealed.
 #[must_use]

@@ -122,7 +122,7 @@ impl Bmdb {
         order: Order,
         name: String,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order("asking for a snapshot of a cluster", order, None, name, |tx, _, name| {
+        self.execute_order("requesting a snapshot of a cluster", order, None, name, |tx, _, name| {
             Box::pin(request_snapshot_in_tx(tx, name))
         })
         .await
@@ -234,7 +234,7 @@ async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<Ord
     )
     .execute(&mut *tx)
     .await
-    .context("asking for a snapshot of a cluster")?;
+    .context("requesting a snapshot of a cluster")?;
     let text = format!(
         "takes a snapshot as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
     );

@@ -25,7 +25,7 @@ impl Bmdb {
         spec: ClusterSpec,
         kubernetes: Option<KubernetesPatch>,
     ) -> Result<OrderResult, BmdbError> {
-        let what = "asking for a cluster";
+        let what = "creating a cluster";
         self.execute_order(what, order, None, (spec, kubernetes), |tx, order, (spec, kubernetes)| {
             Box::pin(create_cluster_in_tx(tx, order, spec, kubernetes.as_ref()))
         })
@@ -52,7 +52,7 @@ impl Bmdb {
         name: String,
         machine: String,
     ) -> Result<OrderResult, BmdbError> {
-        let what = "letting a machine into a cluster";
+        let what = "admitting a machine to a cluster";
         self.execute_order(what, order, None, (name, machine), |tx, _, (name, machine)| {
             Box::pin(approve_member_in_tx(tx, name, machine))
         })
@@ -61,7 +61,7 @@ impl Bmdb {
 
     /// Orders a cluster's deletion: its machines leave it, and then its rows are deleted.
     pub async fn delete_cluster(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        self.execute_order("ending a cluster", order, None, name, |tx, order, name| {
+        self.execute_order("deleting a cluster", order, None, name, |tx, order, name| {
             Box::pin(delete_cluster_in_tx(tx, order, name))
         })
         .await
@@ -76,7 +76,7 @@ async fn create_cluster_in_tx(
 ) -> Result<OrderEffect, BmdbError> {
     spec.validate().map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
     let kubernetes = match kubernetes {
-        Some(wish) => Some(resolve_desired(tx, &spec.name, None, wish).await?),
+        Some(patch) => Some(resolve_desired(tx, &spec.name, None, patch).await?),
         None => None,
     };
     let made = sqlx::query_file_scalar!(
@@ -92,7 +92,7 @@ async fn create_cluster_in_tx(
     )
     .fetch_optional(&mut *tx)
     .await
-    .context("asking for a cluster")?;
+    .context("creating a cluster")?;
     let Some(made) = made else {
         let text = format!(
             "{} exists already; give another name, or change it with: shepherdctl cluster scale {}",
@@ -184,7 +184,7 @@ async fn approve_member_in_tx(
     let key = sqlx::query_file_scalar!("../../sql/cluster/approve_member.sql", member.machine_id, id)
         .fetch_optional(&mut *tx)
         .await
-        .context("letting a machine into a cluster")?;
+        .context("admitting a machine to a cluster")?;
     let key = hex::encode(key.unwrap_or_default());
     let text = format!("admits {machine} with the key {key}, which it reported over its agent channel");
     let after = json!({ "machine": member.machine_id, "key": key });
@@ -213,7 +213,7 @@ async fn delete_cluster_in_tx(
     )
     .execute(&mut *tx)
     .await
-    .context("ending a cluster")?;
+    .context("deleting a cluster")?;
     let output =
         "is being deleted: its machines are ordered to leave it, and to remove their data of it".to_owned();
     Ok(OrderEffect::changed(output, None, None))

@@ -134,7 +134,7 @@ impl Bmdb {
         (what, name): (MembershipOrder, &str),
         sealed: Vec<u8>,
     ) -> Result<(), BmdbError> {
-        let doing = "asking a machine about a cluster";
+        let doing = "giving a machine an order about a cluster";
         let detail = match what {
             MembershipOrder::Found => format!("to found cluster {name}"),
             MembershipOrder::Join => format!("to join cluster {name}"),

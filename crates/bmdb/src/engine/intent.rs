@@ -190,7 +190,7 @@ async fn lock_cluster_context(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<ClusterContext>, BmdbError> {
-    let what = "asking what a machine's cluster goes through";
+    let what = "reading the state of a machine's cluster";
     // Of two machines of one cluster only one is disrupted. The due rows of the machine are locked before
     // this.
     let locked = sqlx::query!(

@@ -286,7 +286,7 @@ impl Sessions {
         let id = session.id().0;
         self.inner
             .bmdb
-            .statement_with("telling what a session is for", details, move |pool, details| {
+            .statement_with("recording what a session is for", details, move |pool, details| {
                 Box::pin(async move {
                     sqlx::query!(
                         "UPDATE session SET runtime_info = runtime_info || $2

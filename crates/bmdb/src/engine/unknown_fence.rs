@@ -26,7 +26,7 @@ use model::unknown_fence::ANSWER_MARGIN;
 use model::unknown_fence::UnknownFence;
 
 #[cfg(feature = "sealing")]
-const REPORTING: &str = "telling of a newer fence";
+const REPORTING: &str = "reporting an unknown fence";
 const READING: &str = "looking for a newer fence";
 
 #[cfg(feature = "sealing")]

@@ -52,7 +52,7 @@ impl Bmdb {
             machines.extend(self.read_machine_inputs(page, &lately, (version, &policy)).await?);
             after = last;
         }
-        let disturbed = self.list_disruptions(policy.longest_window()).await?;
+        let disruptions = self.list_disruptions(policy.longest_window()).await?;
         let (at, providers, brakes, pauses, sessions, artefacts) = self
             .transact_read_only(|tx| {
                 Box::pin(async move {
@@ -75,7 +75,7 @@ impl Bmdb {
             at,
             policy,
             machines,
-            recent_disruptions: disturbed,
+            recent_disruptions: disruptions,
             providers: providers
                 .into_iter()
                 .map(|line| ProviderIssueInputs {

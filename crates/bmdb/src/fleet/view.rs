@@ -53,7 +53,7 @@ impl Bmdb {
             }));
             after = MachineId(last);
         }
-        let disturbed = self.list_disruptions(policy.longest_window()).await?;
+        let disruptions = self.list_disruptions(policy.longest_window()).await?;
         let released = self.list_releases(policy.release_budget.window).await?;
         let at = self.read_database_clock().await?;
         let pauses = self.list_pauses().await?;
@@ -61,7 +61,7 @@ impl Bmdb {
             at,
             policy,
             machines,
-            recent_disruptions: disturbed,
+            recent_disruptions: disruptions,
             recent_releases: released,
             pauses,
         })
@@ -71,7 +71,7 @@ impl Bmdb {
     pub(crate) async fn list_disruptions(&self, window: Span) -> Result<Vec<RecordedDisruption>, BmdbError> {
         let window = window.float_milliseconds();
         let rows = self
-            .statement("reading what was disturbed", move |pool| {
+            .statement("reading recent disruptions", move |pool| {
                 Box::pin(sqlx::query_file!("../../sql/plan/list_disruptions.sql", window).fetch_all(pool))
             })
             .await?;

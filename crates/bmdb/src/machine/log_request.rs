@@ -25,7 +25,7 @@ use model::log_request::{
 use model::phase::{Phase, phase_of};
 use model::time::{Span, Timestamp};
 
-const REQUESTING: &str = "asking a machine for a log";
+const REQUESTING: &str = "requesting a log of a machine";
 const READING: &str = "reading a log that a machine brought";
 const DELIVERING: &str = "handing on what logs are wanted";
 const STORING: &str = "keeping a part of a log";

@@ -218,7 +218,7 @@ pub(crate) async fn record_approval_request(
     )
     .execute(tx)
     .await
-    .context("asking for another admin")?;
+    .context("requesting the approval of another admin")?;
     Ok(())
 }
 

@@ -81,9 +81,9 @@ pub async fn give_bulk_order(
     let expected = if let Some(expected) = selection.confirm_count {
         expected
     } else {
-        let BulkPreview { names, rejection: refusal } =
+        let BulkPreview { names, rejection } =
             preview_bulk_order(&context.client, selection, &each, reason).await?;
-        if let Some(message) = refusal {
+        if let Some(message) = rejection {
             return Err(CliError::Invalid(message));
         }
         if names.is_empty() && context.format == Format::Table {
@@ -111,9 +111,9 @@ pub async fn give_bulk_order(
 
 /// Output of a dry run: the machines, and whether the order would be accepted.
 fn render_dry_run(context: &CommandContext, listed: BulkPreview) -> Result<String, CliError> {
-    let BulkPreview { names, rejection: refusal } = listed;
-    let answer = serde_json::json!({ "machines": names, "refusal": refusal });
-    let given = refusal
+    let BulkPreview { names, rejection } = listed;
+    let answer = serde_json::json!({ "machines": names, "rejection": rejection });
+    let given = rejection
         .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
     let sentence = format!("this is about {}; {given}", format_machine_count(names.len()));
     let outcome = context.format_outcome(answer, &sentence)?;

@@ -61,14 +61,14 @@ fn user_action(event: &Event) -> Option<UserAction> {
 pub async fn run_screen(client: FleetClient, interval: Duration) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
     let query = client.current_server().to_owned();
-    let (ask, questions) = mpsc::channel(1);
-    let (tell, mut receiver) = mpsc::channel(1);
-    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, questions, tell)));
+    let (refresh, requests) = mpsc::channel(1);
+    let (events, mut receiver) = mpsc::channel(1);
+    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, requests, events)));
     let terminal = TerminalGuard(ratatui::try_init()?);
     let shown = event_loop(
         terminal,
         FetchStatus { backend_name: query, colours: colours_enabled(), ..FetchStatus::default() },
-        &ask,
+        &refresh,
         &mut receiver,
         &mut signals,
     );
@@ -80,7 +80,7 @@ pub async fn run_screen(client: FleetClient, interval: Duration) -> Result<(), C
 async fn event_loop(
     mut terminal: TerminalGuard,
     mut status: FetchStatus,
-    ask: &mpsc::Sender<()>,
+    refresh: &mpsc::Sender<()>,
     receiver: &mut mpsc::Receiver<FetchEvent>,
     signals: &mut Signals,
 ) -> Result<(), CliError> {
@@ -93,7 +93,7 @@ async fn event_loop(
                 // The keyboard is closed, so the operator is gone.
                 None | Some(UserAction::Quit) => return Ok(()),
                 // A request that waits already covers this one.
-                Some(UserAction::Refresh) => drop(ask.try_send(())),
+                Some(UserAction::Refresh) => drop(refresh.try_send(())),
                 Some(UserAction::Redraw) => {}
             },
             event = receiver.recv() => match event {
@@ -120,8 +120,8 @@ async fn event_loop(
 async fn fetch_loop(
     mut client: FleetClient,
     interval: Duration,
-    mut questions: mpsc::Receiver<()>,
-    tell: mpsc::Sender<FetchEvent>,
+    mut requests: mpsc::Receiver<()>,
+    events: mpsc::Sender<FetchEvent>,
 ) {
     loop {
         let began = Instant::now();
@@ -140,12 +140,12 @@ async fn fetch_loop(
                 (FetchEvent::Failed { reason: why, backend_name }, interval.max(MIN_RETRY_DELAY))
             }
         };
-        if tell.send(event).await.is_err() {
+        if events.send(event).await.is_err() {
             return;
         }
         tokio::select! {
             () = sleep(wait) => {}
-            wanted = questions.recv() => if wanted.is_none() { return },
+            wanted = requests.recv() => if wanted.is_none() { return },
         }
     }
 }

@@ -129,7 +129,7 @@ pub fn next_rollout_step(generation: u64, all: &[NodeProgress<'_>]) -> Option<Ro
         return Some(RolloutStep::Assign(new.node.id));
     }
     let is_behind = |one: &&&NodeProgress<'_>| one.is_behind(generation);
-    let tell = |one: &NodeProgress<'_>| RolloutStep::Assign(one.node.id);
+    let assign = |one: &NodeProgress<'_>| RolloutStep::Assign(one.node.id);
     let controllers: Vec<&NodeProgress<'_>> = all.iter().filter(|one| one.is_controller()).collect();
     let unwell: Vec<&NodeProgress<'_>> =
         controllers.iter().filter(|one| !one.is_healthy()).copied().collect();
@@ -139,7 +139,7 @@ pub fn next_rollout_step(generation: u64, all: &[NodeProgress<'_>]) -> Option<Ro
             [alone] => Some(alone).filter(is_behind),
             _ => None,
         };
-        return next.map(|one| tell(one));
+        return next.map(|one| assign(one));
     }
     if !unwell.is_empty() {
         return None;
@@ -147,7 +147,7 @@ pub fn next_rollout_step(generation: u64, all: &[NodeProgress<'_>]) -> Option<Ro
     let (behind, progresses): (Vec<&NodeProgress<'_>>, Vec<&NodeProgress<'_>>) =
         all.iter().filter(|one| one.is_worker()).partition(|one| one.is_behind(generation));
     let at_it = progresses.iter().filter(|one| one.is_restarting()).count();
-    behind.first().filter(|_| at_it < WORKERS_AT_ONCE).map(|one| tell(one))
+    behind.first().filter(|_| at_it < WORKERS_AT_ONCE).map(|one| assign(one))
 }
 
 /// Nodes that the rollout waits for now, in order of their ids: they are assigned the current generation and do not run

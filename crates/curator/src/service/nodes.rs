@@ -195,24 +195,24 @@ fn watch_all_nodes(
         let seen = leading.cache.records();
         (seen.nodes.nodes().cloned().map(NodeEvent::Present).collect(), seen.nodes.latest_change())
     };
-    let telling = WatchAllState { leading, changes, pending, last_sent: number, complete: false };
-    futures::stream::unfold(Some(telling), |telling| async move {
-        let mut telling = telling?;
-        while telling.pending.is_empty() && telling.complete {
-            telling.changes.changed().await.ok()?;
+    let state = WatchAllState { leading, changes, pending, last_sent: number, complete: false };
+    futures::stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        while state.pending.is_empty() && state.complete {
+            state.changes.changed().await.ok()?;
             let news = {
-                let seen = telling.leading.cache.records();
-                seen.nodes.events_since(telling.last_sent).map(|news| (news, seen.nodes.latest_change()))
+                let seen = state.leading.cache.records();
+                seen.nodes.events_since(state.last_sent).map(|news| (news, seen.nodes.latest_change()))
             };
             match news {
-                Ok((news, latest)) => (telling.pending, telling.last_sent) = (news.into(), latest),
+                Ok((news, latest)) => (state.pending, state.last_sent) = (news.into(), latest),
                 Err(error) => return Some((Err(Status::unavailable(error.to_string())), None)),
             }
         }
-        let events = next_batch(&mut telling.pending);
-        let backlog_complete = !telling.complete && telling.pending.is_empty();
-        telling.complete |= backlog_complete;
-        Some((Ok(wire::WatchAllResponse { events, backlog_complete }), Some(telling)))
+        let events = next_batch(&mut state.pending);
+        let backlog_complete = !state.complete && state.pending.is_empty();
+        state.complete |= backlog_complete;
+        Some((Ok(wire::WatchAllResponse { events, backlog_complete }), Some(state)))
     })
 }
 

@@ -56,12 +56,12 @@ impl PlanFleet {
                 && other.cluster.as_ref().is_some_and(|of| of.name == cluster.name)
                 && other.facts.recovery.as_ref().is_some_and(|recovery| recovery.last_action.is_some())
         };
-        let disturbed = self.machines.iter().find(same).map(|other| {
+        let disrupted = self.machines.iter().find(same).map(|other| {
             let provided = other.facts.provider_record.as_ref();
             provided.map_or_else(|| other.facts.machine.to_string(), |provided| provided.provider_id.clone())
         });
         let seen_at = if machine.curators_answer { Some(now) } else { cluster.observed_at };
-        Some(ClusterContext { observed_at: seen_at, other_disrupted: disturbed, ..cluster.clone() })
+        Some(ClusterContext { observed_at: seen_at, other_disrupted: disrupted, ..cluster.clone() })
     }
 
     /// The same for a machine that is being released.

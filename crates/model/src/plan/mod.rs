@@ -225,8 +225,8 @@ impl<'a> PlanRun<'a> {
                 pending_events: Vec::new(),
             })
             .collect();
-        let (disturbed, released) = (view.recent_disruptions.clone(), view.recent_releases.clone());
-        let fleet = PlanFleet { machines, recent_disruptions: disturbed, recent_releases: released };
+        let (disruptions, released) = (view.recent_disruptions.clone(), view.recent_releases.clone());
+        let fleet = PlanFleet { machines, recent_disruptions: disruptions, recent_releases: released };
         let (policy, pauses) = (&*view.policy, view.pauses.as_slice());
         let mut future = Self { now: view.at, policy, pauses, fleet, events: BTreeSet::new() };
         for machine in 0..future.fleet.machines.len() {

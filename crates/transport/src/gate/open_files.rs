@@ -46,9 +46,9 @@ pub fn check_files(files: u64) -> Result<(), TooFewFiles> {
 pub fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     if let Some(raised) = raised_limit(limit.current, limit.maximum) {
-        let wanted = Rlimit { current: Some(raised), maximum: limit.maximum };
-        if let Err(error) = setrlimit(Resource::Nofile, wanted) {
-            tracing::warn!(%error, wanted = raised, "the limit of open files cannot be raised");
+        let limit = Rlimit { current: Some(raised), maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            tracing::warn!(%error, requested = raised, "the limit of open files cannot be raised");
         }
     }
     available_files()

@@ -23,7 +23,7 @@ use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_li
 use model::time::{Span, Timestamp};
 
 const OPERATION: &str = "reading certificates for API servers";
-const REQUESTING: &str = "asking for a certificate for API servers";
+const REQUESTING: &str = "requesting a certificate for API servers";
 
 /// A request for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]

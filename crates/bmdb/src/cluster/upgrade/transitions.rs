@@ -22,7 +22,7 @@ use model::ids::MachineId;
 use model::phase::{Phase, phase_of};
 use model::policy::DisruptionKind;
 
-const REQUESTING: &str = "asking a node to run a bundle";
+const REQUESTING: &str = "ordering a node to run a bundle";
 const OPERATION: &str = "writing down what becomes of an upgrade";
 
 type RequestedNodes = std::collections::BTreeMap<String, NodeUpgrade>;

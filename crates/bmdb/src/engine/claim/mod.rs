@@ -113,7 +113,7 @@ impl Claimer {
         let (process, providers) = (self.process, self.providers.clone());
         let next = self
             .bmdb()
-            .statement_with("asking what is due next", providers, move |connection, providers| {
+            .statement_with("reading what is due next", providers, move |connection, providers| {
                 Box::pin(probe_next_due(connection, process, providers))
             })
             .await?;
@@ -202,7 +202,7 @@ impl Claimer {
         if !matches!(error, BmdbError::UnknownOutcome(_) | BmdbError::TaskFailed { .. }) {
             return Err(error);
         }
-        tracing::warn!(%error, process = %self.process, "the answer to a claim was lost; asking what it did");
+        tracing::warn!(%error, process = %self.process, "the answer to a claim was lost; reading what it did");
         let mut work = Vec::new();
         for row in list_session_work(self.bmdb(), idle).await? {
             let Some(session) = idle.iter().find(|candidate| candidate.id() == row.session) else { continue };

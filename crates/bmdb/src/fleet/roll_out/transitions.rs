@@ -23,7 +23,7 @@ use model::time::Timestamp;
 /// Kind and name of the named lease.
 pub const LEASE: (&str, &str) = ("roll-out", "all");
 const READING: &str = "reading a roll-out";
-const REQUESTING: &str = "asking a machine to become a release";
+const REQUESTING: &str = "ordering a machine to run a release";
 
 /// A roll-out with everything that decisions need.
 #[derive(Clone, Debug)]

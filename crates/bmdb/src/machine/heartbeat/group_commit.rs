@@ -365,7 +365,7 @@ impl Bmdb {
         let (machines, keys): (Vec<Uuid>, Vec<Vec<u8>>) =
             claims.iter().map(|(machine, key)| (machine.0, key.to_vec())).unzip();
         let known: HashSet<AgentIdentity> = self
-            .statement_with("asking whose heartbeats are", (machines, keys), move |pool, (machines, keys)| {
+            .statement_with("verifying keys of agents", (machines, keys), move |pool, (machines, keys)| {
                 Box::pin(
                     sqlx::query_file!("../../sql/heartbeat/verify_agents.sql", machines, keys)
                         .fetch_all(pool),
@@ -468,7 +468,7 @@ async fn store_plain_heartbeats(
 }
 
 async fn record_listening(tx: &mut PgConnection, shard: i64) -> Result<(), BmdbError> {
-    let what = "telling that heartbeats are listened for";
+    let what = "recording that a callback server listens";
     let result = sqlx::query_file!("../../sql/heartbeat/record_listening.sql", shard)
         .execute(&mut *tx)
         .await
