@@ -157,7 +157,7 @@ impl Ticket {
     pub fn new(secret: &TicketSecret, wanted: TicketRequest, now: Timestamp) -> Result<Self, TicketError> {
         if wanted.lifetime.is_zero() {
             return Err(TicketError::InvalidRequest(
-                "it would expire at once; say how long it is good for".to_owned(),
+                "it would expire at once; give the time for which it is valid".to_owned(),
             ));
         }
         if wanted.uses == Some(0) {

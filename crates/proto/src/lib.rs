@@ -35,7 +35,7 @@ pub mod codec;
     clippy::allow_attributes_without_reason,
     clippy::pedantic,
     unreachable_pub,
-    reason = "generated; the documentation stands in the .proto files"
+    reason = "generated; the documentation is in the .proto files"
 )]
 pub mod agent {
     /// First version of the package.
@@ -52,7 +52,7 @@ pub mod agent {
     clippy::allow_attributes_without_reason,
     clippy::pedantic,
     unreachable_pub,
-    reason = "generated; the documentation stands in the .proto files"
+    reason = "generated; the documentation is in the .proto files"
 )]
 pub mod curator {
     /// First version of the package.
@@ -69,7 +69,7 @@ pub mod curator {
     clippy::allow_attributes_without_reason,
     clippy::pedantic,
     unreachable_pub,
-    reason = "generated; the documentation stands in the .proto files"
+    reason = "generated; the documentation is in the .proto files"
 )]
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");
@@ -83,7 +83,7 @@ pub mod etcdserverpb {
     clippy::allow_attributes_without_reason,
     clippy::pedantic,
     unreachable_pub,
-    reason = "generated; the documentation stands in the .proto files"
+    reason = "generated; the documentation is in the .proto files"
 )]
 pub mod fleet {
     /// First version of the package.
@@ -103,7 +103,7 @@ pub mod fleet {
     clippy::allow_attributes_without_reason,
     clippy::pedantic,
     unreachable_pub,
-    reason = "generated; the documentation stands in the .proto files"
+    reason = "generated; the documentation is in the .proto files"
 )]
 pub mod hardware {
     /// First version of the package.

@@ -38,7 +38,7 @@ impl CuratorClient {
         let request =
             wire::PutKubernetesRequest { settings: Some(wanted.to_settings()), expected_revision: None };
         let mut kubernetes = KubernetesClient::new(self.channel());
-        call_curator("saying what Kubernetes is to be", kubernetes.put(request)).await.map(drop)
+        call_curator("setting the desired Kubernetes", kubernetes.put(request)).await.map(drop)
     }
 
     /// Deletes the Kubernetes spec. Only valid when no node runs Kubernetes.

@@ -169,10 +169,10 @@ impl ClusterWorker<'_> {
                     Some(restoring) => {
                         let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
                         let over =
-                            CuratorCallError::OrderUnavailable("the cluster is not to be restored any more");
+                            CuratorCallError::OrderUnavailable("the restoring of the cluster was cancelled");
                         let gone = CuratorCallError::OrderUnavailable(
-                            "the snapshot that the cluster is to be restored from is not kept any more; order it from \
-                             another one with: shepherdctl cluster restore",
+                            "the snapshot from which the cluster would be restored was deleted; restore it from another \
+                             one with: shepherdctl cluster restore",
                         );
                         (restoring.digest.ok_or(gone)?.to_vec(), epoch.ok_or(over)?)
                     }

@@ -36,8 +36,8 @@
 //!
 //! # For the next implementor
 //!
-//! `tracing-opentelemetry` exports only signed integers as integers. An unsigned one becomes a text. An attribute is for every reader of traces, so it must not have a secret: a command line, a header, a URL
-//! with a query.
+//! `tracing-opentelemetry` exports only signed integers as integers. An unsigned one becomes a text. Every reader of
+//! traces sees the attributes, so none may contain a secret: a command line, a header, a URL with a query.
 
 use opentelemetry_sdk::trace::SdkTracer;
 use prometheus_client::metrics::counter::Counter;

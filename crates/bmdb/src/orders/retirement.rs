@@ -96,7 +96,7 @@ pub fn cancel_retirement(
     }
     if present.wipe && present.wipe_waived.is_none() && role < AccessRole::Admin {
         let text = format!(
-            "is to be wiped before it is given back, as {} ordered, and only an admin may cancel that; ask one. \
+            "will be wiped before it is given back, as {} ordered, and only an admin may cancel that; ask one. \
              Nothing was changed",
             present.by
         );
@@ -269,7 +269,7 @@ mod tests {
             (
                 cancel(Some(wiping.clone())),
                 0,
-                "NOT_AN_ADMIN: is to be wiped before it is given back, as kim ordered, and only an admin",
+                "NOT_AN_ADMIN: will be wiped before it is given back, as kim ordered, and only an admin",
             ),
             (cancel_as(Some(wiping.clone()), AccessRole::Admin), 3, "stays"),
             (cancel(Some(wipe_waived)), 3, "stays"),

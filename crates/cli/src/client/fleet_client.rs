@@ -262,7 +262,7 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Converts a status into an error. Whether the caller or the fleet is at fault decides the exit code.
-#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 #[must_use]
 pub fn status_to_error(status: Status) -> CliError {
     let text = status.message().to_owned();

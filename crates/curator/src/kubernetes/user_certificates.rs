@@ -35,7 +35,7 @@ pub fn plan_user_certificate(
     };
     let lifetime = Duration::from_millis(request.lifetime_ms);
     if lifetime.is_zero() {
-        return refused("it would expire at once; say how long it is to be good for".to_owned());
+        return refused("it would expire at once; give the time for which it is valid".to_owned());
     }
     if lifetime > LONGEST_LIFETIME.0 {
         let days = LONGEST_LIFETIME.0.as_secs() / 86_400;

@@ -166,7 +166,7 @@ impl credentials_server::Credentials for CredentialsService {
         let caller = Caller::from_request(&request)?;
         let none = || {
             ServiceError::invalid_argument(
-                "it does not say what is to be revoked: a serial number or a node id",
+                "it does not name what to revoke: give a serial number or a node id",
             )
         };
         let which = request.into_inner().target.ok_or_else(none)?;

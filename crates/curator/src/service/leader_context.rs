@@ -272,7 +272,7 @@ impl LeaderContext {
     ) -> Result<(Credential, IssuedCertificate, KeyChange), ServiceError> {
         if lifetime.is_zero() {
             return Err(ServiceError::invalid_argument(
-                "the certificate would expire at once; say how long it is to be good for",
+                "the certificate would expire at once; give the time for which it is valid",
             ));
         }
         if self.cache.records().revocations.owners.contains(key) {

@@ -179,13 +179,13 @@ pub fn rotation_wait_reason(keys: &OwnerKeys, every: Span, now: Timestamp) -> Op
     }
     if keys.next.is_some() || is_rotation_due(keys, every, now) {
         let age = humanize_duration(between(keys.current_since, now));
-        return Some(format!("the shepherd's key for it, which is {age} old, is to be replaced"));
+        return Some(format!("the shepherd's key for it, which is {age} old, has to be replaced"));
     }
     let left = keys.former.iter().filter(|former| former.removed_at.is_none()).count();
     match left {
         0 => None,
-        1 => Some("a former key of the shepherd is to be refused by its curators".to_owned()),
-        _ => Some(format!("{left} former keys of the shepherd are to be refused by its curators")),
+        1 => Some("its curators have to reject a former key of the shepherd".to_owned()),
+        _ => Some(format!("its curators have to reject {left} former keys of the shepherd")),
     }
 }
 

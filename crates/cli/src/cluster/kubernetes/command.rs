@@ -59,7 +59,7 @@ pub struct SetKubernetes {
     /// Bundle, for a cluster that has none yet: an artefact's digest, the beginning of it, or its name
     #[arg(long, value_name = "BUNDLE", value_parser = NonEmptyStringValueParser::new())]
     pub bundle: Option<String>,
-    /// What it is to be
+    /// Desired settings, without the bundle.
     #[command(flatten)]
     pub flags: KubernetesFlags,
     /// Add-on to remove from the settings; may be given several times

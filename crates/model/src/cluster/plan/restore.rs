@@ -91,7 +91,7 @@ impl ClusterPlanner<'_> {
         }
         if restorer.is_none() && self.plan.steps.is_empty() {
             let waits = match restoring.target_machine {
-                Some(_) => "the machine that it is to be restored onto is not free yet",
+                Some(_) => "the machine onto which it will be restored is not free yet",
                 None => "no machine is free that it could be restored onto",
             };
             self.plan.wait_reasons.push(waits.to_owned());
@@ -194,7 +194,7 @@ mod tests {
         let nobody = plan_text(&cluster, &[20]);
         assert!(!nobody.contains("choose") && !nobody.contains("forget"), "{nobody}");
         assert!(
-            nobody.contains("waits: the machine that it is to be restored onto is not free yet"),
+            nobody.contains("waits: the machine onto which it will be restored is not free yet"),
             "{nobody}"
         );
         // Of the old members, the one that the operator named.
