@@ -145,7 +145,7 @@ fn parse_configuration(
     for provider in &file.providers {
         if !names.insert(provider.name()) {
             return Err(format!(
-                "two [[provider]] tables are named {0}; name one of them otherwise",
+                "two [[provider]] tables are named {0}; give one of them another name",
                 provider.name()
             ));
         }

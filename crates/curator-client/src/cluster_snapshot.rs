@@ -73,7 +73,7 @@ pub enum ClusterSnapshotError {
     #[error("the snapshot has format {0}, and this release understands {FORMAT}: update the role server")]
     NewerFormat(u32),
     /// Its encoded size exceeds [`MAX_SNAPSHOT_BYTES`].
-    #[error("the records of the cluster make a snapshot of {0} bytes; {MAX_SNAPSHOT_BYTES} are the most")]
+    #[error("the records of the cluster make a snapshot of {0} bytes; {MAX_SNAPSHOT_BYTES} is the maximum")]
     TooLarge(usize),
 }
 

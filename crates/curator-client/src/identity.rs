@@ -45,11 +45,10 @@ impl Identity {
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, IdentityError> {
         let pair = Ed25519KeyPair::from_pkcs8(pkcs8)
             .map_err(|error| IdentityError::InvalidKey(error.to_string()))?;
-        let public_key = pair
-            .public_key()
-            .as_ref()
-            .try_into()
-            .map_err(|_| IdentityError::InvalidKey("its public half has not 32 bytes".to_owned()))?;
+        let public_key =
+            pair.public_key().as_ref().try_into().map_err(|_| {
+                IdentityError::InvalidKey("its public half does not have 32 bytes".to_owned())
+            })?;
         let certificate = self_sign(pkcs8)?;
         Ok(Self { pkcs8: pkcs8.to_vec(), public_key, certificate })
     }

@@ -89,7 +89,7 @@ impl Revocations {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// The peer showed a chain; our authority signs peers directly.
-    #[error("{0} certificates were shown, and one is wanted: the peer's own")]
+    #[error("the peer presented {0} certificates; it must present only its own")]
     UnexpectedChain(usize),
     /// The certificate is malformed; the text describes the fault.
     #[error("the certificate is malformed: {0}")]

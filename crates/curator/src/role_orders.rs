@@ -76,7 +76,7 @@ pub enum RoleOrderError {
         roles: String,
     },
     /// The order adds roles to a node that is not up.
-    #[error("no role of {node} was changed: it is {}, and only a node that is up is given roles", state.as_str())]
+    #[error("no role of {node} was changed: it is {}, and only a node that is up gets roles", state.as_str())]
     NotUp {
         /// The node of the order.
         node: NodeId,

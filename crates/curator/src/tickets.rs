@@ -162,12 +162,13 @@ impl Ticket {
         }
         if wanted.uses == Some(0) {
             return Err(TicketError::InvalidRequest(
-                "it would be good for no node; leave uses out for any number".to_owned(),
+                "no node could use it; omit uses to allow any number of nodes".to_owned(),
             ));
         }
         if let Some(uses) = wanted.uses.filter(|uses| *uses > MAX_COUNTED_USES) {
-            let sentence =
-                format!("it would count {uses} nodes, and {MAX_COUNTED_USES} can be counted; leave uses out");
+            let sentence = format!(
+                "uses is {uses}, and {MAX_COUNTED_USES} is the maximum; omit it to allow any number of nodes"
+            );
             return Err(TicketError::InvalidRequest(sentence));
         }
         if wanted.purpose.len() > MAX_PURPOSE_BYTES {

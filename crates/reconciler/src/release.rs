@@ -15,7 +15,7 @@ const MAX_VERSION_BYTES: usize = 1000;
 /// The error for a text that is no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a version: three numbers with dots between them are wanted, as in 1.2.3 or 1.2.3-rc.1+abcdef"
+    "{0:?} is not a version; write three numbers with dots between them, such as 1.2.3 or 1.2.3-rc.1+abcdef"
 )]
 pub struct InvalidVersion(String);
 

@@ -46,7 +46,7 @@ pub fn former_secret_name(cluster: Uuid, public_key: [u8; 32]) -> String {
 
 fn parse_public_key(bytes: Vec<u8>) -> Result<[u8; 32], BmdbError> {
     let corrupt =
-        |_| BmdbError::Corrupt("a key of the shepherd for a cluster that has not 32 bytes".to_owned());
+        |_| BmdbError::Corrupt("a key of the shepherd for a cluster that does not have 32 bytes".to_owned());
     bytes.try_into().map_err(corrupt)
 }
 

@@ -161,7 +161,7 @@ pub fn validate_bundle(bundle: &str, from: &str) -> Result<(), KubernetesError> 
 
 fn validate_add_ons(faults: &mut Vec<String>, add_ons: &[wire::KubernetesAddOn]) {
     if add_ons.len() > MAX_ADD_ONS {
-        faults.push(format!("add_ons: there are {}; {MAX_ADD_ONS} are the most", add_ons.len()));
+        faults.push(format!("add_ons: there are {}; {MAX_ADD_ONS} is the maximum", add_ons.len()));
         return;
     }
     let mut names = BTreeSet::new();

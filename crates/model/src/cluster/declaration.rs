@@ -41,7 +41,7 @@ pub fn encode_declaration(declared: &wire::Declaration) -> Vec<u8> {
 pub fn check_declaration_size(declared: &wire::Declaration) -> Result<(), String> {
     match declared.encoded_len() {
         size if size > MAX_DECLARATION_BYTES => Err(format!(
-            "role {} was not declared: it has {size} bytes, and {MAX_DECLARATION_BYTES} can be kept; make its files artefacts",
+            "role {} was not declared: it has {size} bytes, and {MAX_DECLARATION_BYTES} is the maximum; upload its files as artefacts",
             declared.role
         )),
         _ => Ok(()),

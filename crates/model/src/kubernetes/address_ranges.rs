@@ -47,13 +47,13 @@ pub struct Ipv4Range {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// The text is an IPv6 range.
-    #[error("{0:?} is a range of IPv6, and Kubernetes of a cluster has ranges of IPv4 alone")]
+    #[error("{0:?} is an IPv6 range; the Kubernetes of a cluster supports only IPv4")]
     Ipv6(String),
     /// The text is no range at all.
     #[error("{0:?} is not a range of addresses: write it as 10.96.0.0/16")]
     Malformed(String),
     /// The address has bits set after the prefix.
-    #[error("{text} begins in the middle of a range: the one that it is in is {suggestion}")]
+    #[error("{text} begins in the middle of a range; the range with this address is {suggestion}")]
     HostBits {
         /// The rejected text, shortened.
         text: String,

@@ -80,7 +80,7 @@ pub fn read_bundle_manifest(beginning: &[u8]) -> Result<BundleManifest, String> 
 /// Reads the manifest's text from the beginning of the archive. The error is a sentence.
 pub fn read_manifest_text(archive: &mut impl Read) -> Result<Vec<u8>, String> {
     let cut_off = |error: std::io::Error| {
-        format!("it is no archive that gzip compressed, or only a part of one: {error}")
+        format!("it is not an archive compressed by gzip, or it is only a part of one: {error}")
     };
     let mut block = [0; BLOCK_BYTES];
     archive.read_exact(&mut block).map_err(cut_off)?;
@@ -90,7 +90,7 @@ pub fn read_manifest_text(archive: &mut impl Read) -> Result<Vec<u8>, String> {
     }
     if header.size > MAX_MANIFEST_BYTES {
         return Err(format!(
-            "its {MANIFEST} has {} bytes, and {MAX_MANIFEST_BYTES} are the most",
+            "its {MANIFEST} has {} bytes, and {MAX_MANIFEST_BYTES} is the maximum",
             header.size
         ));
     }
@@ -200,7 +200,7 @@ mod tests {
         assert!(reported(&archive(MANIFEST, text.as_bytes())[..60]).contains("only a part"));
         assert!(reported(&archive("bin/kubelet", b"x")).contains("begins with \"bin/kubelet\""));
         let long = vec![b' '; usize::try_from(MAX_MANIFEST_BYTES).unwrap() + 1];
-        assert!(reported(&archive(MANIFEST, &long)).contains("are the most"));
+        assert!(reported(&archive(MANIFEST, &long)).contains("is the maximum"));
         let mut nothing = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         nothing.write_all(&[0; 2 * BLOCK_BYTES]).unwrap();
         assert!(reported(&nothing.finish().unwrap()).contains("empty"));

@@ -111,7 +111,7 @@ impl RawManifest {
             wrong.add_problem("it holds no program".to_owned());
         }
         if count > MAX_FILES {
-            wrong.add_problem(format!("it names {count} files, and {MAX_FILES} are the most"));
+            wrong.add_problem(format!("it names {count} files, and {MAX_FILES} is the maximum"));
             return Err(wrong.into_problems());
         }
 
@@ -142,7 +142,7 @@ impl RawManifest {
         }
         if wrong.bytes > MAX_BUNDLE_BYTES {
             wrong.add_problem(format!(
-                "its files have {} bytes together, and {MAX_BUNDLE_BYTES} are the most",
+                "its files have {} bytes together, and {MAX_BUNDLE_BYTES} is the maximum",
                 wrong.bytes
             ));
         }

@@ -22,7 +22,7 @@ pub struct ReleaseVersion {
 
 /// Error for a text that is not a version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a version of a release: three numbers with dots between them are wanted, as in 1.20.2")]
+#[error("{0:?} is not a version of a release; write three numbers with dots between them, such as 1.20.2")]
 pub struct VersionError(String);
 
 impl ReleaseVersion {

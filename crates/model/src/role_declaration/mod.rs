@@ -201,7 +201,7 @@ impl RoleDeclaration {
             let size = declared.encoded_len();
             faults.add(
                 "size",
-                format!("it has {size} bytes, and {MAX_BYTES} can be kept; make files artefacts"),
+                format!("it has {size} bytes, and {MAX_BYTES} is the maximum; upload files as artefacts"),
             );
         }
         let mut services = BTreeMap::new();

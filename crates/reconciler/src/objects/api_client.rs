@@ -181,7 +181,8 @@ impl ReloadingClient {
         // Its errors may contain parts of a key file, so they are not shown.
         let client = kube::Client::try_from(config).map_err(|_| {
             not_sent(
-                "the certificate and the key for requests to the API server do not fit each other".to_owned(),
+                "the certificate and the key for requests to the API server do not belong together"
+                    .to_owned(),
             )
         })?;
         Ok(ApiClient(client))

@@ -131,7 +131,7 @@ pub fn parse_key(text: &str) -> Result<PublicKey, OrderError> {
 
 /// Parses the digest of a snapshot.
 pub fn parse_snapshot(text: &str) -> Result<Sha256, OrderError> {
-    let none = || OrderError("the snapshot is named by no SHA-256 in hexadecimal digits".to_owned());
+    let none = || OrderError("the name of the snapshot is not a SHA-256 in hexadecimal digits".to_owned());
     let bytes = hex::decode(text).map_err(|_| none())?;
     bytes.try_into().map(Sha256).map_err(|_| none())
 }

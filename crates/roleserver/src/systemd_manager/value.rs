@@ -313,7 +313,7 @@ impl<'b> Decoder<'b> {
     fn read_array(&mut self, element: &str, depth: usize) -> Result<Value, DecodeError> {
         let bytes = self.take_length()?;
         if bytes > MAX_ARRAY_BYTES {
-            return malformed(format!("an array has {bytes} bytes; {MAX_ARRAY_BYTES} are the most"));
+            return malformed(format!("an array has {bytes} bytes; {MAX_ARRAY_BYTES} is the maximum"));
         }
         self.align(alignment(element.bytes().next().unwrap_or_default()))?;
         let end = self.at.saturating_add(usize::try_from(bytes).unwrap_or(usize::MAX));

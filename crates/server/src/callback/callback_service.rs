@@ -143,7 +143,7 @@ impl CallbackService {
             .map(MachineId)
             .map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         let sha256: [u8; 32] =
-            body.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 has not 32 bytes"))?;
+            body.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 does not have 32 bytes"))?;
         self.authenticate(&peer, machine, "a file").await?;
         self.downloads.start(machine, Sha256(sha256), body.offset).await
     }

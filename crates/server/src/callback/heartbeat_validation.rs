@@ -100,7 +100,7 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
         0 => None,
         _ => match report.node_key.try_into() {
             Ok(key) => Some(key),
-            Err(_) => return malformed("cluster_report.node_key", "has not 32 bytes"),
+            Err(_) => return malformed("cluster_report.node_key", "does not have 32 bytes"),
         },
     };
     if report.ca_certificate.len() > CERTIFICATE_LIMIT {
@@ -129,8 +129,8 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
         return Err(MalformedField { field: "release_report.generation", problem: "is negative" });
     }
     let sha256 = report.sha256.try_into();
-    let sha256 =
-        sha256.map_err(|_| MalformedField { field: "release_report.sha256", problem: "has not 32 bytes" })?;
+    let sha256 = sha256
+        .map_err(|_| MalformedField { field: "release_report.sha256", problem: "does not have 32 bytes" })?;
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
     let error = Some(error).filter(|text| !text.is_empty());
@@ -264,7 +264,7 @@ mod tests {
             (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
             (
                 ClusterReport { node_key: vec![7; 31], ..report.clone() },
-                "cluster_report.node_key has not 32 bytes",
+                "cluster_report.node_key does not have 32 bytes",
             ),
             (
                 ClusterReport { address: "ams".to_owned(), ..report.clone() },

@@ -436,7 +436,8 @@ async fn change_roll_out_in_tx(
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            let text = "goes on with the machines that have no order yet; those that failed stay as they are";
+            let text =
+                "continues with the machines that have no order yet; those that failed stay as they are";
             (text.to_owned(), reported(None, None))
         }
         RollOutChange::Abort => {

@@ -130,7 +130,7 @@ fn all_problems_are_reported_up_to_a_limit() {
         manifest["files"].as_array_mut().unwrap().push(again.clone());
     }
     let text = read(&manifest).unwrap_err().to_string();
-    assert!(text.contains("it names 304 files, and 200 are the most"), "{text}");
+    assert!(text.contains("it names 304 files, and 200 is the maximum"), "{text}");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn total_file_size_is_bounded() {
     let plugins: Vec<Value> = (0..4).map(plugin).collect();
     manifest["files"].as_array_mut().unwrap().extend(plugins);
     let text = read(&manifest).unwrap_err().to_string();
-    assert!(text.contains("4294967312 bytes together, and 4294967296 are the most"), "{text}");
+    assert!(text.contains("4294967312 bytes together, and 4294967296 is the maximum"), "{text}");
 }
 
 #[test]

@@ -79,10 +79,7 @@ fn encode_outcome(outcome: &MachineOutcome) -> v1::MachineOrderOutcome {
 fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status> {
     Ok(match what {
         None => {
-            return Err(invalid_argument(
-                "operation",
-                "the request does not say what is ordered; give hold, release, …",
-            ));
+            return Err(invalid_argument("operation", "the request has no operation; give hold, release, …"));
         }
         Some(Operation::Hold(hold)) => MachineOrder::Hold {
             scope: parse_hold_scope(&hold.scope)?,

@@ -52,7 +52,7 @@ impl Logs for LogsService {
         if order.expected_version.is_some() {
             return Err(invalid_argument(
                 "order.expected_version",
-                "a log is read of a machine of any version; leave it out here",
+                "a request for a log does not depend on the version of the machine; omit it",
             ));
         }
         let dry_run = order.dry_run;

@@ -66,7 +66,7 @@ fn render_config(context: &ComponentContext<'_>) -> Result<String, String> {
     let socket = socket_path(context);
     if socket.as_os_str().len() > MAX_SOCKET_PATH {
         return Err(format!(
-            "the path {} is too long for a socket: {MAX_SOCKET_PATH} bytes are the most, so give the role server a \
+            "the path {} is too long for a socket: {MAX_SOCKET_PATH} bytes is the maximum, so give the role server a \
              shorter state directory",
             socket.display()
         ));
