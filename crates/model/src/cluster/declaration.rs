@@ -107,7 +107,7 @@ mod tests {
         let more = wire::Declaration { revision: 1, ..just.clone() };
         assert_eq!(just.encoded_len(), MAX_DECLARATION_BYTES);
         assert_eq!(check_declaration_size(&just), Ok(()));
-        assert!(check_declaration_size(&more).unwrap_err().contains("make its files artefacts"));
+        assert!(check_declaration_size(&more).unwrap_err().contains("upload its files as artefacts"));
     }
 
     #[test]
