@@ -95,6 +95,7 @@ fn planted_words_and_names_exceed_the_limit() -> TestResult {
         ),
         ("src/model/traits.rs", "trait Status {\n    fn heard(&self);\n}\n", "src/model has 1 names"),
         ("sql/cluster/told.sql", "SELECT 1\n", "sql has 1 names"),
+        ("sql/cluster/delete.sql", "WITH gone AS (SELECT 1) SELECT 1\n", "sql has 1 names"),
         ("docs/known.md", "It has a status.\n", "docs has 1 names"),
         ("tests/faults/told.patch", "breaks: a status\n", "tests/faults has 1 names"),
         ("src/model/held/mod.rs", "//! The status of a machine.\n", "src/model has 1 names"),

@@ -106,7 +106,7 @@ pub async fn show_budgets(client: &FleetClient, format: Format) -> Result<String
         return format_json(&json!({ "budgets": budgets }));
     }
     let rows: Vec<Vec<String>> = budgets.iter().map(|line| budget_row(line, at)).collect();
-    Ok(format_table(&["BUDGET", "MOST", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
+    Ok(format_table(&["BUDGET", "MAX", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
 }
 
 fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
@@ -143,7 +143,7 @@ pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String,
             ]
         })
         .collect();
-    Ok(format_table(&["BRAKE", "OF", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, terminal_width()))
+    Ok(format_table(&["BRAKE", "SCOPE", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, terminal_width()))
 }
 
 /// Runs `budget set`: changes the limits of a budget.

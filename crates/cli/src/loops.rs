@@ -117,7 +117,7 @@ pub async fn show_loops(client: &FleetClient, format: Format) -> Result<String, 
     }
     let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| loop_rows(line, now)).collect();
     Ok(format_table(
-        &["LOOP", "WORKERS", "STATE", "OF", "BY", "SINCE", "UNTIL", "REASON"],
+        &["LOOP", "WORKERS", "STATE", "PROVIDER", "BY", "SINCE", "UNTIL", "REASON"],
         &rows,
         terminal_width(),
     ))

@@ -55,7 +55,7 @@ pub async fn show_providers(client: &FleetClient, format: Format) -> Result<Stri
             })
             .collect();
         text.push('\n');
-        text.push_str(&format_table(&["BRAKE", "OF", "FOR", "REASON"], &rows, terminal_width()));
+        text.push_str(&format_table(&["BRAKE", "SCOPE", "FOR", "REASON"], &rows, terminal_width()));
     }
     Ok(text)
 }
