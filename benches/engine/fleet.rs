@@ -120,7 +120,7 @@ impl Fleet {
                     WHERE lane = 'observe' AND lease_session IS NULL AND machine_id = ANY (ARRAY (
                         SELECT machine_id FROM bench_machine WHERE n % 10 = 0 ORDER BY n LIMIT $1))
                     RETURNING machine_id),
-             looked AS (UPDATE machine_provided SET looked_at = now() - INTERVAL '1 hour'
+             aged_report AS (UPDATE machine_provided SET looked_at = now() - INTERVAL '1 hour'
                     WHERE machine_id IN (SELECT machine_id FROM due))
              SELECT count(*) FROM due",
         )

@@ -39,7 +39,7 @@ const MARK: &str = "
     WITH marked AS (
         SELECT machine_id FROM bench_machine
         WHERE n % GREATEST((SELECT count(*) FROM bench_machine) / $1, 1) = 0),
-    placed AS (
+    located_machine AS (
         UPDATE machine_provided SET location = 'row 7' WHERE machine_id IN (SELECT machine_id FROM marked)),
     labelled AS (
         INSERT INTO machine_labels (machine_id, labels) SELECT machine_id, '{\"row\": \"7\"}' FROM marked
