@@ -237,7 +237,7 @@ impl MachineAccess {
         // machine rejects the effects of an argument vector.
         work.outward_call_limit(Duration::ZERO)?;
         let outcome = session
-            .run_argv("asking for a reboot", argv)
+            .run_argv("ordering a reboot", argv)
             .await
             .map_err(|error| AccessError::new(error.to_string()))?;
         match outcome {

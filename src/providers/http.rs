@@ -104,7 +104,7 @@ pub fn request_error(url: &Url, error: &reqwest::Error) -> ProviderError {
         root_cause(error)
     };
     let class = if error.is_redirect() { ErrorClass::Configuration } else { ErrorClass::Transient };
-    ProviderError::new(class, endpoint(url), format!("asking {} failed: {what}", redact_url(url)))
+    ProviderError::new(class, endpoint(url), format!("the request to {} failed: {what}", redact_url(url)))
 }
 
 /// The innermost error: the outer ones repeat the URL, which may hold a secret.
@@ -199,7 +199,7 @@ mod tests {
         let error = request_error(&url, &client.get(url.clone()).send().await.unwrap_err());
         assert_eq!(error.class, ErrorClass::Configuration);
         let expected = format!(
-            "asking {url} failed: the server redirects from https to http, where anybody on the way could answer; \
+            "the request to {url} failed: the server redirects from https to http, where anybody on the way could answer; \
              give an address that stays with https"
         );
         assert_eq!(error.message, expected);

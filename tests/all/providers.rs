@@ -419,16 +419,26 @@ async fn an_answer_that_is_endless_torn_or_no_text_is_an_error_and_no_machine_va
             Unreadable,
             "is larger than 67108864 bytes",
         ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{\"machines\": [", b"", Transient, "asking http"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"mac", b"", Transient, "asking http"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{\"machines\": [",
+            b"",
+            Transient,
+            "the request to http",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"mac",
+            b"",
+            Transient,
+            "the request to http",
+        ),
         (
             b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"machines\": [{\"id\": \"\xc3\x28\"}]}",
             b"",
             Unreadable,
             "the answer cannot be read",
         ),
-        (b"SSH-2.0-OpenSSH_9.2p1\r\n", b"", Transient, "asking http"),
-        (b"", b"", Transient, "asking http"),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", b"", Transient, "the request to http"),
+        (b"", b"", Transient, "the request to http"),
     ];
     for (head, tail, class, text) in cases {
         let provider = saying(head, tail).await.unwrap();

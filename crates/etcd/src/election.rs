@@ -233,7 +233,7 @@ impl CandidateLease {
         let requested_at = Instant::now();
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).max(1);
-        let doing = format!("asking etcd for a lease of {seconds} s");
+        let doing = format!("requesting a lease of {seconds} s from etcd");
         let mut lease = client.lease();
         let request = wire::LeaseGrantRequest { ttl: seconds, id: 0 };
         let granted = client

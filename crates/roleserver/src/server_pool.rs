@@ -137,8 +137,8 @@ async fn fetch_from_server(
         sha256: sha256.0.to_vec(),
         offset: there,
     };
-    let asking = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
-    let mut pieces = match asking.await.map_err(|_| in_time("there was no answer"))? {
+    let fetching = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
+    let mut pieces = match fetching.await.map_err(|_| in_time("there was no answer"))? {
         Ok(answer) => answer.into_inner(),
         Err(status) if status.code() == Code::OutOfRange => {
             // The existing part is longer than the file, so it belongs to another one.

@@ -362,7 +362,7 @@ async fn probe_machine(
 ) -> Result<ProbeReport, TakeoverError> {
     may_begin(TakeoverStep::Probe)?;
     let command = RemoteStep::Probe { path: path.to_owned() }.to_command(PROBE_SCRIPT)?;
-    let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
+    let output = session.exec("probing the machine", &command, bytes::Bytes::new()).await?;
     parse_probe(&output).map_err(|StepError(reason)| TakeoverError::StepFailed {
         address: target.address(),
         step: TakeoverStep::Probe.name(),

@@ -204,8 +204,7 @@ impl CuratorClient {
         let etcd =
             call_curator("listing members", management.get_consensus(wire::GetConsensusRequest {})).await?;
         let cluster =
-            call_curator("asking for the directory", management.get_cluster(wire::GetClusterRequest {}))
-                .await?;
+            call_curator("reading the directory", management.get_cluster(wire::GetClusterRequest {})).await?;
         let declared = if declared {
             let mut declarations = DeclarationsClient::new(self.channel());
             let list = declarations.list(wire::ListDeclarationsRequest {});

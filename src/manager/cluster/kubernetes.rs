@@ -23,7 +23,8 @@ impl CuratorClient {
     pub(super) async fn fetch_kubernetes(&self) -> ObservedKubernetes {
         let mut kubernetes = KubernetesClient::new(self.channel());
         let result =
-            call_curator("asking for Kubernetes", kubernetes.get(wire::GetKubernetesRequest {})).await;
+            call_curator("reading the Kubernetes settings", kubernetes.get(wire::GetKubernetesRequest {}))
+                .await;
         match result {
             Ok(response) => ObservedKubernetes::Present(parse_kubernetes(response)),
             Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::NotFound => {

@@ -352,7 +352,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Finished, trace_end_write(work.finish(changes, detail)).await)
         }
         Some(Ok(Ok(HandlerOutcome::Requeue { changes, until, reason }))) => {
-            tracing::debug!(not_before = %until, reason, "put off");
+            tracing::debug!(not_before = %until, reason, "requeued");
             (WorkResult::Requeued, trace_end_write(work.postpone(changes, until, reason)).await)
         }
         Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {

@@ -44,8 +44,8 @@ impl LeaderContext {
     /// Assigns the current key generation to the next node, or clears an assignment; returns whether there was a step.
     async fn advance_rollout(&self) -> Result<bool, ServiceError> {
         let _alone = self.lock_membership().await;
-        let Some(turn) = self.write_rollout_step(|_| true).await? else { return Ok(false) };
-        tracing::debug!(rollout_step = ?turn, "the generation of Kubernetes keys assigned to a node was changed");
+        let Some(step) = self.write_rollout_step(|_| true).await? else { return Ok(false) };
+        tracing::debug!(rollout_step = ?step, "the generation of Kubernetes keys assigned to a node was changed");
         Ok(true)
     }
 
@@ -67,12 +67,12 @@ impl LeaderContext {
         }
         let nodes = self.store.nodes().await?.nodes;
         let allotments = self.store.allocations().await?;
-        let mut standings = self.node_progress(&nodes, &allotments.allocations);
-        standings.retain(|standing| is_meant(standing.assigned));
-        let Some(turn) = key_rollout::next_rollout_step(keys.value.generation, &standings) else {
+        let mut progress = self.node_progress(&nodes, &allotments.allocations);
+        progress.retain(|node| is_meant(node.assigned));
+        let Some(step) = key_rollout::next_rollout_step(keys.value.generation, &progress) else {
             return Ok(None);
         };
-        let (node, generation) = match turn {
+        let (node, generation) = match step {
             RolloutStep::Assign(node) => (
                 node,
                 Some(AssignedGeneration { generation: keys.value.generation, assigned_at: self.clock.now() }),
@@ -83,7 +83,7 @@ impl LeaderContext {
         self.store
             .write(&[allotments.allocation_change(&node, &NodeAllocation { assigned: generation, ..has })?])
             .await?;
-        Ok(Some(turn))
+        Ok(Some(step))
     }
 
     /// Repairs one allocation; returns whether there was one to repair.

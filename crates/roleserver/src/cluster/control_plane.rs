@@ -251,8 +251,8 @@ async fn run_member(
     };
     if etcd_member::read_peer_certificate(&host.files).is_none() {
         let mut nodes = NodesClient::new(connection.curators.channel());
-        let asking = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
-        let issued = scope.until_cancelled(asking).await?.map_err(|status| {
+        let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
+        let issued = scope.until_cancelled(issuing).await?.map_err(|status| {
             RunnableError::msg(format!("requesting a certificate for etcd failed: {}", status.message()))
         })?;
         let certificate = issued.into_inner().certificate;

@@ -329,11 +329,11 @@ impl NodeEnroller {
     async fn with_leader<T>(
         &self,
         leaders: &curator_client::leader_channel::LeaderTracker,
-        asking: impl Future<Output = T>,
+        call: impl Future<Output = T>,
     ) -> Result<T, RunnableError> {
         let requested = async {
             tokio::select! {
-                answer = asking => answer,
+                answer = call => answer,
                 never = leaders.track_leader() => match never {},
             }
         };

@@ -22,8 +22,8 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 let why = format!("the watch of this node's Kubernetes setup ended: {}", status.message());
                 RunnableError::msg(why)
             };
-            let asking = kubernetes.watch_own(wire::WatchOwnKubernetesRequest {});
-            let mut streaming = scope.until_cancelled(asking).await?.map_err(failed)?.into_inner();
+            let opening = kubernetes.watch_own(wire::WatchOwnKubernetesRequest {});
+            let mut streaming = scope.until_cancelled(opening).await?.map_err(failed)?.into_inner();
             let _healthy = starting.mark_healthy();
             loop {
                 let message = scope.until_cancelled(streaming.message()).await?.map_err(failed)?;

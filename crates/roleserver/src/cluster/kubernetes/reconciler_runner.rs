@@ -169,7 +169,7 @@ async fn run_session(
     let connection = ApiServerConnection { url, identity: Some(identity) };
     let planned =
         KubernetesObjects::new(connection.clone(), wishes.clone()).with_node_records(client.clone());
-    let telling = async {
+    let serving = async {
         let page =
             || async { planned.describe_plan().await.map_or_else(|error| format!("{error}\n"), plan_page) };
         let result =
@@ -185,12 +185,12 @@ async fn run_session(
     let mut leads = reconciler.watch_leading();
     let record = NODES.key(own)?;
     let (sender, mut waits) = watch::channel(None);
-    let asking = async {
+    let waiting = async {
         wait_until_ready(&client, &program, &record, &sender).await;
     };
     let running = reconciler.run(&ending);
-    tokio::pin!(asking, running, telling);
-    let mut wished = inputs.config.watch();
+    tokio::pin!(waiting, running, serving);
+    let mut configs = inputs.config.watch();
     let mut open = false;
     loop {
         let gate = ControllerReadiness {
@@ -204,12 +204,12 @@ async fn run_session(
         }
         tokio::select! {
             () = &mut running => return Ok(()),
-            () = &mut asking, if !open => open = true,
-            () = &mut telling => {}
+            () = &mut waiting, if !open => open = true,
+            () = &mut serving => {}
             Ok(()) = waits.changed() => {}
             Ok(()) = leads.changed() => {}
             Ok(()) = troubles.changed() => {}
-            next = wished.next() => drop(wish.send_replace(Some(next))),
+            next = configs.next() => drop(wish.send_replace(Some(next))),
         }
     }
 }

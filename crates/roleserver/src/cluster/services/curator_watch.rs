@@ -34,8 +34,8 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 let why = format!("the watch of declarations ended: {}", status.message());
                 RunnableError::msg(why)
             };
-            let asking = declarations.watch_own(wire::WatchOwnDeclarationsRequest {});
-            let mut streaming = scope.until_cancelled(asking).await?.map_err(failed)?.into_inner();
+            let opening = declarations.watch_own(wire::WatchOwnDeclarationsRequest {});
+            let mut streaming = scope.until_cancelled(opening).await?.map_err(failed)?.into_inner();
             let _healthy = starting.mark_healthy();
             loop {
                 let message = scope.until_cancelled(streaming.message()).await?.map_err(failed)?;

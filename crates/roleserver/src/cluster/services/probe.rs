@@ -107,7 +107,7 @@ async fn run_probe(
     if let RenderedProbe::Exec(command) = &check.probe {
         return run_exec_probe(runtime, wanted, command, check.timeout, end).await;
     }
-    let asking = async {
+    let probing = async {
         match &check.probe {
             RenderedProbe::Tcp(port) => connect_tcp(loopback(*port)).await.map(drop),
             RenderedProbe::Unix(path) => connect_unix(path).await,
@@ -120,7 +120,7 @@ async fn run_probe(
     };
     tokio::select! {
         () = end.cancelled() => Err("it is being stopped".to_owned()),
-        result = tokio::time::timeout(check.timeout, asking) => result.unwrap_or_else(|_| Err(timeout_message(check.timeout))),
+        result = tokio::time::timeout(check.timeout, probing) => result.unwrap_or_else(|_| Err(timeout_message(check.timeout))),
     }
 }
 
@@ -149,7 +149,8 @@ async fn probe_http(port: u16, path: &str) -> Result<(), String> {
 /// Probes over HTTPS without verifying the server. The run record proves that the program was started; if another
 /// program had its port, it could not listen and would exit.
 async fn probe_https(at: SocketAddr, path: &str, shown: Option<&(PathBuf, PathBuf)>) -> Result<(), String> {
-    let config = insecure_tls_config(shown).map_err(|why| format!("asking {at} for {path} failed: {why}"))?;
+    let config =
+        insecure_tls_config(shown).map_err(|why| format!("requesting {path} of {at} failed: {why}"))?;
     let stream = connect_tcp(at).await?;
     let shaken =
         TlsConnector::from(Arc::new(config)).connect(ServerName::IpAddress(at.ip().into()), stream).await;
@@ -197,7 +198,7 @@ async fn probe_http_stream(
     at: SocketAddr,
     path: &str,
 ) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("asking {at} for {path} failed: {error}");
+    let failed = |error: std::io::Error| format!("requesting {path} of {at} failed: {error}");
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {at}\r\nUser-Agent: roleserver\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );

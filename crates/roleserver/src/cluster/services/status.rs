@@ -39,9 +39,9 @@ pub fn service_conditions(
     let wanted = all.desired.unwrap_or(&nothing);
     let absent = wanted.iter().filter(|(id, _)| !all.observed.contains_key(id)).map(|(id, service)| {
         let message = waiting_message(all, service, fetching);
-        let telling =
+        let condition =
             ServiceCondition { kind: Kind::Waiting, message, revision: service.revision, restarts: 0 };
-        (id.clone(), telling)
+        (id.clone(), condition)
     });
     let present = all.observed.iter().map(|(id, present)| {
         let service = wanted.get(id);
@@ -156,27 +156,27 @@ impl TransitionTimes {
     /// since 1970.
     pub fn wire_statuses(
         &mut self,
-        tellings: &BTreeMap<ServiceId, ServiceCondition>,
+        conditions: &BTreeMap<ServiceId, ServiceCondition>,
         began: impl Fn(&ServiceId) -> Option<i64>,
         now: i64,
     ) -> Vec<wire::ServiceStatus> {
-        self.last.retain(|id, _| tellings.contains_key(id));
+        self.last.retain(|id, _| conditions.contains_key(id));
         let mut all: Vec<wire::ServiceStatus> = Vec::new();
-        for (id, telling) in tellings {
+        for (id, condition) in conditions {
             let since_ms = match self.last.get(id) {
-                Some((kind, since)) if *kind == telling.kind => *since,
+                Some((kind, since)) if *kind == condition.kind => *since,
                 Some(_) => now,
-                None => began(id).filter(|_| telling.kind == Kind::Healthy).unwrap_or(now),
+                None => began(id).filter(|_| condition.kind == Kind::Healthy).unwrap_or(now),
             };
-            self.last.insert(id.clone(), (telling.kind, since_ms));
+            self.last.insert(id.clone(), (condition.kind, since_ms));
             all.push(wire::ServiceStatus {
                 role: id.role.clone(),
                 service: id.service.clone(),
-                kind: telling.kind.into(),
+                kind: condition.kind.into(),
                 since_ms,
-                restarts: telling.restarts,
-                message: telling.message.clone(),
-                declaration_revision: telling.revision,
+                restarts: condition.restarts,
+                message: condition.message.clone(),
+                declaration_revision: condition.revision,
             });
         }
         if all.len() > MAX_SERVICES {
@@ -253,9 +253,9 @@ mod tests {
             artefacts: &artefacts,
             now: Duration::ZERO,
         };
-        let telling = service_conditions(&all, &BTreeMap::new()).remove(&id("web")).unwrap();
-        assert_eq!(telling.restarts, 4);
-        (telling.kind, telling.message)
+        let condition = service_conditions(&all, &BTreeMap::new()).remove(&id("web")).unwrap();
+        assert_eq!(condition.restarts, 4);
+        (condition.kind, condition.message)
     }
 
     #[test]
@@ -309,9 +309,9 @@ mod tests {
     #[test]
     fn time_of_a_state_is_that_of_its_beginning() {
         let mut since = TransitionTimes::default();
-        let telling = |kind| ServiceCondition { kind, message: String::new(), revision: 1, restarts: 0 };
+        let condition = |kind| ServiceCondition { kind, message: String::new(), revision: 1, restarts: 0 };
         let mut at = |kind, now| {
-            let all = BTreeMap::from([(id("web"), telling(kind))]);
+            let all = BTreeMap::from([(id("web"), condition(kind))]);
             since.wire_statuses(&all, |_| Some(5), now)[0].since_ms
         };
         assert_eq!(at(Kind::Healthy, 10), 5, "it ran before we did");
@@ -326,8 +326,8 @@ mod tests {
         let all: BTreeMap<ServiceId, ServiceCondition> = (0..300)
             .map(|number| {
                 let kind = if number % 100 == 99 { Kind::BackingOff } else { Kind::Healthy };
-                let telling = ServiceCondition { kind, message: String::new(), revision: 1, restarts: 0 };
-                (id(&format!("s{number:03}")), telling)
+                let condition = ServiceCondition { kind, message: String::new(), revision: 1, restarts: 0 };
+                (id(&format!("s{number:03}")), condition)
             })
             .collect();
         let sent = TransitionTimes::default().wire_statuses(&all, |_| None, 1);
