@@ -16,7 +16,7 @@ use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::after;
 use shepherd::takeover::ssh_error::HostKeyChanged;
 
-use super::{Site, agent, beat, fail, golden, healthy, key, pinned, refused};
+use super::{Site, agent, beat, details, fail, golden, healthy, key, pinned, refused};
 use crate::harness::aloud::TestResult;
 
 #[tokio::test]

@@ -27,7 +27,6 @@ use sqlx::Connection as _;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::lists;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, settings as connection_settings, until};
 use crate::harness::aloud::TestResult;
 

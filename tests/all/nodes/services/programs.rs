@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::service_status::Kind;
 
-use super::{declare, founded, instance, until_nothing_is_left, until_status, until_well};
+use super::{declare, founded, instance, script, until_nothing_is_left, until_status, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
