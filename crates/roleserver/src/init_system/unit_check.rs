@@ -14,26 +14,42 @@ use model::host_finding::{HostFinding, HostFindingKind};
 use crate::mountinfo;
 
 /// Settings that open a mount or another namespace, or restrict what is started, with the values that do not. systemd
-/// prints a filter of system calls that is not set as the list of all calls except none, `~`.
-const INHERITED_SETTINGS: [(&str, &[&str]); 19] = [
+/// prints a filter of system calls or of address families that is not set as the list of all except none, `~`.
+const INHERITED_SETTINGS: [(&str, &[&str]); 35] = [
     ("ProtectSystem", &["no"]),
     ("ProtectHome", &["no"]),
     ("ProtectKernelTunables", &["no"]),
     ("ProtectKernelModules", &["no"]),
+    ("ProtectKernelLogs", &["no"]),
     ("ProtectControlGroups", &["no"]),
+    ("ProtectClock", &["no"]),
+    ("ProtectHostname", &["no"]),
+    ("ProtectProc", &["default"]),
+    ("ProcSubset", &["all"]),
     ("PrivateTmp", &["no"]),
     ("PrivateDevices", &["no"]),
     ("PrivateMounts", &["no"]),
     ("PrivateNetwork", &["no"]),
+    ("PrivateIPC", &["no"]),
     ("PrivateUsers", &["no"]),
     ("NoNewPrivileges", &["no"]),
     ("SystemCallFilter", &["", "~"]),
+    ("SystemCallArchitectures", &[""]),
+    ("RestrictAddressFamilies", &["", "~"]),
     ("RestrictNamespaces", &["no"]),
+    ("RestrictRealtime", &["no"]),
+    ("RestrictSUIDSGID", &["no"]),
+    ("LockPersonality", &["no"]),
     ("MemoryDenyWriteExecute", &["no"]),
+    ("ReadWritePaths", &[""]),
     ("ReadOnlyPaths", &[""]),
     ("InaccessiblePaths", &[""]),
+    ("NoExecPaths", &[""]),
+    ("TemporaryFileSystem", &[""]),
     ("BindPaths", &[""]),
+    ("BindReadOnlyPaths", &[""]),
     ("RootDirectory", &[""]),
+    ("RootImage", &[""]),
     ("DynamicUser", &["no"]),
 ];
 /// Other settings that are read.
@@ -296,6 +312,34 @@ mod tests {
         let requested = requested_settings();
         for name in ["KillMode", "Delegate", "DropInPaths", "ProtectSystem", "DynamicUser"] {
             assert!(requested.split(',').any(|found| found == name), "{requested}");
+        }
+    }
+
+    /// Lines of `systemctl show` of a service, with systemd 252, where nothing is set and where something is.
+    #[test]
+    fn each_setting_that_children_inherit_is_found_and_its_default_is_not() {
+        for (default, set) in [
+            ("ProtectKernelLogs=no", "ProtectKernelLogs=yes"),
+            ("ProtectClock=no", "ProtectClock=yes"),
+            ("ProtectHostname=no", "ProtectHostname=yes"),
+            ("ProtectProc=default", "ProtectProc=invisible"),
+            ("ProcSubset=all", "ProcSubset=pid"),
+            ("PrivateIPC=no", "PrivateIPC=yes"),
+            ("SystemCallArchitectures=", "SystemCallArchitectures=native"),
+            ("RestrictAddressFamilies=~", "RestrictAddressFamilies=AF_INET AF_UNIX"),
+            ("RestrictRealtime=no", "RestrictRealtime=yes"),
+            ("RestrictSUIDSGID=no", "RestrictSUIDSGID=yes"),
+            ("LockPersonality=no", "LockPersonality=yes"),
+            ("ReadWritePaths=", "ReadWritePaths=/var"),
+            ("NoExecPaths=", "NoExecPaths=/var"),
+            ("TemporaryFileSystem=", "TemporaryFileSystem=/var:ro"),
+            ("BindReadOnlyPaths=", "BindReadOnlyPaths=/usr:/usr:rbind"),
+            ("RootImage=", "RootImage=/image.raw"),
+        ] {
+            let name = default.split('=').next().unwrap_or_default();
+            assert!(requested_settings().split(',').any(|found| found == name), "{name}");
+            assert_eq!(UnitSettings::parse(default).inherited(), [""; 0], "{default}");
+            assert_eq!(UnitSettings::parse(set).inherited(), [set], "{set}");
         }
     }
 
