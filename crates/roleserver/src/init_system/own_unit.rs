@@ -68,10 +68,17 @@ impl OwnUnit {
         }
     }
 
-    /// Checks the unit as systemd has it. `in_unit` are the programs in its group. Blocks.
-    fn check_settings(&self, in_unit: &[String]) -> Result<Vec<HostFinding>, SystemdError> {
+    /// Brings the unit file up to date, and returns the finding about it if somebody edited it. Blocks.
+    fn check_file(&self) -> Result<Option<HostFinding>, SystemdError> {
+        Ok(self.refresh_file()?.then(|| edited_unit_finding(&self.systemd.unit_path())))
+    }
+
+    /// Checks the file, and the unit as systemd has it. `in_unit` are the programs in its group. Blocks.
+    fn check_unit(&self, in_unit: &[String]) -> Result<Vec<HostFinding>, SystemdError> {
+        let edited = self.check_file()?;
         let shown = self.systemd.show_unit(&requested_settings())?;
-        Ok(assess_unit(&UnitSettings::parse(&shown), self.group.hierarchy, in_unit))
+        let found = assess_unit(&UnitSettings::parse(&shown), self.group.hierarchy, in_unit);
+        Ok(edited.into_iter().chain(found).collect())
     }
 }
 
@@ -88,12 +95,12 @@ pub fn run_own_unit(own: OwnUnit, findings: HostFindings) -> Runnable {
     })
 }
 
-/// Refreshes the file until that succeeds once, then checks the unit for ever. A failure prevents nothing else.
+/// Refreshes the file until that succeeds once, then checks file and unit for ever. A failure prevents nothing else.
 async fn care_for_unit(own: &OwnUnit, findings: &HostFindings) {
     let mut failures = 0;
     let edited = loop {
         let unit = own.clone();
-        match run_blocking(move || unit.refresh_file()).await {
+        match run_blocking(move || unit.check_file()).await {
             Ok(edited) => break edited,
             Err(error) => {
                 failures += 1;
@@ -104,8 +111,7 @@ async fn care_for_unit(own: &OwnUnit, findings: &HostFindings) {
         }
         tokio::time::sleep(ExponentialBackoff::DEFAULT.delay(failures, rand::random())).await;
     };
-    let edited = edited.then(|| edited_unit_finding(&own.systemd.unit_path()));
-    findings.set(SOURCE, edited.clone().into_iter().collect());
+    findings.set(SOURCE, edited.into_iter().collect());
     tokio::time::sleep(FIRST_CHECK).await;
     loop {
         let before = list_processes(&own.group.directory);
@@ -113,10 +119,10 @@ async fn care_for_unit(own: &OwnUnit, findings: &HostFindings) {
         let unit = own.clone();
         let checked = run_blocking(move || {
             let after = list_processes(&unit.group.directory);
-            unit.check_settings(&long_lived_programs(&before, &after))
+            unit.check_unit(&long_lived_programs(&before, &after))
         });
         match checked.await {
-            Ok(found) => findings.set(SOURCE, edited.iter().cloned().chain(found).collect()),
+            Ok(found) => findings.set(SOURCE, found),
             // What was found before stays: systemd may be busy.
             Err(error) => tracing::debug!(error, "the unit cannot be checked"),
         }
@@ -249,6 +255,24 @@ mod tests {
         assert!(own.refresh_file().unwrap(), "an administrator made the link");
         assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), former_text());
         assert!(!root.path().join("calls").exists());
+    }
+
+    #[test]
+    fn edit_while_the_role_server_runs_is_found_and_withdrawn() {
+        let root = tempfile::tempdir().unwrap();
+        let own = own_unit(root.path(), "nothing");
+        std::fs::create_dir_all(&own.systemd.units).unwrap();
+        let released = render_unit(&facts());
+        for (text, is_edited) in [
+            (released.clone(), false),
+            (released.replace("RestartSec=2", "RestartSec=9"), true),
+            (released, false),
+        ] {
+            std::fs::write(own.systemd.unit_path(), &text).unwrap();
+            let found = own.check_unit(&[]).unwrap();
+            assert_eq!(found.len(), usize::from(is_edited), "{text}: {found:?}");
+            assert_eq!(std::fs::read_to_string(own.systemd.unit_path()).unwrap(), text);
+        }
     }
 
     #[test]
