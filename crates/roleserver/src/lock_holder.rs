@@ -12,9 +12,11 @@ use crate::process::ProcessInstance;
 /// The process that holds a lock on the file and has it open; `None` if there is none, or if it cannot be found out.
 #[must_use]
 pub fn find_lock_holder(path: &Path) -> Option<ProcessInstance> {
-    let inode = std::fs::metadata(path).ok()?.ino();
+    // The kernel shows open files by their paths without links, and `/home` is one on some systems.
+    let path = path.canonicalize().ok()?;
+    let inode = std::fs::metadata(&path).ok()?.ino();
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let holder = parse_holders(&locks, inode).into_iter().find(|pid| has_open(*pid, path))?;
+    let holder = parse_holders(&locks, inode).into_iter().find(|pid| has_open(*pid, &path))?;
     ProcessInstance::of_pid(holder)
 }
 

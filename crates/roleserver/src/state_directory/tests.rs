@@ -63,6 +63,18 @@ fn damaged_record_of_a_process_is_ignored_and_replaced() {
     }
 }
 
+#[test]
+fn holder_of_a_lock_is_found_through_a_link() {
+    let (parent, state) = directory();
+    let link = parent.path().join("link");
+    std::os::unix::fs::symlink(state.path(), &link).unwrap();
+    let linked = StateDirectory::open(&link).unwrap();
+    assert_eq!(linked.find_agent_process(), None);
+    let _lock = linked.acquire_lock(Lock::Agent).unwrap();
+    let own = ProcessRecord::current(1, "00".to_owned()).unwrap();
+    assert_eq!(linked.find_agent_process().map(|found| found.instance), Some(own.instance));
+}
+
 /// A file that parses but cannot be used is damaged, too: an agent without an endpoint has nothing to do.
 #[test]
 fn settings_that_could_not_be_used_are_damage() {
