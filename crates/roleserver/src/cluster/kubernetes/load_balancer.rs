@@ -5,6 +5,10 @@
 //! changes, connections to removed servers are closed, so that the clients reconnect to another one. A connection to a
 //! host that has disappeared is closed after half a minute without traffic.
 //!
+//! Every process of the machine reaches the address, and each connection takes two files of the role server, which
+//! needs files for its heartbeats. So the number of connections is bounded. It cannot be seen which ones are those of
+//! components, so a newcomer beyond the bound is closed.
+//!
 //! The load balancer is a part of the role server and ends with it, unlike the components that use it. While a role
 //! server is replaced their connections break, and nothing listens for a moment. They reconnect, as they have to
 //! whenever an API server stops. Pods are not affected.
@@ -12,7 +16,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use supervisor::context::{Runnable, Scope, Starting};
@@ -21,6 +25,8 @@ use supervisor::watch_cell::WatchCell;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use transport::gate::limits::reserved_files;
+use transport::gate::open_files::available_files;
 
 /// Time after which a server that does not accept is skipped.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,6 +35,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 /// Pause after an accept that failed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Most connections, whatever the number of files: the components of a worker have some dozens.
+const MAX_CONNECTIONS: u64 = 4096;
+/// How often the log says that there are more.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Addresses of API servers. The load balancer listens while it has a set, even an empty one.
 pub type ApiServers = BTreeSet<SocketAddr>;
@@ -39,9 +50,21 @@ pub fn parse_servers<'t>(texts: impl IntoIterator<Item = &'t String>) -> ApiServ
     texts.into_iter().filter_map(|text| text.parse().ok()).collect()
 }
 
+/// Most connections in a process that may open `files`: a tenth of the files that its listeners share, and at least one.
+/// A curator in the same process has half of them.
+fn connection_limit(files: u64) -> usize {
+    let shared = files.saturating_sub(reserved_files(files));
+    usize::try_from((shared / 20).clamp(1, MAX_CONNECTIONS)).unwrap_or(usize::MAX)
+}
+
 /// Makes the runnable that listens at `address` while `servers` holds a set.
 #[must_use]
 pub fn run_load_balancer(address: SocketAddr, servers: WatchCell<Option<ApiServers>>) -> Runnable {
+    run_limited(address, servers, connection_limit(available_files()))
+}
+
+/// As [`run_load_balancer`], with at most `limit` connections at once.
+fn run_limited(address: SocketAddr, servers: WatchCell<Option<ApiServers>>, limit: usize) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let mut watcher = servers.watch();
         async move {
@@ -61,6 +84,7 @@ pub fn run_load_balancer(address: SocketAddr, servers: WatchCell<Option<ApiServe
                 let (sender, current) = watch::channel(first);
                 let mut connections = JoinSet::new();
                 let turn = Arc::new(Mutex::new(RoundRobin::default()));
+                let mut logged_at: Option<Instant> = None;
                 loop {
                     tokio::select! {
                         cancelled = scope.cancelled() => return Err(cancelled.into()),
@@ -78,6 +102,13 @@ pub fn run_load_balancer(address: SocketAddr, servers: WatchCell<Option<ApiServe
                             None => break,
                         },
                         accepted = listener.accept() => match accepted {
+                            Ok((stream, _)) if connections.len() >= limit => {
+                                drop(stream);
+                                if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                                    tracing::warn!(limit, "connections to API servers are closed: there are too many");
+                                    logged_at = Some(Instant::now());
+                                }
+                            }
                             Ok((stream, _)) => {
                                 connections.spawn(forward_connection(stream, current.clone(), turn.clone()));
                             }
@@ -207,6 +238,30 @@ mod tests {
             parse_servers(&texts),
             ApiServers::from([address("10.0.0.1:6443"), address("[fd00::4]:6443")])
         );
+    }
+
+    #[test]
+    fn connections_leave_files_for_the_role_server() {
+        for (files, limit) in
+            [(0, 1), (1024, 38), (4096, 153), (65_536, 2867), (1_048_576, 4096), (u64::MAX, 4096)]
+        {
+            assert_eq!(connection_limit(files), limit, "{files}");
+        }
+    }
+
+    #[tokio::test]
+    async fn newcomer_beyond_the_limit_is_closed_until_another_one_ends() {
+        let (at, watch_cell) = (unused_address().await, WatchCell::new());
+        let tree = Supervisor::start(run_limited(at, watch_cell.clone(), 2), SupervisorSettings::default());
+        watch_cell.set(Some(ApiServers::from([server(b'a').await])));
+        let mut first = connect_and_read(at).await.unwrap();
+        let _second = connect_and_read(at).await.unwrap();
+        assert!(connect_and_read(at).await.is_none(), "it was forwarded");
+        first.0.write_all(b"x").await.unwrap();
+        assert_eq!(first.0.read_u8().await.unwrap(), b'x', "the others go on");
+        drop(first);
+        while connect_and_read(at).await.is_none() {}
+        tree.stop().await;
     }
 
     /// A server that sends its letter to each client, and then echoes what it receives.
