@@ -1,21 +1,26 @@
 //! The program `shepherd`: parses the command line, and runs the service, the demo or the simulator.
 
-use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::model::arguments::normalize_flag_dashes;
 use crate::service::command_line::parse_command_line;
+use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::ExitFailure;
-use crate::service::flags::{LogFormat, ShepherdCommand};
+use crate::service::flags::{LogFormat, ShepherdCommand, ShepherdFlags};
 use crate::service::os_process::StopSignals;
 use crate::service::traces::Traces;
 use crate::service::{check, demo, logging, run, service_plan};
 use crate::simulator::fault_command;
 use crate::simulator::service::{self as simulator, SimulatorArgs, SimulatorCommand};
 use crate::transport::gate::open_files::{check_files, raise_limit};
+
+/// How long the end waits for threads that read a file or resolve a name for a service that has stopped.
+const THREADS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 #[must_use]
@@ -25,19 +30,35 @@ pub fn run_program() -> ExitCode {
     // installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let files = raise_limit();
+    let (parsed, file) = match parse_command_line(&normalize_flag_dashes(std::env::args_os())) {
+        Ok(Some(parsed)) => parsed,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(failure) => return report_failure(&failure),
+    };
+    let has_own_server = parsed.command.is_some() || parsed.service.bmdb_url.is_none();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             return report_failure(&ExitFailure::failed(format!("cannot start the runtime: {error}")));
         }
     };
-    let ended = match runtime.block_on(dispatch_command(&normalize_flag_dashes(std::env::args_os()), files)) {
+    let ended = match runtime.block_on(dispatch_command(parsed, file, files)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => report_failure(&failure),
     };
-    // This waits for work that a cancelled start left on threads of its own, such as the start of a database server.
-    drop(runtime);
+    end_runtime(runtime, has_own_server);
     ended
+}
+
+/// Ends the runtime. Work on threads of its own cannot be cancelled. The start of a private database server is waited for,
+/// or the server would stay. A service without one does not wait for a disk or a name server that does not answer: its
+/// stop ends within the documented time.
+fn end_runtime(runtime: Runtime, has_own_server: bool) {
+    if has_own_server {
+        drop(runtime);
+    } else {
+        runtime.shutdown_timeout(THREADS_TIMEOUT);
+    }
 }
 
 fn report_failure(failure: &ExitFailure) -> ExitCode {
@@ -46,8 +67,11 @@ fn report_failure(failure: &ExitFailure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-async fn dispatch_command(arguments: &[OsString], files: u64) -> Result<(), ExitFailure> {
-    let Some((parsed, file)) = parse_command_line(arguments)? else { return Ok(()) };
+async fn dispatch_command(
+    parsed: ShepherdFlags,
+    file: ConfigurationFile,
+    files: u64,
+) -> Result<(), ExitFailure> {
     match parsed.command {
         Some(ShepherdCommand::Demo(flags)) => Box::pin(demo::run_demo(flags)).await,
         Some(ShepherdCommand::Simulator(args)) => run_simulator(args).await,
@@ -106,4 +130,48 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
 
 fn to_failure(usage: bool, error: &dyn std::fmt::Display) -> ExitFailure {
     if usage { ExitFailure::usage(error.to_string()) } else { ExitFailure::failed(error.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A runtime with work on a thread of its own that has begun.
+    fn working_runtime(work: impl FnOnce() + Send + 'static) -> Runtime {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let (begin, begun) = mpsc::channel();
+        runtime.spawn_blocking(move || {
+            begin.send(()).unwrap();
+            work();
+        });
+        begun.recv().unwrap();
+        runtime
+    }
+
+    /// Without the limit this test would not end.
+    #[test]
+    fn disk_that_does_not_answer_does_not_keep_a_service_from_ending() {
+        let (release, released) = mpsc::channel::<()>();
+        let runtime = working_runtime(move || {
+            let _ = released.recv();
+        });
+        end_runtime(runtime, false);
+        drop(release);
+    }
+
+    #[test]
+    fn start_of_a_private_database_server_is_waited_for() {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = has_ended.clone();
+        let runtime = working_runtime(move || {
+            std::thread::sleep(2 * THREADS_TIMEOUT);
+            ended.store(true, Ordering::SeqCst);
+        });
+        end_runtime(runtime, true);
+        assert!(has_ended.load(Ordering::SeqCst));
+    }
 }
