@@ -50,9 +50,9 @@ pub fn run_program() -> ExitCode {
     ended
 }
 
-/// Ends the runtime. Work on threads of its own cannot be cancelled. The start of a private database server is waited for,
-/// or the server would stay. A service without one does not wait for a disk or a name server that does not answer: its
-/// stop ends within the documented time.
+/// Ends the runtime. Work on threads of its own cannot be cancelled. The start of a private database server is waited
+/// for, or the server would stay. A service without one does not wait for a disk or a name server that does not answer:
+/// its stop ends within the documented time.
 fn end_runtime(runtime: Runtime, has_own_server: bool) {
     if has_own_server {
         drop(runtime);

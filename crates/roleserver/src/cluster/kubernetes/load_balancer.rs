@@ -50,8 +50,8 @@ pub fn parse_servers<'t>(texts: impl IntoIterator<Item = &'t String>) -> ApiServ
     texts.into_iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Most connections in a process that may open `files`: a tenth of the files that its listeners share, and at least one.
-/// A curator in the same process has half of them.
+/// Most connections in a process that may open `files`. They take a tenth of the files that its listeners share; a
+/// curator in the same process has half of these.
 fn connection_limit(files: u64) -> usize {
     let shared = files.saturating_sub(reserved_files(files));
     usize::try_from((shared / 20).clamp(1, MAX_CONNECTIONS)).unwrap_or(usize::MAX)
