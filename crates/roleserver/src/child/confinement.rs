@@ -8,7 +8,8 @@
 //! * A service of another user has only what its declaration requests, as ambient capabilities: `execve` would take
 //!   others from it.
 //! * A role server that is not root cannot change the bounding set. Its services have no capabilities, and gain none,
-//!   because of `no_new_privs`.
+//!   because of `no_new_privs`. A service of root gives up what is beyond the set also where a role server lacks
+//!   `CAP_SETPCAP` to change it, and `execve` does not bring it back then.
 //!
 //! `plan_confinement` decides, and `begin` and `finish` are the system calls before and after the change of
 //! the user (capabilities(7), prctl(2)). They belong to the thread, and the launcher has one.
@@ -44,8 +45,10 @@ pub struct Confinement(pub Privileges);
 /// The system calls that confine a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConfinementPlan {
-    /// Capabilities to keep in the bounding set; `None` to leave it, because this process may not change it.
-    bounding: Option<CapabilitySet>,
+    /// Capabilities that a service of root may have.
+    permitted: CapabilitySet,
+    /// Whether to take all others out of the bounding set, which this process may be unable to change.
+    is_bounded: bool,
     /// Capabilities of a service of another user than root.
     ambient: CapabilitySet,
     no_new_privileges: bool,
@@ -70,7 +73,8 @@ pub(super) fn plan_confinement(
         ));
     }
     Ok(ConfinementPlan {
-        bounding: own.contains(CapabilitySet::SETPCAP).then_some(DEFAULT_CAPABILITIES | requested),
+        permitted: DEFAULT_CAPABILITIES | requested,
+        is_bounded: own.contains(CapabilitySet::SETPCAP),
         ambient: if uid == 0 { CapabilitySet::empty() } else { requested },
         no_new_privileges: !new_privileges,
     })
@@ -87,11 +91,11 @@ pub(super) fn own_capabilities() -> std::io::Result<CapabilitySet> {
 
 /// The part before the change of the user, which takes the privilege for it away.
 pub(super) fn begin(plan: &ConfinementPlan) -> std::io::Result<()> {
-    if let Some(bounding) = plan.bounding {
+    if plan.is_bounded {
         for number in 0..u64::BITS {
             let one = CapabilitySet::from_bits_retain(1 << number);
             match capability_is_in_bounding_set(one) {
-                Ok(true) if !bounding.contains(one) => remove_capability_from_bounding_set(one)?,
+                Ok(true) if !plan.permitted.contains(one) => remove_capability_from_bounding_set(one)?,
                 Ok(_) => {}
                 // The kernel has no capability of this number, nor of a higher one.
                 Err(rustix::io::Errno::INVAL) => break,
@@ -110,7 +114,12 @@ pub(super) fn begin(plan: &ConfinementPlan) -> std::io::Result<()> {
 pub(super) fn finish(plan: &ConfinementPlan) -> std::io::Result<()> {
     if plan.ambient.is_empty() {
         let now = capabilities(None)?;
-        set_capabilities(None, CapabilitySets { inheritable: CapabilitySet::empty(), ..now })?;
+        let kept = CapabilitySets {
+            effective: now.effective & plan.permitted,
+            permitted: now.permitted & plan.permitted,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, kept)?;
     } else {
         let only = plan.ambient;
         set_capabilities(None, CapabilitySets { effective: only, permitted: only, inheritable: only })?;
@@ -140,16 +149,21 @@ mod tests {
     fn plan_bounds_capabilities_by_default_and_request() {
         let (all, none) = (CapabilitySet::all(), CapabilitySet::empty());
         let net = CapabilitySet::NET_ADMIN;
-        let plan =
-            |bounding, ambient, no_new_privileges| ConfinementPlan { bounding, ambient, no_new_privileges };
+        let plan = |permitted, is_bounded, ambient, no_new_privileges| ConfinementPlan {
+            permitted,
+            is_bounded,
+            ambient,
+            no_new_privileges,
+        };
+        let (default, with_net) = (DEFAULT_CAPABILITIES, DEFAULT_CAPABILITIES | net);
         for (confinement, uid, own, expected) in [
-            (requesting(&[], false), 0, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
-            (requesting(&[], false), 1000, all, plan(Some(DEFAULT_CAPABILITIES), none, true)),
-            (requesting(&["NET_ADMIN"], false), 0, all, plan(Some(DEFAULT_CAPABILITIES | net), none, true)),
-            (requesting(&["NET_ADMIN"], true), 7, all, plan(Some(DEFAULT_CAPABILITIES | net), net, false)),
-            (requesting(&[], false), 1000, none, plan(None, none, true)),
-            (requesting(&[], true), 1000, none, plan(None, none, false)),
-            (requesting(&["NET_ADMIN"], false), 1000, net, plan(None, net, true)),
+            (requesting(&[], false), 0, all, plan(default, true, none, true)),
+            (requesting(&[], false), 1000, all, plan(default, true, none, true)),
+            (requesting(&["NET_ADMIN"], false), 0, all, plan(with_net, true, none, true)),
+            (requesting(&["NET_ADMIN"], true), 7, all, plan(with_net, true, net, false)),
+            (requesting(&[], false), 1000, none, plan(default, false, none, true)),
+            (requesting(&[], true), 1000, none, plan(default, false, none, false)),
+            (requesting(&["NET_ADMIN"], false), 1000, net, plan(with_net, false, net, true)),
         ] {
             assert_eq!(
                 plan_confinement(&confinement, uid, own),
@@ -160,6 +174,24 @@ mod tests {
         for unsafe_one in ["SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "NET_ADMIN", "DAC_READ_SEARCH", "BPF"] {
             assert!(!DEFAULT_CAPABILITIES.contains(bit(unsafe_one.parse().unwrap())), "{unsafe_one}");
         }
+    }
+
+    /// As root has them without `CAP_SETPCAP`. Capabilities are those of a thread, so the test has one for itself.
+    #[test]
+    fn capabilities_beyond_the_plan_are_given_up_where_the_bounding_set_stays() {
+        let plan = ConfinementPlan {
+            permitted: CapabilitySet::CHOWN,
+            is_bounded: false,
+            ambient: CapabilitySet::empty(),
+            no_new_privileges: false,
+        };
+        let confined = std::thread::spawn(move || {
+            finish(&plan).unwrap();
+            capabilities(None).unwrap()
+        });
+        let left = confined.join().unwrap();
+        assert!(CapabilitySet::CHOWN.contains(left.permitted | left.effective), "{left:?}");
+        assert_eq!(left.inheritable, CapabilitySet::empty());
     }
 
     #[test]
