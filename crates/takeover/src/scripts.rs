@@ -14,7 +14,8 @@
 //! Root runs the program, and systemd runs it again at each boot. So each script first resolves the links on the way to
 //! the path (`place`), and ends if another user can change a directory of the result or the file itself. The probe goes
 //! on and reports this, because the takeover may choose another path. Owners must be root or the SSH user. A group may
-//! write if it is the user's own group by name, as distributions with a group for each user have it. A sticky directory
+//! write if it is the user's own group by name, as distributions with a group for each user have it, and if no access list
+//! (`+` behind the mode) names others: its bits for the group are what anybody on the list may have. A sticky directory
 //! (`/tmp`) is allowed above the directory of the program, never as that directory: in it, others can create the path
 //! first. The scripts read owner and mode from `ls -ldn`, because a small machine has no `stat`. They go on with the
 //! resolved path, in which no other user can put a link.
@@ -29,7 +30,7 @@ macro_rules! common {
          check() { f=$1; s=$2; set -f; set -- $(ls -ldn \"$f\"); set +f; \
          [ $# -gt 4 ] || say 47 \"the owner of $f cannot be read\"; \
          case $3 in 0|\"$u\") ;; *) say 47 \"$f belongs to another user (id $3)\";; esac; \
-         w=; case $1 in ????????w*) w=1;; ?????w*) [ \"$4\" = \"$g\" ] || w=1;; esac; \
+         w=; case $1 in ????????w*|?????w*+) w=1;; ?????w*) [ \"$4\" = \"$g\" ] || w=1;; esac; \
          case $1$s in d????????[tT]*x) w=;; esac; \
          [ -z \"$w\" ] || say 47 \"$f can be changed by other users ($1)\"; }; \
          place() { q=${p%/*}; r=; \
@@ -274,6 +275,20 @@ mod tests {
         set_mode(&inner, 0o775);
         let expected = format!("{} can be changed by other users (drwxrwxr-x)", inner.display());
         assert_eq!(refusal(&program), expected);
+    }
+
+    /// `ls` shows an access list as a `+`, and its mask as the bits of the group. Not every file system has such lists.
+    #[test]
+    fn access_list_of_others_is_no_own_group() {
+        let (_directory, root) = directory();
+        set_mode(&root, 0o775);
+        let [_, (step, script), _] = steps(&root.join("roleserver"));
+        let listed = "$(ls -ldn \"$f\" | sed s/^drwxrwxr-x/drwxrwxr-x+/)";
+        let command = step.to_command(&script.replace("$(ls -ldn \"$f\")", listed)).unwrap();
+        let output = Command::new("/bin/sh").args(["-c", &command]).stdin(Stdio::null()).output().unwrap();
+        let expected = format!("{} can be changed by other users (drwxrwxr-x+)", root.display());
+        assert_eq!(String::from_utf8(output.stderr).unwrap().trim_end(), expected);
+        assert_eq!(output.status.code(), Some(i32::try_from(UNSAFE_PATH).unwrap()));
     }
 
     #[test]
