@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use shepherd::service::flags;
+use shepherd::service::stop_deadline::longest_stop;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
@@ -32,7 +33,8 @@ fn unit_of_the_service_has_flags_that_the_program_accepts_and_waits_for_its_shut
     let words: Vec<OsString> = command.split_whitespace().map(OsString::from).collect();
     let parsed = flags::parse_flags(words).map_err(|error| anyhow::anyhow!("{command}: {error}"))?;
     let patience = Duration::from_secs(setting(&unit, "TimeoutStopSec")?.parse()?);
-    assert!(patience > parsed.service.shutdown_grace.0, "systemd kills it after {patience:?}");
+    let longest = longest_stop(parsed.service.shutdown_grace.0);
+    assert!(patience > longest, "systemd kills it after {patience:?}, and a stop takes up to {longest:?}");
     assert!(source::read(Path::new("docs/deploying.md"))?.contains(UNIT));
     Ok(())
 }
