@@ -12,6 +12,7 @@ use crate::manager::provider_breakers::ProviderCall;
 use crate::manager::provider_set::ProviderSet;
 use crate::model::backoff::BackoffPolicy;
 use crate::model::facts::{MachineFacts, ProviderRecord};
+use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
 use crate::providers::provider::{ErrorClass, MAX_CALL_TIME, ProviderMachine};
@@ -59,7 +60,7 @@ impl ControlLoop for Updater {
                 ..HandlerError::new(error.to_string())
             }
         })?;
-        let vouched = found.as_ref().and_then(|machine| machine.host_keys.first().cloned());
+        let listed = found.as_ref().and_then(|machine| machine.host_keys.first().cloned());
         let (details, unchanged) = compare_details(&known, found);
         let mut detail = if unchanged { "nothing changed" } else { "the provider reports a change" };
         let moved = address_changes(facts, &known, &details);
@@ -68,18 +69,23 @@ impl ControlLoop for Updater {
         }
         let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
         changes.extend(moved);
-        if let Some(key) = vouched
-            && work.bmdb().host_key(work.machine()).await?.is_none()
-        {
-            // A device list may get the host key of a machine later than the machine.
-            changes.push(FactChange::HostKeyPinned {
-                algorithm: key.algorithm,
-                public_key: key.key,
-                source: HostKeySource::Provider,
-            });
+        if listed.is_some() {
+            let pinned = work.bmdb().host_key(work.machine()).await?;
+            changes.extend(listed_key_change(listed, pinned.as_ref()));
         }
         Ok(HandlerOutcome::finished(changes, detail))
     }
+}
+
+/// Pins the host key that a provider lists, if it counts more than the pinned one. A device list may get the key of a
+/// machine later than the machine. A key of a first contact may be that of anybody who answered at the address, and a
+/// password may be sent to the host that has the pinned key. What an operator has allowed stays.
+fn listed_key_change(listed: Option<HostKey>, pinned: Option<&PinnedHostKey>) -> Option<FactChange> {
+    let counts_more = |key: &HostKey| {
+        pinned.is_none_or(|pinned| pinned.source == HostKeySource::FirstUse.as_str() && pinned.key != *key)
+    };
+    let HostKey { algorithm, key } = listed.filter(counts_more)?;
+    Some(FactChange::HostKeyPinned { algorithm, public_key: key, source: HostKeySource::Provider })
 }
 
 /// The changes for a machine that is reached in another way from now on.
@@ -198,6 +204,33 @@ mod tests {
         assert_eq!(forgotten(Some(Obstacle::HostKeyChanged), "192.0.2.1"), [], "it is where it was");
         assert_eq!(forgotten(Some(Obstacle::LadderExhausted), "192.0.2.2"), [], "it was cut off from power");
         assert_eq!(forgotten(None, "192.0.2.2"), []);
+    }
+
+    #[test]
+    fn listed_host_key_counts_more_than_that_of_a_first_contact() {
+        let key = |byte: u8| HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte] };
+        let pinned = |byte: u8, source: HostKeySource| PinnedHostKey {
+            key: key(byte),
+            source: source.as_str().to_owned(),
+            pinned_at: Timestamp::UNIX_EPOCH,
+            rejected: None,
+        };
+        let listed = FactChange::HostKeyPinned {
+            algorithm: "ssh-ed25519".to_owned(),
+            public_key: vec![1],
+            source: HostKeySource::Provider,
+        };
+        for (known, is_pinned) in [
+            (None, true),
+            (Some(pinned(2, HostKeySource::FirstUse)), true),
+            (Some(pinned(1, HostKeySource::FirstUse)), false),
+            (Some(pinned(2, HostKeySource::Provider)), false),
+            (Some(pinned(2, HostKeySource::Allowed)), false),
+        ] {
+            let change = listed_key_change(Some(key(1)), known.as_ref());
+            assert_eq!(change, is_pinned.then(|| listed.clone()), "{known:?}");
+            assert_eq!(listed_key_change(None, known.as_ref()), None);
+        }
     }
 
     #[test]
