@@ -71,7 +71,7 @@ impl ControlLoop for Updater {
         changes.extend(moved);
         if listed.is_some() {
             let pinned = work.bmdb().host_key(work.machine()).await?;
-            changes.extend(listed_key_change(listed, pinned.as_ref()));
+            changes.extend(pin_listed_key(listed, pinned.as_ref()));
         }
         Ok(HandlerOutcome::finished(changes, detail))
     }
@@ -80,7 +80,7 @@ impl ControlLoop for Updater {
 /// Pins the host key that a provider lists, if it counts more than the pinned one. A device list may get the key of a
 /// machine later than the machine. A key of a first contact may be that of anybody who answered at the address, and a
 /// password may be sent to the host that has the pinned key. What an operator has allowed stays.
-fn listed_key_change(listed: Option<HostKey>, pinned: Option<&PinnedHostKey>) -> Option<FactChange> {
+fn pin_listed_key(listed: Option<HostKey>, pinned: Option<&PinnedHostKey>) -> Option<FactChange> {
     let counts_more = |key: &HostKey| {
         pinned.is_none_or(|pinned| pinned.source == HostKeySource::FirstUse.as_str() && pinned.key != *key)
     };
@@ -227,9 +227,9 @@ mod tests {
             (Some(pinned(2, HostKeySource::Provider)), false),
             (Some(pinned(2, HostKeySource::Allowed)), false),
         ] {
-            let change = listed_key_change(Some(key(1)), known.as_ref());
+            let change = pin_listed_key(Some(key(1)), known.as_ref());
             assert_eq!(change, is_pinned.then(|| listed.clone()), "{known:?}");
-            assert_eq!(listed_key_change(None, known.as_ref()), None);
+            assert_eq!(pin_listed_key(None, known.as_ref()), None);
         }
     }
 

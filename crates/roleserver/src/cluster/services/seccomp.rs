@@ -78,7 +78,8 @@ const TRACING: &str = "process_vm_readv process_vm_writev ptrace";
 
 /// `personality` of these values: the default, 32 bits, and an emulated version of the kernel; the last one is a query.
 const PERSONALITIES: [u32; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
-/// Encryption in the kernel, and sockets to the hypervisor: permitted for no service.
+/// Encryption in the kernel, and sockets to the hypervisor: permitted for no service. `socketcall`, by which programs of 32
+/// bits may make sockets, is not filtered by them, because its arguments are in memory that a filter cannot see.
 const AF_ALG: u32 = 38;
 const AF_VSOCK: u32 = 40;
 /// The flags by which `clone` would make namespaces: mount, cgroup, UTS, IPC, user, pid, network.
