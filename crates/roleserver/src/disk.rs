@@ -7,10 +7,12 @@
 //! * A task that cannot go on before its file is durable uses [`run_beside`]. The task waits, and the runtime goes on
 //!   with all other tasks on another thread.
 //! * The heartbeat loop never waits for the disk. What it writes goes to the [`StateWriter`].
+//! * No task waits for a line of the log: a [`LogQueue`] has a thread that writes them.
 //! * A write that has waited for longer than [`SLOW_WRITE`] is reported and logged ([`find_slow_write`]). etcd on the
 //!   same disk then loses its leadership, and nothing here can prevent that.
 //!
 //! [`StateWriter`]: crate::state_writer::StateWriter
+//! [`LogQueue`]: crate::logs::log_queue::LogQueue
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

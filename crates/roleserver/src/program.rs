@@ -3,21 +3,26 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use model::usage_error::format_usage_error;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::writer::MakeWriterExt as _;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use transport::gate::open_files::{check_files, raise_limit};
 
 use crate::child::launch;
 use crate::commands::{CommandError, enroll, pages, run, status, supervise};
 use crate::hardware::{self, Sources};
 use crate::init_system::SupervisionMode;
+use crate::logs::log_queue::LogQueue;
 use crate::logs::own_log::OwnLog;
 use crate::state_directory::StateDirectory;
 use crate::update::watchdog;
+
+/// How long the end of the agent waits for its last log lines. On a disk that is slower, they are lost.
+const LOG_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps this machine in touch with its shepherd.
 ///
@@ -143,9 +148,10 @@ pub fn run_program() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = agent_log(&flags.verb);
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr.and(agent_log(&flags.verb)))
+        .with_writer(log.clone().map_or_else(|| BoxMakeWriter::new(std::io::stderr), BoxMakeWriter::new))
         .with_ansi(false)
         // A line that could not be written is reported by `eprintln!`, which panics if standard error cannot be written
         // to: a full disk under the log would end the agent and its supervisor.
@@ -153,7 +159,11 @@ pub fn run_program() -> ExitCode {
         .init();
     // An error means that a provider is installed already, which is just as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    match execute_verb(flags.verb) {
+    let ended = execute_verb(flags.verb, log.as_ref());
+    if let Some(log) = &log {
+        log.finish(LOG_TIMEOUT);
+    }
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Standard error may be closed too. Then the exit code is the only report.
@@ -163,7 +173,7 @@ pub fn run_program() -> ExitCode {
     }
 }
 
-fn execute_verb(verb: Verb) -> Result<(), CommandError> {
+fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<(), CommandError> {
     let home = std::env::home_dir();
     let home = home.as_deref();
     match verb {
@@ -175,7 +185,7 @@ fn execute_verb(verb: Verb) -> Result<(), CommandError> {
             if let Err(error) = check_files(raise_limit()) {
                 tracing::warn!("{error}; until then it serves few connections");
             }
-            run::execute(&state_directory_path(&place, home)?)
+            run::execute(&state_directory_path(&place, home)?, log)
         }
         Verb::Supervise { directory: place } => supervise::execute(&state_directory_path(&place, home)?),
         Verb::WatchUpdate { directory: place, detach } => {
@@ -198,14 +208,20 @@ fn execute_verb(verb: Verb) -> Result<(), CommandError> {
     }
 }
 
-/// Where the agent logs besides standard error. The other verbs write to standard error only: their caller reads it.
-fn agent_log(verb: &Verb) -> OwnLog {
-    let Verb::Run { directory: place } = verb else { return OwnLog::default() };
+/// Writes the log of the agent to standard error and to its file, and never lets the agent wait for a line. The other
+/// verbs write to standard error only, at once: their caller reads it.
+fn agent_log(verb: &Verb) -> Option<LogQueue> {
+    let Verb::Run { directory: place } = verb else { return None };
     let directory = state_directory_path(place, std::env::home_dir().as_deref());
-    directory.map_or_else(
+    let file = directory.map_or_else(
         |_| OwnLog::default(),
         |path| OwnLog::open_path(&StateDirectory::from_path(path).log_path()),
-    )
+    );
+    Some(LogQueue::new(move |line| {
+        // Each of the two may be closed or full, and then the line is in the other one.
+        let _ = std::io::stderr().write_all(line);
+        let _ = file.clone().write_all(line);
+    }))
 }
 
 fn print_text(text: &str) -> Result<(), CommandError> {

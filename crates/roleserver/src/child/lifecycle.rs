@@ -29,6 +29,7 @@ use crate::child::log;
 use crate::child::placement::{CreatedGroup, PlacedChild, Scopes};
 use crate::child::scope::unprotected_message;
 use crate::child::spec::{ChildSpec, ChildSpecError};
+use crate::disk;
 
 const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 /// How long a leftover child may take to end.
@@ -348,7 +349,8 @@ async fn watch_child(
                 return Err(cancelled.into());
             }
             () = tokio::time::sleep(LOG_CHECK_INTERVAL) => {
-                if let Err(error) = log::truncate_if_large(&children.log_path(&spec.name)) {
+                let path = children.log_path(&spec.name);
+                if let Err(error) = disk::run_beside(&path, || log::truncate_if_large(&path)) {
                     tracing::warn!(%error, name = spec.name, "the output log of a program could not be truncated");
                 }
             }

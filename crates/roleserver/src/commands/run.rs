@@ -46,6 +46,7 @@ use crate::hardware::{self, Sources};
 use crate::host_findings::HostFindings;
 use crate::init_system::own_unit::{OwnUnit, run_own_unit};
 use crate::logs::LogUploads;
+use crate::logs::log_queue::LogQueue;
 use crate::logs::sources::LogSources;
 use crate::metrics::{self, MetricsInputs};
 use crate::process::{ProcessRecord, program_digest};
@@ -62,8 +63,8 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the end waits for state files that are being written. On a disk that is slower, the old files stay.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs the agent until SIGTERM or SIGINT.
-pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
+/// Runs the agent until SIGTERM or SIGINT. `log` is where it logs.
+pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), CommandError> {
     let state = StateDirectory::open(state_directory).map_err(CommandError::from_error)?;
     let held = state.acquire_lock(Lock::Agent).map_err(CommandError::from_error)?;
     let not_enrolled = || {
@@ -161,6 +162,10 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     runtime.shutdown_timeout(Duration::from_millis(100));
     if !writer.flush(FLUSH_TIMEOUT) {
         tracing::warn!("the disk is slow, and the newest state files are not written; the former ones stay");
+    }
+    // A release that replaces this process takes no queued lines over.
+    if let Some(log) = log {
+        log.finish(FLUSH_TIMEOUT);
     }
     match ended.map_err(CommandError::from_error)? {
         None => Ok(()),

@@ -9,7 +9,7 @@
 //!
 //! # How the files fit
 //!
-//! * [`own_log`][]: the role server's own log, in a file of bounded size.
+//! * [`own_log`][]: the role server's own log, in a file of bounded size. [`log_queue`][]: the thread that writes it.
 //! * [`ring`][]: the same in memory, for machines that have no disk: simulated ones.
 //! * [`sources`][]: the logs of the machine, and where they are.
 //! * [`tail`][]: the last lines of a log, and the lines that are appended.
@@ -24,6 +24,7 @@
 //! * A part has a number. It is sent again until a shepherd has it, and is stored once. After two minutes of failures
 //!   the upload is given up.
 
+pub mod log_queue;
 pub mod own_log;
 pub mod ring;
 pub mod sources;

@@ -11,8 +11,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tracing_subscriber::fmt::MakeWriter;
-
 use crate::child::log;
 
 /// Bytes that are written between two checks of the file's size.
@@ -50,14 +48,6 @@ impl OwnLog {
     }
 }
 
-impl<'a> MakeWriter<'a> for OwnLog {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 impl Write for OwnLog {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         if let Some(open) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
@@ -87,7 +77,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent.log");
         let mut own = OwnLog::open_unless_stderr(&path, None);
-        own.make_writer().write_all(b"one\n").unwrap();
+        own.clone().write_all(b"one\n").unwrap();
         own.write_all(b"two\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
         let data = std::fs::metadata(&path).unwrap();
