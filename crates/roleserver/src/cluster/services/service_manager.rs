@@ -286,15 +286,20 @@ impl ServiceManager {
 
     async fn adjust_service(&mut self, id: &ServiceId) {
         let wanted = self.desired.as_ref().and_then(|all| all.get(id));
-        let Some((wanted, present)) = wanted.zip(self.observed.get_mut(id)) else { return };
-        present.record = present.record.adjusted(wanted);
-        tracing::info!(service = %id, revision = present.record.revision, "a changed declaration is applied to a running service");
-        let (runtime, note, limits) = (self.runtime.clone(), present.record.clone(), wanted.group_limits());
+        let Some((wanted, present)) = wanted.zip(self.observed.get(id)) else { return };
+        let adjusted = present.record.adjusted(wanted);
+        tracing::info!(service = %id, revision = adjusted.revision, "a changed declaration is applied to a running service");
+        let (runtime, note, limits) = (self.runtime.clone(), adjusted.clone(), wanted.group_limits());
         // systemd may take seconds for limits, and the only worker thread renews leases. The loop waits, because the
         // change must not overlap with the next operation on the service.
         let applied = service_stop::run_blocking(move || runtime.apply_record(&note, &limits)).await;
-        if let Err(error) = applied {
-            tracing::error!(error, service = %id, "a changed declaration could not be applied to a running service");
+        match (applied, self.observed.get_mut(id)) {
+            (Ok(()), Some(present)) => present.record = adjusted,
+            (Ok(()), None) => {}
+            // The service keeps its revision, which its status reports, and the next plan tries again.
+            (Err(error), _) => {
+                tracing::error!(error, service = %id, "a changed declaration could not be applied to a running service");
+            }
         }
     }
 

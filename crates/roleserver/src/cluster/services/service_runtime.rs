@@ -182,15 +182,14 @@ impl ServiceRuntime {
         write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
     }
 
-    /// Applies the changed record and the limits of its control group to a running service. It does not wait for the
-    /// disk, but for systemd.
+    /// Applies the limits of its control group and the changed record to a running service, in this order: a record must
+    /// not name limits that do not hold. It does not wait for the disk, but for systemd.
     pub fn apply_record(&self, note: &RunRecord, limits: &ResourceLimits) -> Result<(), RuntimeError> {
-        self.write_record(note, Durability::UntilPowerLoss)?;
         let name = note.id.child_name();
         let lock = self.children.lock_of(&name);
         let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.children.apply_limits(&name, limits).map_err(ChildError::from)?;
-        Ok(())
+        self.write_record(note, Durability::UntilPowerLoss)
     }
 
     /// Starts a service that does not run. `before` is its previous run record, and `note` the new one.
@@ -427,5 +426,49 @@ fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
             Err(RuntimeError::Io { operation: "removing", path: path.to_owned(), source })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::child::cgroup::CgroupMounts;
+
+    /// Files stand in for the hierarchy, whose groups have no controller for processors.
+    #[test]
+    fn record_names_no_limit_that_cannot_be_applied() {
+        let root = tempfile::tempdir().unwrap();
+        let mountinfo =
+            format!("30 28 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().join("tree").display());
+        let mounts = CgroupMounts::at_path(&mountinfo, "/unit");
+        let children = ChildContext {
+            directory: root.path().join("children"),
+            mounts,
+            launcher: PathBuf::from("/proc/self/exe"),
+            shutdown: CancellationToken::new(),
+            scopes: None,
+        };
+        let id = ServiceId { role: "web".to_owned(), service: "server".to_owned() };
+        let group = root.path().join("tree/unit").join(children.instance_name()).join(id.child_name());
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::write(group.join("cgroup.controllers"), "memory pids\n").unwrap();
+        let runtime = ServiceRuntime {
+            owner: ServiceOwner::Declared,
+            hooks: ServiceHooks::NONE,
+            children: Arc::new(children),
+            directory: root.path().join("services"),
+            store: ArtefactStore(root.path().join("artefacts")),
+        };
+        let name = id.child_name();
+        let note = |revision, limits| RunRecord { revision, limits, ..RunRecord::missing(id.clone()) };
+        let memory = ResourceLimits { memory_bytes: Some(1 << 20), ..ResourceLimits::default() };
+        runtime.apply_record(&note(1, memory), &memory).unwrap();
+        assert_eq!(runtime.read_record(&name), Some(note(1, memory)));
+        let processors = ResourceLimits { cpu_millis: Some(500), ..memory };
+        let error = runtime.apply_record(&note(2, processors), &processors).unwrap_err().to_string();
+        assert!(error.contains("no controller for the limit of processors"), "{error}");
+        assert_eq!(runtime.read_record(&name), Some(note(1, memory)), "it is still the former one");
     }
 }
