@@ -46,13 +46,13 @@ pub(crate) async fn lock_cluster(
     Ok((found.cluster_id, spec.into_spec()?))
 }
 
-/// Increments the version of a cluster's desired state, as a part of the order `what` that changes it.
+/// Increments the version of a cluster whose desired state changes outside its row, as a part of the order `what`.
 pub(crate) async fn increment_version(
     tx: &mut PgConnection,
     cluster: Uuid,
     what: &'static str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/cluster/increment_version.sql", cluster)
+    sqlx::query!("UPDATE cluster SET settled = FALSE, version = version + 1 WHERE cluster_id = $1", cluster)
         .execute(tx)
         .await
         .context(what)

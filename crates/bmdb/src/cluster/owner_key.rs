@@ -285,7 +285,13 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "writing down whether curators refuse the shepherd's keys";
         self.execute_under_lease(doing, lease, move || {
-            sqlx::query_file!("../../sql/cluster/record_keys_rejected.sql", cluster, refused)
+            sqlx::query!(
+                "UPDATE cluster SET keys_refused_since =
+                     CASE WHEN $2::BOOL THEN COALESCE(keys_refused_since, clock_timestamp()) END
+                 WHERE cluster_id = $1",
+                cluster,
+                refused
+            )
         })
         .await
     }

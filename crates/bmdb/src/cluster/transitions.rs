@@ -32,6 +32,7 @@ use model::time::Timestamp;
 
 /// Kind of the named lease; its name is the cluster's id.
 pub const LEASE_KIND: &str = "cluster";
+const ORDERING: &str = "giving a machine an order about a cluster";
 
 /// What a pass observed of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -134,20 +135,15 @@ impl Bmdb {
         (what, name): (MembershipOrder, &str),
         sealed: Vec<u8>,
     ) -> Result<(), BmdbError> {
-        let doing = "giving a machine an order about a cluster";
         let detail = match what {
             MembershipOrder::Found => format!("to found cluster {name}"),
             MembershipOrder::Join => format!("to join cluster {name}"),
             MembershipOrder::Leave => format!("to leave cluster {name}"),
         };
         let arguments = (sealed, detail);
-        self.transact_for_machine(doing, (lease, machine), arguments, move |tx, (sealed, detail)| {
+        self.transact_for_machine(ORDERING, (lease, machine), arguments, move |tx, (sealed, detail)| {
             Box::pin(async move {
-                let generation =
-                    sqlx::query_file_scalar!("../../sql/cluster/next_order_generation.sql", machine.0)
-                        .fetch_one(&mut *tx)
-                        .await
-                        .context(doing)?;
+                let generation = compute_next_generation(tx, machine).await?;
                 sqlx::query_file!(
                     "../../sql/cluster/upsert_order.sql",
                     machine.0,
@@ -157,7 +153,7 @@ impl Bmdb {
                 )
                 .execute(&mut *tx)
                 .await
-                .context(doing)?;
+                .context(ORDERING)?;
                 record_event(tx, machine, "ClusterAsked", detail).await
             })
         })
@@ -413,6 +409,20 @@ pub(super) async fn withdraw_cluster_order(
         Some((event, detail)) => record_event(tx, machine, event, detail).await,
         None => Ok(()),
     }
+}
+
+/// Computes the next generation of a cluster order: one more than any order that the machine ever had, as far as this
+/// database or the machine knows.
+async fn compute_next_generation(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
+    sqlx::query_scalar!(
+        r#"SELECT GREATEST(COALESCE((SELECT generation FROM cluster_order WHERE machine_id = $1), 0),
+               COALESCE((SELECT generation FROM machine_cluster_report WHERE machine_id = $1), 0))
+               + 1 AS "generation!""#,
+        machine.0
+    )
+    .fetch_one(tx)
+    .await
+    .context(ORDERING)
 }
 
 async fn record_machine_observations(

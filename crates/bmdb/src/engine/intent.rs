@@ -168,8 +168,10 @@ pub(crate) async fn record_ordered_disruption(
     what: &'static str,
 ) -> Result<(), BmdbError> {
     let provider = facts.provider_record.as_ref().map(|provided| provided.provider.as_str());
-    sqlx::query_file!(
-        "../../sql/roll_out/insert_resolved_intent.sql",
+    sqlx::query!(
+        "INSERT INTO intent (intent_id, kind, provider, machine_id, session_id, fence, detail, begun_at,
+             settled_at, outcome)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp(), clock_timestamp(), 'ordered')",
         uuid::Uuid::now_v7(),
         kind.as_str(),
         provider.unwrap_or_default(),

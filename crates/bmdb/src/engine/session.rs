@@ -205,8 +205,10 @@ impl Sessions {
             .bmdb
             .statement_with("starting a session", arguments, move |pool, (component, runtime_info)| {
                 Box::pin(
-                    sqlx::query_file!(
-                        "../../sql/session/start.sql",
+                    sqlx::query!(
+                        "INSERT INTO session (session_id, process_id, component, runtime_info, interval_ms,
+                             started_at, deadline) VALUES ($1, $2, $3, $4, $5::INT8, clock_timestamp(),
+                             clock_timestamp() + $5::INT8 * INTERVAL '1 millisecond')",
                         id.0,
                         process.0,
                         component,

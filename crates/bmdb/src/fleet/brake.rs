@@ -16,7 +16,14 @@ impl Bmdb {
     pub async fn count_watched_machines(&self) -> Result<BTreeMap<String, u64>, BmdbError> {
         let rows = self
             .statement("counting watched machines", |pool| {
-                Box::pin(sqlx::query_file!("../../sql/recovery/count_watched.sql").fetch_all(pool))
+                Box::pin(
+                    sqlx::query!(
+                        r#"SELECT provider, count(*) AS "count!" FROM machine_due WHERE lane = 'access' AND
+                           phase_index IN ('AgentStarting', 'Ready', 'Installing', 'Silent', 'Recovering')
+                           GROUP BY provider"#
+                    )
+                    .fetch_all(pool),
+                )
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())
@@ -46,9 +53,15 @@ impl Bmdb {
             Box::pin(async move {
                 match brake {
                     Some(reason) => {
-                        sqlx::query_file!("../../sql/recovery/engage_brake.sql", scope, reason)
-                            .execute(pool)
-                            .await?;
+                        sqlx::query!(
+                            "INSERT INTO brake (kind, scope, reason, engaged_at, seen_at) VALUES ('recovery',
+                                 $1, $2, clock_timestamp(), clock_timestamp()) ON CONFLICT (kind, scope)
+                             DO UPDATE SET reason = EXCLUDED.reason, seen_at = EXCLUDED.seen_at",
+                            scope,
+                            reason
+                        )
+                        .execute(pool)
+                        .await?;
                         Ok(false)
                     }
                     None => Ok(sqlx::query!(

@@ -225,7 +225,16 @@ impl Bmdb {
         };
         let rows = self
             .statement_with(OPERATION, TABLES.map(str::to_owned), move |pool, tables| {
-                Box::pin(sqlx::query_file!("../../sql/issues/count_table_rows.sql", tables).fetch_all(pool))
+                // PostgreSQL's own counts of dead and live rows.
+                Box::pin(
+                    sqlx::query!(
+                        r#"SELECT t.relname::TEXT AS "name!", t.n_dead_tup AS "dead!", t.n_live_tup AS "live!"
+                           FROM pg_stat_user_tables t
+                           WHERE t.relname = ANY ($1::TEXT[]) AND pg_table_is_visible(t.relid)"#,
+                        tables
+                    )
+                    .fetch_all(pool),
+                )
             })
             .await?;
         let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();

@@ -167,9 +167,13 @@ impl Bmdb {
         self.transact_under_lease(what, lease, arguments, move |tx, (provider, brake)| {
             Box::pin(async move {
                 let statement = match brake {
-                    Some(reason) => {
-                        sqlx::query_file!("../../sql/provision/set_brake.sql", provider, reason)
-                    }
+                    Some(reason) => sqlx::query!(
+                        "UPDATE provider_state SET brake = $2,
+                             brake_since = CASE WHEN brake IS NULL THEN clock_timestamp() ELSE brake_since END
+                         WHERE provider = $1 AND brake IS DISTINCT FROM $2",
+                        provider,
+                        reason
+                    ),
                     None => sqlx::query!(
                         "UPDATE provider_state SET brake = NULL, brake_since = NULL
                          WHERE provider = $1 AND brake IS NOT NULL",

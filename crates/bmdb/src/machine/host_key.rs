@@ -27,8 +27,13 @@ async fn select_host_keys(
     connection: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<PinnedHostKey>, sqlx::Error> {
-    let row =
-        sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0).fetch_optional(connection).await?;
+    let row = sqlx::query!(
+        "SELECT algorithm, public_key, source, pinned_at, refused_algorithm, refused_key, refused_at
+         FROM machine_ssh_host_key WHERE machine_id = $1",
+        machine.0
+    )
+    .fetch_optional(connection)
+    .await?;
     Ok(row.map(|row| PinnedHostKey {
         key: HostKey { algorithm: row.algorithm, key: row.public_key },
         source: row.source,

@@ -2,7 +2,7 @@
 //!
 //! All machines of a plan share it: one machine uses up a budget for the others, and many silent machines engage a
 //! brake. The counts are those that the loops take from the database: `sql/intent/count_budget_use.sql`,
-//! `sql/recovery/count_recently_silent.sql` and `sql/recovery/count_watched.sql`.
+//! `sql/recovery/count_recently_silent.sql` and `Bmdb::count_watched_machines`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

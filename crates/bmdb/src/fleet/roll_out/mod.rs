@@ -456,7 +456,16 @@ pub(crate) async fn abort_roll_out(
     id: &str,
     what: &'static str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/roll_out/withdraw_orders.sql", id).execute(&mut *tx).await.context(what)?;
+    // Machines that have not started with the release no longer receive their orders.
+    sqlx::query!(
+        "UPDATE release_order o SET withdrawn = TRUE FROM roll_out_machine m
+         WHERE m.roll_out_id = $1 AND m.state = 'ordered'
+           AND o.machine_id = m.machine_id AND o.generation = m.generation",
+        id
+    )
+    .execute(&mut *tx)
+    .await
+    .context(what)?;
     end_roll_out(tx, id, "aborted", what).await
 }
 
@@ -467,7 +476,24 @@ async fn end_roll_out(
     how: &str,
     what: &'static str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/roll_out/end.sql", id, how).execute(&mut *tx).await.context(what)?;
-    sqlx::query_file!("../../sql/roll_out/end_machines.sql", id).execute(tx).await.context(what)?;
+    sqlx::query!(
+        "UPDATE roll_out SET ended_at = clock_timestamp(), ended = $2
+         WHERE roll_out_id = $1 AND ended_at IS NULL",
+        id,
+        how
+    )
+    .execute(&mut *tx)
+    .await
+    .context(what)?;
+    // A machine that is still waiting counts as skipped.
+    sqlx::query!(
+        "UPDATE roll_out_machine
+         SET active = FALSE, state = CASE WHEN state = 'waiting' THEN 'skipped' ELSE state END
+         WHERE roll_out_id = $1",
+        id
+    )
+    .execute(tx)
+    .await
+    .context(what)?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! Every write checks the lease in its own transaction. Changes of a machine are written under that machine's lock and
 //! recorded in its history. That transaction also decides again whatever an operator may have objected to since.
 
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::BmdbError;
@@ -206,13 +207,11 @@ impl Bmdb {
                 if known.is_none_or(|known| known.ended.is_some() || known.paused.is_some()) {
                     return Ok(());
                 }
-                let generation =
-                    sqlx::query_file_scalar!("../../sql/roll_out/next_order_generation.sql", machine.0)
-                        .fetch_one(&mut *tx)
-                        .await
-                        .context(REQUESTING)?;
-                let ordered = sqlx::query_file_scalar!(
-                    "../../sql/roll_out/mark_ordered.sql",
+                let generation = compute_next_generation(tx, machine).await?;
+                let ordered = sqlx::query_scalar!(
+                    "UPDATE roll_out_machine SET state = 'ordered', generation = $3, message = NULL,
+                         changed_at = clock_timestamp() WHERE roll_out_id = $1 AND machine_id = $2
+                         AND state = 'waiting' AND active RETURNING generation",
                     id,
                     machine.0,
                     generation
@@ -336,8 +335,29 @@ impl Bmdb {
         let (machines, messages): (Vec<Uuid>, Vec<String>) =
             waits.into_iter().map(|(machine, text)| (machine.0, text)).unzip();
         self.execute_under_lease("writing down what a roll-out waits for", lease, move || {
-            sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, &machines, &messages)
+            sqlx::query!(
+                "UPDATE roll_out_machine m SET message = n.message
+                 FROM unnest($2::UUID[], $3::TEXT[]) AS n (machine_id, message) WHERE m.roll_out_id = $1
+                   AND m.machine_id = n.machine_id AND m.message IS DISTINCT FROM n.message",
+                id,
+                &machines,
+                &messages
+            )
         })
         .await
     }
+}
+
+/// Computes the next generation of a release order: one more than any order that the machine ever had, as far as this
+/// database or the machine knows.
+async fn compute_next_generation(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
+    sqlx::query_scalar!(
+        r#"SELECT GREATEST(COALESCE((SELECT generation FROM release_order WHERE machine_id = $1), 0),
+               COALESCE((SELECT generation FROM machine_release_report WHERE machine_id = $1), 0))
+               + 1 AS "generation!""#,
+        machine.0
+    )
+    .fetch_one(tx)
+    .await
+    .context(REQUESTING)
 }

@@ -367,8 +367,14 @@ impl Bmdb {
         let known: HashSet<AgentIdentity> = self
             .statement_with("verifying keys of agents", (machines, keys), move |pool, (machines, keys)| {
                 Box::pin(
-                    sqlx::query_file!("../../sql/heartbeat/verify_agents.sql", machines, keys)
-                        .fetch_all(pool),
+                    sqlx::query!(
+                        "SELECT a.machine_id, a.public_key FROM unnest($1::UUID[], $2::BYTEA[])
+                             AS n (machine_id, public_key) JOIN machine_agent_started a
+                             ON a.machine_id = n.machine_id AND a.public_key = n.public_key",
+                        machines,
+                        keys
+                    )
+                    .fetch_all(pool),
                 )
             })
             .await?
