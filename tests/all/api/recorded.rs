@@ -3,12 +3,16 @@
 //!
 //! One script of commands runs on two fleets that are alike, one each way. What differs from run to run (identifiers,
 //! times, secrets, the width of columns) is masked. Where the two ways print something else, both are recorded.
+//!
+//! The orders of the script run again on two such fleets, with `-o json`. What they print is not recorded: the two ways
+//! are compared with each other. `same_answers` does the same with commands that read.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Output;
 
 use anyhow::Context as _;
+use serde_json::Value;
 use shepherd::cli::command::grammar;
 
 use crate::api::Api;
@@ -134,6 +138,17 @@ const SCRIPT: &[&str] = &[
 const ELSEWHERE: &[&str] = &["declare restored", "tokens bootstrap", "watch"];
 /// The cluster was observed just now.
 const RENEWAL: &str = "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
+
+/// Whether this command of the script gives an order.
+fn is_order(command: &str) -> bool {
+    let grammar = grammar();
+    let mut found = &grammar;
+    for word in command.split(' ') {
+        let Some(below) = found.find_subcommand(word) else { break };
+        found = below;
+    }
+    found.get_arguments().any(|argument| argument.get_id() == "idempotency_key")
+}
 
 /// The word without the parts that differ from run to run.
 fn mask_word(word: &str) -> String {
@@ -262,6 +277,30 @@ impl<'a> Way<'a> {
         }
         Ok(lines)
     }
+
+    /// What an order prints with `-o json`: its exit code, its answer, and its standard error.
+    fn json_answer(&self, command: &str) -> anyhow::Result<(Option<i32>, Value, String)> {
+        let output = self.output(&format!("{command} -o json"))?;
+        let mut answer = Value::Null;
+        if !output.stdout.is_empty() {
+            answer = serde_json::from_slice(&output.stdout).with_context(|| command.to_owned())?;
+        }
+        self.mask_json(&mut answer)?;
+        Ok((output.status.code(), answer, self.text(&output.stderr)?))
+    }
+
+    /// Masks the texts of an answer. One that names who gave an earlier order also names the token, if there is one.
+    fn mask_json(&self, answer: &mut Value) -> anyhow::Result<()> {
+        match answer {
+            Value::String(text) => {
+                *text = self.text(text.as_bytes())?.replace("kim@HOST (token ID)", "kim@HOST");
+            }
+            Value::Array(items) => items.iter_mut().try_for_each(|item| self.mask_json(item))?,
+            Value::Object(fields) => fields.values_mut().try_for_each(|field| self.mask_json(field))?,
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        Ok(())
+    }
 }
 
 #[test]
@@ -272,6 +311,26 @@ fn script_has_every_command() {
         let runs = SCRIPT.iter().any(|command| *command == path || command.starts_with(&format!("{path} ")));
         let elsewhere = ELSEWHERE.contains(&path.as_str());
         assert!(runs != elsewhere, "`{path}` must be in the script or in the list of the others");
+    }
+}
+
+#[test]
+fn orders_of_the_script_are_distinguished_from_reads() {
+    for (command, order) in [
+        ("hold N --reason disk --until 2h", true),
+        ("power off N --reason fan", true),
+        ("power cancel N", true),
+        ("update --selector cpus>=4 --release two --reason try", true),
+        ("cluster kubernetes rotate ams --keys clients --reason stolen", true),
+        ("budget set nonsense --max_count 50 --reason kernel", true),
+        ("update get", false),
+        ("why N", false),
+        ("cluster plan ams", false),
+        ("manual HOME/manual", false),
+        ("no-such-command", false),
+    ] {
+        assert!(SCRIPT.contains(&command), "{command}");
+        assert_eq!(is_order(command), order, "{command}");
     }
 }
 
@@ -296,6 +355,34 @@ async fn every_command_prints_what_is_recorded() -> TestResult {
     insta::with_settings!({snapshot_path => "../golden/api", prepend_module_to_snapshot => false, omit_expression => true}, {
         insta::assert_snapshot!("commands", recorded);
     });
+    drop(ways);
+    through.stop().await?;
+    Ok(direct.stop().await?)
+}
+
+/// Dry runs and rejections included.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_order_prints_the_same_json_in_both_ways() -> TestResult {
+    let (through, direct) =
+        (Api::start("api_orders_json").await?, Api::start("api_orders_json_direct").await?);
+    let ways = (Way::new(&through, false).await?, Way::new(&direct, true).await?);
+    let (mut changed, mut unchanged) = (0, 0);
+    for command in SCRIPT.iter().filter(|command| is_order(command)) {
+        for api in [&through, &direct] {
+            sqlx::query(RENEWAL).execute(&api.pool).await?;
+        }
+        let (through, direct) =
+            tokio::task::block_in_place(|| (ways.0.json_answer(command), ways.1.json_answer(command)));
+        let (through, direct) = (through?, direct?);
+        assert_eq!(through, direct, "{command}: through the API, and with a login to the database");
+        match through.1["changed"].as_bool() {
+            Some(true) => changed += 1,
+            Some(false) => unchanged += 1,
+            None => {}
+        }
+    }
+    // Equal answers prove nothing if all of them are errors.
+    assert!(changed > 20 && unchanged > 5, "{changed} orders changed something, and {unchanged} nothing");
     drop(ways);
     through.stop().await?;
     Ok(direct.stop().await?)
