@@ -211,8 +211,10 @@ impl<T> DbContext<T> for Result<T, sqlx::Error> {
 
 /// Reads the database's clock in a transaction.
 pub async fn database_now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
-    sqlx::query_file_scalar!("../../sql/inspect/read_clock.sql")
-        .fetch_one(tx)
-        .await
-        .context("reading what to show")
+    read_clock(tx).await.context("reading what to show")
+}
+
+/// Reads the database's clock.
+pub(crate) async fn read_clock(connection: &mut PgConnection) -> Result<Timestamp, sqlx::Error> {
+    sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "now!""#).fetch_one(connection).await
 }

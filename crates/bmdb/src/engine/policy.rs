@@ -8,7 +8,14 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 use model::policy::Policy;
 
+const READING: &str = "reading the policy";
 const CHANGING: &str = "changing the policy";
+
+/// The row of the policy.
+struct PolicyRow {
+    version: i64,
+    document: serde_json::Value,
+}
 
 impl Bmdb {
     /// Writes `policy` unless one is stored already.
@@ -34,11 +41,7 @@ impl Bmdb {
 
     /// Reads the policy, caches it, and returns its version.
     pub async fn read_policy(&self) -> Result<i64, BmdbError> {
-        let row = self
-            .statement("reading the policy", |pool| {
-                Box::pin(sqlx::query_file!("../../sql/policy/read.sql").fetch_one(pool))
-            })
-            .await?;
+        let row = self.statement(READING, |connection| Box::pin(select_policy(connection))).await?;
         self.cache_policy(row.version, parse_policy(row.document)?);
         Ok(row.version)
     }
@@ -75,11 +78,13 @@ async fn change_policy_in_tx(
     Ok(true)
 }
 
+async fn select_policy(connection: &mut PgConnection) -> Result<PolicyRow, sqlx::Error> {
+    sqlx::query_as!(PolicyRow, "SELECT version, document FROM policy").fetch_one(connection).await
+}
+
 /// Reads the policy as it is in this transaction.
 pub(crate) async fn read_policy_in_tx(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
-    let row =
-        sqlx::query_file!("../../sql/policy/read.sql").fetch_one(tx).await.context("reading the policy")?;
-    parse_policy(row.document)
+    parse_policy(select_policy(tx).await.context(READING)?.document)
 }
 
 /// Reads the policy and locks its row, to change it.
@@ -118,8 +123,7 @@ pub(crate) async fn policy_at_version(
     if known == version {
         return Ok(policy);
     }
-    let row =
-        sqlx::query_file!("../../sql/policy/read.sql").fetch_one(tx).await.context("reading the policy")?;
+    let row = select_policy(tx).await.context(READING)?;
     let policy = parse_policy(row.document)?;
     bmdb.cache_policy(row.version, policy.clone());
     Ok(std::sync::Arc::new(policy))

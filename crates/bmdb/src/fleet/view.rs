@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use uuid::Uuid;
 
-use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, read_clock};
 use crate::engine::facts::MachineSnapshot;
 use model::cluster::disruption::ClusterContext;
 use model::ids::MachineId;
@@ -107,10 +107,7 @@ impl Bmdb {
 
     /// Reads the database's clock alone.
     async fn read_database_clock(&self) -> Result<Timestamp, BmdbError> {
-        self.statement("reading the clock", |pool| {
-            Box::pin(sqlx::query_file_scalar!("../../sql/inspect/read_clock.sql").fetch_one(pool))
-        })
-        .await
+        self.statement("reading the clock", |connection| Box::pin(read_clock(connection))).await
     }
 
     async fn read_cluster_memberships(

@@ -17,9 +17,8 @@ use crate::cluster::upgrade::{
 };
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
-use crate::fleet::roll_out::{
-    NewRollOut, abort_roll_out, begin_roll_out_in_tx, reject_machines_in_roll_outs,
-};
+use crate::fleet::roll_out::row::{abort_roll_out, set_roll_out_paused};
+use crate::fleet::roll_out::{NewRollOut, begin_roll_out_in_tx, reject_machines_in_roll_outs};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::ClusterPart;
 use model::cluster::upgrade::{BundleRef, NodeUpgrade};
@@ -202,10 +201,7 @@ async fn change_upgrade_in_tx(
                 .await
                 .context(OPERATION)?;
             if let Some(roll_out) = roll_out {
-                sqlx::query_file!("../../sql/roll_out/set_paused.sql", roll_out, why)
-                    .execute(&mut *tx)
-                    .await
-                    .context(OPERATION)?;
+                set_roll_out_paused(tx, roll_out, why, OPERATION).await?;
             }
             if why.is_some() {
                 "orders no more nodes to run the bundle; nodes that have the order continue".to_owned()

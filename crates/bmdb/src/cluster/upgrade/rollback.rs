@@ -12,7 +12,8 @@ use crate::cluster::upgrade::{
 };
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::fleet::roll_out::{abort_roll_out, reject_machines_in_roll_outs};
+use crate::fleet::roll_out::reject_machines_in_roll_outs;
+use crate::fleet::roll_out::row::abort_roll_out;
 use crate::orders::order::{Order, OrderEffect};
 use model::kubernetes::skew::{NodeVersion, skew_violations};
 

@@ -41,10 +41,6 @@ pub(super) enum UploadCheck {
     Verified(Uuid),
 }
 
-fn piece_numbers(found: Vec<i64>) -> Vec<u64> {
-    found.into_iter().filter_map(|number| u64::try_from(number).ok()).collect()
-}
-
 impl Bmdb {
     /// Begins an upload, or continues one.
     pub async fn begin_artefact_upload(&self, sha256: Sha256, size: u64) -> Result<UploadState, BmdbError> {
@@ -78,11 +74,8 @@ impl Bmdb {
                         .fetch_optional(&mut *tx)
                         .await
                         .context(OPERATION)?;
-                    let there = sqlx::query_file_scalar!("../../sql/artefact/list_piece_numbers.sql", digest)
-                        .fetch_all(tx)
-                        .await
-                        .context(OPERATION)?;
-                    Ok(row.map(|row| (row.size, row.upload, row.added_at.is_some(), piece_numbers(there))))
+                    let there = list_piece_numbers(tx, digest, OPERATION).await?;
+                    Ok(row.map(|row| (row.size, row.upload, row.added_at.is_some(), there)))
                 })
             })
             .await?;
@@ -119,6 +112,20 @@ impl Bmdb {
     }
 }
 
+/// Lists the numbers of the stored pieces of an artefact, as a part of the operation `what`.
+async fn list_piece_numbers(
+    tx: &mut PgConnection,
+    digest: &[u8],
+    what: &'static str,
+) -> Result<Vec<u64>, BmdbError> {
+    let found =
+        sqlx::query_scalar!("SELECT number FROM artefact_chunk WHERE sha256 = $1 ORDER BY number", digest)
+            .fetch_all(tx)
+            .await
+            .context(what)?;
+    Ok(found.into_iter().filter_map(|number| u64::try_from(number).ok()).collect())
+}
+
 async fn begin_upload_in_tx(
     tx: &mut PgConnection,
     sha256: Sha256,
@@ -149,11 +156,8 @@ async fn begin_upload_in_tx(
             .execute(&mut *tx)
             .await
             .context(UPLOADING)?;
-            let there = sqlx::query_file_scalar!("../../sql/artefact/list_piece_numbers.sql", digest)
-                .fetch_all(&mut *tx)
-                .await
-                .context(UPLOADING)?;
-            return Ok(UploadState::Missing(missing_pieces(size, &piece_numbers(there))));
+            let there = list_piece_numbers(tx, digest, UPLOADING).await?;
+            return Ok(UploadState::Missing(missing_pieces(size, &there)));
         }
         None => {}
     }

@@ -1,7 +1,7 @@
 //! Roll-outs of role server releases: order, pause, resume, abort, list.
 //!
 //! An order only changes the desired state; the holder of the roll-out lease sends the requests to machines
-//! (`transitions`).
+//! (`transitions`). Both lock, pause and end a roll-out with the functions of `row`.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::fleet::artefact::list_artefacts;
+use crate::fleet::roll_out::row::{abort_roll_out, lock_roll_out, set_roll_out_paused};
 use crate::machine::traits::hardware_from_columns;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{find_artefact, parse_digest};
@@ -22,6 +23,7 @@ use model::roll_out::{DEADLINE_RANGE_SECONDS, MAX_MACHINES, MAX_PARALLELISM};
 use model::roll_out_view::{RollOutMachineView, RollOutView, roll_out_note};
 use model::time::Timestamp;
 
+pub(crate) mod row;
 #[cfg(feature = "sealing")]
 pub mod transitions;
 
@@ -403,11 +405,7 @@ async fn change_roll_out_in_tx(
     change: RollOutChange,
 ) -> Result<OrderEffect, BmdbError> {
     const OPERATION: &str = "changing a roll-out";
-    let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
-        .fetch_optional(&mut *tx)
-        .await
-        .context(OPERATION)?;
-    let Some(known) = known else {
+    let Some(known) = lock_roll_out(tx, id, OPERATION).await? else {
         return Err(order_rejected(
             "NO_SUCH_UPDATE",
             format!("there is no update {id:?}; run: shepherdctl update get"),
@@ -424,18 +422,12 @@ async fn change_roll_out_in_tx(
     let (text, after) = match change {
         RollOutChange::Pause => {
             let why = format!("{} paused it: {}", order.actor.name, order.reason);
-            sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
+            set_roll_out_paused(tx, id, Some(why.as_str()), OPERATION).await?;
             let text = "orders no more machines to update; those with an order continue";
             (text.to_owned(), reported(Some(&why), None))
         }
         RollOutChange::Resume => {
-            sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, None as Option<&str>)
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
+            set_roll_out_paused(tx, id, None, OPERATION).await?;
             let text =
                 "continues with the machines that have no order yet; those that failed stay as they are";
             (text.to_owned(), reported(None, None))
@@ -448,52 +440,4 @@ async fn change_roll_out_in_tx(
         }
     };
     Ok(OrderEffect::changed(text, Some(before), Some(after)))
-}
-
-/// Ends a roll-out where it is, as a part of `what`.
-pub(crate) async fn abort_roll_out(
-    tx: &mut PgConnection,
-    id: &str,
-    what: &'static str,
-) -> Result<(), BmdbError> {
-    // Machines that have not started with the release no longer receive their orders.
-    sqlx::query!(
-        "UPDATE release_order o SET withdrawn = TRUE FROM roll_out_machine m
-         WHERE m.roll_out_id = $1 AND m.state = 'ordered'
-           AND o.machine_id = m.machine_id AND o.generation = m.generation",
-        id
-    )
-    .execute(&mut *tx)
-    .await
-    .context(what)?;
-    end_roll_out(tx, id, "aborted", what).await
-}
-
-/// Ends a roll-out in the given way, as a part of `what`.
-async fn end_roll_out(
-    tx: &mut PgConnection,
-    id: &str,
-    how: &str,
-    what: &'static str,
-) -> Result<(), BmdbError> {
-    sqlx::query!(
-        "UPDATE roll_out SET ended_at = clock_timestamp(), ended = $2
-         WHERE roll_out_id = $1 AND ended_at IS NULL",
-        id,
-        how
-    )
-    .execute(&mut *tx)
-    .await
-    .context(what)?;
-    // A machine that is still waiting counts as skipped.
-    sqlx::query!(
-        "UPDATE roll_out_machine
-         SET active = FALSE, state = CASE WHEN state = 'waiting' THEN 'skipped' ELSE state END
-         WHERE roll_out_id = $1",
-        id
-    )
-    .execute(tx)
-    .await
-    .context(what)?;
-    Ok(())
 }

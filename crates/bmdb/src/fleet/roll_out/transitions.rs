@@ -13,7 +13,7 @@ use crate::engine::intent::{lock_disruption_context, record_ordered_disruption};
 use crate::engine::named_lease::NamedLease;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::record_event;
-use crate::fleet::roll_out::end_roll_out;
+use crate::fleet::roll_out::row::{end_roll_out, lock_roll_out, set_roll_out_paused};
 use model::disruption::{DisruptionContext, may_disrupt};
 use model::ids::MachineId;
 use model::phase::{Phase, phase_of};
@@ -200,10 +200,7 @@ impl Bmdb {
                 if held || !well || may_disrupt(facts, kind, &circumstances, &policy, now, now).is_err() {
                     return Ok(());
                 }
-                let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .context(REQUESTING)?;
+                let known = lock_roll_out(tx, id, REQUESTING).await?;
                 if known.is_none_or(|known| known.ended.is_some() || known.paused.is_some()) {
                     return Ok(());
                 }
@@ -304,19 +301,12 @@ impl Bmdb {
         let arguments = (id.to_owned(), paused.map(str::to_owned));
         self.transact_under_lease(OPERATION, lease, arguments, move |tx, (id, paused)| {
             Box::pin(async move {
-                let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .context(OPERATION)?;
+                let known = lock_roll_out(tx, id, OPERATION).await?;
                 if known.is_none_or(|known| known.ended.is_some()) {
                     return Ok(());
                 }
                 if paused.is_some() {
-                    sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, paused.as_deref())
-                        .execute(tx)
-                        .await
-                        .context(OPERATION)?;
-                    return Ok(());
+                    return set_roll_out_paused(tx, id, paused.as_deref(), OPERATION).await;
                 }
                 end_roll_out(tx, id, "finished", OPERATION).await
             })

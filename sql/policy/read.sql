@@ -1,1 +1,0 @@
-SELECT version, document FROM policy

@@ -1,1 +1,0 @@
-SELECT paused, ended FROM roll_out WHERE roll_out_id = $1 FOR UPDATE
