@@ -150,6 +150,11 @@ impl Authority {
         self.key.serialized_der()
     }
 
+    /// The authority's key, which signs.
+    pub(super) const fn signing_key(&self) -> &KeyPair {
+        &self.key
+    }
+
     /// Signs a certificate for the node with this key.
     pub fn issue_node_certificate(
         &self,
@@ -217,7 +222,8 @@ impl Authority {
         })
     }
 
-    fn sign_certificate(
+    /// Signs a certificate for this key. `name` adds the names and what it is good for.
+    pub(super) fn sign_certificate(
         &self,
         key: &PublicKey,
         serial: Serial,
@@ -234,7 +240,8 @@ impl Authority {
         name(&mut params);
         let mut authority = CertificateParams::default();
         authority.distinguished_name = authority_name(self.anchor.cluster);
-        let certificate = params.signed_by(&SubjectKey(*key), &Issuer::from_params(&authority, &self.key))?;
+        let issuer = Issuer::from_params(&authority, self.signing_key());
+        let certificate = params.signed_by(&SubjectKey(*key), &issuer)?;
         Ok(IssuedCertificate { certificate: certificate.der().to_vec(), serial, validity })
     }
 }
@@ -266,7 +273,8 @@ pub fn is_owner_name(name: &str) -> bool {
         && name.parse::<NodeId>().is_err()
 }
 
-fn authority_name(cluster: Uuid) -> DistinguishedName {
+/// The name of the authority of a cluster.
+pub(super) fn authority_name(cluster: Uuid) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, format!("{AUTHORITY_NAME_PREFIX}{cluster}"));
     name

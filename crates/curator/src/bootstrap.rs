@@ -27,7 +27,7 @@ use ring::rand::SystemRandom;
 use ring::signature::Ed25519KeyPair;
 use uuid::Uuid;
 
-use crate::credential::{Credential, CredentialHolder, Revocation};
+use crate::credential::{CertificateKind, Credential, CredentialHolder, Revocation};
 use crate::node_labels;
 use crate::node_lifecycle;
 use crate::restore::{RestoreSource, restore_cluster};
@@ -211,8 +211,8 @@ async fn issue_node_certificate(
 ) -> Result<Vec<u8>, BootstrapError> {
     let validity = Validity::starting(now, NODE_LIFETIME);
     let issued = authority.issue_node_certificate(&node_key, Serial::new(rand::random()), validity)?;
-    let credential =
-        Credential::from_issued(&issued, CredentialHolder::Node(NodeId::from_key(&node_key)), node_key);
+    let holder = CredentialHolder::Node(NodeId::from_key(&node_key));
+    let credential = Credential::from_issued(&issued, holder, node_key, CertificateKind::Node);
     client.put_unguarded(&Credential::etcd_key(issued.serial)?, &credential.encode()).await?;
     Ok(issued.certificate)
 }

@@ -3,15 +3,20 @@
 //! The holder keeps the certificate itself. These records store whose it is and until when it is valid, so that an
 //! owner sees who could act, and can revoke any of it. Both records of a certificate are deleted once it has expired.
 //! The revocation of a node stays until the node is deleted, and that of an owner key stays for ever.
+//!
+//! A node has several certificates: its own, that of its curator and that of its etcd member. The record says which one
+//! it is. Records of releases that did not write this are distinguished by their holder and their validity, because only
+//! a certificate of an etcd member was longer valid than a node's. So the certificate of a curator whose record lost its
+//! kind is taken for the node's. It is then in no list of revoked curators, and it ends a day after it was issued.
 
 use std::fmt;
 
-use curator_client::certificate::{IssuedCertificate, Serial, Validity};
+use curator_client::certificate::{CLOCK_SKEW, IssuedCertificate, Serial, Validity};
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::pki::is_owner_name;
+use curator_client::pki::{NODE_LIFETIME, is_owner_name};
 use etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
 use etcd::record::{self, RecordError};
-use model::time::{Timestamp, parse_timestamp};
+use model::time::{Timestamp, between, parse_timestamp};
 use prost::Message as _;
 use proto::curator::v1 as wire;
 
@@ -33,6 +38,57 @@ impl fmt::Display for CredentialHolder {
     }
 }
 
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CertificateKind {
+    /// It identifies a node.
+    Node,
+    /// The curator on a consensus member shows it.
+    Curator,
+    /// The etcd member on a node shows it to the others.
+    EtcdPeer {
+        /// The number that etcd gave to the membership. 0: not recorded.
+        member: u64,
+    },
+    /// It makes its holder an owner.
+    Owner,
+}
+
+impl CertificateKind {
+    /// The kind and the number of the etcd member, as records have them.
+    const fn to_wire(self) -> (wire::CertificateKind, u64) {
+        match self {
+            Self::Node => (wire::CertificateKind::Node, 0),
+            Self::Curator => (wire::CertificateKind::Curator, 0),
+            Self::EtcdPeer { member } => (wire::CertificateKind::EtcdPeer, member),
+            Self::Owner => (wire::CertificateKind::Owner, 0),
+        }
+    }
+
+    /// The kind of a record. A record without a kind that this release knows has the kind that its holder and its
+    /// validity permit. The error is a part of a sentence.
+    fn from_wire(
+        kind: wire::CertificateKind,
+        member: u64,
+        holder: &CredentialHolder,
+        validity: Validity,
+    ) -> Result<Self, String> {
+        let is_node = matches!(holder, CredentialHolder::Node(_));
+        match kind {
+            wire::CertificateKind::Node if is_node => Ok(Self::Node),
+            wire::CertificateKind::Curator if is_node => Ok(Self::Curator),
+            wire::CertificateKind::EtcdPeer if is_node => Ok(Self::EtcdPeer { member }),
+            wire::CertificateKind::Owner | wire::CertificateKind::Unspecified if !is_node => Ok(Self::Owner),
+            wire::CertificateKind::Unspecified => {
+                let lifetime = between(validity.not_before, validity.not_after);
+                let is_longer_than_a_nodes = lifetime > NODE_LIFETIME + 2 * CLOCK_SKEW;
+                Ok(if is_longer_than_a_nodes { Self::EtcdPeer { member: 0 } } else { Self::Node })
+            }
+            other => Err(format!("its kind is {}, and its holder is {holder}", other.as_str_name())),
+        }
+    }
+}
+
 /// A certificate that was issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Credential {
@@ -44,13 +100,20 @@ pub(crate) struct Credential {
     pub(crate) key: PublicKey,
     /// From when until when it is valid.
     pub(crate) validity: Validity,
+    /// What it is for.
+    pub(crate) kind: CertificateKind,
 }
 
 impl Credential {
     /// The record of a certificate that was just issued.
     #[must_use]
-    pub(crate) fn from_issued(issued: &IssuedCertificate, holder: CredentialHolder, key: PublicKey) -> Self {
-        Self { serial: issued.serial, holder, key, validity: issued.validity }
+    pub(crate) fn from_issued(
+        issued: &IssuedCertificate,
+        holder: CredentialHolder,
+        key: PublicKey,
+        kind: CertificateKind,
+    ) -> Self {
+        Self { serial: issued.serial, holder, key, validity: issued.validity, kind }
     }
 
     /// The etcd key of the record.
@@ -65,6 +128,7 @@ impl Credential {
             CredentialHolder::Node(id) => wire::credential::Holder::NodeId(id.to_string()),
             CredentialHolder::Owner(name) => wire::credential::Holder::Owner(name.clone()),
         };
+        let (kind, member_id) = self.kind.to_wire();
         wire::Credential {
             serial: self.serial.to_string(),
             public_key: self.key.0.to_vec(),
@@ -72,6 +136,8 @@ impl Credential {
             not_after_ms: self.validity.not_after.timestamp_millis(),
             revoked,
             holder: Some(holder),
+            kind: kind.into(),
+            member_id,
         }
     }
 
@@ -91,6 +157,7 @@ impl Credential {
         if kept.serial != serial.to_string() {
             return Err(fault("it is that of another certificate".to_owned()));
         }
+        let kind = kept.kind();
         let holder = match kept.holder {
             Some(wire::credential::Holder::NodeId(id)) => {
                 CredentialHolder::Node(id.parse().map_err(|_| fault("its node id is invalid".to_owned()))?)
@@ -100,15 +167,13 @@ impl Credential {
             }
             _ => return Err(fault("it names no holder".to_owned())),
         };
-        Ok(Self {
-            serial,
-            holder,
-            key: PublicKey::from_slice(&kept.public_key).map_err(fault)?,
-            validity: Validity {
-                not_before: parse_timestamp("not_before", kept.not_before_ms).map_err(fault)?,
-                not_after: parse_timestamp("not_after", kept.not_after_ms).map_err(fault)?,
-            },
-        })
+        let validity = Validity {
+            not_before: parse_timestamp("not_before", kept.not_before_ms).map_err(fault)?,
+            not_after: parse_timestamp("not_after", kept.not_after_ms).map_err(fault)?,
+        };
+        let kind = CertificateKind::from_wire(kind, kept.member_id, &holder, validity).map_err(fault)?;
+        let key = PublicKey::from_slice(&kept.public_key).map_err(fault)?;
+        Ok(Self { serial, holder, key, validity, kind })
     }
 }
 
@@ -206,13 +271,71 @@ fn parse_node_id(key: &str) -> Result<NodeId, RecordError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use curator_client::pki::{MAX_OWNER_LIFETIME, PEER_LIFETIME};
     use curator_client::testing::{at, key, node_id};
+    use model::time::after;
 
     use super::*;
 
     fn credential(holder: CredentialHolder) -> Credential {
+        let kind = match holder {
+            CredentialHolder::Node(_) => CertificateKind::Node,
+            CredentialHolder::Owner(_) => CertificateKind::Owner,
+        };
         let validity = Validity { not_before: at(1), not_after: at(100) };
-        Credential { serial: Serial::new([3; 16]), holder, key: key(1), validity }
+        Credential { serial: Serial::new([3; 16]), holder, key: key(1), validity, kind }
+    }
+
+    /// The kind that is read from a record which has this kind and this number of a member.
+    fn read_kind(credential: &Credential, kind: i32, member_id: u64) -> Result<CertificateKind, RecordError> {
+        let stored = wire::Credential { kind, member_id, ..credential.to_wire(false) };
+        let record = wire::CertificateRecord { format: record::FORMAT, credential: Some(stored) };
+        let place = Credential::etcd_key(credential.serial).unwrap();
+        Credential::decode(&place, &record.encode_to_vec()).map(|credential| credential.kind)
+    }
+
+    #[test]
+    fn kind_is_read_back_and_found_for_records_without_one() {
+        let (node, owner) = (CredentialHolder::Node(node_id(1)), CredentialHolder::Owner("kim".to_owned()));
+        for (holder, kind) in [
+            (&node, CertificateKind::Node),
+            (&node, CertificateKind::Curator),
+            (&node, CertificateKind::EtcdPeer { member: 0 }),
+            (&node, CertificateKind::EtcdPeer { member: u64::MAX }),
+            (&owner, CertificateKind::Owner),
+        ] {
+            let credential = Credential { kind, ..credential(holder.clone()) };
+            let place = Credential::etcd_key(credential.serial).unwrap();
+            assert_eq!(Credential::decode(&place, &credential.encode()).unwrap(), credential);
+        }
+        // A release without kinds wrote neither field. A number that a later release may use counts as none.
+        let node_lifetime = NODE_LIFETIME + 2 * CLOCK_SKEW;
+        let peer = CertificateKind::EtcdPeer { member: 0 };
+        for (holder, lifetime, expected) in [
+            (&node, Duration::from_hours(24), CertificateKind::Node),
+            (&node, node_lifetime, CertificateKind::Node),
+            (&node, node_lifetime + Duration::from_secs(1), peer),
+            (&node, PEER_LIFETIME, peer),
+            (&owner, MAX_OWNER_LIFETIME, CertificateKind::Owner),
+            (&owner, PEER_LIFETIME, CertificateKind::Owner),
+        ] {
+            let validity = Validity { not_before: at(1), not_after: after(at(1), lifetime) };
+            let credential = Credential { validity, ..credential(holder.clone()) };
+            for kind in [0, 1_000] {
+                assert_eq!(read_kind(&credential, kind, 0), Ok(expected), "{holder} {lifetime:?} {kind}");
+            }
+        }
+        for (holder, kind) in [
+            (&node, wire::CertificateKind::Owner),
+            (&owner, wire::CertificateKind::Node),
+            (&owner, wire::CertificateKind::Curator),
+            (&owner, wire::CertificateKind::EtcdPeer),
+        ] {
+            let error = read_kind(&credential(holder.clone()), kind.into(), 0).unwrap_err().to_string();
+            assert!(error.contains("its kind is") && error.contains(&holder.to_string()), "{error}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::sync::MutexGuard as AsyncMutexGuard;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
-use crate::credential::{Credential, CredentialHolder};
+use crate::credential::{CertificateKind, Credential, CredentialHolder};
 use crate::membership::{EtcdMember, SyncAction, plan_sync};
 use crate::node_health::HeartbeatTracker;
 use crate::node_lifecycle;
@@ -242,15 +242,18 @@ impl LeaderContext {
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
         let validity = Validity::starting(self.clock.now(), NODE_LIFETIME);
         let issued = self.authority.issue_node_certificate(key, Serial::new(rand::random()), validity)?;
-        let change = credential_change(&issued, CredentialHolder::Node(NodeId::from_key(key)), *key)?;
+        let holder = CredentialHolder::Node(NodeId::from_key(key));
+        let change = credential_change(&issued, holder, *key, CertificateKind::Node)?;
         Ok((issued, change))
     }
 
-    /// Signs a peer certificate for a node's etcd member; also returns the credential record to write.
+    /// Signs a peer certificate for a node's etcd member; also returns the credential record to write. `member` is the
+    /// number that etcd gave to the membership.
     pub(super) fn issue_etcd_peer_certificate(
         &self,
         key: &PublicKey,
         address: IpAddr,
+        member: u64,
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
         let validity = Validity::starting(self.clock.now(), PEER_LIFETIME);
         let issued = self.authority.issue_etcd_peer_certificate(
@@ -259,7 +262,8 @@ impl LeaderContext {
             Serial::new(rand::random()),
             validity,
         )?;
-        let change = credential_change(&issued, CredentialHolder::Node(NodeId::from_key(key)), *key)?;
+        let holder = CredentialHolder::Node(NodeId::from_key(key));
+        let change = credential_change(&issued, holder, *key, CertificateKind::EtcdPeer { member })?;
         Ok((issued, change))
     }
 
@@ -282,8 +286,9 @@ impl LeaderContext {
         let issued =
             self.authority.issue_owner_certificate(name, key, Serial::new(rand::random()), validity)?;
         let holder = CredentialHolder::Owner(name.to_owned());
-        let change = credential_change(&issued, holder.clone(), *key)?;
-        Ok((Credential::from_issued(&issued, holder, *key), issued, change))
+        let change = credential_change(&issued, holder.clone(), *key, CertificateKind::Owner)?;
+        let credential = Credential::from_issued(&issued, holder, *key, CertificateKind::Owner);
+        Ok((credential, issued, change))
     }
 
     /// The directory of the cluster: its id, the authority's certificate and the addresses of the curators.
@@ -382,7 +387,8 @@ fn credential_change(
     issued: &IssuedCertificate,
     holder: CredentialHolder,
     key: PublicKey,
+    kind: CertificateKind,
 ) -> Result<KeyChange, ServiceError> {
-    let credential = Credential::from_issued(issued, holder, key);
+    let credential = Credential::from_issued(issued, holder, key, kind);
     Ok(record_change::<()>(Credential::etcd_key(issued.serial)?, credential.encode(), None))
 }

@@ -124,7 +124,9 @@ impl nodes_server::Nodes for NodesService {
             node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
         let address =
             node_lifecycle::etcd_peer_address(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
-        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address)?;
+        let role = node.as_ref().and_then(|node| node.roles.consensus_member.as_ref());
+        let member = role.map_or(0, |role| role.member_id);
+        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member)?;
         leading.store.write(&[change]).await?;
         Ok(Response::new(wire::IssuePeerCertificateResponse { certificate: issued.certificate }))
     }
