@@ -11,7 +11,7 @@
 //!   ([`identity`][]). The id of a node follows from its key ([`node_id`][]).
 //! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes, owners and
 //!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][]
-//!   decides whom a certificate identifies.
+//!   decides whom a certificate identifies, and [`curator_role`][] whether a server is a curator.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
@@ -47,6 +47,7 @@ pub mod clock;
 pub mod cluster;
 pub mod cluster_snapshot;
 pub mod curator_channel;
+pub mod curator_role;
 pub mod identity;
 pub mod kubernetes_status;
 pub mod leader_channel;
@@ -55,6 +56,7 @@ pub mod node_id;
 pub mod node_status;
 pub mod peer_identity;
 pub mod pki;
+mod pki_curator;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod ticket_id;

@@ -6,6 +6,8 @@
 //! * A certificate of our authority is that of a *node* if it is valid for servers and its two names are the id of its
 //!   key. It is that of an *owner* if it is valid for clients alone and says so. A certificate that is neither is
 //!   rejected, also that of an etcd member, which our authority signs for the connections between members alone.
+//!   That of a curator is a node's here; servers that have to be curators are identified by
+//!   [`curator_role`](crate::curator_role).
 //! * A certificate that its own key signed proves nothing but that key: its peer *registers*.
 //! * A certificate of another authority is rejected, rather than treated as no certificate: its peer means to talk to
 //!   another cluster.
@@ -22,7 +24,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::certificate::{Serial, Validity, common_name, ed25519_key, is_signed_by};
 use crate::node_id::{NodeId, PublicKey};
-use crate::pki::{OWNER_ORGANIZATION, TrustAnchor, is_owner_name};
+use crate::pki::{CURATOR_ORGANIZATION, OWNER_ORGANIZATION, TrustAnchor, is_owner_name};
 
 /// The identity of a TLS peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,6 +219,9 @@ fn classify_certificate(
             if NodeId::from_key(&key) != id {
                 return Err("its name is not that of its key");
             }
+            if certificate.subject().iter_organization().next().is_some() && !has_curators_role(certificate) {
+                return Err("its organisation is unknown");
+            }
             Ok(Peer::Node { id, key, serial })
         }
         (false, true) => {
@@ -233,6 +238,17 @@ fn classify_certificate(
         }
         _ => Err("it is not for clients"),
     }
+}
+
+/// Whether the certificate, which was verified, has the role of a curator.
+pub(super) fn is_for_curator(der: &[u8]) -> bool {
+    X509Certificate::from_der(der).is_ok_and(|(_, certificate)| has_curators_role(&certificate))
+}
+
+fn has_curators_role(certificate: &X509Certificate<'_>) -> bool {
+    let mut organisations = certificate.subject().iter_organization();
+    let organisation = (organisations.next(), organisations.next());
+    matches!(organisation, (Some(role), None) if role.as_str() == Ok(CURATOR_ORGANIZATION))
 }
 
 #[cfg(test)]
@@ -301,7 +317,7 @@ mod tests {
     #[test]
     fn certificate_our_authority_would_not_sign_has_no_kind() {
         type Change = fn(&mut CertificateParams);
-        let cases: [(Change, &str); 11] = [
+        let cases: [(Change, &str); 12] = [
             (|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained), "may sign others"),
             (|params| params.extended_key_usages.clear(), "does not say what it is for"),
             (
@@ -342,6 +358,10 @@ mod tests {
                     params.distinguished_name.push(DnType::OrganizationName, "guest");
                 },
                 "not an owner's",
+            ),
+            (
+                |params| params.distinguished_name.push(DnType::OrganizationName, "guest"),
+                "organisation is unknown",
             ),
         ];
         for (change, text) in cases {

@@ -1,4 +1,5 @@
-//! The cluster's certificate authority: node, owner and etcd peer certificates.
+//! The cluster's certificate authority: node, owner and etcd peer certificates. Those of curators are in
+//! `pki_curator.rs`.
 //!
 //! One Ed25519 key, created when a cluster is bootstrapped, signs the certificates of all its nodes, owners and etcd
 //! members. It leaves the cluster only inside a snapshot. Everybody knows the certificate that the authority signed for
@@ -37,6 +38,8 @@ use crate::node_id::{NodeId, PublicKey};
 pub const AUTHORITY_LIFETIME: Duration = Duration::from_hours(100 * 365 * 24);
 /// Lifetime of a node's certificate.
 pub const NODE_LIFETIME: Duration = Duration::from_hours(30 * 24);
+/// Lifetime of the certificate that a curator shows.
+pub const CURATOR_LIFETIME: Duration = Duration::from_hours(24);
 /// Lifetime of an etcd member's peer certificate: that of the authority. Members that were all down for longer than
 /// their certificates last would have no quorum, and so nobody could issue new ones.
 pub const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
@@ -47,6 +50,8 @@ pub const ETCD_PEER_NAME: &str = "etcd peer";
 
 /// The organisation in an owner's certificate.
 pub(super) const OWNER_ORGANIZATION: &str = "owner";
+/// The organisation in a curator's certificate.
+pub(super) const CURATOR_ORGANIZATION: &str = "curator";
 /// Prefix of an authority's common name; the cluster's UUID follows.
 const AUTHORITY_NAME_PREFIX: &str = "cluster ";
 

@@ -3,7 +3,8 @@
 //! Both ends prove the keys of the certificates that they show. A curator requests a certificate and accepts any, also
 //! none. It identifies the peer for each call and not in the handshake ([`crate::peer_identity`]): so the newest
 //! revocations count, and a rejection has a message. A caller accepts only a node of the cluster that it means, and if
-//! it knows which node to expect, only that one.
+//! it knows which node to expect, only that one. What else the caller demands is a [`CuratorCheck`], which it decides
+//! for each handshake: the role of a curator, and that the certificate is not revoked.
 //!
 //! Only TLS 1.3 with Ed25519 is allowed, because nothing else is ever certified here. The crate `transport` verifies
 //! the signatures, and resumes no session.
@@ -23,9 +24,27 @@ use transport::verifier::{
 };
 
 use crate::clock::Clock;
+use crate::curator_role::{CuratorError, identify_curator};
 use crate::node_id::NodeId;
-use crate::peer_identity::{Peer, Revocations, identify_peer};
+use crate::peer_identity::{Peer, PeerError, Revocations, identify_peer};
 use crate::pki::TrustAnchor;
+
+/// What a caller demands of a curator.
+#[derive(Clone, Debug)]
+pub enum CuratorCheck {
+    /// Any node of the cluster is accepted: nothing is known yet about who is a curator.
+    AnyNode,
+    /// A curator's certificate is required.
+    Curator {
+        /// The authorities, one of which must have signed it.
+        anchors: Vec<TrustAnchor>,
+        /// Certificates and nodes that are not accepted.
+        revocations: Arc<Revocations>,
+    },
+}
+
+/// Decides for each handshake what is demanded; the error is a sentence, with which the handshake fails.
+pub type CuratorCheckProvider = Arc<dyn Fn() -> Result<CuratorCheck, String> + Send + Sync>;
 
 /// A key and its certificate in the form that TLS uses.
 pub fn certified_key(certificate: &[u8], pkcs8: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
@@ -40,7 +59,7 @@ pub fn server_config(shown: Arc<dyn ResolvesServerCert>) -> Result<Arc<ServerCon
     transport::config::server_config(verifier, shown, &[HTTP_2])
 }
 
-/// TLS to a node of the cluster with this authority. `own` is the client's certificate; `expected` is the only node
+/// TLS to any node of the cluster with this authority. `own` is the client's certificate; `expected` is the only node
 /// accepted.
 pub fn client_config(
     anchor: TrustAnchor,
@@ -48,7 +67,19 @@ pub fn client_config(
     own: Option<Arc<CertifiedKey>>,
     clock: Clock,
 ) -> Result<Arc<ClientConfig>, Error> {
-    let node = ClusterNode { anchor, expected, clock };
+    curator_client_config(anchor, Arc::new(|| Ok(CuratorCheck::AnyNode)), expected, own, clock)
+}
+
+/// TLS to a curator of the cluster with this authority, as `check` demands it. `own` and `expected` are as in
+/// [`client_config`].
+pub fn curator_client_config(
+    anchor: TrustAnchor,
+    check: CuratorCheckProvider,
+    expected: Option<NodeId>,
+    own: Option<Arc<CertifiedKey>>,
+    clock: Clock,
+) -> Result<Arc<ClientConfig>, Error> {
+    let node = ClusterNode { anchor, check, expected, clock };
     transport::config::client_config(ServerVerifier::new(node, AcceptedSignatures::Ed25519), own)
 }
 
@@ -66,9 +97,14 @@ impl ClientCertificateCheck for AnyClient {
 #[derive(thiserror::Error)]
 enum WrongServer {
     #[error(transparent)]
-    InvalidCertificate(#[from] crate::peer_identity::PeerError),
+    InvalidCertificate(#[from] PeerError),
+    #[error(transparent)]
+    NotACurator(#[from] CuratorError),
     #[error("the other end is {0}, and a node of the cluster was expected")]
     NotANode(Peer),
+    /// The caller follows no curator at the moment.
+    #[error("{0}")]
+    NoCheck(String),
     #[error("the other end is node {found}, and {expected} was expected")]
     OtherNode { found: NodeId, expected: NodeId },
 }
@@ -80,27 +116,41 @@ impl fmt::Debug for WrongServer {
     }
 }
 
-/// Accepts a node of the cluster, or the expected node alone.
-#[derive(Debug)]
+/// Accepts a node of the cluster as the check demands it, or the expected node alone.
 struct ClusterNode {
     anchor: TrustAnchor,
+    check: CuratorCheckProvider,
     expected: Option<NodeId>,
     clock: Clock,
+}
+
+impl fmt::Debug for ClusterNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("ClusterNode");
+        shown.field("cluster", &self.anchor.cluster).field("expected", &self.expected).finish_non_exhaustive()
+    }
 }
 
 impl ClusterNode {
     fn verify_node(&self, end_entity: &[u8], more: usize) -> Result<(), WrongServer> {
         if more > 0 {
-            return Err(crate::peer_identity::PeerError::UnexpectedChain(more + 1).into());
+            return Err(PeerError::UnexpectedChain(more + 1).into());
         }
-        // Only a curator knows the revocations, so none are checked here. A node that is no longer in the cluster
-        // cannot pass for the leader: the connection to the leader accepts only the node that was named as leader.
-        match identify_peer(&[end_entity], &self.anchor, &Revocations::default(), self.clock.now())? {
-            Peer::Node { id, .. } => match self.expected {
-                Some(expected) if expected != id => Err(WrongServer::OtherNode { found: id, expected }),
-                _ => Ok(()),
+        let (shown, now) = ([end_entity], self.clock.now());
+        let found = match (self.check)().map_err(WrongServer::NoCheck)? {
+            // No revocations are known here.
+            CuratorCheck::AnyNode => match identify_peer(&shown, &self.anchor, &Revocations::default(), now)?
+            {
+                Peer::Node { id, .. } => id,
+                other => return Err(WrongServer::NotANode(other)),
             },
-            other => Err(WrongServer::NotANode(other)),
+            CuratorCheck::Curator { anchors, revocations } => {
+                identify_curator(&shown, &anchors, &revocations, now)?
+            }
+        };
+        match self.expected {
+            Some(expected) if expected != found => Err(WrongServer::OtherNode { found, expected }),
+            _ => Ok(()),
         }
     }
 }
@@ -117,5 +167,85 @@ impl ServerCertificateCheck for ClusterNode {
         self.verify_node(end_entity, intermediates.len()).map_err(|error| {
             Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(Arc::new(error))))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::certificate::{Serial, Validity};
+    use crate::testing::{at, authority, public, serial, validity};
+
+    fn verifier(check: Result<CuratorCheck, String>, expected: Option<NodeId>) -> ClusterNode {
+        let clock = Clock::new(|| at(1), || Duration::ZERO);
+        let check: CuratorCheckProvider = Arc::new(move || check.clone());
+        ClusterNode { anchor: authority(1).anchor().clone(), check, expected, clock }
+    }
+
+    /// A check that demands a curator, of which these certificates are revoked.
+    fn curators_without(revoked: &[Serial]) -> CuratorCheck {
+        let serials: BTreeMap<_, _> = revoked.iter().map(|serial| (*serial, at(1000))).collect();
+        let revocations = Arc::new(Revocations { serials, ..Default::default() });
+        CuratorCheck::Curator { anchors: vec![authority(1).anchor().clone()], revocations }
+    }
+
+    fn of_node(number: u8) -> Vec<u8> {
+        authority(1).issue_node_certificate(&public(number), serial(3), validity()).unwrap().certificate
+    }
+
+    fn of_curator(number: u8) -> Vec<u8> {
+        authority(1).issue_curator_certificate(&public(number), serial(4), validity()).unwrap().certificate
+    }
+
+    fn verdict(verifier: &ClusterNode, certificate: &[u8]) -> String {
+        let verdict = verifier.verify_node(certificate, 0);
+        verdict.map_or_else(|error| format!("{error:?}"), |()| "accepted".to_owned())
+    }
+
+    #[test]
+    fn node_without_the_role_is_refused_where_a_curator_is_expected() {
+        let id = NodeId::from_key(&public(7));
+        for expected in [None, Some(id)] {
+            let verifier = verifier(Ok(curators_without(&[])), expected);
+            assert_eq!(verdict(&verifier, &of_curator(7)), "accepted");
+            let text = format!(
+                "the other end is node {id}, which has no curator's certificate: only a consensus member leads"
+            );
+            assert_eq!(verdict(&verifier, &of_node(7)), text);
+        }
+        // The role does not make it the one that was named.
+        let text = verdict(&verifier(Ok(curators_without(&[])), Some(id)), &of_curator(8));
+        assert!(text.contains("was expected"), "{text}");
+    }
+
+    #[test]
+    fn revoked_curator_is_refused() {
+        let (authority, key) = (authority(1), public(7));
+        let verifier = verifier(Ok(curators_without(&[serial(4)])), None);
+        let text = verdict(&verifier, &of_curator(7));
+        assert!(text.contains("credentials are revoked") && text.contains(&serial(4).to_string()), "{text}");
+        let renewed = authority.issue_curator_certificate(&key, serial(5), validity()).unwrap();
+        assert_eq!(verdict(&verifier, &renewed.certificate), "accepted");
+        let over = Validity { not_before: at(-10), not_after: at(0) };
+        let over = authority.issue_curator_certificate(&key, serial(5), over).unwrap();
+        let text = verdict(&verifier, &over.certificate);
+        assert!(text.contains("expired at"), "{text}");
+    }
+
+    #[test]
+    fn any_node_is_accepted_before_the_first_statement() {
+        let verifier_of = |check| verifier(check, None);
+        let any = verifier_of(Ok(CuratorCheck::AnyNode));
+        assert_eq!(verdict(&any, &of_node(7)), "accepted");
+        assert_eq!(verdict(&any, &of_curator(7)), "accepted");
+        let owner = authority(1).issue_owner_certificate("kim", &public(7), serial(3), validity()).unwrap();
+        let text = verdict(&any, &owner.certificate);
+        assert!(text.contains("owner kim") && text.contains("was expected"), "{text}");
+        // While the caller follows nobody, the reason is in the error.
+        let nobody = verifier_of(Err("no curator is followed at the moment".to_owned()));
+        assert_eq!(verdict(&nobody, &of_curator(7)), "no curator is followed at the moment");
     }
 }
