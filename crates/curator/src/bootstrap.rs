@@ -10,13 +10,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use curator_client::certificate::{Serial, Validity};
+use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::cluster::{self, Cluster};
 use curator_client::cluster_snapshot::ClusterSnapshotError;
 use curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::node_status::NodeStatus;
-use curator_client::pki::{AUTHORITY_LIFETIME, Authority, NODE_LIFETIME, PkiError};
+use curator_client::pki::{AUTHORITY_LIFETIME, Authority, CURATOR_LIFETIME, NODE_LIFETIME, PkiError};
 use etcd::client::{Client, EtcdError};
 use etcd::key_space::KeyError;
 use etcd::record::{InvalidRecord, RecordError};
@@ -191,16 +191,43 @@ pub async fn renew_from_local_etcd(
     node_key: PublicKey,
     now: Timestamp,
 ) -> Result<Vec<u8>, BootstrapError> {
+    let (authority, node, revoked) = read_local_etcd(client, &node_key).await?;
+    node_lifecycle::check_join(node.as_ref(), &node_key, revoked)?;
+    issue_node_certificate(client, &authority, node_key, now).await
+}
+
+/// Signs a certificate for the curator on the node that runs this etcd, without another curator. It is recorded before
+/// it is returned.
+///
+/// The reasons are those of [`renew_from_local_etcd`]. A node that loses its role meanwhile has a certificate for a
+/// curator although it is no member any more; the record says so.
+pub async fn issue_curator_from_local_etcd(
+    client: &Client,
+    node_key: PublicKey,
+    now: Timestamp,
+) -> Result<Vec<u8>, BootstrapError> {
+    let (authority, node, revoked) = read_local_etcd(client, &node_key).await?;
+    node_lifecycle::check_curator(node.as_ref(), &node_key, revoked)?;
+    let validity = Validity::starting(now, CURATOR_LIFETIME);
+    let issued = authority.issue_curator_certificate(&node_key, Serial::new(rand::random()), validity)?;
+    record_issued(client, issued, node_key, CertificateKind::Curator).await
+}
+
+/// The authority of the cluster in this etcd, the record of the node with this key, and whether its credentials are
+/// revoked.
+async fn read_local_etcd(
+    client: &Client,
+    node_key: &PublicKey,
+) -> Result<(Authority, Option<Node>, bool), BootstrapError> {
     let missing = || BootstrapError::Rejected("etcd holds no cluster".to_owned());
     let key = cluster::authority_record_key()?;
     let record = client.get(&key).await?.ok_or_else(missing)?;
     let authority = cluster::decode_authority(&key, &record.value)?;
-    let id = NodeId::from_key(&node_key);
+    let id = NodeId::from_key(node_key);
     let key = Node::etcd_key(&id)?;
     let node = client.get(&key).await?.map(|record| Node::decode(&key, &record.value)).transpose()?;
     let revoked = client.get(&Revocation::Node(id).etcd_key()?).await?.is_some();
-    node_lifecycle::check_join(node.as_ref(), &node_key, revoked)?;
-    issue_node_certificate(client, &authority, node_key, now).await
+    Ok((authority, node, revoked))
 }
 
 async fn issue_node_certificate(
@@ -211,8 +238,18 @@ async fn issue_node_certificate(
 ) -> Result<Vec<u8>, BootstrapError> {
     let validity = Validity::starting(now, NODE_LIFETIME);
     let issued = authority.issue_node_certificate(&node_key, Serial::new(rand::random()), validity)?;
+    record_issued(client, issued, node_key, CertificateKind::Node).await
+}
+
+/// Records a certificate of the node with this key, and returns it.
+async fn record_issued(
+    client: &Client,
+    issued: IssuedCertificate,
+    node_key: PublicKey,
+    kind: CertificateKind,
+) -> Result<Vec<u8>, BootstrapError> {
     let holder = CredentialHolder::Node(NodeId::from_key(&node_key));
-    let credential = Credential::from_issued(&issued, holder, node_key, CertificateKind::Node);
+    let credential = Credential::from_issued(&issued, holder, node_key, kind);
     client.put_unguarded(&Credential::etcd_key(issued.serial)?, &credential.encode()).await?;
     Ok(issued.certificate)
 }

@@ -76,8 +76,8 @@ pub enum LifecycleError {
     /// The node's certificates are revoked, so it gets no more of them.
     #[error("the credentials of {0} are revoked. Let its machine register with a new key")]
     Revoked(NodeId),
-    /// The node runs no etcd member.
-    #[error("{0} is no consensus member, and gets no certificate for a member of etcd")]
+    /// The node runs neither an etcd member nor a curator.
+    #[error("{0} is no consensus member, and gets no certificate for a member of etcd or a curator")]
     NotConsensusMember(NodeId),
     /// The node has not reported an address for its etcd certificate.
     #[error("{0} has not reported an address yet, and the certificate of its etcd member has to contain one")]
@@ -255,16 +255,27 @@ pub fn check_join<'a>(
     }
 }
 
+/// Checks that a node may get a certificate for its curator, or for its etcd member: both run on consensus members
+/// alone.
+pub fn check_curator<'a>(
+    known: Option<&'a Node>,
+    key: &PublicKey,
+    revoked: bool,
+) -> Result<&'a Node, LifecycleError> {
+    let known = check_join(known, key, revoked)?;
+    if known.roles.consensus_member.is_none() {
+        return Err(LifecycleError::NotConsensusMember(known.id));
+    }
+    Ok(known)
+}
+
 /// The address for the certificate that a node's etcd member shows to the others.
 pub fn etcd_peer_address(
     known: Option<&Node>,
     key: &PublicKey,
     revoked: bool,
 ) -> Result<IpAddr, LifecycleError> {
-    let known = check_join(known, key, revoked)?;
-    if known.roles.consensus_member.is_none() {
-        return Err(LifecycleError::NotConsensusMember(known.id));
-    }
+    let known = check_curator(known, key, revoked)?;
     known.status.as_ref().map(|status| status.address).ok_or(LifecycleError::NoAddress(known.id))
 }
 

@@ -135,6 +135,43 @@ fn revoked_node_is_given_no_certificate() {
 }
 
 #[test]
+fn only_a_consensus_member_gets_a_curators_certificate() {
+    let (its, id) = (key(3), node_id(3));
+    let mut controller = member(3);
+    controller.roles.kubernetes_controller = true;
+    let mut worker = up(3);
+    worker.roles.kubernetes_worker = true;
+    let unapproved = NodeState::New;
+    for (what, known, key, revoked, expected) in [
+        ("a member", Some(member(3)), its, false, Ok(id)),
+        ("a member with another role", Some(controller), its, false, Ok(id)),
+        ("a revoked member", Some(member(3)), its, true, Err(LifecycleError::Revoked(id))),
+        ("a node without roles", Some(up(3)), its, false, Err(LifecycleError::NotConsensusMember(id))),
+        ("a worker", Some(worker), its, false, Err(LifecycleError::NotConsensusMember(id))),
+        ("a revoked node", Some(up(3)), its, true, Err(LifecycleError::Revoked(id))),
+        (
+            "a node that nobody approved",
+            Some(node(unapproved)),
+            its,
+            false,
+            Err(LifecycleError::NotUp { node: id, state: unapproved }),
+        ),
+        (
+            "a former node",
+            Some(node(NodeState::Decommissioned)),
+            its,
+            false,
+            Err(LifecycleError::Decommissioned(id)),
+        ),
+        ("a deleted node", None, its, false, Err(LifecycleError::Unknown(id))),
+        ("another key", Some(member(3)), colliding_key(), false, Err(LifecycleError::IdCollision(id))),
+    ] {
+        let checked = check_curator(known.as_ref(), &key, revoked).map(|node| node.id);
+        assert_eq!(checked, expected, "{what}");
+    }
+}
+
+#[test]
 fn key_with_a_colliding_id_is_rejected() {
     let known = node(NodeState::Up);
     let refusal = LifecycleError::IdCollision(known.id);

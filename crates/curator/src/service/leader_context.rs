@@ -16,7 +16,7 @@ use curator_client::cluster::{Cluster, OwnerKeyError};
 use curator_client::node::NodeState;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::{Peer, identify_peer};
-use curator_client::pki::{Authority, NODE_LIFETIME, PEER_LIFETIME};
+use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME, PEER_LIFETIME};
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
 use model::time::before;
@@ -244,6 +244,18 @@ impl LeaderContext {
         let issued = self.authority.issue_node_certificate(key, Serial::new(rand::random()), validity)?;
         let holder = CredentialHolder::Node(NodeId::from_key(key));
         let change = credential_change(&issued, holder, *key, CertificateKind::Node)?;
+        Ok((issued, change))
+    }
+
+    /// Signs a certificate for a node's curator; also returns the credential record to write.
+    pub(super) fn issue_curator_certificate(
+        &self,
+        key: &PublicKey,
+    ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
+        let validity = Validity::starting(self.clock.now(), CURATOR_LIFETIME);
+        let issued = self.authority.issue_curator_certificate(key, Serial::new(rand::random()), validity)?;
+        let holder = CredentialHolder::Node(NodeId::from_key(key));
+        let change = credential_change(&issued, holder, *key, CertificateKind::Curator)?;
         Ok((issued, change))
     }
 

@@ -130,6 +130,23 @@ impl nodes_server::Nodes for NodesService {
         leading.store.write(&[change]).await?;
         Ok(Response::new(wire::IssuePeerCertificateResponse { certificate: issued.certificate }))
     }
+
+    async fn issue_curator_certificate(
+        &self,
+        request: Request<wire::IssueCuratorCertificateRequest>,
+    ) -> Result<Response<wire::IssueCuratorCertificateResponse>, Status> {
+        let id = Caller::from_request(&request)?.require_node()?;
+        let leading = &self.0;
+        let node = leading.store.node(&id).await?.map(|stored| stored.value);
+        let revoked = leading.store.is_node_revoked(id).await?;
+        let key =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        node_lifecycle::check_curator(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        let (issued, change) = leading.issue_curator_certificate(&key)?;
+        // The serial number is durable before anybody may see the certificate.
+        leading.store.write(&[change]).await?;
+        Ok(Response::new(wire::IssueCuratorCertificateResponse { certificate: issued.certificate }))
+    }
 }
 
 /// Parses the id of a node in a request.
