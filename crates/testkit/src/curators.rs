@@ -8,7 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use chrono::TimeDelta;
-use curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority};
+use curator::bootstrap::{
+    BootstrapError, BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority,
+    issue_curator_from_local_etcd,
+};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::membership::peer_url;
 use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
@@ -18,12 +21,15 @@ use curator_client::clock::Clock;
 use curator_client::cluster::{authority_record_key, decode_authority};
 use curator_client::curator_channel::open_channel;
 use curator_client::identity::Identity;
-use curator_client::leader_channel::LeaderTracker;
-use curator_client::node::{Node, NodeState};
+use curator_client::leader_channel::{LeaderTracker, TlsConfigProvider};
+use curator_client::node::{ConsensusMember, Node, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::node_status::NodeStatus;
-use curator_client::pki::{Authority, NODE_LIFETIME, TrustAnchor};
-use curator_client::tls::{certified_key, client_config};
+use curator_client::peer_identity::Revocations;
+use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME, TrustAnchor};
+use curator_client::tls::{
+    CuratorCheck, CuratorCheckProvider, certified_key, client_config, curator_client_config,
+};
 use etcd::client::Client;
 use model::time::Timestamp;
 use proto::curator::v1 as wire;
@@ -174,7 +180,8 @@ pub struct Cluster {
     pub authority: Authority,
     /// The clock of curators and clients.
     pub time: Shifted,
-    certificates: Vec<Vec<u8>>,
+    /// The certificates that the curators show, or showed last.
+    curator_certificates: Vec<Vec<u8>>,
     wanted: ClusterOptions,
     /// The members of etcd, one for each curator.
     pub etcd: etcd_servers::Cluster,
@@ -207,16 +214,19 @@ impl Cluster {
         let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
         let key = authority_record_key()?;
         let authority = decode_authority(&key, &client.get(&key).await?.context("authority")?.value)?;
-        let mut certificates = vec![founded.certificate];
+        let members = client.list_members().await?;
         // Other tests cover the ways in which nodes join.
         for node in &nodes[1..] {
-            let record = Node::new(node.key, NodeState::Up, time.now());
+            let mut record = Node::new(node.key, NodeState::Up, time.now());
+            let member = members.iter().find(|member| member.name == node.id.to_string());
+            record.roles.consensus_member =
+                member.map(|member| ConsensusMember { member_id: member.id.0, peers: BTreeMap::new() });
             client.put_unguarded(&Node::etcd_key(&node.id)?, &record.encode()?).await?;
-            certificates.push(certificate(&authority, node, time.now())?);
         }
         let running = nodes.iter().map(|_| None).collect();
+        let curator_certificates = vec![Vec::new(); nodes.len()];
         let mut cluster =
-            Self { running, nodes, owner, id, anchor, authority, time, certificates, wanted, etcd };
+            Self { running, nodes, owner, id, anchor, authority, time, curator_certificates, wanted, etcd };
         for number in 0..cluster.nodes.len() {
             cluster.run(number).await?;
         }
@@ -225,23 +235,12 @@ impl Cluster {
 
     /// Starts the curator of a node, on another port than before. The node's status has the new port.
     pub async fn run(&mut self, number: usize) -> Result<()> {
+        let shown = self.issue_curator_certificate(number).await?;
+        self.curator_certificates[number].clone_from(&shown);
         let node = &self.nodes[number];
         let client = self.client_of(number);
-        let shown = SingleCertAndKey::from(node.with(&self.certificates[number])?);
         let gate = GateMonitor::default();
-        let curator = Curator::bind(CuratorSettings {
-            node_id: node.id,
-            client: client.clone(),
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            server_certificate: Arc::new(shown),
-            ttl: self.wanted.ttl,
-            sync_interval: self.wanted.sync_interval,
-            token_overlap: TOKEN_OVERLAP,
-            clock: self.time.clock(),
-            files: self.wanted.files,
-            gate: gate.clone(),
-        })
-        .await?;
+        let curator = self.bind_curator(node, number, &shown, gate.clone()).await?;
         let address = curator.address;
         let key = Node::etcd_key(&node.id)?;
         let record = client.get(&key).await?.context("no record")?;
@@ -254,6 +253,51 @@ impl Cluster {
         task.spawn(async move { curator.run(&stop).await });
         self.running[number] = Some(Running { address, gate, cancel, task });
         Ok(())
+    }
+
+    /// A curator of any node, beside this etcd and with this certificate. It listens and does not run yet.
+    pub async fn bind_curator(
+        &self,
+        node: &Holder,
+        etcd: usize,
+        certificate: &[u8],
+        gate: GateMonitor,
+    ) -> Result<Curator> {
+        let shown = SingleCertAndKey::from(node.with(certificate)?);
+        let curator = Curator::bind(CuratorSettings {
+            node_id: node.id,
+            client: self.client_of(etcd),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            server_certificate: Arc::new(shown),
+            ttl: self.wanted.ttl,
+            sync_interval: self.wanted.sync_interval,
+            token_overlap: TOKEN_OVERLAP,
+            clock: self.time.clock(),
+            files: self.wanted.files,
+            gate,
+        });
+        Ok(curator.await?)
+    }
+
+    /// Issues the certificate that a curator shows from now on, from its own etcd, which records it.
+    async fn issue_curator_certificate(&self, number: usize) -> Result<Vec<u8>> {
+        let (node, now) = (&self.nodes[number], self.time.now());
+        match issue_curator_from_local_etcd(&self.client_of(number), node.key, now).await {
+            Ok(certificate) => Ok(certificate),
+            // The curator runs all the same, as one does that had its certificate before.
+            Err(BootstrapError::NodeNotInCluster(_)) => {
+                let (serial, validity) =
+                    (Serial::new(rand::random()), Validity::starting(now, CURATOR_LIFETIME));
+                Ok(self.authority.issue_curator_certificate(&node.key, serial, validity)?.certificate)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The certificate that a curator shows, or showed last.
+    #[must_use]
+    pub fn certificate_of_curator(&self, number: usize) -> &[u8] {
+        &self.curator_certificates[number]
     }
 
     /// Stops a curator as its role server does, and returns its result.
@@ -296,7 +340,30 @@ impl Cluster {
     pub fn curators(&self, own: Option<Arc<CertifiedKey>>) -> LeaderTracker {
         let (anchor, clock) = (self.anchor.clone(), self.time.clock());
         let configure = move |expected| client_config(anchor.clone(), expected, own.clone(), clock.clone());
-        let curators = LeaderTracker::new(Arc::new(configure));
+        self.tracker(Arc::new(configure))
+    }
+
+    /// Tracks the leader, and accepts nobody who is no curator, as the client with this certificate.
+    #[must_use]
+    pub fn strict_curators(&self, own: Option<Arc<CertifiedKey>>) -> LeaderTracker {
+        let (anchor, check, clock) = (self.anchor.clone(), self.curators_only(), self.time.clock());
+        let configure = move |expected| {
+            curator_client_config(anchor.clone(), check.clone(), expected, own.clone(), clock.clone())
+        };
+        self.tracker(Arc::new(configure))
+    }
+
+    /// The demand for a curator's certificate, of which none is revoked.
+    #[must_use]
+    pub fn curators_only(&self) -> CuratorCheckProvider {
+        let (anchors, revocations) = (vec![self.anchor.clone()], Arc::new(Revocations::default()));
+        Arc::new(move || {
+            Ok(CuratorCheck::Curator { anchors: anchors.clone(), revocations: revocations.clone() })
+        })
+    }
+
+    fn tracker(&self, configure: TlsConfigProvider) -> LeaderTracker {
+        let curators = LeaderTracker::new(configure);
         let addresses = (0..self.nodes.len()).filter_map(|number| self.address(number).ok());
         curators.set_directory(addresses);
         curators

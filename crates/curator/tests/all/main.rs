@@ -2,6 +2,7 @@
 
 mod access;
 mod consensus;
+mod curator_role;
 mod flood;
 mod heartbeats;
 mod kubernetes;

@@ -1,0 +1,207 @@
+//! Who gets a curator's certificate, and that nobody without one is a curator to a client that demands it.
+
+use anyhow::{Context as _, Result};
+use curator_client::cluster::cluster_record_key;
+use curator_client::curator_channel::open_channel;
+use curator_client::curator_role::identify_curator;
+use curator_client::node_id::NodeId;
+use curator_client::peer_identity::Revocations;
+use curator_client::tls::curator_client_config;
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::leader_client::LeaderClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::revoke_credentials_request::Target;
+use shepherd_curator::bootstrap::issue_curator_from_local_etcd;
+use shepherd_curator::service::gate_monitor::GateMonitor;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, ClusterOptions, Holder, certificate, refusal, status};
+use testkit::etcd_servers::{in_time, until};
+
+use crate::leading::{call_leader, way, way_of};
+
+const REQUEST: wire::IssueCuratorCertificateRequest = wire::IssueCuratorCertificateRequest {};
+
+/// The node of the curator that shows this certificate, to a client of the cluster.
+fn curator_of(cluster: &Cluster, certificate: &[u8]) -> Result<NodeId> {
+    let anchors = [cluster.anchor.clone()];
+    Ok(identify_curator(&[certificate], &anchors, &Revocations::default(), cluster.time.now())?)
+}
+
+/// A client of the leader for the node's own calls.
+fn nodes_of(
+    cluster: &Cluster,
+    node: &Holder,
+    leader: usize,
+) -> Result<NodesClient<tonic::transport::Channel>> {
+    let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
+    Ok(NodesClient::new(cluster.channel(leader, Some(own))?))
+}
+
+/// A consensus member gets a certificate from the leader and from its own etcd. Both are recorded, and nobody else gets
+/// one.
+#[tokio::test]
+async fn node_without_the_role_is_given_no_curators_certificate() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let (member, worker) = (&cluster.nodes[0], Holder::new()?);
+    cluster.take_in(&worker).await?;
+    let (code, text) = refusal(nodes_of(&cluster, &worker, 0)?.issue_curator_certificate(REQUEST).await)?;
+    assert_eq!((code, text.contains("no consensus member")), (Code::FailedPrecondition, true), "{text}");
+    let (client, now) = (cluster.client_of(0), cluster.time.now());
+    let refused = issue_curator_from_local_etcd(&client, worker.key, now).await;
+    let text = refused.err().context("it was issued")?.to_string();
+    assert!(text.contains("no consensus member"), "{text}");
+    for (own, code) in [
+        (Some(worker.itself()?), Code::PermissionDenied),
+        (Some(cluster.owner.itself()?), Code::PermissionDenied),
+        (None, Code::Unauthenticated),
+    ] {
+        let mut nodes = NodesClient::new(cluster.channel(0, own)?);
+        assert_eq!(refusal(nodes.issue_curator_certificate(REQUEST).await)?.0, code);
+    }
+    let owner = cluster.as_owner().await?;
+    let mut nodes = NodesClient::new(owner.clone());
+    assert_eq!(refusal(nodes.issue_curator_certificate(REQUEST).await)?.0, Code::PermissionDenied);
+
+    let issued = nodes_of(&cluster, member, 0)?.issue_curator_certificate(REQUEST).await?.into_inner();
+    assert_eq!(curator_of(&cluster, &issued.certificate)?, member.id);
+    let alone = issue_curator_from_local_etcd(&client, member.key, now).await?;
+    assert_eq!(curator_of(&cluster, &alone)?, member.id);
+    assert_eq!(curator_of(&cluster, cluster.certificate_of_curator(0))?, member.id);
+    // The third one is what the curator shows.
+    let mut credentials = CredentialsClient::new(owner);
+    let listed = credentials.list(wire::ListCredentialsRequest {}).await?.into_inner().credentials;
+    let of = |node: &Holder, kind: wire::CertificateKind| {
+        let id = wire::credential::Holder::NodeId(node.id.to_string());
+        let its = |listed: &&wire::Credential| listed.holder.as_ref() == Some(&id) && listed.kind() == kind;
+        listed.iter().filter(its).count()
+    };
+    assert_eq!((of(member, wire::CertificateKind::Curator), of(member, wire::CertificateKind::Node)), (3, 1));
+    assert_eq!(
+        (of(&worker, wire::CertificateKind::Curator), of(&worker, wire::CertificateKind::Node)),
+        (0, 1)
+    );
+    Ok(())
+}
+
+/// A node without the role runs a curator at the address that the cluster has for its leader, and even wins the
+/// election. A client that knows nothing of roles follows it, as every client of the release before does. One that
+/// demands a curator does not: not if it meets that node first, and not if a true curator names it.
+#[tokio::test]
+async fn any_node_at_the_leaders_address_is_neither_followed_nor_dialled() -> TestResult {
+    let mut cluster = Cluster::start().await?;
+    let impostor = Holder::new()?;
+    let shown = cluster.take_in(&impostor).await?;
+    let false_one = cluster.bind_curator(&impostor, 0, &shown, GateMonitor::default()).await?;
+    let address = false_one.address;
+    let report =
+        wire::UpdateStatusRequest { node_id: impostor.id.to_string(), status: Some(status(address)) };
+    nodes_of(&cluster, &impostor, 0)?.update_status(report).await?;
+    cluster.stop(0).await?;
+    let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
+    let stopped = stop.clone();
+    running.spawn(async move { false_one.run(&stopped).await });
+
+    // The attack, as it works without the demand.
+    let own = cluster.owner.itself()?;
+    let (trusting, _following) = way_of(&cluster, own.clone());
+    trusting.set_directory([address.to_string()]);
+    until("the false curator is followed", async || {
+        Ok(trusting.leader().is_some_and(|leader| leader.node == impostor.id))
+    })
+    .await?;
+
+    let demand = |expected| {
+        let (anchor, clock) = (cluster.anchor.clone(), cluster.time.clock());
+        curator_client_config(anchor, cluster.curators_only(), expected, Some(own.clone()), clock)
+    };
+    for expected in [None, Some(impostor.id)] {
+        let mut asking = LeaderClient::new(open_channel(&address.to_string(), demand(expected)?));
+        let refused = asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await;
+        let text = format!("{:?}", refused.err().context("it was believed")?);
+        assert!(text.contains("has no curator's certificate: only a consensus member leads"), "{text}");
+    }
+
+    // A true curator names the false one as the leader: the call does not reach it.
+    cluster.run(0).await?;
+    let strict = cluster.strict_curators(Some(own.clone()));
+    let mut following = JoinSet::new();
+    following.spawn({
+        let strict = strict.clone();
+        async move { match strict.track_leader().await {} }
+    });
+    until("the leader is named", async || {
+        Ok(strict.leader().is_some_and(|leader| leader.node == impostor.id))
+    })
+    .await?;
+    let mut management = ManagementClient::new(strict.channel());
+    let asking = management.get_cluster(wire::GetClusterRequest {});
+    let (code, text) = refusal(in_time("the refusal", asking).await?)?;
+    assert_eq!(code, Code::Unavailable, "{text}");
+    assert!(text.contains("only a consensus member leads"), "{text}");
+
+    // Once it is gone, the true curator leads and is followed.
+    stop.cancel();
+    in_time("its end", running.join_next()).await?.context("it ran")???;
+    until("the true curator is followed", async || {
+        Ok(strict.leader().is_some_and(|leader| leader.node == cluster.nodes[0].id))
+    })
+    .await?;
+    Ok(())
+}
+
+/// A member whose role or whose trust ended gets no further certificate, from the leader or from an etcd.
+#[tokio::test]
+async fn removed_member_is_given_no_other_one() -> TestResult {
+    let cluster = Cluster::start_with(ClusterOptions { size: 3, ..ClusterOptions::default() }).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let former = &cluster.nodes[(leader + 1) % 3];
+    let client = cluster.client_of(leader);
+    let (curators, _following) = way(&cluster)?;
+    let (mut nodes, mut issued) = (nodes_of(&cluster, former, leader)?, None);
+    until("it has the role and is given a certificate", async || {
+        issued = nodes.issue_curator_certificate(REQUEST).await.ok();
+        Ok(issued.is_some())
+    })
+    .await?;
+    let issued = issued.context("no certificate")?.into_inner();
+    assert_eq!(curator_of(&cluster, &issued.certificate)?, former.id);
+
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    let take = wire::UpdateRolesRequest {
+        node_id: former.id.to_string(),
+        add_roles: Vec::new(),
+        remove_roles: vec!["consensus-member".to_owned()],
+    };
+    let management = ManagementClient::new(curators.channel());
+    call_leader("its end", async || management.clone().update_roles(take.clone()).await).await?;
+    // The former member may have led etcd: nothing can be read until another one leads.
+    until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
+    let (code, text) = refusal(nodes_of(&cluster, former, leader)?.issue_curator_certificate(REQUEST).await)?;
+    assert_eq!((code, text.contains("no consensus member")), (Code::FailedPrecondition, true), "{text}");
+    let refused = issue_curator_from_local_etcd(&client, former.key, cluster.time.now()).await;
+    let text = refused.err().context("it was issued")?.to_string();
+    assert!(text.contains("no consensus member"), "{text}");
+    let own = &cluster.nodes[leader];
+    let issued = issue_curator_from_local_etcd(&client, own.key, cluster.time.now()).await?;
+    assert_eq!(curator_of(&cluster, &issued)?, own.id);
+
+    // A member whose credentials are revoked gets none either.
+    let revoked = &cluster.nodes[(leader + 2) % 3];
+    let target = Some(Target::NodeId(revoked.id.to_string()));
+    let (credentials, revoke) =
+        (CredentialsClient::new(curators.channel()), wire::RevokeCredentialsRequest { target });
+    call_leader("a revocation", async || credentials.clone().revoke(revoke.clone()).await).await?;
+    let (code, text) =
+        refusal(nodes_of(&cluster, revoked, leader)?.issue_curator_certificate(REQUEST).await)?;
+    assert_eq!(code, Code::Unauthenticated, "{text}");
+    let refused = issue_curator_from_local_etcd(&client, revoked.key, cluster.time.now()).await;
+    let text = refused.err().context("it was issued")?.to_string();
+    assert!(text.contains("are revoked"), "{text}");
+    Ok(())
+}
