@@ -1,5 +1,6 @@
 //! Expired certificates.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
@@ -7,15 +8,21 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use shepherd::curator_client::certificate::Validity;
 use shepherd::curator_client::clock::Clock;
+use shepherd::curator_client::curator_channel::open_channel;
+use shepherd::curator_client::peer_identity::Revocations;
 use shepherd::curator_client::pki::NODE_LIFETIME;
+use shepherd::curator_client::tls::{CuratorCheck, CuratorCheckProvider, curator_client_config};
 use shepherd::model::time::{Timestamp, after};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::leader_client::LeaderClient;
+use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
-/// A month after which no certificate is valid: the etcd member issues itself another certificate, and the other node
-/// gets one for its key alone.
+/// A month after which no certificate is valid: the etcd member issues itself and its curator other certificates, and
+/// the other node gets one for its key alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> TestResult {
     let days = Arc::new(AtomicU32::new(0));
@@ -57,6 +64,24 @@ async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> T
         let kept = Validity::from_der(&hex::decode(kept)?).context("no certificate")?;
         assert!(kept.contains(clock.now()), "and keeps it");
     }
+    // The curator shows a certificate of its own, which is good now.
+    let stored = first.files().read_curator_certificate().context("no certificate of a curator")?;
+    let stored = Validity::from_der(&stored).context("no certificate")?;
+    assert!(stored.contains(clock.now()), "{stored:?}");
+    let anchor = first.facts.connection.latest().context("no connection")?.anchor;
+    let demand: CuratorCheckProvider = {
+        let (anchors, revocations) = (vec![anchor.clone()], Arc::new(Revocations::default()));
+        Arc::new(move || {
+            Ok(CuratorCheck::Curator { anchors: anchors.clone(), revocations: revocations.clone() })
+        })
+    };
+    let config = curator_client_config(anchor, demand, Some(first.id()?), None, clock.clone())?;
+    let address = SocketAddr::new(first.address, CURATOR_PORT).to_string();
+    let mut asking = LeaderClient::new(open_channel(&address, config));
+    let answered = until("its curator is one to who demands a curator", async || {
+        Ok(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_ok())
+    });
+    answered.await.with_context(|| first.report())?;
     // With the new certificate, the control plane accepts it as the same node.
     node.until_control_plane(false).await?;
     Ok(())

@@ -5,7 +5,8 @@
 //! stays the same. The data of a membership is removed when the membership has ended, after etcd has stopped. A node
 //! that becomes a member again gets another member ID, and etcd would not run on the data of the former member.
 //!
-//! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process.
+//! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
+//! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ use transport::gate::open_files::available_files;
 
 use crate::child::lifecycle::{ChildContext, find_running, run_child};
 use crate::child::spec::ChildSpec;
+use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
@@ -102,6 +104,7 @@ fn launch_control_plane(
             if let Some(last) = last.filter(over) {
                 tracing::info!(member = ?last.member, data = last.data, "an etcd membership has ended or never began; its data is removed");
                 host.files.remove_membership(&last)?;
+                host.files.remove_curator_certificate()?;
             }
             let beginning = async {
                 Ok::<_, RunnableError>(match &first {
@@ -370,11 +373,13 @@ async fn start_curator(
     client: Client,
     address: std::net::IpAddr,
 ) -> Result<(), RunnableError> {
+    let preparing = prepare_curator_certificate(&host.files, &client, &host.clock);
+    let shown = scope.until_cancelled(preparing).await??;
     let settings = CuratorSettings {
         node_id: connection.id,
-        client,
+        client: client.clone(),
         listen: SocketAddr::new(address, CURATOR_PORT),
-        server_certificate: Arc::new(connection.certificate.clone()),
+        server_certificate: Arc::new(shown.clone()),
         ttl: LEADER_TTL,
         sync_interval: SYNC_INTERVAL,
         token_overlap: TOKEN_OVERLAP,
@@ -397,6 +402,9 @@ async fn start_curator(
         })
     };
     starting.start("curator", curator)?;
+    let (files, clock) = (host.files.clone(), host.clock.clone());
+    let renewing = renew_curator_certificate(files, facts.clone(), clock, client, shown);
+    starting.start("curator-certificate", renewing)?;
     let at: SocketAddr = scope.until_cancelled(listening.watch().next()).await?;
     connection.curators.set_local(Some((connection.id, at.to_string())));
     facts.control_plane.set(Some(ControlPlane { port: at.port() }));

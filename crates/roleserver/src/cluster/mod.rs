@@ -21,8 +21,8 @@
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
 //! * [`child_placement`][]: keeps what the node runs in scopes of systemd, outside the role server's unit.
-//! * [`certificate_renewal`][]: renews the node's certificate. [`curator_directory`][]: stores the addresses of
-//!   curators.
+//! * [`certificate_renewal`][]: renews the node's certificate. [`curator_certificate`][]: issues and renews that of its
+//!   curator. [`curator_directory`][]: stores the addresses of curators.
 //! * [`services`][]: runs services of operators' roles. [`kubernetes`][]: runs Kubernetes components.
 //! * [`cluster_node`][]: the root runnable.
 //!
@@ -56,6 +56,7 @@ pub mod certificate_renewal;
 pub mod child_placement;
 pub mod cluster_node;
 pub mod control_plane;
+pub mod curator_certificate;
 pub mod curator_directory;
 pub mod curator_gate;
 pub mod etcd_member;

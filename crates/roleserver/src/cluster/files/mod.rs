@@ -10,6 +10,7 @@
 //! | `membership.json` | `control_plane` | etcd's data directory and the arguments it was started with |
 //! | `roles.json` | `control_plane` while founding, then `roles` | the roles of the node |
 //! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | both certificates |
+//! | `curator.json` | `curator_certificate` | the certificate that the curator of the node shows |
 //! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
@@ -27,7 +28,8 @@
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
 //! absent and never as "no roles": a node that read them so would stop its part of the control plane. A damaged list of
-//! curators counts as empty. A curator itself stores nothing here: its records are in etcd.
+//! curators counts as empty, and a damaged certificate of a curator as absent. A curator itself stores nothing here: its
+//! records are in etcd.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -45,6 +47,7 @@ use crate::atomic_file::{self, Durability};
 use crate::cluster::node_order::NodeOrder;
 use crate::disk::{self, PendingWrite};
 
+mod curator_certificate;
 mod roles;
 
 /// Largest file that is read, in bytes.

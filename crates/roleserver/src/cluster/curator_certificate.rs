@@ -1,0 +1,200 @@
+//! Issue, store and renew the certificate that this node's curator shows.
+//!
+//! A curator's certificate is for consensus members alone, and valid for a day. It is renewed when a third of that is
+//! left, eight hours; a failed renewal is repeated with growing pauses. The leader issues it, whose clock is then the
+//! one that counts. If no leader can be called, or the leader is of a release without this call, the node issues the
+//! certificate from its own etcd. It does the same at its start, because no other curator may be running.
+//!
+//! The node's own certificate stays what the node shows as a client ([`certificate_renewal`][]).
+//!
+//! After a renewal the next check is an hour later, whatever this node's clock is. To a clock that is wrong by days,
+//! every certificate of the leader has ended, and each further one would leave a record in etcd.
+//!
+//! [`certificate_renewal`]: crate::cluster::certificate_renewal
+
+use curator::bootstrap::issue_curator_from_local_etcd;
+use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_renewal};
+use curator_client::clock::Clock;
+use curator_client::curator_role::identify_curator;
+use curator_client::identity::Identity;
+use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::peer_identity::Revocations;
+use curator_client::pki::TrustAnchor;
+use curator_client::tls::certified_key;
+use etcd::client::Client;
+use model::time::Timestamp;
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_client::NodesClient;
+use supervisor::context::{Runnable, Starting};
+use supervisor::exit_reason::RunnableError;
+
+use crate::cluster::files::ClusterFiles;
+use crate::cluster::node_facts::{CurrentCertificate, NodeFacts, node_id_of_key};
+
+/// Decides about the renewal of a curator's certificate; `validity` is `None` if it cannot be read.
+///
+/// A certificate that is not valid yet is as useless as one that has ended: it was issued by a clock that was wrong.
+#[must_use]
+pub fn decide_curator_renewal(validity: Option<Validity>, now: Timestamp) -> Renewal {
+    match validity {
+        Some(validity) if validity.contains(now) => decide_renewal(validity, RenewalPoint::ThirdLeft, now),
+        _ => Renewal::Expired,
+    }
+}
+
+/// The certificate for the curator to start with: the stored one while it is good, or else one from this node's etcd.
+pub async fn prepare_curator_certificate(
+    files: &ClusterFiles,
+    client: &Client,
+    clock: &Clock,
+) -> Result<CurrentCertificate, RunnableError> {
+    let key = read_key(files)?;
+    let credentials = files.read_credentials()?;
+    let credentials = credentials.ok_or_else(|| RunnableError::msg("this node has no certificate"))?;
+    let anchor = TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
+    let (own, now) = (node_id_of_key(&key), clock.now());
+    let stored = files.read_curator_certificate().filter(|stored| is_good(stored, own, &anchor, now));
+    if let Some(stored) = stored {
+        return Ok(CurrentCertificate::new(certified_key(&stored, key.pkcs8())?));
+    }
+    let issued = issue_curator_from_local_etcd(client, PublicKey(key.public_key()), now).await?;
+    let shown = CurrentCertificate::new(certified_key(&issued, key.pkcs8())?);
+    store_certificate(files, &issued);
+    Ok(shown)
+}
+
+/// Makes the runnable that renews the certificate in `shown`, which this node's curator shows.
+#[must_use]
+pub fn renew_curator_certificate(
+    files: ClusterFiles,
+    facts: NodeFacts,
+    clock: Clock,
+    client: Client,
+    shown: CurrentCertificate,
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
+        let (client, shown) = (client.clone(), shown.clone());
+        async move {
+            let scope = starting.scope().clone();
+            let mut starting = Some(starting);
+            let mut healthy = None;
+            loop {
+                let validity = shown.current().cert.first().and_then(|shown| Validity::from_der(shown));
+                let renewal = decide_curator_renewal(validity, clock.now());
+                let pause = if renewal.is_due() {
+                    let key = read_key(&files)?;
+                    let issuing = issue_certificate(&facts, &client, &key, &clock);
+                    let issued = scope.until_cancelled(issuing).await??;
+                    shown.replace(certified_key(&issued, key.pkcs8())?);
+                    store_certificate(&files, &issued);
+                    tracing::info!("the certificate of this node's curator was renewed");
+                    MAX_PAUSE
+                } else {
+                    renewal.pause(clock.now())
+                };
+                if let Some(starting) = starting.take() {
+                    healthy = Some(starting.mark_healthy());
+                }
+                let _ = &healthy;
+                scope.until_cancelled(tokio::time::sleep(pause)).await?;
+            }
+        }
+    })
+}
+
+/// Whether the stored certificate is that of this node's curator, and valid at `now`.
+fn is_good(certificate: &[u8], own: NodeId, anchor: &TrustAnchor, now: Timestamp) -> bool {
+    let anchors = std::slice::from_ref(anchor);
+    identify_curator(&[certificate], anchors, &Revocations::default(), now) == Ok(own)
+}
+
+fn read_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
+    files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))
+}
+
+/// Stores the certificate. Without the file the curator gets another one at its next start, so a failure is logged.
+fn store_certificate(files: &ClusterFiles, certificate: &[u8]) {
+    if let Err(error) = files.write_curator_certificate(certificate) {
+        tracing::warn!(%error, "the certificate of this node's curator was not stored");
+    }
+}
+
+/// Gets a certificate from the leader, or else from this node's etcd.
+async fn issue_certificate(
+    facts: &NodeFacts,
+    client: &Client,
+    key: &Identity,
+    clock: &Clock,
+) -> Result<Vec<u8>, RunnableError> {
+    let refused = match request_certificate(facts).await {
+        Ok(issued) => return Ok(issued),
+        Err(reason) => reason,
+    };
+    tracing::info!(reason = %refused, "the leader issued no certificate for this node's curator; its own etcd does");
+    let issued = issue_curator_from_local_etcd(client, PublicKey(key.public_key()), clock.now()).await;
+    issued.map_err(|error| {
+        RunnableError::msg(format!(
+            "the certificate of this node's curator was not renewed, by the leader: {refused}; nor from this node's \
+             etcd: {error}"
+        ))
+    })
+}
+
+/// Requests a certificate from the leader; the error is a sentence.
+async fn request_certificate(facts: &NodeFacts) -> Result<Vec<u8>, String> {
+    let connection = facts.connection.latest().ok_or("this node is not connected to a leader yet")?;
+    let mut nodes = NodesClient::new(connection.curators.channel());
+    let answer = nodes.issue_curator_certificate(wire::IssueCuratorCertificateRequest {}).await;
+    Ok(answer.map_err(|status| status.message().to_owned())?.into_inner().certificate)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use curator_client::testing::{at, authority, public, serial};
+    use model::time::after;
+
+    use super::*;
+
+    #[test]
+    fn certificate_is_renewed_at_a_third_and_issued_again_if_damaged() {
+        let hour = Duration::from_hours(1);
+        let validity = Validity { not_before: at(0), not_after: after(at(0), hour * 24) };
+        for (validity, now, expected) in [
+            (Some(validity), at(0), Renewal::NotBefore(after(at(0), hour * 16))),
+            (Some(validity), after(at(0), hour * 15), Renewal::NotBefore(after(at(0), hour * 16))),
+            (Some(validity), after(at(0), hour * 16), Renewal::Due),
+            (Some(validity), after(at(0), hour * 24), Renewal::Due),
+            (Some(validity), after(at(0), hour * 25), Renewal::Expired),
+            // The clock that issued it was fast, or this one was set back.
+            (Some(validity), at(-1), Renewal::Expired),
+            (None, at(0), Renewal::Expired),
+        ] {
+            assert_eq!(decide_curator_renewal(validity, now), expected, "{now}");
+        }
+
+        let (cluster, other) = (authority(1), authority(2));
+        let own = NodeId::from_key(&public(7));
+        let issue = |authority: &curator_client::pki::Authority, key| {
+            authority.issue_curator_certificate(&public(key), serial(3), validity).unwrap().certificate
+        };
+        let mut damaged = issue(&cluster, 7);
+        *damaged.last_mut().unwrap() ^= 1;
+        let of_node = cluster.issue_node_certificate(&public(7), serial(3), validity).unwrap().certificate;
+        for (what, certificate, second, expected) in [
+            ("its own", issue(&cluster, 7), 0, true),
+            ("its own, at its end", issue(&cluster, 7), 24 * 3600, true),
+            ("one that has ended", issue(&cluster, 7), 24 * 3600 + 1, false),
+            ("one of tomorrow", issue(&cluster, 7), -1, false),
+            ("that of another curator", issue(&cluster, 8), 0, false),
+            ("one of another cluster", issue(&other, 7), 0, false),
+            ("that of the node", of_node, 0, false),
+            ("a damaged one", damaged, 0, false),
+            ("nothing", Vec::new(), 0, false),
+        ] {
+            assert_eq!(is_good(&certificate, own, cluster.anchor(), at(second)), expected, "{what}");
+        }
+    }
+}
