@@ -54,6 +54,13 @@ impl Serial {
         &self.0
     }
 
+    /// The serial number of a certificate in DER; `None` if it cannot be parsed, or is none of ours.
+    #[must_use]
+    pub fn from_der(certificate: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        Self::from_certificate(certificate.raw_serial())
+    }
+
     /// Reads the serial number of a certificate; `None` if it is none of ours.
     pub(super) fn from_certificate(raw: &[u8]) -> Option<Self> {
         raw.try_into().ok().map(Self).filter(|serial| *serial == Self::new(serial.0))

@@ -1,12 +1,13 @@
 //! Expired certificates.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context as _;
-use shepherd::curator_client::certificate::Validity;
+use anyhow::{Context as _, Result};
+use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::curator_channel::open_channel;
 use shepherd::curator_client::peer_identity::Revocations;
@@ -14,12 +15,33 @@ use shepherd::curator_client::pki::NODE_LIFETIME;
 use shepherd::curator_client::tls::{CuratorCheck, CuratorCheckProvider, curator_client_config};
 use shepherd::model::time::{Timestamp, after};
 use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
+use shepherd::proto::curator::v1::revoke_credentials_request::Target;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 
-use super::node::{Node, Owner};
+use super::node::{Node, Owner, patiently};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
+
+/// Waits until a client that demands a curator accepts that of this node, although these certificates are revoked.
+async fn until_curator_is_accepted(node: &Node, clock: &Clock, revoked: &[Serial]) -> Result<()> {
+    let anchor = node.facts.connection.latest().context("no connection")?.anchor;
+    let serials: BTreeMap<_, _> =
+        revoked.iter().map(|serial| (*serial, after(clock.now(), NODE_LIFETIME))).collect();
+    let revocations = Arc::new(Revocations { serials, ..Default::default() });
+    let anchors = vec![anchor.clone()];
+    let demand: CuratorCheckProvider = Arc::new(move || {
+        Ok(CuratorCheck::Curator { anchors: anchors.clone(), revocations: revocations.clone() })
+    });
+    let config = curator_client_config(anchor, demand, Some(node.id()?), None, clock.clone())?;
+    let address = SocketAddr::new(node.address, CURATOR_PORT).to_string();
+    let mut asking = LeaderClient::new(open_channel(&address, config));
+    let answered = until("its curator is one to a client that demands a curator", async || {
+        Ok(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_ok())
+    });
+    answered.await.with_context(|| node.report())
+}
 
 /// A month after which no certificate is valid: the etcd member issues itself and its curator other certificates, and
 /// the other node gets one for its key alone.
@@ -68,21 +90,27 @@ async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> T
     let stored = first.files().read_curator_certificate().context("no certificate of a curator")?;
     let stored = Validity::from_der(&stored).context("no certificate")?;
     assert!(stored.contains(clock.now()), "{stored:?}");
-    let anchor = first.facts.connection.latest().context("no connection")?.anchor;
-    let demand: CuratorCheckProvider = {
-        let (anchors, revocations) = (vec![anchor.clone()], Arc::new(Revocations::default()));
-        Arc::new(move || {
-            Ok(CuratorCheck::Curator { anchors: anchors.clone(), revocations: revocations.clone() })
-        })
-    };
-    let config = curator_client_config(anchor, demand, Some(first.id()?), None, clock.clone())?;
-    let address = SocketAddr::new(first.address, CURATOR_PORT).to_string();
-    let mut asking = LeaderClient::new(open_channel(&address, config));
-    let answered = until("its curator is one to who demands a curator", async || {
-        Ok(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_ok())
-    });
-    answered.await.with_context(|| first.report())?;
+    until_curator_is_accepted(&first, &clock, &[]).await?;
     // With the new certificate, the control plane accepts it as the same node.
     node.until_control_plane(false).await?;
+    Ok(())
+}
+
+/// The certificate of a curator is revoked by its serial number, and its node is trusted: the curator shows another one
+/// long before the next check.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoked_certificate_of_a_curator_is_replaced() -> TestResult {
+    let (mut owner, mut node) = (Owner::new()?, Node::new()?);
+    node.ask(owner.founding_order())?;
+    node.start()?;
+    node.until_it_is_one().await?;
+    owner.claim(&node).await?;
+    let former = node.files().read_curator_certificate().context("no certificate of a curator")?;
+    let serial = Serial::from_der(&former).context("no serial number")?;
+    until_curator_is_accepted(&node, &node.clock, &[]).await?;
+    let mut credentials = CredentialsClient::new(owner.curators()?.channel());
+    let revoke = wire::RevokeCredentialsRequest { target: Some(Target::Serial(serial.to_string())) };
+    patiently(async || credentials.revoke(revoke.clone()).await).await?;
+    until_curator_is_accepted(&node, &node.clock, &[serial]).await?;
     Ok(())
 }

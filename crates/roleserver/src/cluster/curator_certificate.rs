@@ -5,6 +5,10 @@
 //! one that counts. If no leader can be called, or the leader is of a release without this call, the node issues the
 //! certificate from its own etcd. It does the same at its start, because no other curator may be running.
 //!
+//! It is also renewed as soon as its serial number is revoked. A curator whose node is trusted may go on, and clients
+//! would refuse it for the rest of the day otherwise. If the credentials of the node itself are revoked, no certificate is
+//! issued.
+//!
 //! The node's own certificate stays what the node shows as a client ([`certificate_renewal`][]).
 //!
 //! After a renewal the next check is an hour later, whatever this node's clock is. To a clock that is wrong by days,
@@ -12,8 +16,11 @@
 //!
 //! [`certificate_renewal`]: crate::cluster::certificate_renewal
 
+use std::convert::Infallible;
+use std::time::Duration;
+
 use curator::bootstrap::issue_curator_from_local_etcd;
-use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_renewal};
+use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Serial, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::curator_role::identify_curator;
 use curator_client::identity::Identity;
@@ -22,6 +29,9 @@ use curator_client::peer_identity::Revocations;
 use curator_client::pki::TrustAnchor;
 use curator_client::tls::certified_key;
 use etcd::client::Client;
+use etcd::key_space::{KeyError, REVOKED_CERTIFICATES};
+use etcd::key_watcher::{KeyEvent, KeyWatcher};
+use etcd::namespace::KeySelector;
 use model::time::Timestamp;
 use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
@@ -30,6 +40,9 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CurrentCertificate, NodeFacts, node_id_of_key};
+
+/// How often the record of a revocation is looked for, beside the watch.
+const REVOCATION_LISTING: Duration = Duration::from_mins(1);
 
 /// Decides about the renewal of a curator's certificate; `validity` is `None` if it cannot be read.
 ///
@@ -79,10 +92,11 @@ pub fn renew_curator_certificate(
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
             let mut healthy = None;
+            let mut revoked = false;
             loop {
                 let validity = shown.current().cert.first().and_then(|shown| Validity::from_der(shown));
                 let renewal = decide_curator_renewal(validity, clock.now());
-                let pause = if renewal.is_due() {
+                let pause = if revoked || renewal.is_due() {
                     let key = read_key(&files)?;
                     let issuing = issue_certificate(&facts, &client, &key, &clock);
                     let issued = scope.until_cancelled(issuing).await??;
@@ -97,7 +111,20 @@ pub fn renew_curator_certificate(
                     healthy = Some(starting.mark_healthy());
                 }
                 let _ = &healthy;
-                scope.until_cancelled(tokio::time::sleep(pause)).await?;
+                let current = shown.current();
+                let serial = current.cert.first().and_then(|shown| Serial::from_der(shown));
+                let waiting = tokio::time::timeout(pause, wait_until_revoked(&client, serial));
+                revoked = match scope.until_cancelled(waiting).await? {
+                    Ok(ended) => {
+                        ended?;
+                        tracing::warn!(
+                            "the certificate of this node's curator was revoked, so it gets another one"
+                        );
+                        true
+                    }
+                    // Nobody revoked it until its next check.
+                    Err(_) => false,
+                };
             }
         }
     })
@@ -107,6 +134,20 @@ pub fn renew_curator_certificate(
 fn is_good(certificate: &[u8], own: NodeId, anchor: &TrustAnchor, now: Timestamp) -> bool {
     let anchors = std::slice::from_ref(anchor);
     identify_curator(&[certificate], anchors, &Revocations::default(), now) == Ok(own)
+}
+
+/// Waits until this node's etcd has the revocation of this serial number; for ever without a number.
+async fn wait_until_revoked(client: &Client, serial: Option<Serial>) -> Result<(), KeyError> {
+    let Some(serial) = serial else { return std::future::pending().await };
+    let keys = KeySelector::One(REVOKED_CERTIFICATES.key(serial)?);
+    // It is revoked if the record exists, whatever the record contains.
+    let decode = |_: &str, _: &[u8]| Ok::<(), Infallible>(());
+    let mut watcher = KeyWatcher::with_listing_interval(client, keys, REVOCATION_LISTING, decode);
+    loop {
+        if let Ok(KeyEvent::Put { .. }) = watcher.next_event().await {
+            return Ok(());
+        }
+    }
 }
 
 fn read_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
@@ -151,8 +192,6 @@ async fn request_certificate(facts: &NodeFacts) -> Result<Vec<u8>, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use curator_client::testing::{at, authority, public, serial};
     use model::time::after;
 
