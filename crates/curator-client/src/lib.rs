@@ -12,6 +12,7 @@
 //! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes, owners and
 //!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][]
 //!   decides whom a certificate identifies, and [`curator_role`][] whether a server is a curator.
+//! * Revoked peers. [`pki_revocation_list`][] has the list of the certificates that etcd's members reject.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
@@ -57,6 +58,7 @@ pub mod node_status;
 pub mod peer_identity;
 pub mod pki;
 mod pki_curator;
+pub mod pki_revocation_list;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod ticket_id;
