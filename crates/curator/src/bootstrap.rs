@@ -19,6 +19,7 @@ use curator_client::node_status::NodeStatus;
 use curator_client::pki::{AUTHORITY_LIFETIME, Authority, CURATOR_LIFETIME, NODE_LIFETIME, PkiError};
 use etcd::client::{Client, EtcdError};
 use etcd::key_space::KeyError;
+use etcd::members::MemberId;
 use etcd::record::{InvalidRecord, RecordError};
 use model::ids::MachineId;
 use model::label::Labels;
@@ -104,6 +105,12 @@ pub enum BootstrapError {
     /// The cluster exists, and this node does not belong to it.
     #[error("the cluster exists, and this node is not part of it: {0}")]
     NodeNotInCluster(#[from] node_lifecycle::LifecycleError),
+    /// The peer certificate of the etcd member is none of this cluster.
+    #[error(
+        "the certificate of this node's etcd member was not recorded, because it cannot be parsed: remove \
+         cluster/etcd/peer.crt from the state directory of this node and restart its role server, which requests another"
+    )]
+    UnreadablePeerCertificate,
     /// The system's random source failed.
     #[error("no key could be made for the authority of the cluster: the system's random source failed")]
     NoRandomness,
@@ -252,6 +259,34 @@ async fn record_issued(
     let credential = Credential::from_issued(&issued, holder, node_key, kind);
     client.put_unguarded(&Credential::etcd_key(issued.serial)?, &credential.encode()).await?;
     Ok(issued.certificate)
+}
+
+/// Records the certificate of the etcd member that runs here, which has the number `member`. A record that exists gets
+/// this number.
+///
+/// The first member has its certificate before there is an etcd to record it in, and a member of a release that recorded
+/// no numbers has a record without one. etcd may also have started as a later member of its node than the one that the
+/// certificate was issued for. The list of revoked peers needs the right number.
+pub async fn register_peer_certificate(
+    client: &Client,
+    node_key: PublicKey,
+    certificate: &[u8],
+    member: u64,
+) -> Result<(), BootstrapError> {
+    let parsed = Serial::from_der(certificate).zip(Validity::from_der(certificate));
+    let (serial, validity) = parsed.ok_or(BootstrapError::UnreadablePeerCertificate)?;
+    let (key, kind) = (Credential::etcd_key(serial)?, CertificateKind::EtcdPeer { member });
+    let holder = CredentialHolder::Node(NodeId::from_key(&node_key));
+    let own = Credential { serial, holder, key: node_key, validity, kind };
+    let recorded = client.get(&key).await?;
+    let recorded = recorded.map(|record| Credential::decode(&key, &record.value)).transpose()?;
+    if recorded.is_some_and(|recorded| recorded.kind == kind) {
+        return Ok(());
+    }
+    // Nobody else writes this record: the leader wrote it, if it did, before it handed the certificate out.
+    client.put_unguarded(&key, &own.encode()).await?;
+    tracing::info!(%serial, member = %MemberId(member), "the certificate of this etcd member was recorded");
+    Ok(())
 }
 
 /// Creates the authority of a new cluster.

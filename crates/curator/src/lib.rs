@@ -20,13 +20,14 @@
 //!   consensus member is also a member of etcd ([`membership`][]), and a Kubernetes node needs keys and an address
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
-//!   certificates and of revocations.
+//!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected.
 //!
 //! # Invariants
 //!
 //! * Only the leader writes records. A write succeeds only while it still leads and the records that the decision was
 //!   made from are unchanged. Bootstrapping and restoring write without that condition, before any curator runs, and so
-//!   does a node that renews its certificate from its own etcd: it adds a record under a key that nobody else writes.
+//!   does a node that renews its certificate from its own etcd, or records the certificate of its etcd member: it writes
+//!   a record under a key that nobody else writes.
 //! * etcd's membership changes first, and roles follow. If a node lost its role first, it would stop a member that
 //!   still votes. So every decision about roles names the membership change to make *before* the record is written, and
 //!   [`membership::plan_sync`] completes what was left half-done. Nothing ever reverts it.
@@ -54,6 +55,7 @@ mod node_filter;
 pub mod node_health;
 pub mod node_labels;
 pub mod node_lifecycle;
+mod peer_revocation;
 pub mod permissions;
 pub mod restore;
 mod role_declaration;

@@ -4,6 +4,7 @@
 //! reports the health of any node. All else is in etcd. Changes of etcd's members, and of what depends on them, are
 //! made one at a time. Other records need no order but that of their revisions.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use curator_client::node::NodeState;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::{Peer, identify_peer};
 use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME, PEER_LIFETIME};
+use curator_client::pki_revocation_list::PeerRevocations;
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
 use model::time::before;
@@ -26,9 +28,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
 use crate::credential::{CertificateKind, Credential, CredentialHolder};
-use crate::membership::{EtcdMember, SyncAction, plan_sync};
+use crate::membership::{EtcdMember, Nodes, SyncAction, plan_sync};
 use crate::node_health::HeartbeatTracker;
 use crate::node_lifecycle;
+use crate::peer_revocation::revoked_peer_serials;
 use crate::permissions::{self, MethodPermission};
 use crate::role_orders::MemberChange;
 use crate::service::error::ServiceError;
@@ -341,7 +344,13 @@ impl LeaderContext {
         for rejection in tick.blocked {
             tracing::debug!(%rejection, "a member of etcd is not removed yet");
         }
-        let Some(change) = tick.action else { return Ok(None) };
+        let Some(change) = tick.action else {
+            // Only while both agree: a membership that ends counts as ended once its record shows that, too.
+            if let Err(error) = self.update_peer_revocations(&members, &stored.nodes).await {
+                tracing::warn!(%error, "the list of revoked peers of etcd was not written");
+            }
+            return Ok(None);
+        };
         if let SyncAction::RemoveMember { member, .. } = &change {
             self.change_members(&MemberChange::RemoveMember { member: *member }).await?;
         }
@@ -351,6 +360,40 @@ impl LeaderContext {
             self.store.write(&[node_change(&changed, revision)?]).await?;
         }
         Ok(Some(change))
+    }
+
+    /// The list of revoked peers that etcd reads, DER. It is empty of serial numbers before the first one is stored.
+    pub(super) async fn peer_revocation_list(&self) -> Result<Vec<u8>, ServiceError> {
+        match self.store.peer_revocations().await? {
+            Some(stored) => Ok(stored.value.list),
+            None => Ok(self.authority.sign_peer_revocation_list(&BTreeSet::new(), 0, self.clock.now())?),
+        }
+    }
+
+    /// Puts the peer certificates of ended memberships on the list that etcd's members read. The caller holds the lock of
+    /// membership, and has read the members and then the nodes under it.
+    async fn update_peer_revocations(
+        &self,
+        members: &[EtcdMember],
+        nodes: &Nodes,
+    ) -> Result<(), ServiceError> {
+        let stored = self.store.peer_revocations().await?;
+        let credentials = self.store.credentials().await?.into_iter().map(|stored| stored.value);
+        let credentials: Vec<Credential> = credentials.collect();
+        let (none, now) = (BTreeSet::new(), self.clock.now());
+        let former = stored.as_ref().map(|stored| &stored.value);
+        let listed = former.map_or(&none, |former| &former.serials);
+        let serials = revoked_peer_serials(listed, &credentials, members, nodes, now);
+        // A list without serial numbers is written as well: etcd starts with the list only where there is one.
+        if former.is_some_and(|former| former.serials == serials) {
+            return Ok(());
+        }
+        let number = former.map_or(1, |former| former.number.saturating_add(1));
+        let next = PeerRevocations::sign(&self.authority, serials, number, now)?;
+        let change = record_change(PeerRevocations::etcd_key()?, next.encode(), stored.as_ref());
+        self.store.write(&[change]).await?;
+        tracing::info!(number, serials = next.serials.len(), "the list of revoked peers of etcd was written");
+        Ok(())
     }
 
     /// Deletes records that nobody needs any more: expired certificates and their revocations, and tickets that expired

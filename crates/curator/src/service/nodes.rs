@@ -127,8 +127,11 @@ impl nodes_server::Nodes for NodesService {
         let role = node.as_ref().and_then(|node| node.roles.consensus_member.as_ref());
         let member = role.map_or(0, |role| role.member_id);
         let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member)?;
+        let revocation_list = leading.peer_revocation_list().await?;
+        // Recorded before it is handed out: a serial number that nobody knows could never be revoked.
         leading.store.write(&[change]).await?;
-        Ok(Response::new(wire::IssuePeerCertificateResponse { certificate: issued.certificate }))
+        let certificate = issued.certificate;
+        Ok(Response::new(wire::IssuePeerCertificateResponse { certificate, revocation_list }))
     }
 
     async fn issue_curator_certificate(

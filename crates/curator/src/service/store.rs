@@ -20,6 +20,7 @@ use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::pki::Authority;
+use curator_client::pki_revocation_list::PeerRevocations;
 use curator_client::ticket_id::TicketId;
 use etcd::client::{Client, Record};
 use etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, UnchangedKeys};
@@ -203,6 +204,11 @@ impl Store {
     /// Reads the revocations of single certificates.
     pub(super) async fn revoked_certificates(&self) -> Result<Vec<Versioned<Revocation>>, ServiceError> {
         self.read_all(&REVOKED_CERTIFICATES, Revocation::decode).await
+    }
+
+    /// Reads the list of revoked peers of etcd.
+    pub(super) async fn peer_revocations(&self) -> Result<Option<Versioned<PeerRevocations>>, ServiceError> {
+        self.read_one(PeerRevocations::etcd_key()?, PeerRevocations::decode).await
     }
 
     /// Reads the Kubernetes settings.
