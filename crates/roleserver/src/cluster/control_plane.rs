@@ -8,17 +8,19 @@
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
 //! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]).
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
+use curator::bootstrap::{bootstrap_cluster, register_peer_certificate, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
+use curator_client::identity::Identity;
 use curator_client::node::{ConsensusMember, NodeRoles};
 use curator_client::node_id::PublicKey;
 use curator_client::pki::PEER_LIFETIME;
@@ -39,6 +41,9 @@ use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::peer_revocation::{
+    has_usable_list, is_pair_revoked, store_received_list, watch_revocation_list,
+};
 use crate::cluster::startup::{
     ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
     startup_inputs,
@@ -184,6 +189,8 @@ async fn found_cluster(
         membership
     } else {
         let membership = etcd_member::first_membership(own, to_found.address, founding.epoch());
+        // A release that left the pair of an earlier membership may have run here.
+        host.files.remove_peer_pair()?;
         host.files.write_membership(&membership)?;
         membership
     };
@@ -197,12 +204,16 @@ async fn found_cluster(
             serial,
             validity,
         )?;
+        // First the list: without it, etcd would reject every peer from the first one on.
+        let none = BTreeSet::new();
+        let list = founding.authority.sign_peer_revocation_list(&none, 0, host.clock.now())?;
+        etcd_member::write_revocation_list(&host.files, &list)?;
         etcd_member::write_peer_certificate(&host.files, &key, &issued.certificate, &anchor.certificate)?;
     }
     let cluster = anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     let founded = scope.until_cancelled(bootstrap_cluster(&client, founding, host.clock.now())).await??;
-    let member = scope.until_cancelled(client.status()).await??.member_id;
+    let member = register_pair(scope, host, &client, founding.node_key).await?;
     // The order matters: once a node has a certificate it must have roles too, or it would wait for a curator to tell
     // it that the curator has to run here.
     host.files.write_membership(&EtcdMembership { member: Some(member), ..membership.clone() })?;
@@ -238,7 +249,9 @@ async fn run_member(
 ) -> Result<u64, RunnableError> {
     let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
     let own = connection.id;
-    let membership = if let Some(membership) = host.files.read_membership()? {
+    let former = host.files.read_membership()?;
+    let launched_for = former.as_ref().and_then(|membership| membership.member);
+    let membership = if let Some(membership) = former {
         // etcd may have started as another member than the one it was launched for.
         let of_role = EtcdMembership { member: Some(role.member_id), ..membership.clone() };
         if of_role != membership {
@@ -249,23 +262,68 @@ async fn run_member(
         let address = scope.until_cancelled(facts.address.watch().next()).await?;
         let membership =
             etcd_member::membership_for_role(own, address, role, connection.curators.highest_epoch());
+        host.files.remove_peer_pair()?;
         host.files.write_membership(&membership)?;
         membership
     };
-    if etcd_member::read_peer_certificate(&host.files).is_none() {
-        let mut nodes = NodesClient::new(connection.curators.channel());
-        let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
-        let issued = scope.until_cancelled(issuing).await?.map_err(|status| {
-            RunnableError::msg(format!("requesting a certificate for etcd failed: {}", status.message()))
-        })?;
-        let certificate = issued.into_inner().certificate;
-        etcd_member::write_peer_certificate(&host.files, &key, &certificate, &connection.anchor.certificate)?;
+    let is_of_another = launched_for.is_some_and(|member| member != role.member_id);
+    if is_of_another
+        || etcd_member::read_peer_certificate(&host.files).is_none()
+        || is_pair_revoked(&host.files)
+    {
+        request_peer_certificate(scope, host, connection, &key).await?;
     }
     let cluster = connection.anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
+    register_pair(scope, host, &client, PublicKey(key.public_key())).await?;
     renew_expired_certificate(scope, host, connection, &client).await?;
     start_curator(starting, scope, host, facts, connection, client, membership.address).await?;
     Ok(role.member_id)
+}
+
+/// Requests a pair for the etcd member of this node, and the list of revoked peers. If there is a pair, a failure is only
+/// logged: this member may be needed before any curator can lead.
+async fn request_peer_certificate(
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    connection: &CuratorConnection,
+    key: &Identity,
+) -> Result<(), RunnableError> {
+    let mut nodes = NodesClient::new(connection.curators.channel());
+    let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
+    let issued = match scope.until_cancelled(issuing).await? {
+        Ok(issued) => issued.into_inner(),
+        Err(status) => {
+            let sentence = format!("requesting a certificate for etcd failed: {}", status.message());
+            if etcd_member::read_peer_certificate(&host.files).is_none() {
+                return Err(RunnableError::msg(sentence));
+            }
+            tracing::warn!("{sentence}; the present one is used");
+            return Ok(());
+        }
+    };
+    if issued.revocation_list.is_empty() {
+        tracing::info!("the leading curator is of a release that has no list of revoked peers of etcd");
+    } else {
+        store_received_list(&host.files, &issued.revocation_list)?;
+    }
+    let (certificate, authority) = (&issued.certificate, &connection.anchor.certificate);
+    Ok(etcd_member::write_peer_certificate(&host.files, key, certificate, authority)?)
+}
+
+/// Records the certificate of the etcd member that runs here with the number of the member, which is returned.
+async fn register_pair(
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    client: &Client,
+    node_key: PublicKey,
+) -> Result<u64, RunnableError> {
+    let member = scope.until_cancelled(client.status()).await??.member_id;
+    if let Some(certificate) = etcd_member::read_peer_certificate(&host.files) {
+        let registering = register_peer_certificate(client, node_key, &certificate, member);
+        scope.until_cancelled(registering).await??;
+    }
+    Ok(member)
 }
 
 /// Starts etcd, and waits until it responds and has become a voting member.
@@ -281,7 +339,9 @@ async fn start_etcd(
     let spec_for = {
         let (program, files) = (host.etcd.clone(), host.files.clone());
         let (cluster, membership) = (cluster.to_owned(), membership.clone());
-        move |flags| etcd_member::etcd_spec(&program, flags, own, &cluster, &files, &membership)
+        move |flags, listed| {
+            etcd_member::etcd_spec(&program, flags, listed, own, &cluster, &files, &membership)
+        }
     };
     starting.start(etcd_member::NAME, keep_etcd(host, facts, spec_for))?;
     let client =
@@ -308,36 +368,43 @@ async fn start_etcd(
         }
     };
     scope.until_cancelled(answering).await?;
+    let watching = watch_revocation_list(host.files.clone(), client.clone(), facts.clone());
+    starting.start("revocation_list", watching)?;
     Ok(client)
 }
 
-/// Keeps etcd running with the flags that its program supports. While the version cannot be read, the reason is
-/// reported.
+/// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one. While
+/// the version cannot be read, the reason is reported.
 fn keep_etcd(
     host: &ControlPlaneContext,
     facts: &NodeFacts,
-    spec_for: impl Fn(Flags) -> ChildSpec + Clone + Send + Sync + 'static,
+    spec_for: impl Fn(Flags, bool) -> ChildSpec + Clone + Send + Sync + 'static,
 ) -> Runnable {
     let (program, children, trouble) = (host.etcd.clone(), host.children.clone(), facts.problem.clone());
+    let files = host.files.clone();
     let reported = Arc::new(AtomicBool::new(false));
     let decide_spec = move || {
         let (program, children, trouble) = (program.clone(), children.clone(), trouble.clone());
-        let (spec_for, reported) = (spec_for.clone(), reported.clone());
+        let (spec_for, reported, files) = (spec_for.clone(), reported.clone(), files.clone());
         async move {
             let running =
                 tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
-            let digest = |flags| spec_for(flags).digest();
+            let digest = |flags, listed| spec_for(flags, listed).digest();
             let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
             let flags = match running {
                 Some(flags) => Ok(flags),
-                None => ask_flags(&program, VERSION_DEADLINE).await,
+                None => {
+                    let flags = ask_flags(&program, VERSION_DEADLINE).await;
+                    flags.map(|flags| (flags, has_usable_list(&files)))
+                }
             };
             // Do not overwrite a problem that another part has reported.
             if flags.is_err() || reported.load(Ordering::Relaxed) {
                 trouble.set(flags.as_ref().err().map(ToString::to_string));
                 reported.store(flags.is_err(), Ordering::Relaxed);
             }
-            Ok(spec_for(flags?))
+            let (flags, listed) = flags?;
+            Ok(spec_for(flags, listed))
         }
     };
     run_child(decide_spec, host.children.clone(), |_| {})

@@ -2,11 +2,13 @@
 //!
 //! Clients connect through a UNIX socket in a directory that only this user can enter, so they need no authentication.
 //! Other members connect through TLS, with certificates that the cluster's authority issues to consensus members only.
-//! etcd reads the certificate files for each connection, so a replaced certificate needs no restart.
+//! etcd reads the certificate files for each connection, so a replaced certificate needs no restart. The same is true of
+//! the list of revoked peers ([`peer_revocation`](super::peer_revocation)).
 //!
 //! The command line stays the same for as long as a membership lasts; otherwise etcd would be restarted whenever
-//! another member joins or leaves. It depends on nothing else but the program's version, which decides the name of one
-//! flag: see [`etcd_program`](super::etcd_program).
+//! another member joins or leaves. It depends on two other things. The program's version decides the name of one flag:
+//! see [`etcd_program`](super::etcd_program). And etcd reads a list of revoked peers only if there was one when it was
+//! started. Neither restarts an etcd that runs.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -31,9 +33,10 @@ pub const NAME: &str = "etcd";
 /// Relative path of the client socket. etcd parses what follows `unix://` as host and port, and creates a socket of
 /// that name in its working directory.
 const CLIENT_SOCKET: &str = "client:1";
-const PEER_CERTIFICATE: &str = "peer.crt";
-const PEER_KEY: &str = "peer.key";
+const PEER_CERTIFICATE: &str = ClusterFiles::PEER_CERTIFICATE;
+const PEER_KEY: &str = ClusterFiles::PEER_KEY;
 const CA_CERTIFICATE: &str = "ca.crt";
+const REVOCATION_LIST: &str = "peer.crl";
 /// Bytes read from the head of etcd's log, enough to contain the member ID.
 const WAL_HEAD_BYTES: u64 = 4096;
 
@@ -80,11 +83,13 @@ fn cluster_token(cluster: &str, epoch: u64) -> String {
     }
 }
 
-/// Child specification of etcd for this membership, with the flags that its program supports.
+/// Child specification of etcd for this membership, with the flags that its program supports. `revocation_list`: whether
+/// etcd reads the list of revoked peers. Without that file it would reject every peer.
 #[must_use]
 pub fn etcd_spec(
     program: &Path,
     flags: Flags,
+    revocation_list: bool,
     own: NodeId,
     cluster: &str,
     files: &ClusterFiles,
@@ -115,6 +120,9 @@ pub fn etcd_spec(
     ];
     let mut arguments: Vec<String> = arguments.into_iter().flatten().map(str::to_owned).collect();
     arguments.push("--peer-client-cert-auth".to_owned());
+    if revocation_list {
+        arguments.extend(["--peer-crl-file".to_owned(), REVOCATION_LIST.to_owned()]);
+    }
     // A host with several addresses may connect from any of them. The name in the certificate identifies the peer.
     arguments.push(flags.skip_client_san_verification().to_owned());
     ChildSpec {
@@ -233,11 +241,21 @@ pub fn write_peer_certificate(
     certificate: &[u8],
     ca_certificate: &[u8],
 ) -> Result<(), ClusterFilesError> {
-    files.write_etcd_file(CA_CERTIFICATE, &encode_pem("CERTIFICATE", ca_certificate))?;
-    files.write_etcd_file(PEER_KEY, &encode_pem("PRIVATE KEY", key.pkcs8()))?;
+    files.write_etcd_file(CA_CERTIFICATE, encode_pem("CERTIFICATE", ca_certificate).as_bytes())?;
+    files.write_etcd_file(PEER_KEY, encode_pem("PRIVATE KEY", key.pkcs8()).as_bytes())?;
     // Written last: a reader that sees this file finds the other two.
-    files.write_etcd_file(PEER_CERTIFICATE, &encode_pem("CERTIFICATE", certificate))?;
+    files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes())?;
     Ok(())
+}
+
+/// Replaces the list of revoked peers, DER. etcd must be able to parse it, or it rejects every peer.
+pub fn write_revocation_list(files: &ClusterFiles, list: &[u8]) -> Result<(), ClusterFilesError> {
+    files.write_etcd_file(REVOCATION_LIST, list).map(drop)
+}
+
+/// The list of revoked peers, DER; `None` if there is none.
+pub fn read_revocation_list(files: &ClusterFiles) -> Result<Option<Vec<u8>>, ClusterFilesError> {
+    files.read_etcd_file(REVOCATION_LIST)
 }
 
 /// The member's peer certificate as DER; `None` if it does not exist or cannot be decoded.
@@ -266,6 +284,9 @@ mod tests {
     use curator_client::testing::node_id;
 
     use super::*;
+    use crate::child::launch::ChildRecord;
+    use crate::cluster::etcd_program::running_flags;
+    use crate::process::ProcessInstance;
 
     #[test]
     fn etcd_arguments_do_not_change_within_a_membership() {
@@ -286,7 +307,7 @@ mod tests {
         let kept = files.read_membership().unwrap().unwrap();
         let program = Path::new("/usr/bin/etcd");
         let spec = |membership: &EtcdMembership| {
-            etcd_spec(program, Flags::Experimental, node_id(1), "c", &files, membership)
+            etcd_spec(program, Flags::Experimental, true, node_id(1), "c", &files, membership)
         };
         let digest = |membership: &EtcdMembership| spec(membership).digest();
         assert_eq!(digest(&begun), digest(&kept));
@@ -301,16 +322,14 @@ mod tests {
         assert_eq!(declared(&first), declared(&learnt));
         assert_ne!(declared(&first), declared(&begun));
         assert_ne!(declared(&first), declared(&later));
-        let other_flags = etcd_spec(program, Flags::Stable, node_id(1), "c", &files, &begun);
+        let other_flags = etcd_spec(program, Flags::Stable, true, node_id(1), "c", &files, &begun);
         assert_ne!(other_flags.digest(), digest(&begun));
         assert_eq!(other_flags.declared, declared(&begun), "flags are chosen by the release");
         assert_eq!((cluster_token("c", 0), cluster_token("c", 2)), ("c".to_owned(), "c-2".to_owned()));
         spec(&first).validate().unwrap();
     }
 
-    /// The expected command line. A change to it makes updated role servers restart every etcd.
-    #[test]
-    fn command_line_is_what_etcd_was_started_with_by_earlier_releases() {
+    fn sample_spec(flags: Flags, revocation_list: bool) -> ChildSpec {
         let membership = EtcdMembership {
             member: Some(0xabc),
             data: "member-abc".to_owned(),
@@ -320,8 +339,13 @@ mod tests {
             epoch: 0,
         };
         let files = ClusterFiles::in_state_directory(Path::new("/var/lib/roleserver"));
-        let spec_for =
-            |flags| etcd_spec(Path::new("/usr/bin/etcd"), flags, node_id(1), "c", &files, &membership);
+        let program = Path::new("/usr/bin/etcd");
+        etcd_spec(program, flags, revocation_list, node_id(1), "c", &files, &membership)
+    }
+
+    /// The expected command line. An etcd without a recorded declaration is restarted if it has neither of these forms.
+    #[test]
+    fn command_line_is_what_etcd_was_started_with_by_earlier_releases() {
         let common = format!(
             "--name {} --data-dir member-abc --listen-client-urls unix://client:1 --advertise-client-urls unix://client:1 \
              --listen-peer-urls https://10.0.0.1:7834 --initial-advertise-peer-urls https://10.0.0.1:7834 \
@@ -346,12 +370,39 @@ mod tests {
             (Flags::Stable, "--peer-skip-client-san-verification"),
         ] {
             let expected = [&common[..], &rest[..], &[last]].concat();
-            assert_eq!(spec_for(flags).arguments, expected, "{flags:?}");
+            assert_eq!(sample_spec(flags, false).arguments, expected, "{flags:?}");
+            let expected = [&common[..], &rest[..], &["--peer-crl-file", "peer.crl", last]].concat();
+            assert_eq!(sample_spec(flags, true).arguments, expected, "{flags:?} with the list");
         }
         assert_eq!(
-            spec_for(Flags::Experimental).digest(),
+            sample_spec(Flags::Experimental, false).digest(),
             "5294b01b25649ad84bc9e793104fa2c265edf942b05d9629af24dab72e1ad9a4"
         );
+    }
+
+    #[test]
+    fn running_etcd_without_a_list_is_adopted() {
+        let digest = |flags, listed| sample_spec(flags, listed).digest();
+        for flags in Flags::ALL {
+            for listed in [true, false] {
+                let running = sample_spec(flags, listed);
+                // Releases without declarations recorded the digest alone.
+                assert_eq!(running_flags(&running.digest(), digest), Some((flags, listed)));
+                let record = ChildRecord {
+                    instance: ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() },
+                    spec_sha256: running.digest(),
+                    declared_sha256: running.declared.clone(),
+                    scope: None,
+                    missed_limits: None,
+                };
+                for desired in Flags::ALL.into_iter().flat_map(|flags| [(flags, true), (flags, false)]) {
+                    assert!(
+                        record.satisfies(&sample_spec(desired.0, desired.1)),
+                        "{flags:?} {listed} {desired:?}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

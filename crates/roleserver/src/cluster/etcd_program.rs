@@ -10,8 +10,8 @@
 //! Hence:
 //!
 //! * Up to 3.6 the older name is used, although 3.6 knows both: an update of the role server restarts no etcd.
-//! * A running etcd is adopted with either name, and the program's version is not read. Replacing the program does not
-//!   restart anything either. The new program runs from the next start on.
+//! * A running etcd is adopted with either name, with or without the list of revoked peers, and the program's version is
+//!   not read. Replacing the program does not restart anything either. The new program runs from the next start on.
 //!
 //! # When the version is read
 //!
@@ -136,14 +136,15 @@ fn flags_of(version: &Version) -> Option<Flags> {
     }
 }
 
-/// The flags that an etcd already runs with; `None` if its specification differs otherwise, so that it has to be
-/// restarted.
+/// The flags that an etcd already runs with, and whether it reads a list of revoked peers; `None` if its specification
+/// differs otherwise, so that it has to be restarted.
 ///
 /// `running` is the digest of the running child, and `digest` computes the digest of the specification with these
-/// flags.
+/// flags, with or without the list.
 #[must_use]
-pub fn running_flags(running: &str, digest: impl Fn(Flags) -> String) -> Option<Flags> {
-    Flags::ALL.into_iter().find(|flags| digest(*flags) == running)
+pub fn running_flags(running: &str, digest: impl Fn(Flags, bool) -> String) -> Option<(Flags, bool)> {
+    let mut forms = Flags::ALL.into_iter().flat_map(|flags| [(flags, true), (flags, false)]);
+    forms.find(|(flags, revocation_list)| digest(*flags, *revocation_list) == running)
 }
 
 /// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. A suffix such as `-rc.1` in
@@ -254,9 +255,12 @@ mod tests {
 
     #[test]
     fn etcd_that_runs_is_known_by_either_name() {
-        let digest = |flags: Flags| flags.skip_client_san_verification().to_owned();
+        let digest =
+            |flags: Flags, listed: bool| format!("{} {listed}", flags.skip_client_san_verification());
         for flags in Flags::ALL {
-            assert_eq!(running_flags(&digest(flags), digest), Some(flags));
+            for listed in [true, false] {
+                assert_eq!(running_flags(&digest(flags, listed), digest), Some((flags, listed)));
+            }
         }
         assert_eq!(running_flags("another", digest), None);
     }

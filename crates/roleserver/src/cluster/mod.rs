@@ -16,7 +16,7 @@
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
-//!   etcd.
+//!   etcd. [`peer_revocation`][]: the list of the certificates that etcd rejects.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
@@ -70,6 +70,7 @@ pub mod node_order;
 pub mod node_status;
 pub mod order_decision;
 pub mod order_inbox;
+pub mod peer_revocation;
 pub mod roles;
 pub mod services;
 pub mod startup;

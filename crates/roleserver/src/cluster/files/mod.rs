@@ -20,7 +20,7 @@
 //! | `kubernetes.json`, `kubernetes-*.json` | `kubernetes` | see [`kubernetes`][crate::cluster::kubernetes] |
 //! | `kubernetes/` | `kubernetes` | key material, and directories of components |
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
-//! | `etcd/` | etcd | its data, its sockets, its TLS files |
+//! | `etcd/` | etcd, `control_plane`, `peer_revocation` | etcd's data, sockets, TLS files, list of revoked peers |
 //!
 //! Truth are the order, the key, the authority, the membership, the credentials, the epoch and etcd's data: nothing can
 //! replace them. Damaged truth is an error that names the file and the way back. Another key would make it another node,
@@ -48,6 +48,7 @@ use crate::cluster::node_order::NodeOrder;
 use crate::disk::{self, PendingWrite};
 
 mod curator_certificate;
+mod etcd_files;
 mod roles;
 
 /// Largest file that is read, in bytes.
@@ -255,7 +256,7 @@ impl ClusterFiles {
         self.write_json("membership.json", membership)
     }
 
-    /// Ends a membership: removes its data first, and then the file that refers to it.
+    /// Ends a membership: removes its data first, then its pair, and then the file that refers to it.
     pub fn remove_membership(&self, membership: &EtcdMembership) -> Result<(), ClusterFilesError> {
         let data = self.etcd_directory().join(&membership.data);
         match disk::run_beside(&data, || std::fs::remove_dir_all(&data)) {
@@ -264,6 +265,7 @@ impl ClusterFiles {
             }
             _ => {}
         }
+        self.remove_peer_pair()?;
         self.remove_file("membership.json")
     }
 
@@ -331,10 +333,10 @@ impl ClusterFiles {
     }
 
     /// Replaces a file in etcd's directory, and returns its path.
-    pub fn write_etcd_file(&self, name: &str, text: &str) -> Result<PathBuf, ClusterFilesError> {
+    pub fn write_etcd_file(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, ClusterFilesError> {
         let path = self.etcd_directory().join(name);
         create_directory(&self.etcd_directory())?;
-        atomic_file::replace_file(&path, text.as_bytes(), Durability::Durable)
+        atomic_file::replace_file(&path, bytes, Durability::Durable)
             .map_err(|source| ClusterFilesError::Io { operation: "writing", path: path.clone(), source })?;
         Ok(path)
     }
