@@ -9,6 +9,7 @@ mod kubernetes_pods;
 mod kubernetes_renewal;
 mod kubernetes_worker;
 mod node;
+mod peer_revocation;
 mod renewal;
 mod restoring;
 mod roles;

@@ -1,0 +1,161 @@
+//! Pairs of etcd's members: what a copy of one is worth after its membership, and that each is recorded.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use shepherd::curator_client::certificate::Serial;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::CERTIFICATES;
+use shepherd::etcd::namespace::{KeySelector, Namespace};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::roleserver::cluster::etcd_member;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::node::{Node, Owner, patiently};
+use super::services::{founded, joined};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::{in_time, until};
+
+/// TCP port on which members of etcd reach each other.
+const PEER_PORT: u16 = 7834;
+
+/// The pair of a member, copied from its disk.
+struct PeerPair {
+    serial: Serial,
+    config: Arc<ClientConfig>,
+}
+
+impl PeerPair {
+    fn copy(node: &Node) -> Result<Self> {
+        Self::read(&node.disk().join("etcd"))
+    }
+
+    fn read(directory: &Path) -> Result<Self> {
+        let certificate = CertificateDer::from_pem_file(directory.join("peer.crt"))?;
+        let key = PrivateKeyDer::from_pem_file(directory.join("peer.key"))?;
+        let serial = Serial::from_der(&certificate).context("no certificate of a member")?;
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(directory.join("ca.crt"))?)?;
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![certificate], key)?;
+        Ok(Self { serial, config: Arc::new(config) })
+    }
+
+    /// Whether etcd on this node answers a request of a peer with this pair: for the list of members, which needs no
+    /// other proof.
+    async fn opens(&self, node: &Node) -> Result<bool> {
+        let stream = tokio::net::TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
+        let connector = tokio_rustls::TlsConnector::from(self.config.clone());
+        let asking = async {
+            // With TLS 1.3 the handshake may succeed at this end, and etcd closes the connection then.
+            let mut stream = connector.connect(ServerName::from(node.address), stream).await?;
+            stream.write_all(b"GET /members HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
+            let mut answer = [0; 12];
+            stream.read_exact(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        let answered = in_time("an answer of etcd, or the end of the connection", asking).await?;
+        Ok(answered.is_ok_and(|answer| answer == *b"HTTP/1.1 200"))
+    }
+}
+
+/// The number of the membership that the cluster has recorded with this certificate of a member; `None` if it has no
+/// such record.
+async fn recorded_member(owner: &Owner, serial: Serial) -> Result<Option<u64>> {
+    let mut credentials = CredentialsClient::new(owner.curators()?.channel());
+    let listed = patiently(async || credentials.list(wire::ListCredentialsRequest {}).await).await?;
+    let recorded = listed.credentials.into_iter().find(|credential| credential.serial == serial.to_string());
+    let peer = recorded.filter(|recorded| recorded.kind() == wire::CertificateKind::EtcdPeer);
+    Ok(peer.map(|recorded| recorded.member_id))
+}
+
+fn member_of(node: &Node) -> Result<u64> {
+    let membership = node.files().read_membership()?;
+    membership.and_then(|membership| membership.member).context("it is no member")
+}
+
+/// Makes it a voting member of a cluster of two.
+async fn become_member(owner: &Owner, node: &Node) -> Result<PeerPair> {
+    owner.roles(node, &["consensus-member"], &[]).await?;
+    node.until_control_plane(true).await?;
+    owner.until_well(2, 2).await?;
+    PeerPair::copy(node)
+}
+
+/// Ends its membership, and waits until the remaining member rejects its pair.
+async fn end_membership(owner: &Owner, node: &Node, pair: &PeerPair, first: &Node) -> Result<()> {
+    owner.roles(node, &[], &["consensus-member"]).await?;
+    node.until_control_plane(false).await?;
+    until("the remaining member rejects the pair", async || Ok(!pair.opens(first).await?))
+        .await
+        .with_context(|| first.report())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removed_member_opens_no_peer_port() -> TestResult {
+    let (owner, first) = founded().await?;
+    let node = joined(&owner, &first).await?;
+    let pair = become_member(&owner, &node).await?;
+    assert!(pair.opens(&first).await?, "a member opens it");
+
+    end_membership(&owner, &node, &pair, &first).await?;
+    let mut accepted = 0;
+    for _ in 0..20 {
+        accepted += u32::from(pair.opens(&first).await?);
+    }
+    assert_eq!(accepted, 0, "requests of 20 with the pair of a removed member were accepted");
+    let own = PeerPair::copy(&first)?;
+    assert!(own.opens(&first).await?, "a member opens it all the same");
+    let etcd = node.disk().join("etcd");
+    until("its disk has no pair any more", async || {
+        Ok(!etcd.join("peer.crt").exists() && !etcd.join("peer.key").exists())
+    })
+    .await?;
+    owner.until_well(1, 2).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_comes_back_has_another_serial() -> TestResult {
+    let (owner, first) = founded().await?;
+    let node = joined(&owner, &first).await?;
+    let former = become_member(&owner, &node).await?;
+    let former_member = member_of(&node)?;
+    end_membership(&owner, &node, &former, &first).await?;
+
+    let present = become_member(&owner, &node).await?;
+    assert_ne!(present.serial, former.serial);
+    assert_eq!(recorded_member(&owner, former.serial).await?, Some(former_member));
+    assert_eq!(recorded_member(&owner, present.serial).await?, Some(member_of(&node)?));
+    for (where_to, member) in [("the other member", &first), ("its own etcd", &node)] {
+        assert!(present.opens(member).await?, "the present pair opens {where_to}");
+        assert!(!former.opens(member).await?, "the pair of its former membership opens {where_to}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn founders_serial_is_recorded() -> TestResult {
+    let (owner, mut first) = founded().await?;
+    let (serial, member) = (PeerPair::copy(&first)?.serial, member_of(&first)?);
+    assert_eq!(recorded_member(&owner, serial).await?, Some(member));
+
+    // A release before this one recorded nothing. The founder does, with its next start.
+    let endpoint = etcd_member::client_endpoint(&first.files());
+    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
+    client.delete_unguarded(&KeySelector::One(CERTIFICATES.key(serial)?)).await?;
+    assert_eq!(recorded_member(&owner, serial).await?, None);
+    first.stop().await?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    assert_eq!(recorded_member(&owner, serial).await?, Some(member));
+    Ok(())
+}
