@@ -10,6 +10,7 @@ mod kubernetes_turns;
 mod leading;
 mod life;
 mod owner_keys;
+mod peer_revocations;
 mod restoring;
 mod snapshots;
 mod watches;
