@@ -132,6 +132,9 @@ pub enum BootstrapError {
     /// The authority or a certificate cannot be created.
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// The certificate that was signed has not what its kind may have.
+    #[error(transparent)]
+    Entitlement(#[from] crate::entitlement::EntitlementError),
 }
 
 /// Bootstraps a cluster in this etcd, which has one member, or finds that this was done before.
@@ -257,6 +260,7 @@ async fn record_issued(
 ) -> Result<Vec<u8>, BootstrapError> {
     let holder = CredentialHolder::Node(NodeId::from_key(&node_key));
     let credential = Credential::from_issued(&issued, holder, node_key, kind);
+    crate::entitlement::check_credential(&issued.certificate, &credential)?;
     client.put_unguarded(&Credential::etcd_key(issued.serial)?, &credential.encode()).await?;
     Ok(issued.certificate)
 }

@@ -15,10 +15,12 @@
 //!
 //! * Nodes. A machine registers with a ticket ([`tickets`][]). The node is approved, becomes part of the cluster, and
 //!   leaves it one day ([`node_lifecycle`][]). Its labels are changed by [`node_labels`][], its health follows from
-//!   heartbeats ([`node_health`][]), and `node_filter` selects nodes for a list.
+//!   heartbeats ([`node_health`][]), its address from its connections ([`node_address`][]), and `node_filter` selects
+//!   nodes for a list.
 //! * Roles. An order adds roles to a node or removes them ([`role_orders`][]). Built-in roles have conditions: a
 //!   consensus member is also a member of etcd ([`membership`][]), and a Kubernetes node needs keys and an address
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
+//! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
 //!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected.
 //!
@@ -32,6 +34,7 @@
 //!   still votes. So every decision about roles names the membership change to make *before* the record is written, and
 //!   [`membership::plan_sync`] completes what was left half-done. Nothing ever reverts it.
 //! * No order removes a voting member of etcd unless the members that remain are a quorum.
+//! * No certificate is recorded or sent that contains anything else than its kind may have.
 //! * Every call may be repeated. A node that lost the response to a step repeats the call and gets it again.
 //! * A rejection is a value with a message and a gRPC code, never only an event in a log.
 //! * The clocks of nodes are never used. The curator's own time is a parameter of every decision.
@@ -49,8 +52,10 @@
 
 pub mod bootstrap;
 mod credential;
+pub mod entitlement;
 pub mod kubernetes;
 pub mod membership;
+pub mod node_address;
 mod node_filter;
 pub mod node_health;
 pub mod node_labels;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::ids::MachineId;
-use roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
+use roleserver::cluster::cluster_node::{AddressRule, ClusterNodeSettings, run_cluster_node};
 use roleserver::cluster::etcd_program;
 use roleserver::cluster::files::ClusterFiles;
 use roleserver::cluster::kubernetes::components::ComponentPorts;
@@ -99,6 +99,7 @@ impl MachineNode {
             shutdown: CancellationToken::new(),
             server_pool: self.shepherds,
             ports: ComponentPorts::default(),
+            address_rule: AddressRule::reported_on_loopback(),
         };
         let tree = Supervisor::start(
             run_cluster_node(&settings, &self.facts),

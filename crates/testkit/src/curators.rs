@@ -14,6 +14,7 @@ use curator::bootstrap::{
 };
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::membership::peer_url;
+use curator::node_address::AddressRule;
 use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
 use curator::service::gate_monitor::{GateMonitor, GateNumbers};
 use curator_client::certificate::{Serial, Validity};
@@ -145,6 +146,8 @@ pub struct ClusterOptions {
     pub ttl: Duration,
     /// The time between two comparisons with the members of etcd.
     pub sync_interval: Duration,
+    /// Where curators take the addresses of nodes from.
+    pub address_rule: AddressRule,
     /// The deadline of calls to etcd.
     pub deadline: Duration,
     /// How many files the process of a curator may open, as its gate counts.
@@ -159,6 +162,7 @@ impl Default for ClusterOptions {
             // everything that depends on it.
             ttl: Duration::from_mins(1),
             sync_interval: Duration::from_millis(200),
+            address_rule: AddressRule::reported_on_loopback(),
             deadline: Duration::from_secs(30),
             files: 1 << 20,
         }
@@ -275,6 +279,7 @@ impl Cluster {
             clock: self.time.clock(),
             files: self.wanted.files,
             gate,
+            address_rule: self.wanted.address_rule,
         });
         Ok(curator.await?)
     }

@@ -23,7 +23,7 @@ use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::child::cgroup::CgroupMounts;
 use shepherd::roleserver::child::launch::{ChildRecord, read_record};
 use shepherd::roleserver::child::lifecycle::{ChildContext, stop_child};
-use shepherd::roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
+use shepherd::roleserver::cluster::cluster_node::{AddressRule, ClusterNodeSettings, run_cluster_node};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::files::ClusterFiles;
@@ -129,6 +129,7 @@ impl Node {
             shutdown: leaving.clone(),
             server_pool: ServerPool::default(),
             ports: self.ports.clone(),
+            address_rule: AddressRule::reported_on_loopback(),
         };
         let root = run_cluster_node(&settings, &self.facts);
         let tree =

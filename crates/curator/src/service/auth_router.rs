@@ -108,7 +108,7 @@ impl AuthRouter {
     /// The caller, if it may make the call. Proves its connection if the cluster issued its certificate, also for a call
     /// that needs none: a node may do nothing on it but find the leader.
     async fn authorize_caller(&self, path: &str, connection: &CuratorPeer) -> Result<Caller, Status> {
-        let shown = connection.certificates.clone();
+        let (shown, remote) = (connection.certificates.clone(), connection.remote);
         let refused = |refusal: PermissionError| Status::new(refusal.code(), refusal.to_string());
         let open = authorize_call(path, &Peer::Unauthenticated, self.leader_only.is_some());
         let peer = match (open, &self.leader_only) {
@@ -116,7 +116,12 @@ impl AuthRouter {
                 if self.members.include(&shown) {
                     connection.place.prove().map_err(no_place)?;
                 }
-                return Ok(Caller { peer: Peer::Unauthenticated, permission: row, certificates: shown });
+                return Ok(Caller {
+                    peer: Peer::Unauthenticated,
+                    permission: row,
+                    certificates: shown,
+                    remote,
+                });
             }
             (Err(refusal), None) => return Err(refused(refusal)),
             (Err(_), Some(leader)) => leader.leading.identify_peer(&shown).await?,
@@ -125,7 +130,7 @@ impl AuthRouter {
             connection.place.prove().map_err(no_place)?;
         }
         let row = authorize_call(path, &peer, true).map_err(refused)?;
-        Ok(Caller { peer, permission: row, certificates: shown })
+        Ok(Caller { peer, permission: row, certificates: shown, remote })
     }
 
     async fn route_call(mut self, mut request: http::Request<Body>) -> Result<HttpResponse, Infallible> {

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use transport::gate::Gate;
 
 use crate::membership::Nodes;
+use crate::node_address::AddressRule;
 use crate::service::auth_router::AuthRouter;
 use crate::service::cluster_members::ClusterMembers;
 use crate::service::error::ServiceError;
@@ -71,6 +72,8 @@ pub struct CuratorSettings {
     pub files: u64,
     /// Receives what happens to connections.
     pub gate: GateMonitor,
+    /// Where the addresses of nodes come from.
+    pub address_rule: AddressRule,
 }
 
 /// Why a curator stopped.
@@ -265,10 +268,10 @@ impl Curator {
         let mut failures = 0;
         loop {
             let store = Store::new(settings.client.clone(), guard.clone());
-            let (clock, overlap) = (settings.clock.clone(), settings.token_overlap);
-            match LeaderContext::load(settings.node_id, store, cache.clone(), clock, over.clone(), overlap)
-                .await
-            {
+            let (clock, overlap, rule) =
+                (settings.clock.clone(), settings.token_overlap, settings.address_rule);
+            let (own, cache, ended) = (settings.node_id, cache.clone(), over.clone());
+            match LeaderContext::load(own, store, cache, clock, ended, overlap, rule).await {
                 Ok(leading) => return Ok(leading),
                 Err(failure) if failure.code() == tonic::Code::Unavailable => {
                     tracing::info!(error = %failure, "this curator cannot lead yet");

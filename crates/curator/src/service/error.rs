@@ -160,6 +160,18 @@ impl From<tickets::TicketError> for ServiceError {
     }
 }
 
+impl From<crate::entitlement::EntitlementError> for ServiceError {
+    fn from(fault: crate::entitlement::EntitlementError) -> Self {
+        Self::rejected(Code::Internal, fault.to_string())
+    }
+}
+
+impl From<crate::node_address::AddressError> for ServiceError {
+    fn from(refusal: crate::node_address::AddressError) -> Self {
+        Self::rejected(Code::FailedPrecondition, refusal.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

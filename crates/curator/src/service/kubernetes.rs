@@ -16,6 +16,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_server;
 use tonic::{Code, Request, Response, Status};
 
+use crate::entitlement::{self, Entitlement};
 use crate::kubernetes::component_certificates::{self, COMPONENT_LIFETIME, KubernetesRole};
 use crate::kubernetes::error::KubernetesError;
 use crate::kubernetes::keys::{KubernetesKeys, keys_record_key, parse_key_purpose};
@@ -26,6 +27,7 @@ use crate::kubernetes::signer::{CertificateSubject, P256PublicKey, Signer, gener
 use crate::kubernetes::user_certificates;
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::service::node_addresses::recorded_address;
 use crate::service::nodes::parse_node_id;
 use crate::service::store::{Versioned, record_change};
 
@@ -59,13 +61,15 @@ impl KubernetesService {
         &self,
         keys: &KubernetesKeys,
         which: KeyPurpose,
-        subject: &CertificateSubject,
+        (subject, entitled): (&CertificateSubject, &Entitlement),
         key: &P256PublicKey,
         lifetime: Duration,
     ) -> Result<IssuedCertificate, ServiceError> {
         let validity = Validity::starting(self.0.clock.now(), lifetime);
         let signs = &keys.key_ring(which)?.signer;
-        Ok(signs.issue_certificate(subject, key, Serial::new(rand::random()), validity)?)
+        let issued = signs.issue_certificate(subject, key, Serial::new(rand::random()), validity)?;
+        entitlement::check_certificate(&issued.certificate, entitled)?;
+        Ok(issued)
     }
 
     /// The record of the calling node, and whether the node is revoked.
@@ -220,7 +224,8 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::IssueKubernetesCertificateRequest>,
     ) -> Result<Response<wire::IssueKubernetesCertificateResponse>, Status> {
-        let id = Caller::from_request(&request)?.require_node()?;
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
         let body = request.into_inner();
         let key = P256PublicKey::from_spki(&body.public_key).map_err(ServiceError::from)?;
         let (node, revoked) = self.load_node(id).await?;
@@ -233,8 +238,14 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             settings.as_ref(),
         );
         let (which, subject) = decided.map_err(ServiceError::from)?;
+        let node = node.ok_or(KubernetesError::UnknownNode(id)).map_err(ServiceError::from)?;
+        // Only a certificate that names the node's address lets others believe that the node is there.
+        if let Some(address) = recorded_address(&node).filter(|address| subject.addresses.contains(address)) {
+            self.0.check_certified_address(&caller, &node, address).await?;
+        }
         let keys = self.load_keys().await?.value;
-        let issued = self.sign_certificate(&keys, which, &subject, &key, COMPONENT_LIFETIME)?;
+        let entitled = Entitlement::for_component(body.component(), &subject);
+        let issued = self.sign_certificate(&keys, which, (&subject, &entitled), &key, COMPONENT_LIFETIME)?;
         tracing::debug!(node = %id, authority = %which, name = subject.name, serial = %issued.serial, "a component has a certificate");
         Ok(Response::new(wire::IssueKubernetesCertificateResponse {
             certificate: issued.certificate,
@@ -275,7 +286,9 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let (subject, lifetime) =
             user_certificates::plan_user_certificate(&body).map_err(ServiceError::from)?;
         let keys = self.load_keys().await?.value;
-        let issued = self.sign_certificate(&keys, KeyPurpose::Clients, &subject, &key, lifetime)?;
+        let entitled = Entitlement::for_kubernetes_user(&subject);
+        let issued =
+            self.sign_certificate(&keys, KeyPurpose::Clients, (&subject, &entitled), &key, lifetime)?;
         tracing::info!(
             user = subject.name, group = subject.organisation, serial = %issued.serial, actor = %caller.peer,
             "a user of Kubernetes has a certificate"

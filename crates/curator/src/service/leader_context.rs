@@ -57,6 +57,8 @@ pub(super) struct Caller {
     pub(super) permission: &'static MethodPermission,
     /// The certificates that prove it, for later checks.
     pub(super) certificates: PeerCertificates,
+    /// The source of its connection.
+    pub(super) remote: std::net::SocketAddr,
 }
 
 impl Caller {
@@ -108,6 +110,8 @@ pub(super) struct LeaderContext {
     pub(super) cluster: Cluster,
     pub(super) authority: Authority,
     pub(super) clock: Clock,
+    /// Where the addresses of nodes come from.
+    pub(super) address_rule: crate::node_address::AddressRule,
     /// Cancelled when this curator no longer leads.
     pub(super) ended: CancellationToken,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
@@ -134,6 +138,7 @@ impl LeaderContext {
         clock: Clock,
         ended: CancellationToken,
         token_overlap: Duration,
+        address_rule: crate::node_address::AddressRule,
     ) -> Result<Self, ServiceError> {
         let none = || {
             let sentence =
@@ -151,6 +156,7 @@ impl LeaderContext {
             cluster,
             authority,
             clock,
+            address_rule,
             ended,
             token_overlap,
             heartbeats,
@@ -277,6 +283,7 @@ impl LeaderContext {
             Serial::new(rand::random()),
             validity,
         )?;
+        crate::entitlement::check_peer_certificate(&issued.certificate, address)?;
         let holder = CredentialHolder::Node(NodeId::from_key(key));
         let change = credential_change(&issued, holder, *key, CertificateKind::EtcdPeer { member })?;
         Ok((issued, change))
@@ -438,6 +445,7 @@ impl LeaderContext {
     }
 }
 
+/// The record of a certificate that was just signed, if the certificate has what its kind may have.
 fn credential_change(
     issued: &IssuedCertificate,
     holder: CredentialHolder,
@@ -445,5 +453,6 @@ fn credential_change(
     kind: CertificateKind,
 ) -> Result<KeyChange, ServiceError> {
     let credential = Credential::from_issued(issued, holder, key, kind);
+    crate::entitlement::check_credential(&issued.certificate, &credential)?;
     Ok(record_change::<()>(Credential::etcd_key(issued.serial)?, credential.encode(), None))
 }

@@ -9,6 +9,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -48,6 +49,8 @@ pub(super) struct CuratorPeer {
     pub(super) certificates: PeerCertificates,
     /// Its place in the gate.
     pub(super) place: Place,
+    /// The source of the connection.
+    pub(super) remote: SocketAddr,
 }
 
 /// The gate of a curator in a process that may open `files`.
@@ -137,14 +140,14 @@ async fn accept_connection(
     stream: GatedStream,
     cut: CancellationToken,
 ) -> Option<SeverableConnection> {
-    let place = stream.place().clone();
+    let (place, remote) = (stream.place().clone(), stream.peer_address());
     match accept_tls(&acceptor, stream).await {
         Ok(stream) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = shown.iter().map(|certificate| certificate.to_vec()).collect();
             Some(SeverableConnection {
                 stream,
-                peer: CuratorPeer { certificates: shown, place },
+                peer: CuratorPeer { certificates: shown, place, remote },
                 severed: Box::pin(cut.cancelled_owned()),
             })
         }

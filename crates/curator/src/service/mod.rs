@@ -18,6 +18,7 @@
 //! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
 //!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
 //!   curator whose etcd leads etcd, whether that curator leads or not.
+//! * `node_addresses` compares what nodes claim with the sources of their connections.
 //! * [`error`][] has the errors of all calls, with their gRPC codes.
 //!
 //! # Invariants
@@ -50,6 +51,7 @@ mod leader_context;
 mod leader_service;
 mod listener;
 mod management;
+mod node_addresses;
 pub mod node_watch_cache;
 mod nodes;
 mod record_cache;

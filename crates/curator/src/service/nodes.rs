@@ -15,6 +15,7 @@ use crate::node_health;
 use crate::node_lifecycle::{self, NodeUpdate};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::service::node_addresses::recorded_address;
 use crate::service::node_watch_cache::NodeEvent;
 use crate::service::store::node_change;
 
@@ -61,13 +62,19 @@ impl nodes_server::Nodes for NodesService {
         let status = NodeStatus::from_report(&status, leading.clock.now()).map_err(|fault| {
             ServiceError::invalid_argument(format!("the status of {id} was not taken: {fault}"))
         })?;
+        // Of two nodes that claim one address at the same time, one is first.
+        let cached = leading.cache.records().nodes.get(&id).and_then(|node| recorded_address(node));
+        let _alone = match cached {
+            Some(recorded) if recorded == status.address => None,
+            _ => Some(leading.lock_membership().await),
+        };
         let written = leading.store.retry_on_conflict(|| async {
             let known = leading.store.node(&id).await?;
             let outcome =
                 node_lifecycle::apply_status_report(known.as_ref().map(|known| &known.value), id, &status)?;
-            if let NodeUpdate::Changed(node) = &outcome {
-                let revision = known.as_ref().map(|known| known.revision);
-                leading.store.write(&[node_change(node, revision)?]).await?;
+            if let (NodeUpdate::Changed(node), Some(known)) = (&outcome, &known) {
+                leading.check_reported_address(&caller, &known.value, status.address).await?;
+                leading.store.write(&[node_change(node, Some(known.revision))?]).await?;
             }
             Ok(())
         });
@@ -116,14 +123,17 @@ impl nodes_server::Nodes for NodesService {
         &self,
         request: Request<wire::IssuePeerCertificateRequest>,
     ) -> Result<Response<wire::IssuePeerCertificateResponse>, Status> {
-        let id = Caller::from_request(&request)?.require_node()?;
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
         let leading = &self.0;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
         let revoked = leading.store.is_node_revoked(id).await?;
-        let key =
-            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        let known =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?;
+        let key = known.key;
         let address =
             node_lifecycle::etcd_peer_address(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        leading.check_certified_address(&caller, known, address).await?;
         let role = node.as_ref().and_then(|node| node.roles.consensus_member.as_ref());
         let member = role.map_or(0, |role| role.member_id);
         let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member)?;

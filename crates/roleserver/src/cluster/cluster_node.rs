@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The type of [`ClusterNodeSettings::address_rule`], also for programs that use nothing else of the curator.
+pub use curator::node_address::AddressRule;
 use curator_client::clock::Clock;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
@@ -54,6 +56,8 @@ pub struct ClusterNodeSettings {
     pub server_pool: ServerPool,
     /// Listen ports of Kubernetes components.
     pub ports: ComponentPorts,
+    /// Where the curator on this node takes the addresses of nodes from.
+    pub address_rule: AddressRule,
 }
 
 /// Makes the runnable that runs this machine's part in a cluster.
@@ -67,6 +71,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
         children: Arc::new(child_context(&settings.state_directory, settings)),
         etcd: settings.etcd.clone(),
         clock: settings.clock.clone(),
+        address_rule: settings.address_rule,
     };
     let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
     let server_pool = settings.server_pool.clone();

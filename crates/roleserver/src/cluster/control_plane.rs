@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use curator::bootstrap::{bootstrap_cluster, register_peer_certificate, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
+use curator::node_address::AddressRule;
 use curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
@@ -66,6 +67,8 @@ pub struct ControlPlaneContext {
     pub etcd: PathBuf,
     /// Clock for validities and timestamps.
     pub clock: Clock,
+    /// Where the curator takes the addresses of nodes from.
+    pub address_rule: AddressRule,
 }
 
 /// Makes the runnable: one child decides what to run from `facts`, another one runs it.
@@ -453,6 +456,7 @@ async fn start_curator(
         clock: host.clock.clone(),
         files: available_files(),
         gate: facts.curator_gate.clone(),
+        address_rule: host.address_rule,
     };
     let listening = WatchCell::new();
     let curator = {

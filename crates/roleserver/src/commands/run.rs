@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use curator::node_address::AddressRule;
 use curator::service::gate_monitor::GateMonitor;
 use curator_client::clock::Clock;
 use proto::agent::v1 as wire;
@@ -197,6 +198,7 @@ fn cluster_settings(
         shutdown: leaving.clone(),
         server_pool: server_pool.clone(),
         ports: cluster::kubernetes::components::ComponentPorts::default(),
+        address_rule: AddressRule::verified(),
     }
 }
 
