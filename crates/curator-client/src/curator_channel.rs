@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -38,6 +39,22 @@ pub fn open_channel(address: &str, config: Arc<ClientConfig>) -> Channel {
 /// Like [`open_channel`], until `over` is cancelled.
 #[must_use]
 pub fn open_channel_until(address: &str, config: Arc<ClientConfig>, over: &CancellationToken) -> Channel {
+    connect_lazily(address, config, over, None)
+}
+
+/// Like [`open_channel`], from this address of the host, so that tests are clients at several addresses.
+#[cfg(any(test, feature = "testing"))]
+#[must_use]
+pub fn open_channel_from(source: IpAddr, address: &str, config: Arc<ClientConfig>) -> Channel {
+    connect_lazily(address, config, &CancellationToken::new(), Some(source))
+}
+
+fn connect_lazily(
+    address: &str,
+    config: Arc<ClientConfig>,
+    over: &CancellationToken,
+    source: Option<IpAddr>,
+) -> Channel {
     Endpoint::from_static("http://curator")
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -47,7 +64,16 @@ pub fn open_channel_until(address: &str, config: Arc<ClientConfig>, over: &Cance
             address: address.into(),
             config,
             cancel: over.clone(),
+            source,
         })
+}
+
+async fn connect_from(source: Option<IpAddr>, address: &str) -> io::Result<TcpStream> {
+    let Some(source) = source else { return TcpStream::connect(address).await };
+    let remote: SocketAddr = address.parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let socket = if source.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.bind(SocketAddr::new(source, 0))?;
+    socket.connect(remote).await
 }
 
 #[derive(Clone)]
@@ -55,6 +81,8 @@ struct CuratorConnector {
     address: Arc<str>,
     config: Arc<ClientConfig>,
     cancel: CancellationToken,
+    /// The address to connect from; `None` leaves the choice to the host.
+    source: Option<IpAddr>,
 }
 
 impl Service<Uri> for CuratorConnector {
@@ -68,10 +96,10 @@ impl Service<Uri> for CuratorConnector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let Self { address, config, cancel: over } = self.clone();
+        let Self { address, config, cancel: over, source } = self.clone();
         Box::pin(async move {
             let connecting = async {
-                let stream = TcpStream::connect(&*address).await?;
+                let stream = connect_from(source, &address).await?;
                 stream.set_nodelay(true)?;
                 // The certificate identifies the curator, so the host name is a dummy.
                 let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());

@@ -1,6 +1,7 @@
 //! Curators beside real etcd servers, called over TLS as nodes and owners call them.
 
 mod access;
+mod addresses;
 mod consensus;
 mod curator_role;
 mod flood;
