@@ -25,6 +25,7 @@ use crate::cluster::curator_directory::{follow_leader, refresh_curator_directory
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::kubernetes;
 use crate::cluster::kubernetes::components::ComponentPorts;
+use crate::cluster::node_address::follow_address;
 use crate::cluster::node_enrolment::enroll_node;
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_heartbeat::send_heartbeats;
@@ -88,6 +89,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
             ("placement", keep_children_placed(host.children.clone(), facts.clone())),
             ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), server_pool.clone())),
             ("leader", follow_leader(facts.clone())),
+            ("address", follow_address(files.clone(), facts.clone())),
             ("control_plane", run_control_plane(host.clone(), facts.clone())),
             ("roles", watch_roles(files.clone(), facts.clone())),
             ("status", report_node_status(facts.clone(), boot_id.clone())),

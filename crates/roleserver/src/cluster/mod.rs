@@ -13,7 +13,7 @@
 //! * [`order_inbox`][]: orders from the agent, and the reports on them. [`order_decision`][]: which orders are accepted
 //!   (pure).
 //! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
-//! * [`node_enrolment`][]: founds, joins or rejoins a cluster.
+//! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
 //!   etcd. [`peer_revocation`][]: the list of the certificates that etcd rejects.
@@ -63,6 +63,7 @@ pub mod etcd_member;
 pub mod etcd_program;
 pub mod files;
 pub mod kubernetes;
+pub mod node_address;
 pub mod node_enrolment;
 pub mod node_facts;
 pub mod node_heartbeat;

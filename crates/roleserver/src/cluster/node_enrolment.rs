@@ -6,7 +6,6 @@
 //! Transient errors are retried here. Any other error ends this runnable with a sentence. The supervisor restarts it
 //! after a backoff, because an operator may have fixed the cause.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +27,7 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
+use crate::cluster::node_address::node_address;
 use crate::cluster::node_facts::{
     ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, curator_channel, node_id_of_key,
 };
@@ -187,7 +187,7 @@ impl NodeEnroller {
             kept
         };
         let authority = Authority::load(&hex::decode(&kept.certificate)?, &hex::decode(&kept.private_key)?)?;
-        let address = order_address(order, [])?;
+        let address = node_address(Some(order), [])?;
         let founding = BootstrapRequest {
             authority: Arc::new(authority),
             name: name.clone(),
@@ -319,7 +319,7 @@ impl NodeEnroller {
         // The connection is published even if the certificate has expired, because only requests as a node need a valid
         // one. This node's own etcd and curator start, and may be needed to issue the new certificate;
         // `certificate_renewal.rs` does that.
-        let address = node_address(order, &connection)?;
+        let address = node_address(order, connection.curators.directory())?;
         self.facts.address.set(address);
         self.facts.connection.set(connection);
         Ok(())
@@ -355,7 +355,7 @@ impl NodeEnroller {
         };
         let credentials = self.store_membership(membership, &anchor.certificate)?;
         let connection = CuratorConnection::new(key, &credentials, &self.files, &self.clock)?;
-        self.facts.address.set(node_address(Some(order), &connection)?);
+        self.facts.address.set(node_address(Some(order), connection.curators.directory())?);
         tracing::info!(node = %connection.id, "this machine is a node of cluster {}", connection.anchor.cluster);
         self.facts.connection.set(connection);
         Ok(())
@@ -408,45 +408,6 @@ const fn is_transient(code: Code) -> bool {
         code,
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Unimplemented
     )
-}
-
-/// The address at which other nodes connect to this one: from the order, or else from the route to a curator.
-fn node_address(order: Option<&NodeOrder>, connection: &CuratorConnection) -> Result<IpAddr, RunnableError> {
-    let curators = connection.curators.directory();
-    match order {
-        Some(order) => order_address(order, curators),
-        None => detect_address(curators),
-    }
-}
-
-fn order_address(
-    order: &NodeOrder,
-    curators: impl IntoIterator<Item = String>,
-) -> Result<IpAddr, RunnableError> {
-    order.address.map_or_else(|| detect_address(curators), Ok)
-}
-
-/// The address that the host would use as source; no packet is sent.
-fn detect_address(curators: impl IntoIterator<Item = String>) -> Result<IpAddr, RunnableError> {
-    use std::net::ToSocketAddrs as _;
-    // A documentation address (TEST-NET-1) stands for the default route.
-    let elsewhere = SocketAddr::from(([192, 0, 2, 1], 7835));
-    let towards = curators.into_iter().filter_map(|curator| curator.to_socket_addrs().ok()?.next());
-    for remote in towards.chain([elsewhere]) {
-        let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
-        let result = std::net::UdpSocket::bind(any).and_then(|socket| {
-            socket.connect(remote)?;
-            socket.local_addr()
-        });
-        match result {
-            Ok(local) if !local.ip().is_loopback() && !local.ip().is_unspecified() => return Ok(local.ip()),
-            _ => {}
-        }
-    }
-    Err(RunnableError::msg(
-        "no address is known at which other nodes can reach this one: it has no route to a curator; set the \
-         address in the order",
-    ))
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! Report the node's status to the curator.
 //!
-//! It is sent whenever it changes, and again when this runnable is restarted.
+//! It is sent whenever it changes, and again when this runnable is restarted. A curator that refuses it gives the
+//! reason, such as an address that the connection does not prove. The shepherd shows that reason until a report is
+//! accepted.
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proto::curator::v1 as wire;
@@ -10,6 +14,7 @@ use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::combine::CombinedInputs;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tonic::{Code, Status};
 
 use crate::cluster::node_facts::{ControlPlane, CuratorConnection, NodeFacts};
 
@@ -61,8 +66,9 @@ pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Optio
 /// Makes the runnable that reports every change of the status.
 #[must_use]
 pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
+    let refused = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
-        let (facts, boot_id) = (facts.clone(), boot_id.clone());
+        let (facts, boot_id, refused) = (facts.clone(), boot_id.clone(), refused.clone());
         async move {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
@@ -79,12 +85,16 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
                     status: Some(now.clone()),
                 };
                 let answer = scope.until_cancelled(nodes.update_status(request)).await?;
-                answer.map_err(|status| {
-                    RunnableError::msg(format!(
-                        "reporting the status of this node failed: {}",
-                        status.message()
-                    ))
-                })?;
+                let failure = answer.err();
+                let refusal = failure.as_ref().filter(|status| status.code() == Code::FailedPrecondition);
+                // Clear no problem that another part has reported.
+                let is_final = failure.is_none() || refusal.is_some();
+                if is_final && (refused.swap(refusal.is_some(), Ordering::Relaxed) || refusal.is_some()) {
+                    facts.problem.set(refusal.map(describe_failure));
+                }
+                if let Some(status) = failure {
+                    return Err(RunnableError::msg(describe_failure(&status)));
+                }
                 node_status = Some(now);
                 if let Some(starting) = starting.take() {
                     healthy = Some(starting.mark_healthy());
@@ -96,6 +106,10 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
             }
         }
     })
+}
+
+fn describe_failure(status: &Status) -> String {
+    format!("reporting the status of this node failed: {}", status.message())
 }
 
 #[cfg(test)]
