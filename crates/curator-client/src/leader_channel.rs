@@ -442,6 +442,7 @@ mod tests {
             leader_port: port,
             responding_node_id: node_id(this).to_string(),
             epoch: 0,
+            statement_number: 0,
         };
         let place = |local, response: wire::WatchLeaderResponse| {
             curator_addresses(&[], local).leader_address(

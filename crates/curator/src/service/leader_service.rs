@@ -73,6 +73,7 @@ impl leader_server::Leader for LeaderService {
                 leader_port: leader_port.into(),
                 responding_node_id: this.to_string(),
                 epoch,
+                statement_number: 0,
             }))
         });
         // End the stream after the first error, such as a leader that has withdrawn its address.
@@ -90,6 +91,13 @@ impl leader_server::Leader for LeaderService {
         _: Request<wire::GetCaCertificateRequest>,
     ) -> Result<Response<wire::GetCaCertificateResponse>, Status> {
         Ok(Response::new(wire::GetCaCertificateResponse { ca_certificate: self.ca_certificate.to_vec() }))
+    }
+
+    async fn get_statement(
+        &self,
+        _: Request<wire::GetStatementRequest>,
+    ) -> Result<Response<wire::GetStatementResponse>, Status> {
+        Err(Status::not_found("the authority of this cluster has made no statement yet"))
     }
 }
 
