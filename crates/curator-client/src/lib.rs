@@ -47,6 +47,7 @@ pub mod certificate;
 pub mod clock;
 pub mod cluster;
 pub mod cluster_snapshot;
+mod curator_addresses;
 pub mod curator_channel;
 pub mod curator_role;
 pub mod identity;
