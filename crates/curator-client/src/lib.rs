@@ -60,6 +60,8 @@ pub mod peer_identity;
 pub mod pki;
 mod pki_curator;
 pub mod pki_revocation_list;
+pub mod statement;
+pub mod statement_trust;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod ticket_id;

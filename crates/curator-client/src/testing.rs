@@ -1,4 +1,4 @@
-//! Keys, nodes, certificates and a snapshot for tests. One number determines each.
+//! Keys, nodes, certificates, a statement and a snapshot for tests. One number determines each.
 
 #![allow(
     clippy::missing_panics_doc,
@@ -22,6 +22,7 @@ use crate::node::{ConsensusMember, Node, NodeState};
 use crate::node_id::{NodeId, PublicKey};
 use crate::node_status::NodeStatus;
 use crate::pki::Authority;
+use crate::statement::Statement;
 
 /// A key that is determined by one number.
 #[must_use]
@@ -92,6 +93,20 @@ pub fn validity() -> Validity {
 pub fn authority(number: u8) -> Authority {
     let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };
     Authority::create(Uuid::from_bytes([number; 16]), &pkcs8(number), serial(number), long).unwrap()
+}
+
+/// A statement of the first authority that was signed at second 0 and lists two revoked certificates.
+#[must_use]
+pub fn statement(epoch: u64, number: u64) -> Statement {
+    let anchor = authority(1).anchor().clone();
+    Statement {
+        cluster: anchor.cluster,
+        epoch,
+        number,
+        issued_at: at(0),
+        authorities: vec![anchor],
+        revoked: BTreeMap::from([(serial(3), at(500)), (serial(4), at(600))]),
+    }
 }
 
 /// A snapshot of a cluster of two consensus members and a node without roles.

@@ -1,0 +1,228 @@
+//! The newest verified statement of a cluster, shared by all connections to its curators and stored durably.
+//!
+//! A statement is stored before it counts: a program that was interrupted continues with the statement that its last
+//! decisions were based on, or with a newer one. Nothing is locked meanwhile, because a disk may be slow.
+//!
+//! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
+//! durable by itself: [`PersistStatement`] leaves a higher statement alone.
+
+use std::fmt;
+use std::slice;
+use std::sync::Arc;
+
+use proto::curator::v1 as wire;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::peer_identity::Revocations;
+use crate::pki::TrustAnchor;
+use crate::statement::{SignedStatement, StatementError, accept_statement};
+use crate::tls::{CuratorCheck, CuratorCheckProvider};
+
+/// Stores a statement durably, unless a higher one is stored already; the error is a sentence.
+pub type PersistStatement = Arc<dyn Fn(&SignedStatement) -> Result<(), String> + Send + Sync>;
+
+/// The newest verified statement of one cluster. Clones share it.
+#[derive(Clone)]
+pub struct StatementTrust(Arc<TrustInner>);
+
+struct TrustInner {
+    anchor: TrustAnchor,
+    persist: PersistStatement,
+    clock: Clock,
+    current: watch::Sender<Option<Arc<SignedStatement>>>,
+    /// Counts accepted statements.
+    accepted: watch::Sender<u64>,
+}
+
+impl StatementTrust {
+    /// Starts with the stored statement. `anchor` is trusted as long as there is none.
+    #[must_use]
+    pub fn new(
+        anchor: TrustAnchor,
+        stored: Option<SignedStatement>,
+        persist: PersistStatement,
+        clock: Clock,
+    ) -> Self {
+        Self(Arc::new(TrustInner {
+            anchor,
+            persist,
+            clock,
+            current: watch::Sender::new(stored.map(Arc::new)),
+            accepted: watch::Sender::new(0),
+        }))
+    }
+
+    /// Starts without a statement, and stores none.
+    #[must_use]
+    pub fn in_memory(anchor: TrustAnchor, clock: Clock) -> Self {
+        Self::new(anchor, None, Arc::new(|_| Ok(())), clock)
+    }
+
+    /// The newest verified statement; `None` as long as there is none.
+    #[must_use]
+    pub fn current(&self) -> Option<Arc<SignedStatement>> {
+        self.0.current.borrow().clone()
+    }
+
+    /// Watches how many statements were accepted.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.0.accepted.subscribe()
+    }
+
+    /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest epoch received. Returns
+    /// whether the statement was newer.
+    pub fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
+        let current = self.current();
+        let current = current.as_deref().map(|current| &current.statement);
+        let anchors =
+            current.map_or(slice::from_ref(&self.0.anchor), |statement| statement.authorities.as_slice());
+        let offered = SignedStatement::verify(wire, anchors)?;
+        if !accept_statement(current, epoch, &offered.statement, self.0.clock.now())? {
+            return Ok(false);
+        }
+        (self.0.persist)(&offered).map_err(StatementError::NotPersisted)?;
+        let order = offered.statement.order();
+        let published = self.0.current.send_if_modified(|current| {
+            // Another task may have published a higher one meanwhile.
+            let newer = current.as_ref().is_none_or(|current| current.statement.order() < order);
+            if newer {
+                *current = Some(Arc::new(offered));
+            }
+            newer
+        });
+        if published {
+            tracing::info!(
+                epoch = order.0,
+                number = order.1,
+                "a statement of the cluster's authority counts"
+            );
+            self.0.accepted.send_modify(|count| *count += 1);
+        }
+        Ok(published)
+    }
+
+    /// How the certificate of a curator is checked now. Fails while the newest statement is stale.
+    pub fn curator_check(&self) -> Result<CuratorCheck, StatementError> {
+        let Some(current) = self.current() else { return Ok(CuratorCheck::AnyNode) };
+        let statement = &current.statement;
+        if !statement.is_fresh(self.0.clock.now()) {
+            return Err(StatementError::Stale { issued_at: statement.issued_at });
+        }
+        let revocations = Revocations { serials: statement.revoked.clone(), ..Revocations::default() };
+        Ok(CuratorCheck::Curator {
+            anchors: statement.authorities.clone(),
+            revocations: Arc::new(revocations),
+        })
+    }
+
+    /// [`StatementTrust::curator_check`], evaluated for each handshake.
+    pub(super) fn check_provider(&self) -> CuratorCheckProvider {
+        let trust = self.clone();
+        Arc::new(move || trust.curator_check().map_err(|error| error.to_string()))
+    }
+
+    /// The authority that is trusted without a statement.
+    pub(super) fn anchor(&self) -> &TrustAnchor {
+        &self.0.anchor
+    }
+
+    /// The clock that decides about ages.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+}
+
+impl fmt::Debug for StatementTrust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = self.current().map(|current| current.statement.order());
+        f.debug_struct("StatementTrust").field("order", &order).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicI64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::statement::Statement;
+    use crate::testing::{at, authority, serial, statement};
+
+    type Orders = Arc<Mutex<Vec<(u64, u64)>>>;
+
+    /// The second of the clock, the orders of the stored statements, and the trust that has both.
+    fn trust(second: i64) -> (Arc<AtomicI64>, Orders, StatementTrust) {
+        let (second, stored) = (Arc::new(AtomicI64::new(second)), Orders::default());
+        let now = second.clone();
+        let clock = Clock::new(move || at(now.load(Ordering::Relaxed)), || Duration::ZERO);
+        let orders = stored.clone();
+        let persist: PersistStatement = Arc::new(move |signed| {
+            if signed.statement.number == 9 {
+                return Err("the disk is full".to_owned());
+            }
+            orders.lock().unwrap().push(signed.statement.order());
+            Ok(())
+        });
+        let trust = StatementTrust::new(authority(1).anchor().clone(), None, persist, clock);
+        (second, stored, trust)
+    }
+
+    fn sent(epoch: u64, number: u64) -> wire::SignedStatement {
+        statement(epoch, number).sign(&authority(1)).unwrap().to_wire()
+    }
+
+    fn current_order(trust: &StatementTrust) -> Option<(u64, u64)> {
+        trust.current().map(|current| current.statement.order())
+    }
+
+    #[test]
+    fn statement_is_durable_before_it_counts() {
+        let (_, stored, trust) = trust(0);
+        let accepted = trust.subscribe();
+        let error = trust.offer(&sent(0, 9), 0).unwrap_err().to_string();
+        assert_eq!(error, "the new statement of the cluster could not be stored: the disk is full");
+        assert_eq!((current_order(&trust), *accepted.borrow()), (None, 0));
+        assert!(trust.offer(&sent(0, 2), 0).unwrap());
+        assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
+        assert!(trust.offer(&sent(1, 9), 0).is_err());
+        assert!(trust.offer(&sent(0, 1), 0).is_err(), "a lower one");
+        assert!(!trust.offer(&sent(0, 2), 0).unwrap(), "the same one");
+        assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
+        assert!(trust.clone().offer(&sent(1, 1), 1).unwrap());
+        assert_eq!((current_order(&trust), *accepted.borrow()), (Some((1, 1)), 2));
+        assert_eq!(*stored.lock().unwrap(), [(0, 2), (1, 1)]);
+    }
+
+    #[test]
+    fn curators_are_checked_by_the_newest_statement_until_it_is_stale() {
+        let (second, _, trust) = trust(0);
+        assert!(matches!(trust.curator_check().unwrap(), CuratorCheck::AnyNode));
+        trust.offer(&sent(0, 2), 0).unwrap();
+        let CuratorCheck::Curator { anchors, revocations } = trust.curator_check().unwrap() else {
+            panic!("any node would be followed");
+        };
+        assert_eq!(anchors, [authority(1).anchor().clone()]);
+        assert_eq!(revocations.serials, statement(0, 2).revoked);
+        assert!(revocations.serials.contains_key(&serial(3)));
+        second.store(90_000, Ordering::Relaxed);
+        let error = (trust.check_provider())().unwrap_err();
+        assert!(error.contains("no curator is followed until one sends a newer one"), "{error}");
+        let newer = Statement { issued_at: at(90_000), ..statement(0, 3) };
+        trust.offer(&newer.sign(&authority(1)).unwrap().to_wire(), 0).unwrap();
+        assert!(trust.curator_check().is_ok());
+    }
+
+    #[test]
+    fn statement_of_another_authority_replaces_nothing() {
+        let (_, stored, trust) = trust(0);
+        trust.offer(&sent(0, 2), 0).unwrap();
+        let anchor = authority(2).anchor().clone();
+        let foreign = Statement { cluster: anchor.cluster, authorities: vec![anchor], ..statement(0, 3) };
+        let foreign = foreign.sign(&authority(2)).unwrap().to_wire();
+        assert!(matches!(trust.offer(&foreign, 0), Err(StatementError::OtherCluster { .. })));
+        assert_eq!(*stored.lock().unwrap(), [(0, 2)]);
+    }
+}
