@@ -30,6 +30,13 @@ impl CuratorAddresses {
             .collect()
     }
 
+    /// The curator of the directory behind `last` in the round of all, but never `followed`.
+    pub(super) fn next_other(&self, last: &str, followed: &str) -> Option<String> {
+        let behind = self.directory.iter().filter(|address| address.as_str() > last);
+        let mut round = behind.chain(&self.directory);
+        round.find(|address| *address != followed).cloned()
+    }
+
     /// `host:port` of the leader, by the response of a curator. The last argument is that curator's own address.
     pub(super) fn leader_address(
         &self,
@@ -73,6 +80,20 @@ mod tests {
         with_local.extend(turned);
         assert_eq!(curator_addresses(&directory, Some(1)).candidates(Some("10.0.0.2:1")), with_local);
         assert_eq!(curator_addresses(&[], None).candidates(None), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_other_curator_is_next_once_in_a_round() {
+        let addresses = curator_addresses(&["a:1", "b:1", "c:1"], Some(1));
+        let (mut last, mut round) = ("b:1".to_owned(), Vec::new());
+        for _ in 0..4 {
+            last = addresses.next_other(&last, "b:1").unwrap();
+            round.push(last.clone());
+        }
+        assert_eq!(round, ["c:1", "a:1", "c:1", "a:1"]);
+        assert_eq!(addresses.next_other("127.0.0.1:7835", "127.0.0.1:7835").as_deref(), Some("a:1"));
+        assert_eq!(curator_addresses(&["b:1"], None).next_other("b:1", "b:1"), None);
+        assert_eq!(curator_addresses(&[], None).next_other("b:1", "b:1"), None);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! It connects on first use, and again when the connection was lost, always to the same address. The TLS configuration
 //! decides who may answer there. When the channel is cancelled, everything that goes through it fails, open streams
-//! included.
+//! included. A peer whose certificate this side does not accept is a [`CuratorRefused`] among the causes of the error.
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,8 +14,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConfig};
 use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -29,6 +30,31 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A curator that was cut off is noticed within the sum of interval and timeout.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The handshake with a curator ended because its certificate was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("connecting to the curator {address}: {reason}")]
+pub struct CuratorRefused {
+    /// `host:port` of the curator.
+    pub address: String,
+    /// Why its certificate was not accepted.
+    pub reason: String,
+}
+
+/// Finds a refused certificate among the causes of an error.
+#[must_use]
+pub fn find_refusal(error: &(dyn Error + 'static)) -> Option<&CuratorRefused> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let refused = inner.and_then(|inner| inner.downcast_ref::<CuratorRefused>());
+        if refused.is_some() {
+            return refused;
+        }
+        cause = error.source();
+    }
+    None
+}
 
 /// Opens a channel to the curator at `host:port`. Must be called within a tokio runtime.
 #[must_use]
@@ -111,9 +137,7 @@ impl Service<Uri> for CuratorConnector {
                     let read = CancellableRead { stream, cancelled: Box::pin(over.cancelled_owned()) };
                     Ok(TokioIo::new(tokio::io::join(read, written)))
                 }
-                Ok(Err(error)) => {
-                    Err(io::Error::new(error.kind(), format!("connecting to the curator {address}: {error}")))
-                }
+                Ok(Err(error)) => Err(connection_error(&address, &error)),
                 Err(_) => Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(
@@ -124,6 +148,15 @@ impl Service<Uri> for CuratorConnector {
             }
         })
     }
+}
+
+fn connection_error(address: &str, error: &io::Error) -> io::Error {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    if let Some(rustls::Error::InvalidCertificate(CertificateError::Other(reason))) = tls {
+        let refused = CuratorRefused { address: address.to_owned(), reason: reason.0.to_string() };
+        return io::Error::new(error.kind(), refused);
+    }
+    io::Error::new(error.kind(), format!("connecting to the curator {address}: {error}"))
 }
 
 /// The read half of a connection; it fails once the channel is cancelled. HTTP/2 reads all the time, so it notices the
@@ -140,9 +173,36 @@ impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.cancelled.as_mut().poll(context).is_ready() {
-            let text = "the cluster was restored, and this curator belongs to an earlier epoch";
+            let text =
+                "this curator is not followed any more: its cluster was restored or made another statement";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Status;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the handshake failed")]
+    struct HandshakeError(#[source] io::Error);
+
+    #[test]
+    fn refused_certificate_is_found_among_the_causes() {
+        let other = rustls::OtherError(Arc::new(io::Error::other("it is no curator")));
+        let tls = rustls::Error::InvalidCertificate(CertificateError::Other(other));
+        let tls = io::Error::new(io::ErrorKind::InvalidData, tls);
+        let error = connection_error("10.0.0.1:7835", &tls);
+        assert_eq!(error.to_string(), "connecting to the curator 10.0.0.1:7835: it is no curator");
+        let status = Status::from_error(Box::new(HandshakeError(error)));
+        let refused = find_refusal(&status).map(ToString::to_string);
+        assert_eq!(refused.as_deref(), Some("connecting to the curator 10.0.0.1:7835: it is no curator"));
+        let lost = connection_error("10.0.0.1:7835", &io::Error::other("connection reset"));
+        assert_eq!(lost.to_string(), "connecting to the curator 10.0.0.1:7835: connection reset");
+        assert_eq!(find_refusal(&Status::from_error(Box::new(lost))), None);
     }
 }

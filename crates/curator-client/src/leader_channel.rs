@@ -13,6 +13,20 @@
 //! which every curator reports. The highest epoch received is stored before it is followed. A curator that reports a
 //! lower epoch is not followed, and open connections to such a leader are cut off. `restore.rs` of the crate `curator`
 //! explains why that is enough.
+//!
+//! # Statements
+//!
+//! The authority of a cluster states who is no curator any more ([`statement`](crate::statement)). Each curator is
+//! requested for the newest statement before it is followed. While a leader is followed, one other curator is requested
+//! each minute. So a node that reaches one honest curator gets a new statement within as many minutes as the cluster has
+//! curators, and a node that reaches none follows nobody after a day.
+//!
+//! Before the first statement, every node of the cluster may answer as a curator, and the epoch is believed as it is
+//! reported. From the first statement on, only a curator's certificate that is not revoked is followed, and only a
+//! statement raises the epoch: a higher one in a response is a reason to request the statement. An order of the shepherd
+//! raises it, too ([`LeaderTracker::raise_epoch`]).
+//!
+//! A statement that revokes something cuts off all open connections; they are made again, and checked by it.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,20 +39,25 @@ use std::time::Duration;
 
 use backoff::ExponentialBackoff;
 use rustls::ClientConfig;
+use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
 
-use model::cluster::restore::MAX_EPOCH_LEAD;
 use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::CuratorAddresses;
-use crate::curator_channel::{open_channel, open_channel_until};
+use crate::curator_authentication::{CuratorAuthentication, FetchError};
+use crate::curator_channel::{CuratorRefused, find_refusal, open_channel, open_channel_until};
 use crate::node_id::NodeId;
+use crate::statement::{SignedStatement, StatementError};
+use crate::statement_trust::StatementTrust;
+
+mod statements;
 
 /// How long a call waits until a leader is known.
 const LEADER_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +73,9 @@ pub type TlsConfigProvider =
 
 /// Stores the highest epoch received, durably; the error is a sentence.
 pub type PersistEpoch = Arc<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
+
+/// The certificate that this side shows at the moment, if it has one.
+pub type OwnCertificate = Arc<dyn Fn() -> Option<Arc<CertifiedKey>> + Send + Sync>;
 
 /// The leading node and the address of its curator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,17 +94,20 @@ struct TrackerInner {
     addresses: Mutex<CuratorAddresses>,
     address_changes: watch::Sender<u64>,
     leader: watch::Sender<Option<(LeaderEndpoint, Channel)>>,
-    tls_config: TlsConfigProvider,
+    authentication: CuratorAuthentication,
     /// The highest epoch received, and a token that cancels what belongs to it.
     epoch: watch::Sender<CurrentEpoch>,
     persist_epoch: PersistEpoch,
+    /// The statement that open connections were checked by.
+    enforced: Mutex<Option<Arc<SignedStatement>>>,
+    refusal: watch::Sender<Option<String>>,
 }
 
 /// An epoch, and the token for connections to its leaders.
 #[derive(Clone)]
 struct CurrentEpoch {
     number: u64,
-    /// Cancelled when a higher epoch is received: connections to this epoch's leaders are cut off.
+    /// Cancelled when a higher epoch or a statement that revokes something is received: open connections are cut off.
     superseded: CancellationToken,
 }
 
@@ -99,10 +124,34 @@ enum FollowError {
     InvalidResponse(String),
     #[error("it belongs to epoch {received} of the cluster, which was restored since then (epoch {highest})")]
     OutdatedEpoch { received: u64, highest: u64 },
+    #[error("it reports epoch {received} of the cluster, and no statement proves more than epoch {highest}")]
+    UnprovedEpoch { received: u64, highest: u64 },
+    #[error("a new statement of the cluster's authority ended its connections")]
+    StatementChanged,
+    #[error(transparent)]
+    Statement(StatementError),
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Refused(CuratorRefused),
     #[error("the new epoch of the cluster could not be stored: {0}")]
     EpochNotPersisted(String),
     #[error(transparent)]
     Tls(#[from] rustls::Error),
+}
+
+impl FollowError {
+    fn from_status(status: Status) -> Self {
+        match find_refusal(&status) {
+            Some(refused) => Self::Refused(refused.clone()),
+            None => Self::Status(status),
+        }
+    }
+
+    /// Whether the curator is not followed because of the statement, although it answered.
+    const fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Statement(_) | Self::Fetch(FetchError::Statement(_)))
+    }
 }
 
 impl LeaderTracker {
@@ -115,13 +164,36 @@ impl LeaderTracker {
     /// Like [`LeaderTracker::new`], from a stored epoch. `keep_epoch` stores higher ones.
     #[must_use]
     pub fn with_epoch(configure: TlsConfigProvider, epoch: u64, keep_epoch: PersistEpoch) -> Self {
+        Self::with_authentication(CuratorAuthentication::Configured(configure), epoch, keep_epoch)
+    }
+
+    /// A tracker that follows only curators which the newest statement of the cluster's authority permits. It requests
+    /// statements and offers them to `trust`; before the first one it follows any node of the cluster.
+    #[must_use]
+    pub fn with_statements(
+        trust: StatementTrust,
+        own: OwnCertificate,
+        epoch: u64,
+        keep_epoch: PersistEpoch,
+    ) -> Self {
+        Self::with_authentication(CuratorAuthentication::Statements { trust, own }, epoch, keep_epoch)
+    }
+
+    fn with_authentication(
+        authentication: CuratorAuthentication,
+        epoch: u64,
+        persist_epoch: PersistEpoch,
+    ) -> Self {
+        let stored = authentication.trust().and_then(StatementTrust::current);
         Self(Arc::new(TrackerInner {
-            epoch: watch::Sender::new(CurrentEpoch { number: epoch, superseded: CancellationToken::new() }),
-            persist_epoch: keep_epoch,
             addresses: Mutex::default(),
             address_changes: watch::Sender::new(0),
             leader: watch::Sender::new(None),
-            tls_config: configure,
+            authentication,
+            epoch: watch::Sender::new(CurrentEpoch { number: epoch, superseded: CancellationToken::new() }),
+            persist_epoch,
+            enforced: Mutex::new(stored),
+            refusal: watch::Sender::new(None),
         }))
     }
 
@@ -174,7 +246,14 @@ impl LeaderTracker {
     /// The channel to the leader. It works while [`LeaderTracker::track_leader`] runs.
     #[must_use]
     pub fn channel(&self) -> LeaderChannel {
-        LeaderChannel { leader: self.0.leader.subscribe() }
+        LeaderChannel { leader: self.0.leader.subscribe(), refusal: self.0.refusal.subscribe() }
+    }
+
+    /// Why no curator is followed although one answered, as a sentence: a stale statement, a missing role or a
+    /// revocation. `None` while a leader is followed.
+    #[must_use]
+    pub fn refusal(&self) -> watch::Receiver<Option<String>> {
+        self.0.refusal.subscribe()
     }
 
     /// The leader, if it is known at the moment.
@@ -190,6 +269,7 @@ impl LeaderTracker {
         loop {
             failures = failures.saturating_add(1);
             let candidates = self.0.addresses().candidates(last.as_deref());
+            let mut refusal = None;
             for candidate in candidates {
                 let mut found = false;
                 let error = self.query_curator(&candidate, &mut found).await;
@@ -197,8 +277,17 @@ impl LeaderTracker {
                 last = Some(candidate);
                 if found {
                     failures = 1;
+                    refusal = None;
+                }
+                if error.is_refusal() && self.has_statement() {
+                    refusal = Some(error.to_string());
+                }
+                if found {
                     break;
                 }
+            }
+            if refusal.is_some() {
+                self.publish_refusal(refusal);
             }
             let rest = tokio::time::sleep(QUERY_BACKOFF.delay(failures, rand::random()));
             tokio::select! {
@@ -223,41 +312,41 @@ impl LeaderTracker {
     }
 
     async fn follow_leader(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
-        let channel = open_channel(candidate, (self.0.tls_config)(None)?);
+        self.refresh_statement(candidate).await?;
+        if let Some(trust) = self.0.authentication.trust() {
+            trust.curator_check().map_err(FollowError::Statement)?;
+        }
+        tokio::select! {
+            followed = self.follow_responses(candidate, found) => followed,
+            changed = self.watch_statements(candidate) => changed,
+        }
+    }
+
+    async fn follow_responses(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
+        let channel = open_channel(candidate, self.0.authentication.tls_config(None)?);
         let mut client = LeaderClient::new(channel);
         let watching = client.watch(wire::WatchLeaderRequest {});
         let answers =
-            tokio::time::timeout(RESPONSE_TIMEOUT, watching).await.map_err(|_| FollowError::TimedOut)?;
-        let mut answers = answers.map_err(FollowError::Status)?.into_inner();
-        let mut epochs = self.0.epoch.subscribe();
-        let mut followed = None;
+            tokio::time::timeout(RESPONSE_TIMEOUT, asking).await.map_err(|_| FollowError::TimedOut)?;
+        let mut answers = answers.map_err(FollowError::from_status)?.into_inner();
+        let mut followed = None::<CurrentEpoch>;
         loop {
-            let answer = if let Some(value) = followed {
+            let answer = if let Some(epoch) = &followed {
                 tokio::select! {
                     answer = answers.message() => answer,
-                    Ok(current_epoch) = epochs.wait_for(|current_epoch| current_epoch.number > value) => {
-                        return Err(FollowError::OutdatedEpoch { received: value, highest: current_epoch.number });
-                    }
+                    () = epoch.superseded.cancelled() => return Err(self.superseded_error(epoch.number)),
                 }
             } else {
                 tokio::time::timeout(RESPONSE_TIMEOUT, answers.message())
                     .await
                     .map_err(|_| FollowError::TimedOut)?
             };
-            let response = answer.map_err(FollowError::Status)?.ok_or(FollowError::StreamEnded)?;
-            if response.epoch.saturating_sub(self.highest_epoch()) > MAX_EPOCH_LEAD {
-                return Err(FollowError::InvalidResponse(format!(
-                    "epoch {} is too far beyond {}, the highest known one",
-                    response.epoch,
-                    self.highest_epoch()
-                )));
-            }
-            self.raise_epoch(response.epoch).map_err(FollowError::EpochNotPersisted)?;
+            let response = answer.map_err(FollowError::from_status)?.ok_or(FollowError::StreamEnded)?;
+            self.adopt_epoch(&response, candidate).await?;
             let epoch = self.0.epoch.borrow().clone();
             if response.epoch < epoch.number {
                 return Err(FollowError::OutdatedEpoch { received: response.epoch, highest: epoch.number });
             }
-            followed = Some(response.epoch);
             let node: NodeId = response
                 .leader_node_id
                 .parse()
@@ -268,14 +357,33 @@ impl LeaderTracker {
             })?;
             let leader = LeaderEndpoint { node, address };
             *found = true;
+            self.publish_refusal(None);
             if self.leader().as_ref() != Some(&leader) {
                 tracing::info!(leader = %leader.node, address = leader.address, "calls go to this curator");
                 // Nobody but that node may answer there, whichever curator named it.
-                let config = (self.0.tls_config)(Some(node))?;
+                let config = self.0.authentication.tls_config(Some(node))?;
                 let channel = open_channel_until(&leader.address, config, &epoch.superseded);
                 self.0.leader.send_replace(Some((leader, channel)));
             }
+            followed = Some(epoch);
         }
+    }
+
+    fn superseded_error(&self, received: u64) -> FollowError {
+        let highest = self.highest_epoch();
+        if highest > received {
+            FollowError::OutdatedEpoch { received, highest }
+        } else {
+            FollowError::StatementChanged
+        }
+    }
+
+    fn publish_refusal(&self, refusal: Option<String>) {
+        self.0.refusal.send_if_modified(|current| {
+            let changed = *current != refusal;
+            *current = refusal;
+            changed
+        });
     }
 }
 
@@ -295,6 +403,7 @@ impl fmt::Debug for LeaderTracker {
 #[derive(Clone, Debug)]
 pub struct LeaderChannel {
     leader: watch::Receiver<Option<(LeaderEndpoint, Channel)>>,
+    refusal: watch::Receiver<Option<String>>,
 }
 
 impl Service<http::Request<Body>> for LeaderChannel {
@@ -307,26 +416,30 @@ impl Service<http::Request<Body>> for LeaderChannel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let mut leader = self.leader.clone();
+        let (mut leader, refusal) = (self.leader.clone(), self.refusal.clone());
         Box::pin(async move {
             let known = async {
                 let known = leader.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| known.as_ref().map(|(_, channel)| channel.clone()))
             };
-            let channel =
-                tokio::time::timeout(LEADER_WAIT_TIMEOUT, known).await.ok().flatten().ok_or_else(|| {
-                    Status::unavailable(format!(
-                        "no curator reported within {} s which node leads the cluster; most consensus \
-                         members must run",
-                        LEADER_WAIT_TIMEOUT.as_secs()
-                    ))
-                });
+            let channel = tokio::time::timeout(LEADER_WAIT_TIMEOUT, known).await.ok().flatten();
+            let channel = channel.ok_or_else(|| leader_unknown(refusal.borrow().as_deref()));
             let mut channel = channel?;
             let ready = std::future::poll_fn(|context| channel.poll_ready(context)).await;
             ready.map_err(|error| unavailable_status(&error))?;
             channel.call(request).await.map_err(|error| unavailable_status(&error))
         })
     }
+}
+
+fn leader_unknown(refusal: Option<&str>) -> Status {
+    let seconds = LEADER_WAIT_TIMEOUT.as_secs();
+    Status::unavailable(match refusal {
+        Some(refusal) => format!("no curator was followed within {seconds} s: {refusal}"),
+        None => format!(
+            "no curator reported within {seconds} s which node leads the cluster; most consensus members must run"
+        ),
+    })
 }
 
 fn unavailable_status(error: &tonic::transport::Error) -> Status {

@@ -48,6 +48,7 @@ pub mod clock;
 pub mod cluster;
 pub mod cluster_snapshot;
 mod curator_addresses;
+mod curator_authentication;
 pub mod curator_channel;
 pub mod curator_role;
 pub mod identity;

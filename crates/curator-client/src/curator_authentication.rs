@@ -1,0 +1,132 @@
+//! How the tracker of the leader authenticates curators, and how it requests statements from them.
+//!
+//! A statement proves itself, so it may come from any node of the cluster, over a connection that demands no more. That
+//! also holds for a node whose newest statement is stale: it would accept no curator, and yet it needs a newer one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::curator::v1 as wire;
+use proto::curator::v1::leader_client::LeaderClient;
+use rustls::ClientConfig;
+use tonic::{Code, Status};
+
+use crate::curator_channel::open_channel;
+use crate::leader_channel::{OwnCertificate, TlsConfigProvider};
+use crate::node_id::NodeId;
+use crate::statement::StatementError;
+use crate::statement_trust::StatementTrust;
+use crate::tls::{client_config, curator_client_config};
+
+/// How long one curator may take to send its statement.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Who may answer as a curator, and which identity this side shows.
+pub(super) enum CuratorAuthentication {
+    /// As the caller configures it. No statement is requested.
+    Configured(TlsConfigProvider),
+    /// As the newest statement of the cluster's authority demands it.
+    Statements {
+        trust: StatementTrust,
+        /// The certificate that this side shows.
+        own: OwnCertificate,
+    },
+}
+
+/// Why a curator gave no statement that counts.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error("requesting the statement of the cluster: {0}")]
+    Status(Status),
+    #[error("it sent no statement of the cluster within {} s", STATEMENT_TIMEOUT.as_secs())]
+    TimedOut,
+    #[error(transparent)]
+    Statement(#[from] StatementError),
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+}
+
+impl CuratorAuthentication {
+    pub(super) const fn trust(&self) -> Option<&StatementTrust> {
+        match self {
+            Self::Configured(_) => None,
+            Self::Statements { trust, .. } => Some(trust),
+        }
+    }
+
+    /// TLS to a curator that is followed: to this node alone, or with `None` to any curator.
+    pub(super) fn tls_config(&self, expected: Option<NodeId>) -> Result<Arc<ClientConfig>, rustls::Error> {
+        match self {
+            Self::Configured(configure) => configure(expected),
+            Self::Statements { trust, own } => {
+                let (anchor, clock) = (trust.anchor().clone(), trust.clock().clone());
+                curator_client_config(anchor, trust.check_provider(), expected, own(), clock)
+            }
+        }
+    }
+
+    /// Requests the newest statement from the curator at this address. `epoch` is the highest epoch received.
+    ///
+    /// A curator that has none changes nothing. Neither does one with a lower statement, since it may not have received
+    /// the newest one yet, nor one whose clock is ahead: both are followed as far as the known statement permits.
+    pub(super) async fn fetch_statement(&self, address: &str, epoch: u64) -> Result<(), FetchError> {
+        let Self::Statements { trust, own } = self else { return Ok(()) };
+        let config = client_config(trust.anchor().clone(), None, own(), trust.clock().clone())?;
+        let mut client = LeaderClient::new(open_channel(address, config));
+        let response = client.get_statement(wire::GetStatementRequest {});
+        let response =
+            tokio::time::timeout(STATEMENT_TIMEOUT, response).await.map_err(|_| FetchError::TimedOut)?;
+        let statement = match response {
+            Ok(response) => response.into_inner().statement,
+            Err(status) if has_none(&status) => None,
+            Err(status) => return Err(FetchError::Status(status)),
+        };
+        let Some(statement) = statement else { return Ok(()) };
+        match trust.offer(&statement, epoch) {
+            Ok(_) => Ok(()),
+            Err(error @ (StatementError::Lower { .. } | StatementError::FromTheFuture { .. })) => {
+                tracing::debug!(curator = address, %error, "a statement of the cluster changes nothing");
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Whether a curator has no statement. A release that knows none refuses the call as one that does not exist, after it
+/// has checked who calls.
+fn has_none(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::NotFound | Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
+    )
+}
+
+/// Whether a curator that names this epoch and number of its statement may have a newer one than the current one.
+pub(super) fn may_have_newer(current: Option<(u64, u64)>, response: &wire::WatchLeaderResponse) -> bool {
+    let named = (response.epoch, response.statement_number);
+    current.map_or(response.statement_number > 0, |current| named > current)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statement_is_requested_if_the_curator_may_have_a_newer_one() {
+        for (current, epoch, number, requested) in [
+            (None, 0, 0, false),
+            (None, 3, 0, false),
+            (None, 0, 1, true),
+            (Some((2, 7)), 2, 7, false),
+            (Some((2, 7)), 2, 8, true),
+            (Some((2, 7)), 2, 6, false),
+            (Some((2, 7)), 1, 9, false),
+            (Some((2, 7)), 3, 0, true),
+        ] {
+            let response =
+                wire::WatchLeaderResponse { epoch, statement_number: number, ..Default::default() };
+            assert_eq!(may_have_newer(current, &response), requested, "{current:?} {epoch} {number}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What statements of the cluster's authority change for the tracker: the epoch, open connections, further requests.
+
+use std::convert::Infallible;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use model::cluster::restore::MAX_EPOCH_LEAD;
+use proto::curator::v1 as wire;
+use tokio_util::sync::CancellationToken;
+
+use crate::curator_authentication::may_have_newer;
+use crate::leader_channel::{FollowError, LeaderTracker};
+use crate::statement_trust::StatementTrust;
+
+/// How often another curator than the followed one is requested for its statement.
+const STATEMENT_INTERVAL: Duration = Duration::from_mins(1);
+
+impl LeaderTracker {
+    /// Whether the authority's statements decide about curators and epochs.
+    pub(super) fn has_statement(&self) -> bool {
+        self.0.authentication.trust().is_some_and(|trust| trust.current().is_some())
+    }
+
+    /// Believes the epoch that a curator reports, or requests the statement that proves it.
+    pub(super) async fn adopt_epoch(
+        &self,
+        response: &wire::WatchLeaderResponse,
+        candidate: &str,
+    ) -> Result<(), FollowError> {
+        if let Some(trust) = self.0.authentication.trust() {
+            let current = trust.current().map(|current| current.statement.order());
+            if may_have_newer(current, response) && self.refresh_statement(candidate).await? {
+                return Err(FollowError::StatementChanged);
+            }
+        }
+        let highest = self.highest_epoch();
+        if self.has_statement() {
+            return if response.epoch > highest {
+                Err(FollowError::UnprovedEpoch { received: response.epoch, highest })
+            } else {
+                Ok(())
+            };
+        }
+        if response.epoch.saturating_sub(highest) > MAX_EPOCH_LEAD {
+            return Err(FollowError::InvalidResponse(format!(
+                "epoch {} is too far beyond {highest}, the highest known one",
+                response.epoch
+            )));
+        }
+        self.raise_epoch(response.epoch).map_err(FollowError::EpochNotPersisted)
+    }
+
+    /// Requests other curators than the followed one for newer statements. Ends when the newest one permits the open
+    /// connections no more.
+    pub(super) async fn watch_statements(&self, followed: &str) -> Result<Infallible, FollowError> {
+        let Some(trust) = self.0.authentication.trust() else { return std::future::pending().await };
+        let mut accepted = trust.subscribe();
+        let mut last = followed.to_owned();
+        loop {
+            let waited = tokio::time::timeout(STATEMENT_INTERVAL, accepted.changed()).await;
+            let other = self.0.addresses().next_other(&last, followed);
+            if let (Err(_), Some(other)) = (waited, other) {
+                let fetched = self.0.authentication.fetch_statement(&other, self.highest_epoch()).await;
+                if let Err(error) = fetched {
+                    tracing::debug!(curator = other, %error, "another curator gave no statement");
+                }
+                last = other;
+            }
+            if self.enforce_statement()? {
+                return Err(FollowError::StatementChanged);
+            }
+            if let Err(error) = trust.curator_check() {
+                self.cut_connections();
+                return Err(FollowError::Statement(error));
+            }
+        }
+    }
+
+    /// Requests the newest statement from a curator. Returns whether it ended the open connections.
+    pub(super) async fn refresh_statement(&self, address: &str) -> Result<bool, FollowError> {
+        self.0.authentication.fetch_statement(address, self.highest_epoch()).await?;
+        self.enforce_statement()
+    }
+
+    /// Follows the newest statement: raises the epoch, and cuts off what was checked by one that permitted more. Returns
+    /// whether it did the latter.
+    fn enforce_statement(&self) -> Result<bool, FollowError> {
+        let Some(current) = self.0.authentication.trust().and_then(StatementTrust::current) else {
+            return Ok(false);
+        };
+        self.raise_epoch(current.statement.epoch).map_err(FollowError::EpochNotPersisted)?;
+        let mut enforced = self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = enforced.as_deref().map(|enforced| &enforced.statement);
+        // Another task may have enforced a higher one meanwhile.
+        if before.is_some_and(|before| before.order() >= current.statement.order()) {
+            return Ok(false);
+        }
+        let ends = current.statement.ends_connections_of(before);
+        *enforced = Some(current);
+        drop(enforced);
+        if ends {
+            self.cut_connections();
+        }
+        Ok(ends)
+    }
+
+    fn cut_connections(&self) {
+        self.0.epoch.send_modify(|epoch| {
+            epoch.superseded.cancel();
+            epoch.superseded = CancellationToken::new();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::leader_channel::PersistEpoch;
+    use crate::statement::Statement;
+    use crate::testing::{at, authority, statement};
+
+    #[test]
+    fn statement_raises_the_epoch_and_cuts_off_what_it_permits_no_more() {
+        let clock = Clock::new(|| at(0), || Duration::ZERO);
+        let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
+        let stored = Arc::new(Mutex::new(Vec::new()));
+        let epochs = stored.clone();
+        let persist: PersistEpoch = Arc::new(move |epoch| {
+            epochs.lock().unwrap().push(epoch);
+            Ok(())
+        });
+        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 0, persist);
+        assert!(!tracker.enforce_statement().unwrap() && !tracker.has_statement());
+        let revoking_nothing = |epoch, number| Statement {
+            revoked: std::collections::BTreeMap::default(),
+            ..statement(epoch, number)
+        };
+        for (offered, cut, epoch, why) in [
+            (revoking_nothing(0, 1), true, 0, "any node could lead before the first one"),
+            (revoking_nothing(0, 2), false, 0, "nothing but the number changed"),
+            (statement(0, 3), true, 0, "it revokes certificates"),
+            (statement(0, 4), false, 0, "it revokes the same ones"),
+            (statement(2, 1), true, 2, "the cluster was restored"),
+        ] {
+            let before = tracker.0.epoch.borrow().superseded.clone();
+            let signed = offered.sign(&authority(1)).unwrap();
+            assert!(trust.offer(&signed.to_wire(), tracker.highest_epoch()).unwrap(), "{why}");
+            assert_eq!(tracker.enforce_statement().unwrap(), cut, "{why}");
+            assert_eq!(before.is_cancelled(), cut, "{why}");
+            assert!(!tracker.0.epoch.borrow().superseded.is_cancelled(), "{why}");
+            assert_eq!(tracker.highest_epoch(), epoch, "{why}");
+            assert!(!tracker.enforce_statement().unwrap(), "it is enforced once: {why}");
+        }
+        assert_eq!(*stored.lock().unwrap(), [2], "it is stored before it counts");
+    }
+
+    #[test]
+    fn stored_statement_cuts_nothing_off_at_the_start() {
+        let clock = Clock::new(|| at(0), || Duration::ZERO);
+        let signed = statement(3, 1).sign(&authority(1)).unwrap();
+        let anchor = authority(1).anchor().clone();
+        let trust = StatementTrust::new(anchor, Some(signed), Arc::new(|_| Ok(())), clock);
+        let tracker = LeaderTracker::with_statements(trust, Arc::new(|| None), 0, Arc::new(|_| Ok(())));
+        assert!(!tracker.enforce_statement().unwrap() && tracker.has_statement());
+        assert_eq!(tracker.highest_epoch(), 3, "a node that was interrupted before it stored the epoch");
+    }
+}
