@@ -1,14 +1,17 @@
 //! Refresh the list of curators, and follow the leader.
 //!
-//! The list is stored, so that the node finds a curator after its next start.
+//! The list is stored, so that the node finds a curator after its next start. Why no curator is followed although one
+//! answers is shared with the report to the shepherd.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use proto::curator::v1 as wire;
 use proto::curator::v1::management_client::ManagementClient;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tokio::sync::watch;
 
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
@@ -67,10 +70,22 @@ pub fn follow_leader(facts: NodeFacts) -> Runnable {
             loop {
                 tokio::select! {
                     never = connection.curators.track_leader() => match never {},
+                    never = report_refusals(connection.curators.refusal(), &facts) => match never {},
                     next = connections.next() => connection = next,
                     cancelled = healthy.scope().cancelled() => return Err(cancelled.into()),
                 }
             }
         }
     })
+}
+
+/// Shares why no curator is followed with the parts that report it.
+async fn report_refusals(mut refusal: watch::Receiver<Option<String>>, facts: &NodeFacts) -> Infallible {
+    loop {
+        let current = refusal.borrow_and_update().clone();
+        facts.refusal.set(current);
+        if refusal.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
 }

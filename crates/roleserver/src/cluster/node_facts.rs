@@ -16,7 +16,9 @@ use curator_client::leader_channel::LeaderTracker;
 use curator_client::node::NodeRoles;
 use curator_client::node_id::NodeId;
 use curator_client::pki::{PkiError, TrustAnchor};
-use curator_client::tls::{certified_key, client_config};
+use curator_client::statement::SignedStatement;
+use curator_client::statement_trust::StatementTrust;
+use curator_client::tls::certified_key;
 use proto::curator::v1::{KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -127,22 +129,25 @@ impl CuratorConnection {
     }
 }
 
-/// A channel to the leader of this cluster that presents `shown`. The highest epoch that it learns is stored in
-/// `files`.
+/// A channel to the leader of this cluster that presents `shown`. The newest statement of the cluster's authority and
+/// the highest epoch that it receives are stored in `files`.
 pub fn curator_channel(
     anchor: &TrustAnchor,
     shown: &CurrentCertificate,
     files: &ClusterFiles,
     clock: &Clock,
 ) -> Result<LeaderTracker, ClusterFilesError> {
-    let of_cluster = anchor.cluster;
-    let (anchor, shown, clock) = (anchor.clone(), shown.clone(), clock.clone());
-    let configure =
-        move |expected| client_config(anchor.clone(), expected, Some(shown.current()), clock.clone());
-    let (cluster, files) = (of_cluster, files.clone());
-    let epoch = files.epoch_of_cluster(cluster)?;
+    let cluster = anchor.cluster;
+    let (stored, epoch) = (files.read_statement(anchor)?, files.epoch_of_cluster(cluster)?);
+    let persist = {
+        let files = files.clone();
+        move |signed: &SignedStatement| files.write_statement(signed).map_err(|error| error.to_string())
+    };
+    let trust = StatementTrust::new(anchor.clone(), stored, Arc::new(persist), clock.clone());
+    let (shown, files) = (shown.clone(), files.clone());
     let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
-    Ok(LeaderTracker::with_epoch(Arc::new(configure), epoch, Arc::new(keep)))
+    let own = move || Some(shown.current());
+    Ok(LeaderTracker::with_statements(trust, Arc::new(own), epoch, Arc::new(keep)))
 }
 
 /// The ID of the node with this key.
@@ -194,6 +199,8 @@ pub struct NodeFacts {
     pub kubernetes: WatchCell<Option<KubernetesStatus>>,
     /// Why the order cannot be executed at the moment; `None` if there is no problem.
     pub problem: WatchCell<Option<String>>,
+    /// Why this node follows no curator although one answers; `None` while it follows one.
+    pub refusal: WatchCell<Option<String>>,
     /// Sentences about children that would end with the role server, and about limits that do not hold for them; empty
     /// where there are none.
     pub unprotected: WatchCell<Vec<String>>,
@@ -215,6 +222,7 @@ impl NodeFacts {
         self.control_plane.clear();
         self.address.clear();
         self.problem.clear();
+        self.refusal.clear();
         self.unprotected.clear();
         self.host_findings.set(cgroup_driver::FINDINGS, Vec::new());
         self.node_info.clear();

@@ -159,6 +159,7 @@ impl OrderInbox {
             report.generation -= 1;
         }
         errors.extend(facts.problem.latest().flatten());
+        errors.extend(facts.refusal.latest().flatten());
         // An order to found or to join waits for other things.
         if !report.ca_certificate.is_empty() {
             errors.extend(facts.unprotected.latest().unwrap_or_default());
@@ -300,6 +301,19 @@ mod tests {
         assert_eq!(files.read_order().unwrap().unwrap().generation, 2);
         order_inbox.accept(&joining(4, 3));
         assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
+    }
+
+    #[test]
+    fn reason_to_follow_no_curator_is_reported_beside_other_problems() {
+        let (_directory, order_inbox) = inbox();
+        let facts = &order_inbox.0.facts;
+        facts.problem.set(Some("etcd does not start".to_owned()));
+        facts.refusal.set(Some("no curator is followed".to_owned()));
+        assert_eq!(order_inbox.report().error, "etcd does not start; no curator is followed");
+        facts.problem.set(None);
+        assert_eq!(order_inbox.report().error, "no curator is followed", "another part has no say in it");
+        facts.refusal.set(None);
+        assert_eq!(order_inbox.report().error, "");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | `curator.json` | `curator_certificate` | the certificate that the curator of the node shows |
 //! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
+//! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
 //! | `declarations.json`, `about.json` | `services` | see [`persisted`][crate::cluster::services::persisted] |
 //! | `services/` | `services` | a directory for each service |
@@ -22,9 +23,9 @@
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd, `control_plane`, `peer_revocation` | etcd's data, sockets, TLS files, list of revoked peers |
 //!
-//! Truth are the order, the key, the authority, the membership, the credentials, the epoch and etcd's data: nothing can
-//! replace them. Damaged truth is an error that names the file and the way back. Another key would make it another node,
-//! and a guessed epoch could make it follow the wrong curators.
+//! Truth are the order, the key, the authority, the membership, the credentials, the epoch, the statement and etcd's
+//! data: nothing can replace them. Damaged truth is an error that names the file and the way back. Another key would make
+//! it another node, and a guessed epoch or a lost statement could make it follow the wrong curators.
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
 //! absent and never as "no roles": a node that read them so would stop its part of the control plane. A damaged list of
@@ -50,6 +51,7 @@ use crate::disk::{self, PendingWrite};
 mod curator_certificate;
 mod etcd_files;
 mod roles;
+mod statement;
 
 /// Largest file that is read, in bytes.
 const FILE_LIMIT: u64 = 4 << 20;

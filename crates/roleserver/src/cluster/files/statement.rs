@@ -1,0 +1,130 @@
+//! The file `statement.json`: the newest statement of the cluster's authority that this node has verified.
+//!
+//! It is truth: without it, this node would follow any node of its cluster again, a revoked curator included. A damaged
+//! file is an error. A person who has found out why may remove it: the node then begins as a new one does.
+
+use std::sync::{Mutex, PoisonError};
+
+use curator_client::pki::TrustAnchor;
+use curator_client::statement::SignedStatement;
+use proto::curator::v1 as wire;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+use crate::disk;
+
+const FILE_NAME: &str = "statement.json";
+
+/// A statement as it is stored. Cluster, epoch and number are those of the statement.
+#[derive(Serialize, Deserialize)]
+struct StoredStatement {
+    /// UUID of the cluster.
+    cluster: Uuid,
+    epoch: u64,
+    number: u64,
+    /// The signed bytes, in hexadecimal digits.
+    statement: String,
+    /// The signature, in hexadecimal digits.
+    signature: String,
+}
+
+impl ClusterFiles {
+    /// Reads the newest statement of the cluster with this authority, and verifies it; `None` if there is none.
+    pub fn read_statement(&self, anchor: &TrustAnchor) -> Result<Option<SignedStatement>, ClusterFilesError> {
+        let Some(stored) = self.read_stored_statement(anchor.cluster)? else { return Ok(None) };
+        let decode = |field: &str, text: &str| {
+            hex::decode(text)
+                .map_err(|_| self.damaged_error(FILE_NAME, format!("its {field} is no hexadecimal text")))
+        };
+        let wire = wire::SignedStatement {
+            statement: decode("statement", &stored.statement)?,
+            signature: decode("signature", &stored.signature)?,
+            successors: Vec::new(),
+        };
+        let signed = SignedStatement::verify(&wire, std::slice::from_ref(anchor))
+            .map_err(|error| self.damaged_error(FILE_NAME, error.to_string()))?;
+        if signed.statement.order() != (stored.epoch, stored.number) {
+            return Err(self.damaged_error(FILE_NAME, "its number is not the signed one".to_owned()));
+        }
+        Ok(Some(signed))
+    }
+
+    /// Stores a statement, unless a statement of the same cluster is stored that is not lower.
+    pub fn write_statement(&self, signed: &SignedStatement) -> Result<(), ClusterFilesError> {
+        // Several tasks receive statements, and other tasks go on during a write: a lower one must not replace a higher
+        // one.
+        static CHANGE: Mutex<()> = Mutex::new(());
+        let statement = &signed.statement;
+        let wire = signed.to_wire();
+        let next = StoredStatement {
+            cluster: statement.cluster,
+            epoch: statement.epoch,
+            number: statement.number,
+            statement: hex::encode(wire.statement),
+            signature: hex::encode(wire.signature),
+        };
+        disk::run_beside(&self.path, || {
+            let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+            let stored = self.read_stored_statement(statement.cluster)?;
+            if stored.is_some_and(|stored| (stored.epoch, stored.number) >= statement.order()) {
+                return Ok(());
+            }
+            self.write_json(FILE_NAME, &next)
+        })
+    }
+
+    fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {
+        let stored = self.read_json::<StoredStatement>(FILE_NAME)?;
+        Ok(stored.filter(|stored| stored.cluster == cluster))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use curator_client::testing::{authority, statement};
+
+    use super::*;
+    use crate::cluster::files::tests::files;
+
+    fn order(files: &ClusterFiles) -> Option<(u64, u64)> {
+        let read = files.read_statement(authority(1).anchor()).unwrap();
+        read.map(|signed| signed.statement.order())
+    }
+
+    #[test]
+    fn higher_statement_is_stored_and_a_lower_one_is_not() {
+        let (_directory, files) = files();
+        assert_eq!(order(&files), None);
+        for ((epoch, number), stored) in
+            [((0, 2), (0, 2)), ((0, 1), (0, 2)), ((0, 3), (0, 3)), ((1, 1), (1, 1)), ((0, 9), (1, 1))]
+        {
+            files.write_statement(&statement(epoch, number).sign(&authority(1)).unwrap()).unwrap();
+            assert_eq!(order(&files), Some(stored), "{epoch} {number}");
+        }
+        let read = files.read_statement(authority(1).anchor()).unwrap().unwrap();
+        assert_eq!(read, statement(1, 1).sign(&authority(1)).unwrap());
+        assert_eq!(files.read_statement(authority(2).anchor()).unwrap(), None, "it is another cluster's");
+    }
+
+    #[test]
+    fn damaged_statement_is_an_error_that_names_the_file() {
+        let (directory, files) = files();
+        files.write_statement(&statement(0, 2).sign(&authority(1)).unwrap()).unwrap();
+        let path = directory.path().join("cluster/statement.json");
+        let whole = std::fs::read_to_string(&path).unwrap();
+        let forged = hex::encode(statement(0, 3).sign(&authority(1)).unwrap().to_wire().statement);
+        let signed = hex::encode(statement(0, 2).sign(&authority(1)).unwrap().to_wire().statement);
+        for damaged in [
+            "{".to_owned(),
+            whole.replace("\"number\": 2", "\"number\": 3"),
+            whole.replace(&signed, &forged),
+            whole.replace(&signed, "none"),
+        ] {
+            assert_ne!(damaged, whole);
+            std::fs::write(&path, damaged).unwrap();
+            let error = files.read_statement(authority(1).anchor()).unwrap_err().to_string();
+            assert!(error.contains("statement.json is damaged"), "{error}");
+        }
+    }
+}
