@@ -124,7 +124,8 @@ impl StatementTrust {
     }
 
     /// The authority that is trusted without a statement.
-    pub(super) fn anchor(&self) -> &TrustAnchor {
+    #[must_use]
+    pub fn anchor(&self) -> &TrustAnchor {
         &self.0.anchor
     }
 

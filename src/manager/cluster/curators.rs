@@ -4,6 +4,9 @@
 //! BMDB, and that key is [replaced](crate::model::cluster::owner_key) from time to time. The key alone allows one
 //! thing: to claim a certificate. The claimed certificate lasts for an hour and is kept in memory. The next holder of
 //! the cluster's lease claims another one. Everything here uses only what the curators' contract allows any owner.
+//!
+//! The newest statement of the cluster's authority is kept in memory, for as long as this shepherd works on the cluster:
+//! from the first one on, only a curator's certificate that is not revoked is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,9 +28,10 @@ use crate::curator_client::cluster_snapshot::{
     ClusterSnapshot, ClusterSnapshotError, MAX_SNAPSHOT_BYTES, snapshot_digest,
 };
 use crate::curator_client::identity::{Identity, IdentityError};
-use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker};
+use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCertificate};
 use crate::curator_client::pki::{PkiError, TrustAnchor};
-use crate::curator_client::tls::{certified_key, client_config};
+use crate::curator_client::statement_trust::StatementTrust;
+use crate::curator_client::tls::certified_key;
 use crate::manager::cluster::curator_responses::parse_node;
 use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::credential::IssuedCertificate;
@@ -77,6 +81,14 @@ pub enum CuratorCallError {
     TimedOut {
         /// The operation, as the error message names it.
         operation: &'static str,
+    },
+    /// Curators answered, and none of them is followed.
+    #[error("{operation}: no curator of the cluster is followed: {reason}")]
+    NotFollowed {
+        /// The operation, as the error message names it.
+        operation: &'static str,
+        /// Why, as a sentence.
+        reason: String,
     },
     /// The BMDB reported an error.
     #[error(transparent)]
@@ -139,13 +151,12 @@ impl CuratorClient {
         epoch: u64,
         certificate: &[u8],
         (by, key): (OwnerKeySlot, &Identity),
+        trust: &StatementTrust,
     ) -> Result<Self, CuratorCallError> {
-        let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
         let own = certified_key(certificate, key.pkcs8())?;
-        let configure =
-            move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::system());
+        let own: OwnCertificate = Arc::new(move || Some(own.clone()));
         // The directory of curators is stored with the cluster. What is not stored, the curators report again.
-        let curators = LeaderTracker::with_epoch(Arc::new(configure), epoch, Arc::new(|_| Ok(())));
+        let curators = LeaderTracker::with_statements(trust.clone(), own, epoch, Arc::new(|_| Ok(())));
         curators.set_directory(founded.curators.iter().cloned());
         let follower = curators.clone();
         let following = tokio::spawn(async move { match follower.track_leader().await {} });
@@ -154,18 +165,33 @@ impl CuratorClient {
 
     /// Claims a certificate with one of the owner's keys, and uses that certificate from then on.
     ///
-    /// Curators of an epoch lower than this one are not followed.
+    /// Curators of an epoch lower than this one are not followed, nor those that the newest statement in `trust` refuses.
     pub async fn claim_certificate(
         founded: &ClusterIdentity,
         epoch: u64,
         (by, key): (OwnerKeySlot, &Identity),
+        trust: &StatementTrust,
     ) -> Result<Self, CuratorCallError> {
-        let claiming = Self::new(founded, epoch, key.certificate_der(), (by, key))?;
+        let claiming = Self::new(founded, epoch, key.certificate_der(), (by, key), trust)?;
         let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let call = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
-        let claimed = call_curator("claiming a certificate of the cluster", call).await?;
-        Self::new(founded, claiming.epoch(), &claimed.certificate, (by, key))
+        let claimed = call_curator("claiming a certificate of the cluster", call).await;
+        let claimed = claimed.map_err(|error| claiming.explain_timeout(error))?;
+        Self::new(founded, claiming.epoch(), &claimed.certificate, (by, key), trust)
+    }
+
+    /// Replaces the error of a call that waited for a leader by the reason why none is followed, if there is one.
+    #[must_use]
+    pub fn explain_timeout(&self, error: CuratorCallError) -> CuratorCallError {
+        let refusal = self.curators.refusal();
+        let reason = refusal.borrow().clone();
+        match (error, reason) {
+            (CuratorCallError::TimedOut { operation }, Some(reason)) => {
+                CuratorCallError::NotFollowed { operation, reason }
+            }
+            (error, _) => error,
+        }
     }
 
     /// Whether its certificate needs renewal.
@@ -385,6 +411,20 @@ impl CuratorClient {
     pub async fn delete_node(&self, node: &str) -> Result<(), CuratorCallError> {
         let request = wire::DeleteRequest { node_id: node.to_owned(), ..Default::default() };
         call_curator("deleting a node", self.management().delete(request)).await.map(drop)
+    }
+}
+
+/// The trust in the statements of a cluster's authority: the former one, unless it is about another authority.
+pub fn trust_statements(
+    founded: &ClusterIdentity,
+    former: Option<StatementTrust>,
+) -> Result<StatementTrust, CuratorCallError> {
+    match former {
+        Some(former) if former.anchor().certificate == founded.ca_certificate => Ok(former),
+        _ => {
+            let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
+            Ok(StatementTrust::in_memory(anchor, Clock::system()))
+        }
     }
 }
 

@@ -50,6 +50,7 @@ use crate::bmdb::engine::named_lease::NamedLease;
 use crate::bmdb::engine::session::{Session, Sessions};
 use crate::bmdb::fleet::secret::SecretsKey;
 use crate::bmdb::orders::loop_pause::PauseCache;
+use crate::curator_client::statement_trust::StatementTrust;
 use crate::manager::catch_panic::catch_panic;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
 use crate::manager::failpoint;
@@ -169,6 +170,7 @@ async fn run_under_session(
                     lease,
                     settings,
                     curators: None,
+                    statements: None,
                     pauses: PauseCache::default(),
                     cluster,
                     name,
@@ -207,6 +209,8 @@ struct ClusterWorker<'t> {
     lease: NamedLease,
     settings: &'t ClusterSettings,
     curators: Option<CuratorClient>,
+    /// What the cluster's authority stated last; `None` before the first connection.
+    statements: Option<StatementTrust>,
     pauses: PauseCache,
     cluster: Uuid,
     name: &'t str,
@@ -345,8 +349,11 @@ impl ClusterWorker<'_> {
                 Ok(CuratorAnswer::Observed(seen))
             }
             Err(error) => {
+                let error = match self.curators.take() {
+                    Some(client) => client.explain_timeout(error),
+                    None => error,
+                };
                 tracing::info!(cluster = self.name, %error, "the curators of a cluster cannot be queried");
-                self.curators = None;
                 Ok(CuratorAnswer::Unreachable(error.to_string()))
             }
         }

@@ -10,7 +10,10 @@ use tonic::Code;
 
 use crate::bmdb::cluster::owner_key::{former_secret_name, next_secret_name};
 use crate::curator_client::identity::Identity;
-use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key};
+use crate::curator_client::statement_trust::StatementTrust;
+use crate::manager::cluster::curators::{
+    CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key, trust_statements,
+};
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;
 use crate::model::cluster::owner_key::{
@@ -26,12 +29,13 @@ const MAX_STEPS_PER_PASS: usize = 8;
 impl ClusterWorker<'_> {
     /// Connects to the curators with the first of the shepherd's keys that they accept.
     pub(super) async fn connect_curators(
-        &self,
+        &mut self,
         founded: &ClusterIdentity,
         epoch: u64,
     ) -> Result<CuratorClient, CuratorCallError> {
         let gone = || CuratorCallError::InvalidResponse("the cluster is gone".to_owned());
         let (keys, _) = self.bmdb.cluster_keys(self.cluster).await?.ok_or_else(gone)?;
+        let trust = self.trust_statements(founded)?;
         let mut tried = 0;
         for which in keys_to_try(&keys) {
             // The session is renewed soon, or it has ended. The remaining keys are tried in the next pass.
@@ -42,7 +46,7 @@ impl ClusterWorker<'_> {
             }
             let Some(key) = self.load_key(which).await? else { continue };
             tried += 1;
-            match CuratorClient::claim_certificate(founded, epoch, (which, &key)).await {
+            match CuratorClient::claim_certificate(founded, epoch, (which, &key), &trust).await {
                 Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::PermissionDenied => {
                 }
                 Err(error) => return Err(error),
@@ -65,6 +69,12 @@ impl ClusterWorker<'_> {
             self.bmdb.record_cluster_keys_rejected(&self.lease, self.cluster, true).await?;
         }
         Err(CuratorCallError::AllKeysRejected { tried })
+    }
+
+    /// The newest statement of the cluster's authority, which outlives the connections to its curators.
+    fn trust_statements(&mut self, founded: &ClusterIdentity) -> Result<StatementTrust, CuratorCallError> {
+        let trust = trust_statements(founded, self.statements.take())?;
+        Ok(self.statements.insert(trust).clone())
     }
 
     /// Loads one of the shepherd's keys. `None` if it is not sealed in this BMDB any more.
@@ -139,7 +149,8 @@ impl ClusterWorker<'_> {
                     return Err(CuratorCallError::OrderUnavailable("it is tried in the next pass"));
                 }
                 // No other key is removed before the curators have accepted this one.
-                let client = CuratorClient::claim_certificate(founded, epoch, (which, &key)).await?;
+                let trust = self.trust_statements(founded)?;
+                let client = CuratorClient::claim_certificate(founded, epoch, (which, &key), &trust).await?;
                 failpoint::hit(COMPONENT, "key-verified");
                 self.curators = Some(client);
             }
