@@ -67,7 +67,7 @@ pub struct Statement {
 /// A statement with a verified signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedStatement {
-    /// The statement.
+    /// What the authority states, as the signature proves it.
     pub statement: Statement,
     encoded: Vec<u8>,
     signature: Vec<u8>,
@@ -112,9 +112,9 @@ pub enum StatementError {
          cluster's authority"
     )]
     Conflicting {
-        /// Epoch of both.
+        /// The epoch that both of them name.
         epoch: u64,
-        /// Number of both.
+        /// The number that both of them have.
         number: u64,
     },
     /// The statement was signed in the future.
@@ -124,7 +124,7 @@ pub enum StatementError {
     FromTheFuture {
         /// When it was signed.
         issued_at: Timestamp,
-        /// The time here.
+        /// The time by the clock of this side.
         now: Timestamp,
     },
     /// The epoch is too far ahead.

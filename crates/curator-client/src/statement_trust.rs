@@ -31,7 +31,7 @@ struct TrustInner {
     persist: PersistStatement,
     clock: Clock,
     current: watch::Sender<Option<Arc<SignedStatement>>>,
-    /// Counts accepted statements.
+    /// Number of statements that were accepted since the start.
     accepted: watch::Sender<u64>,
 }
 
