@@ -2,9 +2,9 @@
 //!
 //! It connects on first use, and again when the connection was lost, always to the same address. The TLS configuration
 //! decides who may answer there. When the channel is cancelled, everything that goes through it fails, open streams
-//! included. A peer whose certificate this side does not accept is a [`CuratorRefused`] among the causes of the error.
+//! included. A peer whose certificate this side does not accept is a
+//! [`CuratorRefused`](crate::curator_refusal::CuratorRefused) among the causes of the error.
 
-use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,8 +14,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{CertificateError, ClientConfig};
 use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -25,36 +25,13 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::curator_refusal::connection_error;
+
 /// Timeout of the TCP connect and TLS handshake together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A curator that was cut off is noticed within the sum of interval and timeout.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The handshake with a curator ended because its certificate was not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("connecting to the curator {address}: {reason}")]
-pub struct CuratorRefused {
-    /// `host:port` of the curator.
-    pub address: String,
-    /// Why its certificate was not accepted.
-    pub reason: String,
-}
-
-/// Finds a refused certificate among the causes of an error.
-#[must_use]
-pub fn find_refusal(error: &(dyn Error + 'static)) -> Option<&CuratorRefused> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        let refused = inner.and_then(|inner| inner.downcast_ref::<CuratorRefused>());
-        if refused.is_some() {
-            return refused;
-        }
-        cause = error.source();
-    }
-    None
-}
 
 /// Opens a channel to the curator at `host:port`. Must be called within a tokio runtime.
 #[must_use]
@@ -150,15 +127,6 @@ impl Service<Uri> for CuratorConnector {
     }
 }
 
-fn connection_error(address: &str, error: &io::Error) -> io::Error {
-    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if let Some(rustls::Error::InvalidCertificate(CertificateError::Other(reason))) = tls {
-        let refused = CuratorRefused { address: address.to_owned(), reason: reason.0.to_string() };
-        return io::Error::new(error.kind(), refused);
-    }
-    io::Error::new(error.kind(), format!("connecting to the curator {address}: {error}"))
-}
-
 /// The read half of a connection; it fails once the channel is cancelled. HTTP/2 reads all the time, so it notices the
 /// failure at once.
 struct CancellableRead<S> {
@@ -178,31 +146,5 @@ impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tonic::Status;
-
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("the handshake failed")]
-    struct HandshakeError(#[source] io::Error);
-
-    #[test]
-    fn refused_certificate_is_found_among_the_causes() {
-        let other = rustls::OtherError(Arc::new(io::Error::other("it is no curator")));
-        let tls = rustls::Error::InvalidCertificate(CertificateError::Other(other));
-        let tls = io::Error::new(io::ErrorKind::InvalidData, tls);
-        let error = connection_error("10.0.0.1:7835", &tls);
-        assert_eq!(error.to_string(), "connecting to the curator 10.0.0.1:7835: it is no curator");
-        let status = Status::from_error(Box::new(HandshakeError(error)));
-        let refused = find_refusal(&status).map(ToString::to_string);
-        assert_eq!(refused.as_deref(), Some("connecting to the curator 10.0.0.1:7835: it is no curator"));
-        let lost = connection_error("10.0.0.1:7835", &io::Error::other("connection reset"));
-        assert_eq!(lost.to_string(), "connecting to the curator 10.0.0.1:7835: connection reset");
-        assert_eq!(find_refusal(&Status::from_error(Box::new(lost))), None);
     }
 }

@@ -52,7 +52,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::CuratorAddresses;
 use crate::curator_authentication::{CuratorAuthentication, FetchError};
-use crate::curator_channel::{CuratorRefused, find_refusal, open_channel, open_channel_until};
+use crate::curator_channel::{open_channel, open_channel_until};
+use crate::curator_refusal::{CuratorRefused, find_refusal};
 use crate::node_id::NodeId;
 use crate::statement::{SignedStatement, StatementError};
 use crate::statement_trust::StatementTrust;

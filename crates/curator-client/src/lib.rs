@@ -50,6 +50,7 @@ pub mod cluster_snapshot;
 mod curator_addresses;
 mod curator_authentication;
 pub mod curator_channel;
+pub mod curator_refusal;
 pub mod curator_role;
 pub mod identity;
 pub mod kubernetes_status;
