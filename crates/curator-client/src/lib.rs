@@ -15,6 +15,11 @@
 //! * Revoked peers. [`pki_revocation_list`][] has the list of the certificates that etcd's members reject.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
+//! * Statements. The authority of a cluster states its epoch and which curators are revoked ([`statement`][]).
+//!   [`statement_trust`][] has the newest one that was verified.
+//! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator, and
+//!   [`curator_refusal`][] has the reason why it was not accepted. [`leader_channel`][] finds the curator that leads and
+//!   follows it.
 //! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
 //!   [`kubernetes_status`][]) and the ticket that it registered with ([`ticket_id`][]). [`cluster`][] has the records
 //!   of the cluster and of its authority.
@@ -30,7 +35,8 @@
 //! * The record of a node that breaks a rule is neither written nor read, so no decision has to handle one. Other
 //!   records are validated where they are read.
 //! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after
-//!   that.
+//!   that. The same is true of statements: no lower one is accepted after that, and only a statement or the caller raises
+//!   the epoch.
 //! * No error and no `Debug` output shows a secret.
 //!
 //! # Notes for the next implementor
@@ -40,8 +46,8 @@
 //! * A new field of a record is validated where the record is decoded, since a record may come from a snapshot. If it
 //!   must not be lost, [`etcd::record::FORMAT`][] grows.
 //! * What nodes report is stored and sent to all watchers. Limit its size.
-//! * The feature `testing` offers keys, nodes, certificates and a snapshot for tests (`testing.rs`). Programs
-//!   are built without it.
+//! * The feature `testing` offers keys, nodes, certificates, a statement and a snapshot for tests (`testing.rs`).
+//!   Programs are built without it.
 
 pub mod certificate;
 pub mod clock;
