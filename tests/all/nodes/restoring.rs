@@ -107,6 +107,13 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     })
     .await?;
 
+    let anchor = worker.facts.connection.latest().context("no connection")?.anchor;
+    until("it stored the statement of the restored cluster", async || {
+        let stored = worker.files().read_statement(&anchor)?;
+        Ok(stored.is_some_and(|stored| stored.statement.epoch == 1))
+    })
+    .await?;
+
     // The old member comes back, where the new one was, and leads all that it knows of: no node follows it.
     second.cut_power().await?;
     first.start()?;
