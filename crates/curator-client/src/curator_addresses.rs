@@ -1,6 +1,11 @@
 //! Addresses of a cluster's curators: which one is queried next, and where the leader listens.
 //!
 //! The curator on this node is known under a local address, which does not change with the node's address.
+//!
+//! The directory is what a leader reports. A false leader could report one without the other curators, and so keep its
+//! clients from the statement that revokes it. Therefore curators that were in the directory before are not forgotten.
+//! Many of them are gone for good, and a connection to such a one takes seconds to fail. So they are queried one by one,
+//! and for the leader only if no other curator names it for a while.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,16 +14,45 @@ use proto::curator::v1 as wire;
 
 use crate::node_id::NodeId;
 
+/// How many former curators are remembered. The first ones are, so that a false leader cannot displace them.
+const MAX_FORMER: usize = 16;
+/// After how many rounds without a leader former curators are queried, too: about half a minute.
+const ROUNDS_WITHOUT_FORMER: u32 = 10;
+
 /// The curators that a tracker knows.
 #[derive(Debug, Default)]
 pub(super) struct CuratorAddresses {
     /// `host:port` of the curators in the cluster's directory.
-    pub(super) directory: BTreeSet<String>,
+    directory: BTreeSet<String>,
+    /// `host:port` of curators that were in the directory before. They may be in it again.
+    former: BTreeSet<String>,
     /// The curator on this node, if one runs: node id and `host:port`.
     pub(super) local: Option<(NodeId, String)>,
 }
 
+/// The curators whose statements are requested at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NextOthers {
+    /// One that is in the directory.
+    pub(super) listed: Option<String>,
+    /// One that was in the directory before, and is not any more.
+    pub(super) former: Option<String>,
+}
+
 impl CuratorAddresses {
+    /// `host:port` of the curators in the cluster's directory.
+    pub(super) const fn directory(&self) -> &BTreeSet<String> {
+        &self.directory
+    }
+
+    pub(super) fn replace_directory(&mut self, directory: BTreeSet<String>) {
+        for address in std::mem::replace(&mut self.directory, directory) {
+            if self.former.len() < MAX_FORMER && !self.directory.contains(&address) {
+                self.former.insert(address);
+            }
+        }
+    }
+
     /// The curators to query, in order: the local one first, then the others, beginning after the one that was queried
     /// last.
     pub(super) fn candidates(&self, last: Option<&str>) -> Vec<String> {
@@ -30,11 +64,26 @@ impl CuratorAddresses {
             .collect()
     }
 
-    /// The curator of the directory behind `last` in the round of all, but never `followed`.
-    pub(super) fn next_other(&self, last: &str, followed: &str) -> Option<String> {
-        let behind = self.directory.iter().filter(|address| address.as_str() > last);
-        let mut round = behind.chain(&self.directory);
-        round.find(|address| *address != followed).cloned()
+    /// The former curator to query after the others, in the round after so many ones without a leader.
+    pub(super) fn former_candidate(&self, failures: u32) -> Option<String> {
+        let round = usize::try_from(failures.checked_sub(ROUNDS_WITHOUT_FORMER)?).ok()?;
+        let former: Vec<&String> = self.former.difference(&self.directory).collect();
+        former.get(round.checked_rem(former.len())?).map(|address| (*address).clone())
+    }
+
+    /// The curators whose statements are requested next beside that of `followed`: one of the directory and one former.
+    /// Each is the one behind `last` in the round of its kind.
+    pub(super) fn next_others(&self, last: &NextOthers, followed: &str) -> NextOthers {
+        let next = |all: &BTreeSet<String>, last: Option<&String>| {
+            let is_behind = |address: &&String| last.is_none_or(|last| *address > last);
+            let mut round = all.iter().filter(is_behind).chain(all);
+            round.find(|address| *address != followed).cloned()
+        };
+        let former: BTreeSet<String> = self.former.difference(&self.directory).cloned().collect();
+        NextOthers {
+            listed: next(&self.directory, last.listed.as_ref()),
+            former: next(&former, last.former.as_ref()),
+        }
     }
 
     /// `host:port` of the leader, by the response of a curator. The last argument is that curator's own address.
@@ -66,6 +115,7 @@ mod tests {
         CuratorAddresses {
             directory: directory.iter().map(|address| (*address).to_owned()).collect(),
             local: local.map(|number| (node_id(number), "127.0.0.1:7835".to_owned())),
+            ..CuratorAddresses::default()
         }
     }
 
@@ -82,18 +132,55 @@ mod tests {
         assert_eq!(curator_addresses(&[], None).candidates(None), Vec::<String>::new());
     }
 
+    fn listed(addresses: &CuratorAddresses, last: Option<&str>) -> Option<String> {
+        let last = NextOthers { listed: last.map(ToOwned::to_owned), former: None };
+        addresses.next_others(&last, "b:1").listed
+    }
+
     #[test]
     fn each_other_curator_is_next_once_in_a_round() {
         let addresses = curator_addresses(&["a:1", "b:1", "c:1"], Some(1));
-        let (mut last, mut round) = ("b:1".to_owned(), Vec::new());
+        let (mut last, mut round) = (NextOthers::default(), Vec::new());
         for _ in 0..4 {
-            last = addresses.next_other(&last, "b:1").unwrap();
-            round.push(last.clone());
+            last = addresses.next_others(&last, "b:1");
+            assert_eq!(last.former, None);
+            round.push(last.listed.clone().unwrap());
         }
-        assert_eq!(round, ["c:1", "a:1", "c:1", "a:1"]);
-        assert_eq!(addresses.next_other("127.0.0.1:7835", "127.0.0.1:7835").as_deref(), Some("a:1"));
-        assert_eq!(curator_addresses(&["b:1"], None).next_other("b:1", "b:1"), None);
-        assert_eq!(curator_addresses(&[], None).next_other("b:1", "b:1"), None);
+        assert_eq!(round, ["a:1", "c:1", "a:1", "c:1"]);
+        assert_eq!(listed(&addresses, Some("x:1")).as_deref(), Some("a:1"));
+        assert_eq!(listed(&curator_addresses(&["b:1"], None), Some("b:1")), None);
+        assert_eq!(listed(&curator_addresses(&[], None), None), None);
+        assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99), None);
+    }
+
+    #[test]
+    fn curators_that_a_false_leader_leaves_out_are_not_forgotten() {
+        let directory = |addresses: &[&str]| addresses.iter().map(|address| (*address).to_owned()).collect();
+        let mut addresses = curator_addresses(&["a:1", "b:1", "c:1"], None);
+        addresses.replace_directory(directory(&["b:1"]));
+        assert_eq!(addresses.candidates(None), ["b:1"]);
+        for (failures, queried) in
+            [(1, None), (9, None), (10, Some("a:1")), (11, Some("c:1")), (12, Some("a:1"))]
+        {
+            assert_eq!(addresses.former_candidate(failures).as_deref(), queried, "{failures}");
+        }
+        let (mut last, mut round) = (NextOthers::default(), Vec::new());
+        for _ in 0..3 {
+            last = addresses.next_others(&last, "b:1");
+            assert_eq!(last.listed, None);
+            round.push(last.former.clone().unwrap());
+        }
+        assert_eq!(round, ["a:1", "c:1", "a:1"]);
+
+        // However many it reports, and even if it reports the others again meanwhile.
+        for number in 0..100 {
+            addresses.replace_directory([format!("false:{number}")].into());
+            addresses.replace_directory(directory(&["a:1", "c:1"]));
+        }
+        addresses.replace_directory(directory(&["b:1"]));
+        assert_eq!(addresses.former.len(), MAX_FORMER);
+        assert_eq!(addresses.former_candidate(11).as_deref(), Some("c:1"));
+        assert_eq!(addresses.next_others(&NextOthers::default(), "b:1").former.as_deref(), Some("a:1"));
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl LeaderTracker {
     pub fn set_directory(&self, addresses: impl IntoIterator<Item = String>) {
         let addresses: BTreeSet<String> = addresses.into_iter().collect();
         if !addresses.is_empty() {
-            self.0.addresses().directory = addresses;
+            self.0.addresses().replace_directory(addresses);
             self.0.address_changes.send_modify(|count| *count += 1);
         }
     }
@@ -235,7 +235,7 @@ impl LeaderTracker {
     /// `host:port` of the curators in the cluster's directory.
     #[must_use]
     pub fn directory(&self) -> BTreeSet<String> {
-        self.0.addresses().directory.clone()
+        self.0.addresses().directory().clone()
     }
 
     /// Sets the curator on this node, or `None` if none runs any more.
@@ -269,7 +269,8 @@ impl LeaderTracker {
         let (mut last, mut failures) = (None::<String>, 0_u32);
         loop {
             failures = failures.saturating_add(1);
-            let candidates = self.0.addresses().candidates(last.as_deref());
+            let mut candidates = self.0.addresses().candidates(last.as_deref());
+            candidates.extend(self.0.addresses().former_candidate(failures));
             let mut refusal = None;
             for candidate in candidates {
                 let mut found = false;

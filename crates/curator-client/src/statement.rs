@@ -221,7 +221,7 @@ impl Statement {
         if decoded.format != FORMAT {
             return Err(malformed("this program does not know its format: update this program"));
         }
-        let cluster = decoded.cluster_id.parse().map_err(|_| malformed("it names no cluster"))?;
+        let cluster: Uuid = decoded.cluster_id.parse().map_err(|_| malformed("it names no cluster"))?;
         if decoded.number == 0 {
             return Err(malformed("it has no number"));
         }

@@ -8,6 +8,7 @@ use model::cluster::restore::MAX_EPOCH_LEAD;
 use proto::curator::v1 as wire;
 use tokio_util::sync::CancellationToken;
 
+use crate::curator_addresses::NextOthers;
 use crate::curator_authentication::may_have_newer;
 use crate::leader_channel::{FollowError, LeaderTracker};
 use crate::statement_trust::StatementTrust;
@@ -55,16 +56,16 @@ impl LeaderTracker {
     pub(super) async fn watch_statements(&self, followed: &str) -> Result<Infallible, FollowError> {
         let Some(trust) = self.0.authentication.trust() else { return std::future::pending().await };
         let mut accepted = trust.subscribe();
-        let mut last = followed.to_owned();
+        let mut last = NextOthers::default();
         loop {
-            let waited = tokio::time::timeout(STATEMENT_INTERVAL, accepted.changed()).await;
-            let other = self.0.addresses().next_other(&last, followed);
-            if let (Err(_), Some(other)) = (waited, other) {
-                let fetched = self.0.authentication.fetch_statement(&other, self.highest_epoch()).await;
-                if let Err(error) = fetched {
-                    tracing::debug!(curator = other, %error, "another curator gave no statement");
+            if tokio::time::timeout(STATEMENT_INTERVAL, accepted.changed()).await.is_err() {
+                last = self.0.addresses().next_others(&last, followed);
+                for other in last.listed.iter().chain(&last.former) {
+                    let fetched = self.0.authentication.fetch_statement(other, self.highest_epoch()).await;
+                    if let Err(error) = fetched {
+                        tracing::debug!(curator = other, %error, "another curator gave no statement");
+                    }
                 }
-                last = other;
             }
             if self.enforce_statement()? {
                 return Err(FollowError::StatementChanged);
