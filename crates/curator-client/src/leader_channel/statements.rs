@@ -9,7 +9,7 @@ use proto::curator::v1 as wire;
 use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::NextOthers;
-use crate::curator_authentication::may_have_newer;
+use crate::curator_authentication::{FetchError, may_have_newer};
 use crate::leader_channel::{FollowError, LeaderTracker};
 use crate::statement_trust::StatementTrust;
 
@@ -61,8 +61,7 @@ impl LeaderTracker {
             if tokio::time::timeout(STATEMENT_INTERVAL, accepted.changed()).await.is_err() {
                 last = self.0.addresses().next_others(&last, followed);
                 for other in last.listed.iter().chain(&last.former) {
-                    let fetched = self.0.authentication.fetch_statement(other, self.highest_epoch()).await;
-                    if let Err(error) = fetched {
+                    if let Err(error) = self.fetch_statement(other).await {
                         tracing::debug!(curator = other, %error, "another curator gave no statement");
                     }
                 }
@@ -79,8 +78,13 @@ impl LeaderTracker {
 
     /// Requests the newest statement from a curator. Returns whether it ended the open connections.
     pub(super) async fn refresh_statement(&self, address: &str) -> Result<bool, FollowError> {
-        self.0.authentication.fetch_statement(address, self.highest_epoch()).await?;
+        self.fetch_statement(address).await?;
         self.enforce_statement()
+    }
+
+    async fn fetch_statement(&self, address: &str) -> Result<(), FetchError> {
+        // On the heap, because every task that follows a leader contains this one in several places.
+        Box::pin(self.0.authentication.fetch_statement(address, self.highest_epoch())).await
     }
 
     /// Follows the newest statement: raises the epoch, and cuts off what was checked by one that permitted more. Returns
