@@ -329,7 +329,7 @@ impl LeaderTracker {
         let mut client = LeaderClient::new(channel);
         let watching = client.watch(wire::WatchLeaderRequest {});
         let answers =
-            tokio::time::timeout(RESPONSE_TIMEOUT, asking).await.map_err(|_| FollowError::TimedOut)?;
+            tokio::time::timeout(RESPONSE_TIMEOUT, watching).await.map_err(|_| FollowError::TimedOut)?;
         let mut answers = answers.map_err(FollowError::from_status)?.into_inner();
         let mut followed = None::<CurrentEpoch>;
         loop {
