@@ -23,6 +23,8 @@
 //! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
 //!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected.
+//!   certificates and of revocations. `statement_plan` decides what the cluster's authority states for all nodes, and
+//!   [`statement_record`][] stores it.
 //!
 //! # Invariants
 //!
@@ -66,4 +68,6 @@ pub mod restore;
 mod role_declaration;
 pub mod role_orders;
 pub mod service;
+mod statement_plan;
+pub mod statement_record;
 pub mod tickets;

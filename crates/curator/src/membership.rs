@@ -182,6 +182,42 @@ pub fn check_removal(members: &[EtcdMember], member: u64) -> Result<(), QuorumEr
     }
 }
 
+/// No consensus member would remain whose curator nodes accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the credentials of {0} were not revoked: no other consensus member votes, is started, within reach and not revoked \
+     itself, so no curator could lead the cluster. Add a consensus member, or bring one back, first"
+)]
+pub struct LastCurator(pub NodeId);
+
+/// Checks that all certificates of a node may be revoked. `revoked` are the nodes for which this was done before.
+///
+/// Nodes do not follow the curator of a revoked node, and it does not lead. So at least one other consensus member must
+/// be able to.
+pub fn check_revocation(
+    node: NodeId,
+    members: &[EtcdMember],
+    nodes: &Nodes,
+    revoked: &BTreeSet<NodeId>,
+) -> Result<(), LastCurator> {
+    let owners = match_members_to_nodes(members, nodes);
+    if !owners.by_node.contains_key(&node) || revoked.contains(&node) {
+        return Ok(());
+    }
+    let can_lead = |other: &NodeId, member: &EtcdMember| {
+        *other != node
+            && !member.learner
+            && member.is_active()
+            && is_up(nodes, other)
+            && !revoked.contains(other)
+    };
+    if owners.by_node.iter().any(|(other, member)| can_lead(other, member)) {
+        Ok(())
+    } else {
+        Err(LastCurator(node))
+    }
+}
+
 /// A change that makes members and records agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SyncAction {

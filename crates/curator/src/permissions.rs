@@ -9,7 +9,7 @@
 //! proves a key by a certificate that it made itself, and nothing else. And there are peers that prove nothing.
 //!
 //! A curator that does not lead serves only the service Leader, which names the leader and has the certificate of the
-//! authority: any other response could be stale.
+//! authority and its newest statement: any other response could be stale.
 
 use curator_client::node_id::NodeId;
 use curator_client::peer_identity::Peer;
@@ -82,6 +82,7 @@ const fn any_curator_call(method: &'static str, allowed: AllowedCallers) -> Meth
 pub const PERMISSIONS: &[MethodPermission] = &[
     any_curator_call("Leader/Watch", ANYBODY),
     any_curator_call("Leader/GetCaCertificate", ANYBODY),
+    any_curator_call("Leader/GetStatement", ANYBODY),
     leader_call("Registration/Register", REGISTERING),
     leader_call("Registration/Commit", REGISTERING),
     // With the node's key rather than its certificate, which may have expired while the node was down.
@@ -301,7 +302,7 @@ mod tests {
                 .filter(|method| authorize_call(&format!("/{PACKAGE}.{method}"), peer, true).is_ok())
                 .collect()
         };
-        let open = BTreeSet::from(["Leader/GetCaCertificate", "Leader/Watch"]);
+        let open = BTreeSet::from(["Leader/GetCaCertificate", "Leader/GetStatement", "Leader/Watch"]);
         let with =
             |more: &[&'static str]| -> BTreeSet<&'static str> { open.iter().chain(more).copied().collect() };
         assert_eq!(may(&unproved), open);

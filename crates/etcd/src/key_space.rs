@@ -30,7 +30,7 @@ pub const KUBERNETES: KeyPrefix = KeyPrefix::from_static("/shepherd/curator/kube
 pub const KUBERNETES_NODES: KeyPrefix = KeyPrefix::from_static("/shepherd/curator/kubernetes-nodes/");
 /// Candidates for the leadership, by the lease of each in hexadecimal digits.
 pub const LEADER: KeyPrefix = KeyPrefix::from_static("/shepherd/curator/leader/");
-/// Singleton records: `cluster`, `authority`.
+/// Singleton records: `cluster`, `authority`, `statement`.
 pub const GLOBAL: KeyPrefix = KeyPrefix::from_static("/shepherd/curator/global/");
 
 /// The status of the reconciler of Kubernetes objects. It is outside the root, so that no snapshot has it: a restored

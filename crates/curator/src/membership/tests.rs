@@ -281,3 +281,28 @@ proptest::proptest! {
         proptest::prop_assert_eq!(roles + withheld, members.len());
     }
 }
+
+#[test]
+fn last_curator_that_could_lead_is_not_revoked() {
+    let known = nodes([member_node(1), member_node(2), member_node(3), up(4)]);
+    let mut gone = known.clone();
+    gone.remove(&node_id(2));
+    for (what, node, members, nodes, revoked, expected) in [
+        ("one of three", 1, vec![voter(1), voter(2), voter(3)], &known, vec![], true),
+        ("the second of three", 1, vec![voter(1), voter(2), voter(3)], &known, vec![2], true),
+        ("the last of three", 1, vec![voter(1), voter(2), voter(3)], &known, vec![2, 3], false),
+        ("revoked before", 1, vec![voter(1)], &known, vec![1], true),
+        ("the only one", 1, vec![voter(1)], &known, vec![], false),
+        ("the other one is out of reach", 1, vec![voter(1), dead(2)], &known, vec![], false),
+        ("the other one has no vote", 1, vec![voter(1), learner(2)], &known, vec![], false),
+        ("the other one has not started", 1, vec![voter(1), unstarted(2)], &known, vec![], false),
+        ("the other one has no record", 1, vec![voter(1), voter(2)], &gone, vec![], false),
+        ("a node that is no member", 4, vec![voter(1)], &known, vec![], true),
+    ] {
+        let revoked = revoked.into_iter().map(node_id).collect();
+        let outcome = check_revocation(node_id(node), &members, nodes, &revoked);
+        assert_eq!(outcome, if expected { Ok(()) } else { Err(LastCurator(node_id(node))) }, "{what}");
+    }
+    let text = LastCurator(node_id(1)).to_string();
+    assert!(text.contains(&node_id(1).to_string()) && text.contains("Add a consensus member"), "{text}");
+}

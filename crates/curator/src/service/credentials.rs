@@ -3,14 +3,18 @@
 //! A revocation, of a key too, returns once this curator itself rejects what was revoked, and every stream that relied
 //! on it is closed. Removing an owner key takes it out of the cluster's record and adds it to the revocations in one
 //! transaction. A certificate that is claimed at that moment is rejected from then on.
+//!
+//! Nodes learn of a revoked curator from the next statement of the authority (`statements`). The curator itself steps
+//! down. So the last consensus member that could lead is not revoked.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use curator_client::certificate::{CLOCK_SKEW, InvalidSerial, Serial};
 use curator_client::cluster::{Cluster, cluster_record_key};
-use curator_client::node_id::PublicKey;
+use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::Peer;
 use curator_client::pki::{MAX_OWNER_LIFETIME, NODE_LIFETIME};
 use etcd::guard::{ExpectedRevision, KeyChange};
@@ -20,6 +24,7 @@ use proto::curator::v1::credentials_server;
 use tonic::{Code, Request, Response, Status};
 
 use crate::credential::{Credential, CredentialHolder, Revocation};
+use crate::membership::{check_revocation, match_members_to_nodes};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
@@ -49,6 +54,21 @@ impl CredentialsService {
     async fn load_cluster(&self) -> Result<Versioned<Cluster>, ServiceError> {
         let gone = || ServiceError::rejected(Code::Internal, "the record of the cluster is gone");
         self.0.store.cluster().await?.ok_or_else(gone)
+    }
+
+    /// Checks that another curator could lead if all certificates of this node were revoked.
+    async fn check_node_revocation(&self, node: NodeId) -> Result<(), ServiceError> {
+        let leading = &self.0;
+        // Members before nodes, as `membership::plan_sync` requires.
+        let members = leading.list_members().await?;
+        let nodes = leading.store.nodes().await?.nodes;
+        let mut revoked = BTreeSet::new();
+        for id in match_members_to_nodes(&members, &nodes).by_node.into_keys() {
+            if leading.store.is_node_revoked(id).await? {
+                revoked.insert(id);
+            }
+        }
+        Ok(check_revocation(node, &members, &nodes, &revoked)?)
     }
 
     async fn resolve_revocation(
@@ -174,10 +194,17 @@ impl credentials_server::Credentials for CredentialsService {
         let revocation = self.resolve_revocation(which).await?;
         let key = revocation.etcd_key().map_err(ServiceError::from)?;
         let record = revocation.encode(&caller.peer.to_string(), leading.clock.now());
-        match leading.store.write(&[record_change::<()>(key, record, None)]).await {
-            // It was revoked before.
-            Ok(()) | Err(ServiceError::Conflict(_)) => {}
-            Err(error) => return Err(error.into()),
+        {
+            // Two members are never revoked beside each other: each could count on the other one.
+            let _alone = leading.lock_membership().await;
+            if let Revocation::Node(node) = revocation {
+                self.check_node_revocation(node).await?;
+            }
+            match leading.store.write(&[record_change::<()>(key, record, None)]).await {
+                // It was revoked before.
+                Ok(()) | Err(ServiceError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         tracing::warn!(?revocation, actor = %caller.peer, "credentials were revoked");
         leading

@@ -4,6 +4,9 @@
 //! follower only names the leader to callers. The leader serves everything, and in the background makes etcd's members
 //! and the records agree, one change at a time. Each new role begins with new connections, and so does a re-election:
 //! calls that an earlier leadership of the same curator received are not served by the next one.
+//!
+//! Nodes do not follow the curator of a node whose credentials are revoked. So it does not stand for election, and one
+//! that leads steps down: otherwise a cluster would have a leader that nobody follows.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +22,8 @@ use etcd::client::Client;
 use etcd::election::{Candidate, campaign};
 use etcd::election_view::CandidateRole;
 use etcd::guard::LeaderGuard;
-use etcd::key_space::{LEADER, NODES};
+use etcd::key_space::{KeyError, LEADER, NODES};
+use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
 use etcd::retry::RETRY_BACKOFF;
 use rustls::ServerConfig;
@@ -29,6 +33,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use transport::gate::Gate;
 
+use crate::credential::Revocation;
 use crate::membership::Nodes;
 use crate::node_address::AddressRule;
 use crate::service::auth_router::AuthRouter;
@@ -40,12 +45,15 @@ use crate::service::leader_context::LeaderContext;
 use crate::service::leader_service::LeaderService;
 use crate::service::listener::{open_gate, reject_connections, serve_connections};
 use crate::service::record_cache::RecordCache;
+use crate::service::statements::StatementCache;
 use crate::service::store::Store;
 
 /// A leader without a sign of life for this long is replaced.
 pub const LEADER_TTL: Duration = Duration::from_secs(10);
 /// How often members and records are compared, and whether a learner can be promoted is checked.
 pub const SYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a curator goes on after its node was revoked: the call that revoked it gets its response.
+const REVOCATION_GRACE: Duration = Duration::from_millis(500);
 /// How often expired records are deleted.
 const CLEANUP_INTERVAL: Duration = Duration::from_mins(10);
 
@@ -93,6 +101,15 @@ pub enum CuratorError {
     /// The curator was elected, but the cluster's records cannot be used.
     #[error("the curator was elected and cannot lead: {0}")]
     CannotLead(ServiceError),
+    /// The credentials of its node are revoked, so no node follows it.
+    #[error(
+        "the curator does not run: the credentials of its node {0} are revoked, so no node of the cluster follows it. \
+         Remove the role consensus-member from the node, and let its machine register with a new key"
+    )]
+    NodeRevoked(NodeId),
+    /// An etcd key cannot be built.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The election task ended, which must never happen.
     #[error("the curator's election ended by itself: please report it")]
     ElectionEnded,
@@ -129,19 +146,51 @@ impl Curator {
             name: self.settings.node_id.to_string(),
             ttl: self.settings.ttl,
         };
-        // A token of its own: a curator that cannot lead stops standing for election, and releases its lease.
-        let stop = cancel.child_token();
-        let standing_for_it = campaign(&self.settings.client, &candidate, sender, &stop);
+        // Tokens of its own: a curator that cannot lead stops standing for election, and releases its lease.
+        let (stop, over) = (cancel.child_token(), cancel.child_token());
+        let (cleared, is_cleared) = watch::channel(false);
+        let standing_for_it = async {
+            if wait_until_cleared(is_cleared, &stop).await {
+                campaign(&self.settings.client, &candidate, sender, &stop).await;
+            }
+        };
         let serving = async {
+            let mut serving = Box::pin(self.serve_until_cancelled(standing, &over));
             let ended = tokio::select! {
-                ended = Box::pin(self.serve_until_cancelled(standing, cancel)) => ended,
+                ended = &mut serving => ended,
                 never = self.promote_learners() => match never {},
+                revoked = Box::pin(self.wait_until_revoked(&cleared)) => {
+                    over.cancel();
+                    serving.await.and_then(|()| revoked).and(Err(CuratorError::NodeRevoked(self.settings.node_id)))
+                }
             };
             stop.cancel();
             ended
         };
         let ((), ended) = tokio::join!(standing_for_it, serving);
         ended
+    }
+
+    /// Waits until the credentials of the own node are revoked. Sets `cleared` once it is known that they are not.
+    async fn wait_until_revoked(&self, cleared: &watch::Sender<bool>) -> Result<(), CuratorError> {
+        let key = Revocation::Node(self.settings.node_id).etcd_key()?;
+        let mut record = KeyWatcher::new(&self.settings.client, KeySelector::One(key), Revocation::decode);
+        loop {
+            match record.next_event().await {
+                // A record that this release cannot read revokes the node, too.
+                Ok(KeyEvent::Put { .. }) | Err(_) => {
+                    if *cleared.borrow() {
+                        tracing::warn!("the credentials of this node were revoked: its curator ends");
+                        tokio::time::sleep(REVOCATION_GRACE).await;
+                    }
+                    return Ok(());
+                }
+                Ok(KeyEvent::BacklogDone) => {
+                    cleared.send_replace(true);
+                }
+                Ok(KeyEvent::Deleted { .. }) => {}
+            }
+        }
     }
 
     /// Serves in its role, whichever it is, until cancelled.
@@ -195,34 +244,39 @@ impl Curator {
             }
             CandidateRole::Follower(leader) => {
                 tracing::info!(leader = leader.name, "this curator follows");
-                let cache = Arc::new(RecordCache::new());
+                let (cache, statements) = (Arc::new(RecordCache::new()), Arc::new(StatementCache::new()));
                 let (ready, mut is_ready) = watch::channel(false);
                 let follow = async {
                     let Some(known) = self.load_cluster_info(&over).await else { return };
                     // Nodes come at once, and their watches last long. Before the cache has them, their connections
-                    // would count as those of strangers.
-                    let cached = async { is_ready.wait_for(|ready| *ready).await.is_ok() };
+                    // would count as those of strangers. And a cluster that has a statement must not seem to have none.
+                    let cached = async {
+                        statements.wait_until_read().await;
+                        is_ready.wait_for(|ready| *ready).await.is_ok()
+                    };
                     if over.run_until_cancelled(cached).await != Some(true) {
                         return;
                     }
                     let clock = self.settings.clock.clone();
                     let members = ClusterMembers::new(known.anchor.clone(), cache.clone(), clock);
-                    let leader_service = self.leader_service(known, standing, over.clone());
+                    let leader_service = self.leader_service(known, standing, &statements, over.clone());
                     let router = AuthRouter::for_follower(leader_service, members, over.clone());
                     self.serve(router, over.clone()).await;
                 };
                 tokio::select! {
                     () = follow => {}
                     () = cache.watch_etcd(&self.settings.client, ready) => {}
+                    never = statements.watch_etcd(&self.settings.client) => match never {},
                 }
                 Ok(())
             }
             CandidateRole::Leader(guard) => {
                 tracing::info!(lock = guard.key, revision = guard.create_revision, "this curator leads");
-                let cache = Arc::new(RecordCache::new());
+                let (cache, statements) = (Arc::new(RecordCache::new()), Arc::new(StatementCache::new()));
                 let (ready, mut is_ready) = watch::channel(false);
                 let lead = async {
                     let leading = self.start_leading(guard, cache.clone(), &over).await?;
+                    statements.wait_until_read().await;
                     if is_ready.wait_for(|ready| *ready).await.is_err() {
                         return Ok(());
                     }
@@ -231,17 +285,19 @@ impl Curator {
                         anchor: leading.authority.anchor().clone(),
                         epoch: leading.cluster.epoch,
                     };
-                    let leader_service = self.leader_service(known, standing, over.clone());
+                    let leader_service = self.leader_service(known, standing, &statements, over.clone());
                     let router = AuthRouter::for_leader(leader_service, leading.clone());
                     tokio::select! {
                         () = self.serve(router, over.clone()) => Ok(()),
                         never = self.run_leader_tasks(&leading) => match never {},
+                        never = leading.keep_statements(self.settings.sync_interval) => match never {},
                     }
                 };
                 let prepared = over.clone();
                 tokio::select! {
                     led = lead => led,
                     () = cache.watch_etcd(&self.settings.client, ready) => Ok(()),
+                    never = statements.watch_etcd(&self.settings.client) => match never {},
                     // Serving ends by itself, within its own grace period; this ends preparations that are still under
                     // way.
                     () = async {
@@ -333,12 +389,14 @@ impl Curator {
     fn leader_service(
         &self,
         ClusterInfo { anchor, epoch }: ClusterInfo,
-        standing: watch::Receiver<CandidateRole>,
+        role: watch::Receiver<CandidateRole>,
+        statements: &Arc<StatementCache>,
         ended: CancellationToken,
     ) -> LeaderService {
-        let (own, port, client) = (self.settings.node_id, self.address.port(), self.settings.client.clone());
-        let ca_certificate = anchor.certificate.into();
-        LeaderService { node_id: own, port, ca_certificate, epoch, role: standing, client, ended }
+        let (node_id, port, client) =
+            (self.settings.node_id, self.address.port(), self.settings.client.clone());
+        let (ca_certificate, statements) = (anchor.certificate.into(), statements.clone());
+        LeaderService { node_id, port, ca_certificate, epoch, role, client, statements, ended }
     }
 
     /// Reads authority and epoch, as soon as etcd answers; `None` if `over` is cancelled before.
@@ -374,6 +432,12 @@ impl Curator {
 struct ClusterInfo {
     anchor: TrustAnchor,
     epoch: u64,
+}
+
+/// Waits until the own node is known not to be revoked; `false` if `stop` is cancelled before.
+async fn wait_until_cleared(mut is_cleared: watch::Receiver<bool>, stop: &CancellationToken) -> bool {
+    let cleared = async { is_cleared.wait_for(|cleared| *cleared).await.is_ok() };
+    stop.run_until_cancelled(cleared).await == Some(true)
 }
 
 /// The key prefix of election candidates, without the last slash, as the election needs it.

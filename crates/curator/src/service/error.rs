@@ -5,6 +5,7 @@
 
 use curator_client::cluster::OwnerKeyError;
 use curator_client::pki::PkiError;
+use curator_client::statement::StatementError;
 use etcd::client::EtcdError;
 use etcd::guard::{LostLeadership, WriteError};
 use etcd::key_space::KeyError;
@@ -12,7 +13,7 @@ use etcd::members::MemberError;
 use etcd::record::{InvalidRecord, RecordError};
 use tonic::{Code, Status};
 
-use crate::{kubernetes, node_labels, node_lifecycle, permissions, role_orders, tickets};
+use crate::{kubernetes, membership, node_labels, node_lifecycle, permissions, role_orders, tickets};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,9 @@ pub enum ServiceError {
     /// The authority did not sign.
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// The stored statement of the authority is not valid, or another one was not signed.
+    #[error(transparent)]
+    Statement(#[from] StatementError),
     /// A decision rejected the call.
     #[error("{message}")]
     Rejected {
@@ -88,7 +92,8 @@ impl ServiceError {
             | Self::Record(_)
             | Self::InvalidRecord(_)
             | Self::Key(_)
-            | Self::Pki(_) => Code::Internal,
+            | Self::Pki(_)
+            | Self::Statement(_) => Code::Internal,
         }
     }
 }
@@ -127,6 +132,12 @@ impl From<kubernetes::error::KubernetesError> for ServiceError {
 impl From<kubernetes::signer::SignerError> for ServiceError {
     fn from(error: kubernetes::signer::SignerError) -> Self {
         kubernetes::error::KubernetesError::from(error).into()
+    }
+}
+
+impl From<membership::LastCurator> for ServiceError {
+    fn from(refusal: membership::LastCurator) -> Self {
+        Self::rejected(Code::FailedPrecondition, refusal.to_string())
     }
 }
 

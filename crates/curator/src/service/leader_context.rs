@@ -116,6 +116,8 @@ pub(super) struct LeaderContext {
     pub(super) ended: CancellationToken,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
     pub(super) token_overlap: Duration,
+    /// The nodes whose curators the first statement waits for.
+    pub(super) statement_waits: Mutex<BTreeSet<NodeId>>,
     heartbeats: Mutex<HeartbeatTracker>,
     membership_lock: tokio::sync::Mutex<()>,
 }
@@ -159,6 +161,7 @@ impl LeaderContext {
             address_rule,
             ended,
             token_overlap,
+            statement_waits: Mutex::default(),
             heartbeats,
             membership_lock: membership,
         })

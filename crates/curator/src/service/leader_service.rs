@@ -1,7 +1,8 @@
-//! gRPC service Leader: who leads, and where; served by every curator.
+//! gRPC service Leader: who leads, and where, and what the authority states; served by every curator.
 //!
 //! A follower reads the leader's address from the leader's own record, and sends it again whenever it changes. It ends
-//! the stream when it does not know the leader or its address.
+//! the stream when it does not know the leader or its address. Each message has the number of the newest statement, so
+//! that a client knows when to request it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use etcd::client::Client;
 use etcd::election_view::CandidateRole;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use proto::curator::v1 as wire;
 use proto::curator::v1::leader_server;
 use tokio::sync::watch;
@@ -20,11 +21,24 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::service::leader_context::ResponseStream;
+use crate::service::statements::{CachedStatement, StatementCache};
 
 /// How often the record of the leader is listed for each client that follows the leader, on top of its watch. It is
 /// rare, because there are as many of these clients as nodes. A node that misses a new address finds the old one dead,
 /// and queries again.
 const LISTING: Duration = Duration::from_mins(1);
+
+/// The address of a node and the port of its curator. `None` before the node has reported a status; the port is `None`
+/// while no curator runs there.
+type CuratorPlace = Option<(String, Option<u16>)>;
+
+/// What changes in the messages to a client.
+enum LeaderChange {
+    /// Where the leader is.
+    Place(CuratorPlace),
+    /// The number of the newest statement.
+    Statement(u64),
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct LeaderService {
@@ -39,6 +53,8 @@ pub(super) struct LeaderService {
     pub(super) role: watch::Receiver<CandidateRole>,
     /// The etcd client to read the leader's record with.
     pub(super) client: Client,
+    /// The newest statement of the cluster's authority.
+    pub(super) statements: Arc<StatementCache>,
     /// Cancelled when this curator changes its role.
     pub(super) ended: CancellationToken,
 }
@@ -59,22 +75,23 @@ impl leader_server::Leader for LeaderService {
         };
         let places = watch_curator_address(&self.client, leader)?;
         let (this, port, epoch) = (self.node_id, self.port, self.epoch);
-        let answers = places.filter_map(move |place| async move {
+        let answers = with_statement_number(places, self.statements.subscribe());
+        let answers = answers.map(move |(place, statement_number)| {
             let (leader_address, leader_port) = match place {
                 Some(place) if own => (place.0, port),
                 Some((address, Some(port))) => (address, port),
                 // The client reached this curator, which leads, and can use the same address again.
                 None if own => (String::new(), port),
-                Some((_, None)) | None => return Some(Err(leader_address_unknown(leader))),
+                Some((_, None)) | None => return Err(leader_address_unknown(leader)),
             };
-            Some(Ok(wire::WatchLeaderResponse {
+            Ok(wire::WatchLeaderResponse {
                 leader_node_id: leader.to_string(),
                 leader_address,
                 leader_port: leader_port.into(),
                 responding_node_id: this.to_string(),
                 epoch,
-                statement_number: 0,
-            }))
+                statement_number,
+            })
         });
         // End the stream after the first error, such as a leader that has withdrawn its address.
         let answers = end_after_error(answers);
@@ -97,7 +114,9 @@ impl leader_server::Leader for LeaderService {
         &self,
         _: Request<wire::GetStatementRequest>,
     ) -> Result<Response<wire::GetStatementResponse>, Status> {
-        Err(Status::not_found("the authority of this cluster has made no statement yet"))
+        let none = || Status::not_found("the authority of this cluster has made no statement yet");
+        let statement = self.statements.current().ok_or_else(none)?.signed.clone();
+        Ok(Response::new(wire::GetStatementResponse { statement: Some(statement) }))
     }
 }
 
@@ -109,12 +128,11 @@ fn leader_address_unknown(leader: NodeId) -> Status {
     Status::unavailable(format!("{leader} leads and has not reported where its curator listens; ask again"))
 }
 
-/// The address of a node and the port of its curator, now and whenever they change. `None` before the node has reported
-/// a status; the port is `None` while no curator runs there.
+/// The address of a node and the port of its curator, now and whenever they change.
 fn watch_curator_address(
     client: &Client,
     node: NodeId,
-) -> Result<impl futures::Stream<Item = Option<(String, Option<u16>)>> + Send + use<>, Status> {
+) -> Result<impl Stream<Item = CuratorPlace> + Send + use<>, Status> {
     let key = Node::etcd_key(&node).map_err(|error| Status::internal(error.to_string()))?;
     let follower = KeyWatcher::with_listing_interval(client, KeySelector::One(key), LISTING, Node::decode);
     Ok(futures::stream::unfold(
@@ -142,11 +160,68 @@ fn watch_curator_address(
     ))
 }
 
+/// Adds the number of the newest statement to each place, and repeats the last place when that number changes.
+fn with_statement_number(
+    places: impl Stream<Item = CuratorPlace> + Send,
+    mut statements: watch::Receiver<Option<Arc<CachedStatement>>>,
+) -> impl Stream<Item = (CuratorPlace, u64)> + Send {
+    let first = statement_number(statements.borrow_and_update().as_deref());
+    let numbers = futures::stream::unfold(statements, |mut statements| async move {
+        statements.changed().await.ok()?;
+        let number = statement_number(statements.borrow_and_update().as_deref());
+        Some((LeaderChange::Statement(number), statements))
+    });
+    futures::stream::select(places.map(LeaderChange::Place), numbers)
+        .scan((None, first), |(place, number), change| {
+            match change {
+                LeaderChange::Place(new) => *place = Some(new),
+                LeaderChange::Statement(new) => *number = new,
+            }
+            // There is nothing to send before the first place.
+            std::future::ready(Some(place.clone().map(|place| (place, *number))))
+        })
+        .filter_map(std::future::ready)
+}
+
+fn statement_number(statement: Option<&CachedStatement>) -> u64 {
+    statement.map_or(0, |statement| statement.number)
+}
+
 fn end_after_error<T: Send>(
-    stream: impl futures::Stream<Item = Result<T, Status>> + Send,
-) -> impl futures::Stream<Item = Result<T, Status>> + Send {
+    stream: impl Stream<Item = Result<T, Status>> + Send,
+) -> impl Stream<Item = Result<T, Status>> + Send {
     stream.scan(false, |over, answer| {
         let before = std::mem::replace(over, answer.is_err());
         std::future::ready((!before).then_some(answer))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_new_statement_is_announced_with_the_last_address() {
+        let (places, receiver) = tokio::sync::mpsc::unbounded_channel::<CuratorPlace>();
+        let (sender, statements) = watch::channel(None);
+        let statement =
+            |number| Some(Arc::new(CachedStatement { number, signed: wire::SignedStatement::default() }));
+        let at = |port| Some(("10.0.0.1".to_owned(), Some(port)));
+        let places_received = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|place| (place, receiver))
+        });
+        let mut answers = Box::pin(with_statement_number(places_received, statements));
+        let pending = futures::poll!(answers.next());
+        assert!(pending.is_pending(), "no place is known yet");
+        places.send(at(1)).unwrap();
+        assert_eq!(answers.next().await, Some((at(1), 0)));
+        sender.send_replace(statement(7));
+        assert_eq!(answers.next().await, Some((at(1), 7)));
+        places.send(at(2)).unwrap();
+        assert_eq!(answers.next().await, Some((at(2), 7)));
+        sender.send_replace(statement(8));
+        assert_eq!(answers.next().await, Some((at(2), 8)));
+        // A message for each change, and none without one.
+        assert!(futures::poll!(answers.next()).is_pending());
+    }
 }

@@ -58,6 +58,7 @@ impl management_server::Management for ManagementService {
             directory: Some(self.0.directory()),
             name: self.0.cluster.name.clone(),
             created_at_ms: self.0.cluster.created_at.timestamp_millis(),
+            statement_waits_for: self.0.statement_waits_for().iter().map(ToString::to_string).collect(),
         }))
     }
 

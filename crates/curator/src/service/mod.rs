@@ -15,6 +15,7 @@
 //! * `leader_context` is what a curator has while it leads. [`store`][] reads and writes records under the guard of the
 //!   election. `record_cache` watches etcd once for all watches of clients (except those that follow the leader), and
 //!   [`node_watch_cache`][] keeps the nodes in it by the order of their changes.
+//! * `statements` signs the statement of the cluster's authority, and every curator serves the newest one.
 //! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
 //!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
 //!   curator whose etcd leads etcd, whether that curator leads or not.
@@ -26,7 +27,7 @@
 //! * When a curator changes its role, all its connections end. A call that came before is never served in the new role.
 //! * A peer is authorized before anything of its request is read, and again for each call. A stream ends when the
 //!   certificate of its caller is no longer accepted.
-//! * A revocation returns once this curator rejects what was revoked.
+//! * A revocation returns once this curator rejects what was revoked. A curator whose own node is revoked ends.
 //! * A decision whose records changed meanwhile is made again from the start, alone ([`store`][]).
 //! * Changes of etcd's members, and of what depends on them, are made one at a time, under the membership lock.
 //!
@@ -57,5 +58,6 @@ mod nodes;
 mod record_cache;
 mod registration;
 mod snapshots;
+mod statements;
 pub mod store;
 mod tickets;

@@ -31,6 +31,7 @@ use etcd::namespace::KeySelector;
 use etcd::record::RecordError;
 use model::node_role::DeclaredRole;
 use model::role_declaration::RoleDeclaration;
+use proto::curator::v1::SignedStatement;
 use tokio::sync::RwLock;
 
 use crate::credential::{Credential, Revocation};
@@ -40,6 +41,7 @@ use crate::kubernetes::settings::{KubernetesSettings, settings_record_key};
 use crate::membership::Nodes;
 use crate::role_declaration::decode_declaration;
 use crate::service::error::ServiceError;
+use crate::statement_record::{decode_statement, statement_record_key};
 use crate::tickets::Ticket;
 
 /// Most attempts of one decision that finds its records changed. While a call decides alone, the only other writers are
@@ -136,6 +138,11 @@ impl Store {
     /// Reads the cluster's authority.
     pub(super) async fn authority(&self) -> Result<Option<Versioned<Authority>>, ServiceError> {
         self.read_one(cluster::authority_record_key()?, cluster::decode_authority).await
+    }
+
+    /// Reads the newest statement of the cluster's authority.
+    pub(super) async fn statement(&self) -> Result<Option<Versioned<SignedStatement>>, ServiceError> {
+        self.read_one(statement_record_key()?, decode_statement).await
     }
 
     /// Reads the record of a node.
