@@ -152,6 +152,8 @@ pub struct ClusterOptions {
     pub deadline: Duration,
     /// How many files the process of a curator may open, as its gate counts.
     pub files: u64,
+    /// How many curators, the last ones, first show a node's certificate, as a release without curators' certificates.
+    pub old_curators: usize,
 }
 
 impl Default for ClusterOptions {
@@ -165,6 +167,7 @@ impl Default for ClusterOptions {
             address_rule: AddressRule::reported_on_loopback(),
             deadline: Duration::from_secs(30),
             files: 1 << 20,
+            old_curators: 0,
         }
     }
 }
@@ -232,7 +235,12 @@ impl Cluster {
         let mut cluster =
             Self { running, nodes, owner, id, anchor, authority, time, curator_certificates, wanted, etcd };
         for number in 0..cluster.nodes.len() {
-            cluster.run(number).await?;
+            let shown = if number + cluster.wanted.old_curators < cluster.nodes.len() {
+                cluster.issue_curator_certificate(number).await?
+            } else {
+                certificate(&cluster.authority, &cluster.nodes[number], cluster.time.now())?
+            };
+            cluster.run_with(number, shown).await?;
         }
         Ok(cluster)
     }
@@ -240,11 +248,17 @@ impl Cluster {
     /// Starts the curator of a node, on another port than before. The node's status has the new port.
     pub async fn run(&mut self, number: usize) -> Result<()> {
         let shown = self.issue_curator_certificate(number).await?;
-        self.curator_certificates[number].clone_from(&shown);
+        self.run_with(number, shown).await
+    }
+
+    /// Like [`Cluster::run`], and the curator shows this certificate.
+    pub async fn run_with(&mut self, number: usize, shown: Vec<u8>) -> Result<()> {
+        self.curator_certificates[number] = shown;
         let node = &self.nodes[number];
         let client = self.client_of(number);
         let gate = GateMonitor::default();
-        let curator = self.bind_curator(node, number, &shown, gate.clone()).await?;
+        let curator =
+            self.bind_curator(node, number, &self.curator_certificates[number], gate.clone()).await?;
         let address = curator.address;
         let key = Node::etcd_key(&node.id)?;
         let record = client.get(&key).await?.context("no record")?;

@@ -16,6 +16,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use crate::statements::until_first_statement;
+
 /// The key of the election's winner, which another leadership would not have.
 async fn lock(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let selector = etcd::namespace::KeySelector::Prefix(etcd::key_space::LEADER.range().start);
@@ -88,6 +90,8 @@ async fn watches_of_nodes_at_a_follower_never_give_way_and_one_too_many_is_refus
     let cluster = Cluster::start_with(wanted).await?;
     let leader = cluster.until_one_leads(None).await?;
     let follower = (leader + 1) % 3;
+    // Until there is a statement, the leader dials every curator. Each watch gets a message when there is one.
+    until_first_statement(&cluster, follower).await?;
     let node = &cluster.nodes[leader];
     let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
     let client = || anyhow::Ok(LeaderClient::new(cluster.channel(follower, Some(own.clone()))?));

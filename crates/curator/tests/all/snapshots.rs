@@ -15,6 +15,8 @@ use testkit::aloud::TestResult;
 use testkit::curators::{Cluster, Holder, refusal};
 use testkit::etcd_servers::in_time;
 
+use crate::statements::until_first_statement;
+
 async fn take(channel: Channel) -> Result<Vec<wire::TakeSnapshotResponse>> {
     let taking = async {
         let mut answers =
@@ -31,6 +33,8 @@ async fn take(channel: Channel) -> Result<Vec<wire::TakeSnapshotResponse>> {
 #[tokio::test]
 async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owner() -> TestResult {
     let cluster = Cluster::start().await?;
+    // The leader writes it by itself. It is in the snapshot, too.
+    until_first_statement(&cluster, 0).await?;
     let owner = cluster.as_owner().await?;
     let client = cluster.etcd.client();
     // More than one message, and more than one page of etcd's.
