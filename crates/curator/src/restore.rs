@@ -12,15 +12,16 @@
 //!   (`--initial-cluster-token`). Members of different epochs reject each other's messages by these ids, and a node
 //!   that bootstraps a later epoch never starts a data directory of an earlier one. So old and new members can never
 //!   form one etcd, whatever addresses they have.
-//! * The epoch is in the record of the cluster, which is written with the last transaction of the restore. Every
-//!   curator reports it with the leader. Every caller stores the highest epoch that it has received, durably, before it
-//!   follows that epoch, and follows no curator of a lower one ([`leader_channel`](curator_client::leader_channel)). A
-//!   caller that knows of the restored cluster never follows the old one again.
-//! * Callers query only curators of the directory or those that the shepherd ordered, which are consensus members.
-//!   These hold the authority's key in any case, so a false epoch gains them nothing that they do not have. A node of
-//!   the cluster that takes over the address of one of them could report an epoch that does not exist. Others would
-//!   then follow nobody until the shepherd restores the cluster once more: an epoch has no signature yet. An epoch far
-//!   beyond the highest known one is never accepted, so that epochs never run out.
+//! * The epoch is in the record of the cluster, which is written with the last transaction of the restore. The first
+//!   leader signs it in a statement of the authority ([`statement`](curator_client::statement)). Every caller stores the
+//!   highest epoch that it has received, durably, before it follows that epoch, and follows no curator of a lower one
+//!   ([`leader_channel`](curator_client::leader_channel)). A caller that knows of the restored cluster never follows the
+//!   old one again.
+//! * A caller that has a statement believes no epoch without a signature. Consensus members could sign a false one,
+//!   because they hold the authority's key; it gains them nothing that they do not have. A caller without a statement
+//!   believes the epoch that a curator reports with the leader. A node of the cluster at the address of a curator could
+//!   report one to it that does not exist. An epoch far beyond the highest known one is never accepted, so that epochs
+//!   never run out.
 //!
 //! A node that got the new epoch neither from the restored cluster nor from a shepherd may follow old curators, where
 //! most of them are alive. It follows the new ones as soon as one of the two sends it the epoch. Whatever old curators
