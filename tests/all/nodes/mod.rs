@@ -1,5 +1,6 @@
 //! Nodes that form a cluster: role servers with real etcd servers beside them, on addresses of the loopback.
 
+mod attacker;
 mod crashes;
 mod etcd_flags;
 mod etcd_version;
