@@ -1,6 +1,6 @@
-//! Promises of the documents: each claim of `docs/security.md` names tests that exist, the README names the providers
-//! that exist, examples of Kubernetes have versions that were run, `make e2e` runs what its help states, and a command
-//! that would install an operating system states that this release has none.
+//! Promises of the documents: each claim of `docs/security.md`, each key's worst use and each former attack name tests
+//! that exist, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
+//! runs what its help states, and a command that would install an operating system states that this release has none.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,8 @@ use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
 const PAGE: &str = "docs/security.md";
+const KEYS: &str = "docs/keys.md";
+const ATTACKS: &str = "tests/security/README.md";
 /// Versions of Kubernetes that the tests run: the bundle's, and that of the API server.
 const KUBERNETES_VERSIONS: [&str; 2] = ["1.20.2", "1.36.3"];
 
@@ -51,6 +53,29 @@ fn claims(page: &str) -> Vec<Claim> {
         }
     }
     claims
+}
+
+/// The rows of the tables of a page whose last column is `tests`, as claims.
+fn rows_with_tests(page: &str) -> Vec<Claim> {
+    let mut rows = Vec::new();
+    let mut inside = false;
+    for (line, text) in (1..).zip(page.lines()) {
+        let Some(cells) = text.strip_prefix("| ") else {
+            inside = false;
+            continue;
+        };
+        let cells: Vec<&str> = cells.trim_end_matches('|').split(" | ").map(str::trim).collect();
+        let last = cells.last().copied().unwrap_or_default();
+        if last == "tests" {
+            inside = true;
+        } else if inside && !text.starts_with("| --- ") {
+            // A row that is open has the mark in one of its cells.
+            let is_open = cells.iter().any(|cell| cell.starts_with("**Open.** "));
+            let text = if is_open { "**Open.** ".to_owned() } else { format!("{} Tests: {last}", cells[0]) };
+            rows.push(Claim { line, text });
+        }
+    }
+    rows
 }
 
 /// The files in which a test with this path may be: `a::b::name` is in `tests/all/a/b.rs`, and `crate/a::b::name` in the
@@ -113,6 +138,32 @@ fn each_claim_about_security_names_tests_that_exist() -> TestResult {
         }
     }
     assert_eq!(without, Vec::<String>::new());
+    Ok(())
+}
+
+#[test]
+fn worst_use_of_each_key_and_each_former_attack_name_tests_that_exist() -> TestResult {
+    let mut wrong = Vec::new();
+    for (page, least) in [(PAGE, 12), (KEYS, 16), (ATTACKS, 5)] {
+        let rows = rows_with_tests(&source::read(Path::new(page))?);
+        assert!(rows.len() >= least, "{page} has {} rows with tests", rows.len());
+        for row in &rows {
+            if row.tests().is_empty() != row.is_open() {
+                wrong.push(format!("{page}:{}: a row names a test, or is open", row.line));
+            }
+            for test in row.tests() {
+                if !exists(test)? {
+                    wrong.push(format!("{page}:{}: there is no test {test}", row.line));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    let page = "| a | b |\n| --- | --- |\n| c | `d` |\n\n| key | use | tests |\n| --- | --- | --- |\n\
+                | x | all | `a::b`, `c/d::e` |\n| y | all | |\n| z | **Open.** No | |\n\n| p | `q` |\n";
+    let found = rows_with_tests(page);
+    let tests: Vec<_> = found.iter().map(|row| (row.line, row.is_open(), row.tests())).collect();
+    assert_eq!(tests, [(7, false, vec!["a::b", "c/d::e"]), (8, false, vec![]), (9, true, vec![])]);
     Ok(())
 }
 
