@@ -276,7 +276,7 @@ async fn try_calls_of_a_node(
     try_every_call(attempts, what, &channel, &Target::new(own)?, |row| answer_to_key(row, false)).await
 }
 
-/// Key (a) of issue 28. Reproductions 15 and 15b: see tests/security/README.md.
+/// The attacks 15 and 15b of tests/security/README.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_of_a_node_without_roles_leads_nobody() -> TestResult {
     let mut attempts = Attempts::default();
@@ -330,8 +330,7 @@ async fn key_of_a_node_without_roles_leads_nobody() -> TestResult {
     Ok(())
 }
 
-/// Key (b) of issue 28. Claims of other addresses with this key, as in reproduction 09, are tried in
-/// `curator/addresses`.
+/// Claims of other addresses with this key, as in attack 09, are tried in `curator/addresses`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_key_is_worth_its_own_node() -> TestResult {
     use wire::KubernetesComponent::{Kubelet, KubeletServer, Proxy};
@@ -371,8 +370,8 @@ async fn workers_key_is_worth_its_own_node() -> TestResult {
     Ok(())
 }
 
-/// Key (d) of issue 28, of the node that is worth most: a consensus member, whose curator's certificate is still valid.
-/// Reproduction 15c: see tests/security/README.md.
+/// The key of the node that is worth most: a consensus member, whose curator's certificate is still valid. This is attack
+/// 15c of tests/security/README.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_key_opens_and_leads_nothing() -> TestResult {
     let mut attempts = Attempts::default();

@@ -1,5 +1,5 @@
 //! A removed consensus member that still has its pair: it writes to etcd in the name of a living member, and reads what
-//! is sent to that one. This is reproduction 01 (tests/security/README.md).
+//! is sent to that one. This is attack 01 of tests/security/README.md.
 //!
 //! etcd knows a member by its certificate alone, and believes the sender that a message names. So as long as the pair is
 //! accepted, its membership makes no difference.
