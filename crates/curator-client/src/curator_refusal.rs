@@ -20,7 +20,7 @@ pub struct CuratorRefused {
 
 /// Finds a refused certificate among the causes of an error.
 #[must_use]
-pub fn find_refusal(error: &(dyn Error + 'static)) -> Option<&CuratorRefused> {
+pub fn find_refusal<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e CuratorRefused> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
