@@ -74,7 +74,7 @@ pub struct AddressEvidence {
     pub recorded: Option<IpAddr>,
 }
 
-/// Why a node may not have an address. Each reason has the gRPC code FAILED_PRECONDITION.
+/// Why a node may not have an address. Each reason has the gRPC code `FAILED_PRECONDITION`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// No other machine reaches a node on the loopback interface.

@@ -161,7 +161,7 @@ impl Curator {
                 never = self.promote_learners() => match never {},
                 revoked = Box::pin(self.wait_until_revoked(&cleared)) => {
                     over.cancel();
-                    serving.await.and_then(|()| revoked).and(Err(CuratorError::NodeRevoked(self.settings.node_id)))
+                    serving.await.and(revoked).and(Err(CuratorError::NodeRevoked(self.settings.node_id)))
                 }
             };
             stop.cancel();

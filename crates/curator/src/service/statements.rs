@@ -145,7 +145,7 @@ impl LeaderContext {
             match Box::pin(kept).await {
                 Ok(Some(step)) => self.report_step(&step),
                 Ok(None) => {
-                    tracing::debug!("the first statement waits until etcd's members and records agree")
+                    tracing::debug!("the first statement waits until etcd's members and records agree");
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the statement of the cluster was not brought up to date");
