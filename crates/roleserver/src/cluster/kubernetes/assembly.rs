@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use proto::curator::v1::ServiceStatus;
@@ -32,6 +33,9 @@ use crate::cluster::services::desired::{DesiredService, ServiceId};
 use crate::cluster::services::persisted;
 use crate::cluster::services::service_manager;
 use crate::cluster::services::service_runtime::{ServiceOwner, ServiceRuntime};
+
+/// How often the file with the cgroup driver is looked at while no input changes.
+const DRIVER_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Values that the parts exchange.
 #[derive(Clone, Default)]
@@ -191,7 +195,11 @@ fn render_components(
                 facts.host_findings.clone(),
             );
             loop {
-                let known = healthy.scope().until_cancelled(inputs.next()).await?;
+                let next = tokio::time::timeout(DRIVER_CHECK_INTERVAL, inputs.next());
+                let Ok(known) = healthy.scope().until_cancelled(next).await? else {
+                    driver.restore_file();
+                    continue;
+                };
                 let Some(startup) = &known.startup else { continue };
                 let before = runs.clone();
                 let now = host.clock.now().timestamp_millis();

@@ -50,10 +50,27 @@ impl StoredDriver {
         CgroupDriver::read(&self.files).unwrap_or_default()
     }
 
+    /// Stores the choice of this process again if the file is damaged or gone. Without the file, no host is prepared for
+    /// a kubelet.
+    pub fn restore_file(&self) {
+        let Some(chosen) = self.chosen.filter(|chosen| CgroupDriver::read(&self.files) != Some(*chosen))
+        else {
+            return;
+        };
+        // Components that run need no file, so this is no reason to end them.
+        match chosen.write(&self.files) {
+            Ok(()) => tracing::warn!("the file with the cgroup driver was damaged, and was written again"),
+            Err(error) => {
+                tracing::warn!(%error, "the damaged file with the cgroup driver was not written again");
+            }
+        }
+    }
+
     /// Chooses the driver, and stores it before a component is started with it. `is_drained` is whether a drain has ended
     /// every pod that it ends.
     pub fn choose(&mut self, is_drained: bool) -> Result<CgroupDriver, DriverError> {
         if let Some(chosen) = self.chosen.filter(|_| !is_drained) {
+            self.restore_file();
             return Ok(chosen);
         }
         let stored = CgroupDriver::read(&self.files);
@@ -147,6 +164,27 @@ mod tests {
             CgroupDriver::Cgroupfs,
             "a process that was killed"
         );
+    }
+
+    #[test]
+    fn damaged_file_is_written_again_by_the_process_that_chose() {
+        let worker = Worker::new(CgroupDriver::Cgroupfs);
+        worker.add_pod("roleserver-7-pods/kubepods/burstable/pod9/a");
+        let mut driver = worker.started();
+        assert_eq!(driver.choose(false).unwrap(), CgroupDriver::Cgroupfs);
+        let file = worker.root.path().join("state/cluster/kubernetes-cgroup-driver.json");
+        fs::write(&file, "{").unwrap();
+        assert_eq!(CgroupDriver::read(&worker.files), None);
+        assert_eq!(driver.choose(false).unwrap(), CgroupDriver::Cgroupfs);
+        assert_eq!(CgroupDriver::read(&worker.files), Some(CgroupDriver::Cgroupfs));
+        fs::remove_file(&file).unwrap();
+        driver.restore_file();
+        assert_eq!(CgroupDriver::read(&worker.files), Some(CgroupDriver::Cgroupfs));
+        // A worker that is off stores nothing.
+        driver.look_up();
+        fs::remove_file(&file).unwrap();
+        driver.restore_file();
+        assert_eq!(CgroupDriver::read(&worker.files), None);
     }
 
     #[test]
