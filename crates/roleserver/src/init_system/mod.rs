@@ -240,7 +240,7 @@ fn ensure_unit(
 fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredAgent) -> SupervisionError {
     match error {
         SupervisionError::DoesNotRun { output } => {
-            let reason = start_failure::read_start_failure(systemd, &wanted.program);
+            let reason = start_failure::read_start_failure(systemd, &wanted.program, &output);
             let reason = reason.map_or_else(String::new, |reason| format!("; {reason}"));
             SupervisionError::DoesNotRun { output: output + &reason }
         }

@@ -10,6 +10,8 @@ use crate::mountinfo;
 
 /// What is read of the unit (systemd.exec(5), "Process Exit Codes").
 const STATES: &str = "ActiveState,SubState,Result,ExecMainCode,ExecMainStatus";
+/// The text of EROFS in lower case, as the C library and Rust print it.
+const READ_ONLY_ERROR: &str = "read-only file system";
 
 /// Facts about a program that does not run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,12 +26,15 @@ pub struct StartFacts {
     pub mount_point: String,
     /// Whether `SELinux` enforces a policy.
     pub selinux_enforces: bool,
+    /// Whether the log of the agent names a write that a read-only file system refused. `/usr` is read-only on many hosts
+    /// on which the agent runs, so the mount alone explains nothing.
+    pub log_names_read_only: bool,
 }
 
 impl StartFacts {
-    /// Parses the output of `systemctl show` and of `/proc/self/mountinfo`.
+    /// Parses the output of `systemctl show` and of `/proc/self/mountinfo`, and the end of the agent's log.
     #[must_use]
-    pub fn parse(shown: &str, mountinfo: &str, program: &Path, selinux: &str) -> Self {
+    pub fn parse(shown: &str, mountinfo: &str, program: &Path, selinux: &str, log: &str) -> Self {
         let value =
             |name: &str| shown.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| *key == name);
         let (mount_point, mount_options) = mountinfo::find_mount_options(mountinfo, program)
@@ -40,6 +45,7 @@ impl StartFacts {
             mount_options,
             mount_point,
             selinux_enforces: selinux.trim() == "1",
+            log_names_read_only: log.to_lowercase().contains(READ_ONLY_ERROR),
         }
     }
 
@@ -72,7 +78,7 @@ pub fn explain_start_failure(facts: &StartFacts, program: &Path) -> Option<Strin
              in it; `systemd-cgls -u roleserver.service` lists them"
                 .to_owned(),
         ),
-        _ if facts.has_option("ro") => {
+        _ if facts.has_option("ro") && facts.log_names_read_only => {
             Some(format!("{} with {program} on it is mounted read-only", facts.mount_point))
         }
         Some(status) if !matches!(facts.result.as_str(), "" | "success") => {
@@ -82,12 +88,12 @@ pub fn explain_start_failure(facts: &StartFacts, program: &Path) -> Option<Strin
     }
 }
 
-/// Reads the facts of this host and explains them. Blocks.
-pub(super) fn read_start_failure(systemd: &Systemd, program: &Path) -> Option<String> {
+/// Reads the facts of this host and explains them. `log` is the end of the agent's log. Blocks.
+pub(super) fn read_start_failure(systemd: &Systemd, program: &Path, log: &str) -> Option<String> {
     let shown = systemd.show_unit(STATES).unwrap_or_default();
     let mounts = mountinfo::read_mountinfo().unwrap_or_default();
     let selinux = std::fs::read_to_string("/sys/fs/selinux/enforce").unwrap_or_default();
-    explain_start_failure(&StartFacts::parse(&shown, &mounts, program, &selinux), program)
+    explain_start_failure(&StartFacts::parse(&shown, &mounts, program, &selinux, log), program)
 }
 
 #[cfg(test)]
@@ -104,25 +110,39 @@ mod tests {
         };
         let (usual, home, usr) =
             ("/opt/shepherd/bin/roleserver", "/home/a/roleserver", "/usr/local/lib/shepherd/bin/roleserver");
-        for (shown, program, selinux, expected) in [
-            (shown(203, "exit-code"), home, "1\n", Some("(203/EXEC), because /home is mounted noexec")),
-            (shown(203, "exit-code"), usual, "1\n", Some("(203/EXEC), and SELinux is enforcing")),
-            (shown(203, "exit-code"), usual, "0\n", Some("(203/EXEC): it is not there")),
-            (shown(203, "exit-code"), usual, "", Some("(203/EXEC): it is not there")),
-            (shown(219, "exit-code"), usual, "", Some("(219/CGROUP)")),
+        let refused =
+            "error: writing /usr/local/lib/shepherd/state/a failed: Read-only file system (os error 30)";
+        for (shown, program, selinux, log, expected) in [
+            (shown(203, "exit-code"), home, "1\n", "", Some("(203/EXEC), because /home is mounted noexec")),
+            (shown(203, "exit-code"), usual, "1\n", "", Some("(203/EXEC), and SELinux is enforcing")),
+            (shown(203, "exit-code"), usual, "0\n", "", Some("(203/EXEC): it is not there")),
+            (shown(203, "exit-code"), usual, "", "", Some("(203/EXEC): it is not there")),
+            (shown(219, "exit-code"), usual, "", "", Some("(219/CGROUP)")),
             (
                 shown(1, "exit-code"),
                 usr,
                 "",
+                refused,
                 Some("/usr with /usr/local/lib/shepherd/bin/roleserver on it is mounted read-only"),
             ),
-            (shown(1, "exit-code"), usual, "", Some("systemd reports exit-code with status 1")),
-            (shown(0, "success"), usual, "", None),
-            (String::new(), usual, "", None),
+            // Read-only as the image of the host has it, and the agent writes nothing there.
+            (
+                shown(1, "exit-code"),
+                usr,
+                "",
+                "the key is damaged",
+                Some("systemd reports exit-code with status 1"),
+            ),
+            (shown(0, "success"), usr, "", "", None),
+            // The refused write is on another file system than the program.
+            (shown(1, "exit-code"), usual, "", refused, Some("systemd reports exit-code with status 1")),
+            (shown(1, "exit-code"), usual, "", "", Some("systemd reports exit-code with status 1")),
+            (shown(0, "success"), usual, "", "", None),
+            (String::new(), usual, "", "", None),
         ] {
             let program = Path::new(program);
             let explained =
-                explain_start_failure(&StartFacts::parse(&shown, mounts, program, selinux), program);
+                explain_start_failure(&StartFacts::parse(&shown, mounts, program, selinux, log), program);
             match expected {
                 None => assert_eq!(explained, None, "{shown}"),
                 Some(part) => {
