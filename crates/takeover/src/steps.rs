@@ -13,6 +13,10 @@ use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UNSAFE_PATH, UPLOAD_BEGIN, p
 use model::sanitize::sanitize_text;
 use proto::agent::v1::EnrollResponse;
 
+/// Most places of an answer that are used, that of the agent's path included. The probe reports fewer. Each place may cost a
+/// probe of its own, so the machine must not decide how many there are.
+const MAX_PLACES: usize = 8;
+
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeReport {
@@ -55,6 +59,7 @@ pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
     let unsafe_reason = Some(value(probe_key::UNSAFE)).filter(|reason| !reason.is_empty()).map(sanitize_text);
     let mut places = pairs()
         .filter(|(key, _)| *key == probe_key::PLACE)
+        .take(MAX_PLACES)
         .map(|(_, line)| PlaceFacts::parse(&sanitize_text(line)))
         .collect::<Vec<_>>()
         .into_iter();
@@ -261,6 +266,22 @@ pub(crate) mod tests {
         assert_eq!((found.os.as_str(), found.architecture.as_str()), ("Linux", std::env::consts::ARCH));
         assert_eq!(Path::new(&found.home), home.path());
         assert!(found.has_digest_program);
+    }
+
+    #[test]
+    fn machine_does_not_decide_how_many_places_are_probed() {
+        let place = |number: usize| format!("place=drwxr-xr-x 0 / ext4 rw /p{number}\n");
+        let mut stdout =
+            "shepherd-probe-begin\nos=Linux\narch=x86_64\nuser=root\nhome=/root\nsha256=sha256sum\n\
+                          digest=none\nuid=0\nselinux=\nunsafe=\n"
+                .to_owned();
+        stdout.extend((0..1000).map(place));
+        let exit = CommandExit::Status(0);
+        let output = CommandOutput { exit, stdout: stdout.into_bytes(), stderr: vec![], dropped_bytes: 0 };
+        let probe = parse_probe(&output).unwrap();
+        assert_eq!(probe.target.unwrap().directory, "/p0");
+        let places: Vec<_> = probe.places.into_iter().map(|place| place.directory).collect();
+        assert_eq!(places, ["/p1", "/p2", "/p3", "/p4", "/p5", "/p6", "/p7"]);
     }
 
     #[test]
