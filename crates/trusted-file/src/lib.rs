@@ -10,8 +10,9 @@
 //!
 //! *Other users* are all but the user of the process and root. Each decision is a pure function of the owner and mode
 //! of a file. A group counts as others, because this program does not know who is in it. The path of a configuration is
-//! the exception: there a private group is the user.
+//! the exception: there a private group is the user, unless a file has an access list.
 
+mod access_list;
 pub mod private_file;
 pub mod private_group;
 pub mod unchangeable_path;

@@ -14,7 +14,8 @@
 //! * A part on a mount that is read-only. Kubernetes mounts a `ConfigMap` like this: its directory has mode 0777, and
 //!   nobody who reaches it by this path can write.
 //! * A part that a [private group](crate::private_group) may change, as a umask of 002 makes it: the user of this
-//!   process is the group.
+//!   process is the group. A part with an access list of its own is not among them: there, the bits of the group are the
+//!   most that any user or group of the list may do (acl(5)).
 //!
 //! Files with commands are checked by the bits alone. A read-only mount can be writable elsewhere on the host, and there
 //! is a better way to trust such a file: its digest.
@@ -28,6 +29,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::StatVfsMountFlags;
 
+use crate::access_list::has_access_list;
 use crate::private_group::read_private_group;
 
 /// Permission bits that let the group or all others write.
@@ -92,8 +94,8 @@ pub fn check_unchangeable(path: &Path, file_use: FileUse) -> Result<Metadata, Ch
         FileUse::Configuration => read_private_group(user),
         FileUse::Commands => None,
     };
-    PathCheck { file_use, user: User { id: user, private_group }, is_read_only: is_on_read_only_mount }
-        .walk(path)
+    let user = User { id: user, private_group };
+    PathCheck { file_use, user, is_read_only: is_on_read_only_mount, has_access_list }.walk(path)
 }
 
 /// Checks that no other user can change what is in a directory. The directories above it are not checked.
@@ -101,7 +103,7 @@ pub fn check_directory(path: &Path) -> Result<(), ChangeableError> {
     let metadata =
         std::fs::metadata(path).map_err(|source| ChangeableError::Read { path: path.to_owned(), source })?;
     let user = User { id: rustix::process::geteuid().as_raw(), private_group: None };
-    PathCheck { file_use: FileUse::Commands, user, is_read_only: is_on_read_only_mount }
+    PathCheck { file_use: FileUse::Commands, user, is_read_only: is_on_read_only_mount, has_access_list }
         .check_part(path, &metadata)
 }
 
@@ -111,6 +113,8 @@ struct PathCheck {
     user: User,
     /// Whether a path is on a mount that is read-only.
     is_read_only: fn(&Path) -> bool,
+    /// Whether what is at a path has an access list.
+    has_access_list: fn(&Path) -> bool,
 }
 
 impl PathCheck {
@@ -171,6 +175,7 @@ impl PathCheck {
             mode: metadata.mode() & 0o7777,
             // The mount of a link does not matter, and the question would follow the link.
             is_read_only: kind != PartKind::Link && (self.is_read_only)(path),
+            has_access_list: kind != PartKind::Link && (self.has_access_list)(path),
         };
         let (owner, mode) = (part.owner, part.mode);
         match find_weakness(&part, self.user, self.file_use) {
@@ -221,6 +226,8 @@ struct Part {
     mode: u32,
     /// Whether it is on a mount that is read-only.
     is_read_only: bool,
+    /// Whether it has an access list.
+    has_access_list: bool,
 }
 
 /// What lets other users change a part of a path.
@@ -246,7 +253,8 @@ fn find_weakness(part: &Part, user: User, file_use: FileUse) -> Option<Weakness>
     let is_harmless = match file_use {
         FileUse::Commands => false,
         FileUse::Configuration => {
-            part.is_read_only || part.mode & WRITABLE_BY_ALL == 0 && user.private_group == Some(part.group)
+            let is_of_private_group = user.private_group == Some(part.group) && !part.has_access_list;
+            part.is_read_only || part.mode & WRITABLE_BY_ALL == 0 && is_of_private_group
         }
     };
     (is_writable && !is_harmless).then_some(Weakness::Mode)
@@ -261,7 +269,7 @@ mod tests {
 
     /// A part that group 50 owns, on a mount that can be written.
     fn part(kind: PartKind, owner: u32, mode: u32) -> Part {
-        Part { kind, owner, group: 50, mode, is_read_only: false }
+        Part { kind, owner, group: 50, mode, is_read_only: false, has_access_list: false }
     }
 
     #[test]
@@ -324,6 +332,23 @@ mod tests {
     }
 
     #[test]
+    fn bits_of_a_private_group_are_not_believed_beside_an_access_list() {
+        use PartKind::{Directory, File};
+        let user = User { id: 7, private_group: Some(50) };
+        for (kind, mode, is_read_only, expected) in [
+            (File, 0o664, false, Some(Weakness::Mode)),
+            (Directory, 0o775, false, Some(Weakness::Mode)),
+            // The mask of the list lets nobody write.
+            (File, 0o644, false, None),
+            (Directory, 0o755, false, None),
+            (File, 0o664, true, None),
+        ] {
+            let part = Part { is_read_only, has_access_list: true, ..part(kind, 7, mode) };
+            assert_eq!(find_weakness(&part, user, FileUse::Configuration), expected, "{part:?}");
+        }
+    }
+
+    #[test]
     fn configuration_in_a_config_map_is_accepted() {
         let (_directory, root) = directory();
         let volume = root.join("volume");
@@ -336,7 +361,7 @@ mod tests {
         set_mode(&volume.join("..2026_11_27/shepherd.toml"), 0o644);
         let user = User { id: rustix::process::geteuid().as_raw(), private_group: None };
         let check = |file_use, is_read_only| {
-            let check = PathCheck { file_use, user, is_read_only };
+            let check = PathCheck { file_use, user, is_read_only, has_access_list: |_| false };
             check.walk(&volume.join("shepherd.toml")).map(|_| ()).map_err(|error| error.to_string())
         };
         let writable: fn(&Path) -> bool = |_| false;
