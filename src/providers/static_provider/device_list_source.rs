@@ -20,6 +20,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::header::{ETAG, HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED};
 use reqwest::{StatusCode, Url};
+use rustix::fs::OFlags;
+use tokio::fs::OpenOptions;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Mutex;
 
@@ -149,7 +151,7 @@ impl DeviceListSource {
             (Some((version, text)), _) => {
                 // Dropped first: if the new list is broken, "unchanged" must not bring the old one back.
                 *last = None;
-                let trust = self.list_trust(&text)?;
+                let trust = self.list_trust(&text).await?;
                 let text = String::from_utf8(text).map_err(|error| {
                     self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
                 })?;
@@ -164,7 +166,7 @@ impl DeviceListSource {
 
     /// Whether the commands and host keys of a list with this content are believed. A list of another SHA-256 is an
     /// error.
-    fn list_trust(&self, content: &[u8]) -> Result<ListTrust, ProviderError> {
+    async fn list_trust(&self, content: &[u8]) -> Result<ListTrust, ProviderError> {
         if let Some(expected) = &self.sha256 {
             let found = hex::encode(ring::digest::digest(&ring::digest::SHA256, content));
             if found == *expected {
@@ -179,8 +181,8 @@ impl DeviceListSource {
             ));
         }
         Ok(match &self.location {
-            ListLocation::File(path) => match check_unchangeable(path, FileUse::Commands) {
-                Ok(_) => ListTrust::Trusted,
+            ListLocation::File(path) => match check_path(path.clone()).await {
+                Ok(()) => ListTrust::Trusted,
                 Err(error) => ListTrust::Untrusted {
                     reason: format!(
                         "commands and host keys are accepted only from a file that nobody else can change, and {error}"
@@ -209,7 +211,9 @@ impl DeviceListSource {
             };
             self.list_error(class, &format!("it cannot be read: {error}"))
         };
-        let file = tokio::fs::File::open(path).await.map_err(failed)?;
+        // Without `NONBLOCK` opening a named pipe would wait for its writer, and occupy a thread until then.
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).await.map_err(failed)?;
         let found = file.metadata().await.map_err(failed)?;
         if !found.is_file() {
             return Err(self.list_error(ErrorClass::Configuration, "it is not a file"));
@@ -279,6 +283,15 @@ impl DeviceListSource {
         };
         ProviderError::new(class, self.endpoint(), format!("the device list {shown}: {problem}"))
     }
+}
+
+/// Checks that nobody else can change a file; the error is a sentence. The file system may be one of the network that does
+/// not answer.
+async fn check_path(path: PathBuf) -> Result<(), String> {
+    let check =
+        move || check_unchangeable(&path, FileUse::Commands).map(drop).map_err(|error| error.to_string());
+    let checked = tokio::task::spawn_blocking(check).await;
+    checked.unwrap_or_else(|error| Err(format!("the check of its path failed: {error}")))
 }
 
 #[cfg(test)]
@@ -372,6 +385,41 @@ mod tests {
             let error = file_source(&path, Some(wrong)).err().unwrap().message;
             assert!(error.contains("its configured SHA-256 is none; give the 64"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn named_pipe_is_no_list() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("devices.json");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let source = file_source(&pipe, None).unwrap();
+        let loaded = tokio::time::timeout(Duration::from_secs(10), source.load_devices()).await;
+        // A thread that waits for a writer would keep the test from ending.
+        let _writer =
+            loaded.is_err().then(|| std::fs::File::options().read(true).write(true).open(&pipe).unwrap());
+        let error = loaded.expect("opening the pipe waits for its writer").unwrap_err();
+        assert_eq!(error.class, ErrorClass::Configuration);
+        assert!(error.message.contains("it is not a file"), "{}", error.message);
+    }
+
+    #[test]
+    fn path_is_checked_on_a_thread_that_may_block() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("devices.json");
+        std::fs::write(&path, "[]").unwrap();
+        set_mode(&path, 0o644);
+        let source = file_source(&path, None).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let occupied = tokio::task::spawn_blocking(move || released.recv());
+            let mut trust = std::pin::pin!(source.list_trust(b"[]"));
+            assert!(futures::poll!(&mut trust).is_pending(), "the path was checked on this thread");
+            release.send(()).unwrap();
+            assert!(matches!(trust.await, Ok(ListTrust::Trusted)));
+            occupied.await.unwrap().unwrap();
+        });
     }
 
     #[tokio::test]
