@@ -61,6 +61,11 @@ const NAMES: [&str; 41] = [
 pub struct Capability(u8);
 
 impl Capability {
+    /// All capabilities, by their numbers. A kernel may have fewer, or more.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0_u8..).zip(NAMES).map(|(number, _)| Self(number))
+    }
+
     /// Its number, which is its bit in a set.
     #[must_use]
     pub const fn number(self) -> u8 {

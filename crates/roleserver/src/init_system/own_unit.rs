@@ -77,7 +77,10 @@ impl OwnUnit {
     fn check_unit(&self, in_unit: &[String]) -> Result<Vec<HostFinding>, SystemdError> {
         let edited = self.check_file()?;
         let shown = self.systemd.show_unit(&requested_settings())?;
-        let found = assess_unit(&UnitSettings::parse(&shown), self.group.hierarchy, in_unit);
+        let last_capability = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
+        let last_capability = last_capability.and_then(|number| number.trim().parse().ok());
+        let settings = UnitSettings::parse(&shown, last_capability);
+        let found = assess_unit(&settings, self.group.hierarchy, in_unit);
         Ok(edited.into_iter().chain(found).collect())
     }
 }

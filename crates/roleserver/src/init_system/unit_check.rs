@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use model::host_finding::{HostFinding, HostFindingKind};
+use model::role_declaration::privileges::Capability;
 
 use crate::mountinfo;
 
@@ -52,8 +53,11 @@ const INHERITED_SETTINGS: [(&str, &[&str]); 35] = [
     ("RootImage", &[""]),
     ("DynamicUser", &["no"]),
 ];
+/// The setting that children inherit without a fixed value that harms none: where it is not set, systemd prints every
+/// capability of the kernel.
+const BOUNDING_SET: &str = "CapabilityBoundingSet";
 /// Other settings that are read.
-const OTHER_SETTINGS: [&str; 4] = ["KillMode", "Delegate", "DropInPaths", "FragmentPath"];
+const OTHER_SETTINGS: [&str; 5] = ["KillMode", "Delegate", "DropInPaths", "FragmentPath", BOUNDING_SET];
 /// Most programs that a sentence names.
 const MAX_NAMED: usize = 5;
 
@@ -66,27 +70,42 @@ pub fn requested_settings() -> String {
 
 /// The settings of a unit, by name, as `systemctl show` prints them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnitSettings(BTreeMap<String, String>);
+pub struct UnitSettings {
+    values: BTreeMap<String, String>,
+    last_capability: Option<u8>,
+}
 
 impl UnitSettings {
-    /// Parses the output: a line `NAME=VALUE` for each setting that this systemd has.
+    /// Parses the output: a line `NAME=VALUE` for each setting that this systemd has. `last_capability` is the highest
+    /// number of a capability of this kernel (`/proc/sys/kernel/cap_last_cap`); without it, no bounding set is judged.
     #[must_use]
-    pub fn parse(shown: &str) -> Self {
+    pub fn parse(shown: &str, last_capability: Option<u8>) -> Self {
         let pairs = shown.lines().filter_map(|line| line.split_once('='));
-        Self(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
+        let values = pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect();
+        Self { values, last_capability }
     }
 
     fn get(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
+        self.values.get(name).map_or("", String::as_str)
     }
 
     /// The inherited settings that are in force, as `NAME=VALUE`. A setting that this systemd does not have is none.
     fn inherited(&self) -> Vec<String> {
         let in_force = INHERITED_SETTINGS.iter().filter_map(|(name, harmless)| {
-            let value = self.0.get(*name)?;
+            let value = self.values.get(*name)?;
             (!harmless.contains(&value.as_str())).then(|| format!("{name}={value}"))
         });
-        in_force.collect()
+        in_force.chain(self.bounding_set()).collect()
+    }
+
+    /// The bounding set of capabilities, if it lacks one that the kernel has.
+    fn bounding_set(&self) -> Option<String> {
+        let value = self.values.get(BOUNDING_SET)?;
+        let missing = missing_capabilities(value, self.last_capability?);
+        match value.as_str() {
+            "" => Some(format!("{BOUNDING_SET}=")),
+            _ => (!missing.is_empty()).then(|| format!("{BOUNDING_SET}=~{}", missing.join(" "))),
+        }
     }
 
     /// Where an administrator finds the setting.
@@ -162,6 +181,18 @@ pub fn edited_unit_finding(unit: &Path) -> HostFinding {
             unit.display()
         ),
     }
+}
+
+/// The capabilities up to this number that a bounding set lacks, as systemd names them. Older releases of systemd print the
+/// bits of the set as a number.
+fn missing_capabilities(shown: &str, last: u8) -> Vec<String> {
+    let names = Capability::all().filter(|capability| capability.number() <= last);
+    let names = names.map(|capability| (capability.number(), format!("cap_{capability}").to_lowercase()));
+    let is_missing = |(number, name): &(u8, String)| match shown.parse::<u64>() {
+        Ok(bits) => (bits >> number) & 1 == 0,
+        Err(_) => !shown.split_whitespace().any(|shown| shown == name),
+    };
+    names.filter(is_missing).map(|(_, name)| name).collect()
 }
 
 fn name_programs(names: &[String]) -> String {
@@ -298,7 +329,7 @@ mod tests {
             ("nothing is known", String::new(), legacy, &[], &[]),
         ];
         for (name, shown, hierarchy, in_unit, expected) in cases {
-            let found = assess_unit(&UnitSettings::parse(&shown), hierarchy, in_unit);
+            let found = assess_unit(&UnitSettings::parse(&shown, Some(40)), hierarchy, in_unit);
             let found: Vec<String> = found.into_iter().map(|finding| finding.message).collect();
             assert_eq!(found.len(), expected.len(), "{name}: {found:?}");
             for (found, expected) in found.iter().zip(expected) {
@@ -338,9 +369,38 @@ mod tests {
         ] {
             let name = default.split('=').next().unwrap_or_default();
             assert!(requested_settings().split(',').any(|found| found == name), "{name}");
-            assert_eq!(UnitSettings::parse(default).inherited(), [""; 0], "{default}");
-            assert_eq!(UnitSettings::parse(set).inherited(), [set], "{set}");
+            assert_eq!(UnitSettings::parse(default, Some(40)).inherited(), [""; 0], "{default}");
+            assert_eq!(UnitSettings::parse(set, Some(40)).inherited(), [set], "{set}");
         }
+    }
+
+    #[test]
+    fn bounding_set_of_a_drop_in_is_found_and_that_of_the_kernel_is_not() {
+        let names: Vec<String> =
+            Capability::all().map(|capability| format!("cap_{capability}").to_lowercase()).collect();
+        let without = |left_out: &str| {
+            let left: Vec<&str> = names.iter().map(String::as_str).filter(|name| *name != left_out).collect();
+            left.join(" ")
+        };
+        let bits = |set: u64| set.to_string();
+        for (value, last, expected) in [
+            (without(""), Some(40), None),
+            (names[..38].join(" "), Some(37), None),
+            (without("") + " cap_of_a_newer_kernel", Some(41), None),
+            (without("cap_sys_ptrace"), Some(40), Some("CapabilityBoundingSet=~cap_sys_ptrace")),
+            (names[..39].join(" "), Some(40), Some("CapabilityBoundingSet=~cap_bpf cap_checkpoint_restore")),
+            (String::new(), Some(40), Some("CapabilityBoundingSet=")),
+            (bits(u64::MAX), Some(40), None),
+            (bits((1 << 41) - 1), Some(40), None),
+            (bits(u64::MAX - 1), Some(40), Some("CapabilityBoundingSet=~cap_chown")),
+            // Nothing is known of the kernel.
+            (without("cap_sys_ptrace"), None, None),
+        ] {
+            let shown = format!("KillMode=control-group\nCapabilityBoundingSet={value}\n");
+            let found = UnitSettings::parse(&shown, last).inherited();
+            assert_eq!(found, Vec::from_iter(expected), "{value} {last:?}");
+        }
+        assert!(requested_settings().split(',').any(|found| found == BOUNDING_SET));
     }
 
     #[test]
