@@ -64,6 +64,7 @@
 pub mod agent;
 pub mod atomic_file;
 pub mod boot_clock;
+pub mod bounded_command;
 pub mod child;
 pub mod cluster;
 pub mod commands;

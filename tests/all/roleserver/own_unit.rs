@@ -45,6 +45,7 @@ fn own_unit(root: &Path, unit: &str) -> Result<OwnUnit> {
         units: root.join("units"),
         wanted_by: "multi-user.target",
         runtime_directory: None,
+        until: None,
     };
     fs::create_dir(&systemd.units)?;
     fs::write(systemd.unit_path(), unit)?;

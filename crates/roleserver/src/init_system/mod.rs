@@ -336,6 +336,7 @@ pub(crate) mod tests {
             units: root.join("units"),
             wanted_by: "multi-user.target",
             runtime_directory: Some(root.join("runtime")),
+            until: None,
         }
     }
 

@@ -1,11 +1,13 @@
 //! Install, enable and restart the systemd unit of the agent.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::{Error, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use hardening::file_limit::UsualFileLimit as _;
 
+use crate::bounded_command::output_within;
 use crate::init_system::unit::{self, UnitAction, UnitFacts};
 use crate::init_system::unit_check::edited_unit_finding;
 
@@ -13,6 +15,10 @@ use crate::init_system::unit_check::edited_unit_finding;
 pub const UNIT: &str = "roleserver.service";
 /// Where an edited unit file goes that does not start the right agent. systemd reads no file with this ending.
 const EDITED_UNIT: &str = "roleserver.service.edited";
+
+/// How long a call may take. A restart waits for the end of the agent, which may take as long as the unit says. A manager
+/// that does not answer would otherwise be waited for as long as `systemctl` likes.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the installation of the unit did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +62,8 @@ pub struct Systemd {
     /// The runtime directory of the user's manager. A session that no PAM module opened does not have it in its
     /// environment.
     pub runtime_directory: Option<PathBuf>,
+    /// When every call has ended at the latest, if the caller has to end; each call has a limit of its own besides.
+    pub until: Option<Instant>,
 }
 
 impl Systemd {
@@ -67,6 +75,7 @@ impl Systemd {
             units: PathBuf::from("/etc/systemd/system"),
             wanted_by: "multi-user.target",
             runtime_directory: None,
+            until: None,
         }
     }
 
@@ -78,6 +87,7 @@ impl Systemd {
             units: home.join(".config/systemd/user"),
             wanted_by: "default.target",
             runtime_directory: Some(runtime_directory()),
+            until: None,
         }
     }
 
@@ -186,6 +196,12 @@ impl Systemd {
         self.run_systemctl(["restart", UNIT]).map(drop)
     }
 
+    /// How long a call that begins now may take.
+    fn call_limit(&self) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT))
+    }
+
     /// Returns the standard output.
     fn run_systemctl<const N: usize>(&self, arguments: [&str; N]) -> Result<String, SystemdError> {
         let (program, first) = match self.systemctl.split_first() {
@@ -198,9 +214,13 @@ impl Systemd {
             .args(arguments)
             .envs(self.runtime_directory.iter().map(|directory| ("XDG_RUNTIME_DIR", directory)))
             .stdin(Stdio::null());
-        let output = hardening::restore_core_limit(call.usual_file_limit())
-            .output()
-            .map_err(|source| SystemdError::Io { operation: format!("calling `{command}`"), source })?;
+        let failed = |source| SystemdError::Io { operation: format!("calling `{command}`"), source };
+        let limit = self.call_limit();
+        if limit.is_zero() {
+            return Err(failed(Error::new(ErrorKind::TimedOut, "no time is left for it")));
+        }
+        let output =
+            output_within(hardening::restore_core_limit(call.usual_file_limit()), limit).map_err(failed)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
@@ -221,7 +241,7 @@ pub fn enable_linger() -> Result<(), String> {
     };
     let mut command = Command::new("loginctl");
     command.arg("enable-linger").stdin(Stdio::null());
-    match hardening::restore_core_limit(command.usual_file_limit()).output() {
+    match output_within(hardening::restore_core_limit(command.usual_file_limit()), CALL_TIMEOUT) {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(warn(error_output(&output))),
         Err(error) => Err(warn(error.to_string())),
@@ -232,4 +252,28 @@ fn error_output(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim();
     if text.is_empty() { output.status.to_string() } else { text.chars().take(500).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systemctl_that_hangs_is_killed_at_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let script = root.path().join("systemctl");
+        std::fs::write(&script, "exec sleep 300\n").unwrap();
+        let systemd = Systemd {
+            systemctl: vec!["sh".to_owned(), script.display().to_string()],
+            units: root.path().join("units"),
+            wanted_by: "multi-user.target",
+            runtime_directory: None,
+            until: Some(Instant::now() + Duration::from_secs(2)),
+        };
+        let error = systemd.enable_unit().unwrap_err().to_string();
+        assert!(error.contains("enable roleserver.service` failed: it took longer than"), "{error}");
+        let error = systemd.restart_unit().unwrap_err().to_string();
+        assert!(error.ends_with("restart roleserver.service` failed: no time is left for it"), "{error}");
+        assert_eq!(Systemd { until: None, ..systemd }.call_limit(), CALL_TIMEOUT);
+    }
 }

@@ -17,12 +17,13 @@
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hardening::file_limit::UsualFileLimit as _;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::bounded_command::wait_within;
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
@@ -188,18 +189,8 @@ fn run_command(program: &Path, arguments: &[&str]) -> Result<(), String> {
     let mut child = hardening::restore_core_limit(command.usual_file_limit())
         .spawn()
         .map_err(|error| format!("it could not be started: {error}"))?;
-    let end = Instant::now() + COMMAND_TIMEOUT;
-    loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
-            Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(format!("it failed: {status}")),
-            None if Instant::now() >= end => {
-                child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
-                return Err(format!("it took longer than {} seconds", COMMAND_TIMEOUT.as_secs()));
-            }
-            None => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
+    let status = wait_within(&mut child, COMMAND_TIMEOUT).map_err(|error| error.to_string())?;
+    if status.success() { Ok(()) } else { Err(format!("it failed: {status}")) }
 }
 
 #[cfg(test)]
