@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
+use shepherd::roleserver::init_system::ENROLMENT_TIMEOUT;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::host_keys::HostKeyExpectation;
 use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverStep, take_over_machine};
@@ -237,4 +238,14 @@ async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit(
     assert!(matches!(error, SshError::Timeout { operation: "connecting", .. }), "{error}");
     assert_eq!(error.blame(), Blame::Network);
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[test]
+fn enrolment_ends_before_its_ssh_command_does() {
+    let settings = SshSettings::new(ClientKey::generate().unwrap());
+    assert!(
+        ENROLMENT_TIMEOUT + Duration::from_secs(5) <= settings.exec_timeout,
+        "the response of an enrolment that takes {ENROLMENT_TIMEOUT:?} comes too late for {:?}",
+        settings.exec_timeout
+    );
 }

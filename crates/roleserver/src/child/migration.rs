@@ -43,8 +43,10 @@ use crate::systemd_manager::manager::SystemdManager;
 /// How long processes that a child starts while it is moved are followed.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(10);
-/// How long an enrolment tries to move the children before it restarts the unit all the same, and how often.
-const PROTECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long an enrolment tries again to move the children before it restarts the unit all the same, and how often.
+const PROTECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// When the last attempt has ended. It is later, because a manager that answers may need time for many children.
+pub const PROTECT_LIMIT: Duration = Duration::from_secs(20);
 const PROTECT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a scope is requested; a process that ends meanwhile makes systemd refuse.
 const MAX_ATTEMPTS: u32 = 3;
@@ -86,9 +88,15 @@ pub fn migrate_children_of_unit(
 }
 
 /// Moves the children as [`migrate_children_of_unit`] does. Returns a warning for each child that will end with the
-/// unit. A machine without children needs no answer of systemd.
+/// unit. A machine without children needs no answer of systemd. All calls have ended after [`PROTECT_LIMIT`], and at
+/// `until`.
 #[must_use]
-pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: &str) -> Vec<String> {
+pub fn protect_children(
+    state_directory: &Path,
+    manager: &SystemdManager,
+    unit: &str,
+    until: Instant,
+) -> Vec<String> {
     let directory = state_directory.join("children");
     if !fs::read_dir(&directory).is_ok_and(|mut records| records.next().is_some()) {
         return Vec::new();
@@ -97,9 +105,11 @@ pub fn protect_children(state_directory: &Path, manager: &SystemdManager, unit: 
         format!("{what} will end when {unit} is restarted, because no scope has it: {why}")
     };
     // A restart ends what was not moved, so a manager that is busy gets more than one chance.
-    let end = Instant::now() + PROTECT_TIMEOUT;
+    let begin = Instant::now();
+    let end = until.min(begin + PROTECT_TIMEOUT);
+    let manager = SystemdManager { until: Some(until.min(begin + PROTECT_LIMIT)), ..manager.clone() };
     let migrated = loop {
-        let migrated = migrate_children_of_unit(state_directory, manager, unit);
+        let migrated = migrate_children_of_unit(state_directory, &manager, unit);
         let is_complete = migrated.as_ref().is_ok_and(|report| report.left.is_empty());
         if is_complete || Instant::now() >= end {
             break migrated;
@@ -322,6 +332,7 @@ fn follow(
     listed: &BTreeSet<i32>,
 ) -> std::io::Result<()> {
     let end = Instant::now() + FOLLOW_TIMEOUT;
+    let end = scopes.manager.until.map_or(end, |until| end.min(until));
     loop {
         let late = find_late_processes(old, new, listed)?;
         if late.is_empty() {

@@ -19,7 +19,7 @@ use crate::child::migration;
 use crate::commands::CommandError;
 use crate::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
 use crate::init_system::systemd::{Systemd, UNIT};
-use crate::init_system::{self, DesiredAgent, SupervisionMode, SupervisionPlan};
+use crate::init_system::{self, DesiredAgent, ENROLMENT_TIMEOUT, SupervisionMode, SupervisionPlan};
 use crate::process::program_digest;
 use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
 use crate::systemd_manager::manager::SystemdManager;
@@ -96,6 +96,7 @@ fn enroll_machine(
     mode: SupervisionMode,
     request: wire::EnrollRequest,
 ) -> Result<wire::EnrollResponse, EnrollError> {
+    let until = Instant::now() + ENROLMENT_TIMEOUT;
     let failed = |error: &dyn std::fmt::Display| EnrollError::Failed(error.to_string());
     let state = StateDirectory::open(state_directory).map_err(|error| failed(&error))?;
     let _held = lock_with_timeout(&state).map_err(|error| failed(&error))?;
@@ -131,10 +132,10 @@ fn enroll_machine(
             SupervisionPlan::UserUnit => SystemdManager::own_user(),
             _ => SystemdManager::system(),
         };
-        migration::protect_children(state.path(), &manager, UNIT)
+        migration::protect_children(state.path(), &manager, UNIT, until)
     };
     let (supervision, mut warnings) =
-        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &protect)
+        init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &protect, until)
             .map_err(|error| failed(&error))?;
     warnings.extend(unkept);
     tracing::info!(machine = %enrolment.machine_id, revision = enrolment.revision, "enrolled");

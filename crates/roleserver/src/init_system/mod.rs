@@ -36,9 +36,13 @@ pub mod unit_check;
 
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a started agent may take to record itself on a busy host. Together with the longest stop of the agent
-/// before it, this is less than the limit of an enrolment's SSH command.
+/// How long a started agent may take to record itself on a busy host.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an enrolment may take. It is less than the limit of its SSH command, so that the shepherd gets a response that
+/// says what hangs. Each part has a limit of its own besides, and together they may be longer: then the later ones are cut.
+pub const ENROLMENT_TIMEOUT: Duration = Duration::from_secs(55);
+/// What is left of that for the question why an agent does not run.
+const EXPLANATION_TIME: Duration = Duration::from_secs(2);
 
 /// The value of the flag `--supervision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +102,10 @@ pub enum SupervisionError {
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// The agent was started and does not run.
-    #[error("the agent was started but does not run after {} s; its log ends: {output}", START_TIMEOUT.as_secs())]
+    #[error("the agent was started but does not run after {} s; its log ends: {output}", after.as_secs())]
     DoesNotRun {
+        /// How long it had.
+        after: Duration,
         /// The end of its log.
         output: String,
     },
@@ -149,53 +155,59 @@ pub fn detect_host() -> HostInit {
 /// that.
 ///
 /// `before_restart` is called right before a unit is restarted, which ends everything in its group: it moves the
-/// children of the running agent out of it, and returns warnings.
+/// children of the running agent out of it, and returns warnings. Everything but that has ended at `until`.
 pub fn ensure_agent_runs(
     plan: SupervisionPlan,
     systemd: &Systemd,
     state: &StateDirectory,
     wanted: &DesiredAgent,
     before_restart: &dyn Fn() -> Vec<String>,
+    until: Instant,
 ) -> Result<(wire::Supervision, Vec<String>), SupervisionError> {
+    let systemd = &Systemd { until: Some(until), ..systemd.clone() };
     match plan {
         SupervisionPlan::External => {
             // The external supervisor starts the right agent when the wrong one ends.
             if !is_agent_running(state, wanted)
                 && let Some(agent) = state.find_agent_process()
             {
-                stop_process(&agent, "agent")?;
+                stop_process(&agent, "agent", until)?;
             }
             Ok((wire::Supervision::External, Vec::new()))
         }
         SupervisionPlan::Detached => {
-            ensure_detached(state, wanted)?;
+            ensure_detached(state, wanted, until)?;
             Ok((wire::Supervision::Detached, Vec::new()))
         }
         SupervisionPlan::SystemUnit => {
-            Ok((wire::Supervision::Systemd, ensure_unit(systemd, state, wanted, before_restart)?))
+            Ok((wire::Supervision::Systemd, ensure_unit(systemd, state, wanted, before_restart, until)?))
         }
-        SupervisionPlan::UserUnit => match ensure_unit(systemd, state, wanted, before_restart) {
+        SupervisionPlan::UserUnit => match ensure_unit(systemd, state, wanted, before_restart, until) {
             Ok(mut warnings) => {
-                warnings.extend(systemd::enable_linger().err());
+                warnings.extend(systemd.enable_linger().err());
                 Ok((wire::Supervision::Systemd, warnings))
             }
             // A user manager may reject what a process may still do.
             Err(error) => {
-                ensure_detached(state, wanted)?;
+                ensure_detached(state, wanted, until)?;
                 Ok((wire::Supervision::Detached, vec![format!("no systemd user unit: {error}")]))
             }
         },
     }
 }
 
-fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
+fn ensure_detached(
+    state: &StateDirectory,
+    wanted: &DesiredAgent,
+    until: Instant,
+) -> Result<(), SupervisionError> {
     let supervised = state
         .find_supervisor_process()
         .is_some_and(|process| process.is_alive() && process.program_sha256 == wanted.program_sha256);
     if supervised && is_agent_running(state, wanted) {
         return Ok(());
     }
-    stop_detached(state)?;
+    stop_detached(state, until)?;
     let output = || log::open_log(&state.log_path()).map(Stdio::from);
     let io = |source| SupervisionError::Io { operation: "starting the supervisor".to_owned(), source };
     // `supervise` makes a session of its own. It inherits none of our standard streams, or the SSH session would wait
@@ -210,7 +222,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
         .stdout(output().map_err(io)?)
         .stderr(output().map_err(io)?);
     hardening::restore_core_limit(command.usual_file_limit()).spawn().map_err(io)?;
-    wait_for_agent(state, wanted)
+    wait_for_agent(state, wanted, until)
 }
 
 /// Writes the unit and starts it. Returns warnings for the operator.
@@ -219,6 +231,7 @@ fn ensure_unit(
     state: &StateDirectory,
     wanted: &DesiredAgent,
     before_restart: &dyn Fn() -> Vec<String>,
+    until: Instant,
 ) -> Result<Vec<String>, SupervisionError> {
     let installed = systemd.install_unit(&wanted.program, state.path())?;
     systemd.enable_unit()?;
@@ -228,40 +241,41 @@ fn ensure_unit(
     }
     // The machine may have been enrolled before systemd could be used.
     if let Some(supervisor) = state.find_supervisor_process() {
-        stop_process(&supervisor, "supervisor")?;
+        stop_process(&supervisor, "supervisor", until)?;
     }
     warnings.extend(before_restart());
     systemd.restart_unit()?;
-    wait_for_agent(state, wanted).map_err(|error| explain_failure(error, systemd, wanted))?;
+    wait_for_agent(state, wanted, until).map_err(|error| explain_failure(error, systemd, wanted))?;
     Ok(warnings)
 }
 
 /// Adds what systemd knows of an agent that does not run.
 fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredAgent) -> SupervisionError {
     match error {
-        SupervisionError::DoesNotRun { output } => {
+        SupervisionError::DoesNotRun { after, output } => {
             let reason = start_failure::read_start_failure(systemd, &wanted.program, &output);
             let reason = reason.map_or_else(String::new, |reason| format!("; {reason}"));
-            SupervisionError::DoesNotRun { output: output + &reason }
+            SupervisionError::DoesNotRun { after, output: output + &reason }
         }
         other => other,
     }
 }
 
-fn stop_detached(state: &StateDirectory) -> Result<(), SupervisionError> {
+fn stop_detached(state: &StateDirectory, until: Instant) -> Result<(), SupervisionError> {
     // The supervisor first: it would start the agent again.
     if let Some(supervisor) = state.find_supervisor_process() {
-        stop_process(&supervisor, "supervisor")?;
+        stop_process(&supervisor, "supervisor", until)?;
     }
     if let Some(agent) = state.find_agent_process() {
-        stop_process(&agent, "agent")?;
+        stop_process(&agent, "agent", until)?;
     }
     Ok(())
 }
 
-fn stop_process(process: &ProcessRecord, what: &str) -> Result<(), SupervisionError> {
+fn stop_process(process: &ProcessRecord, what: &str, until: Instant) -> Result<(), SupervisionError> {
+    let patience = STOP_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
     let doing = || format!("stopping the {what}, process {}", process.pid);
-    process.stop(STOP_TIMEOUT).map_err(|source| SupervisionError::Io { operation: doing(), source })
+    process.stop(patience).map_err(|source| SupervisionError::Io { operation: doing(), source })
 }
 
 fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> bool {
@@ -270,11 +284,16 @@ fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> bool {
     })
 }
 
-fn wait_for_agent(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
-    let end = Instant::now() + START_TIMEOUT;
+fn wait_for_agent(
+    state: &StateDirectory,
+    wanted: &DesiredAgent,
+    until: Instant,
+) -> Result<(), SupervisionError> {
+    let begin = Instant::now();
+    let end = until.checked_sub(EXPLANATION_TIME).unwrap_or(begin).min(begin + START_TIMEOUT);
     while !is_agent_running(state, wanted) {
         if Instant::now() >= end {
-            return Err(SupervisionError::DoesNotRun { output: log_tail(state) });
+            return Err(SupervisionError::DoesNotRun { after: begin.elapsed(), output: log_tail(state) });
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -295,6 +314,7 @@ fn log_tail(state: &StateDirectory) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::child::migration::PROTECT_LIMIT;
     use crate::init_system::systemd::UNIT;
 
     #[test]
@@ -340,6 +360,10 @@ pub(crate) mod tests {
         }
     }
 
+    fn far() -> Instant {
+        Instant::now() + Duration::from_hours(1)
+    }
+
     fn desired_agent() -> DesiredAgent {
         DesiredAgent { program: "/opt/roleserver".into(), program_sha256: "5a".to_owned(), revision: 3 }
     }
@@ -357,9 +381,15 @@ pub(crate) mod tests {
             std::fs::write(root.path().join("calls"), calls() + "move\n").unwrap();
             vec!["moved".to_owned()]
         };
-        let (supervision, warnings) =
-            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &moving)
-                .unwrap();
+        let (supervision, warnings) = ensure_agent_runs(
+            SupervisionPlan::SystemUnit,
+            &systemd,
+            &state,
+            &desired_agent(),
+            &moving,
+            far(),
+        )
+        .unwrap();
         assert_eq!(supervision, wire::Supervision::Systemd);
         assert_eq!(warnings, ["moved"]);
         let first = "daemon-reload\nenable roleserver.service\nmove\nrestart roleserver.service\n";
@@ -368,8 +398,27 @@ pub(crate) mod tests {
         assert!(unit.contains("\"/opt/roleserver\" run"), "{unit}");
         assert_eq!(std::fs::read_dir(&systemd.units).unwrap().count(), 1, "no temporary file stays");
 
-        ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &moving).unwrap();
+        ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &moving, far())
+            .unwrap();
         assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
+    }
+
+    #[test]
+    fn enrolment_ends_in_time_although_the_agent_does_not_run() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        let systemd = manager(root.path(), "nothing");
+        let begin = Instant::now();
+        let until = begin + EXPLANATION_TIME + Duration::from_secs(8);
+        let plan = SupervisionPlan::SystemUnit;
+        let error =
+            ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Vec::new, until).unwrap_err();
+        assert!(error.to_string().starts_with("the agent was started but does not run after "), "{error}");
+        assert!(begin.elapsed() < START_TIMEOUT, "it waited for the agent as if there were time");
+        // An agent has time although the children took all of theirs, and the end of the one before its own.
+        let stop = Duration::from_secs(10);
+        let rest = ENROLMENT_TIMEOUT.saturating_sub(PROTECT_LIMIT + stop);
+        assert!(rest >= Duration::from_secs(20), "{rest:?}");
     }
 
     #[test]
@@ -379,7 +428,9 @@ pub(crate) mod tests {
         state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
         let systemd = manager(root.path(), "nothing");
         let ensure = |agent: &DesiredAgent| {
-            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, agent, &Vec::new).unwrap().1
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, agent, &Vec::new, far())
+                .unwrap()
+                .1
         };
         let read = || std::fs::read_to_string(systemd.unit_path()).unwrap();
         assert!(ensure(&desired_agent()).is_empty());
@@ -401,10 +452,16 @@ pub(crate) mod tests {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(&root.path().join("state")).unwrap();
         let systemd = manager(root.path(), "enable");
-        let error =
-            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent(), &Vec::new)
-                .unwrap_err()
-                .to_string();
+        let error = ensure_agent_runs(
+            SupervisionPlan::SystemUnit,
+            &systemd,
+            &state,
+            &desired_agent(),
+            &Vec::new,
+            far(),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
     }
 }

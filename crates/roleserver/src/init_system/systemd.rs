@@ -196,6 +196,20 @@ impl Systemd {
         self.run_systemctl(["restart", UNIT]).map(drop)
     }
 
+    /// Enables lingering for this user: without it, a user's units end with the user's last session (loginctl(1)).
+    pub fn enable_linger(&self) -> Result<(), String> {
+        let warn = |why: String| {
+            format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
+        };
+        let mut command = Command::new("loginctl");
+        command.arg("enable-linger").stdin(Stdio::null());
+        match output_within(hardening::restore_core_limit(command.usual_file_limit()), self.call_limit()) {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(warn(error_output(&output))),
+            Err(error) => Err(warn(error.to_string())),
+        }
+    }
+
     /// How long a call that begins now may take.
     fn call_limit(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -232,20 +246,6 @@ impl Systemd {
 #[must_use]
 pub fn runtime_directory() -> PathBuf {
     PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()))
-}
-
-/// Enables lingering for this user: without it, a user's units end with the user's last session (loginctl(1)).
-pub fn enable_linger() -> Result<(), String> {
-    let warn = |why: String| {
-        format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
-    };
-    let mut command = Command::new("loginctl");
-    command.arg("enable-linger").stdin(Stdio::null());
-    match output_within(hardening::restore_core_limit(command.usual_file_limit()), CALL_TIMEOUT) {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(warn(error_output(&output))),
-        Err(error) => Err(warn(error.to_string())),
-    }
 }
 
 fn error_output(output: &Output) -> String {

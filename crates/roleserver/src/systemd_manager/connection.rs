@@ -48,6 +48,9 @@ pub enum ManagerError {
         /// The time that it had.
         limit: Duration,
     },
+    /// The caller has to end, so no call was made.
+    #[error("no time is left for another call to systemd")]
+    NoTime,
     /// systemd answered with bytes that are no D-Bus.
     #[error("{doing}: the answer of systemd is malformed: {source}")]
     Malformed {
@@ -72,10 +75,10 @@ pub enum ManagerError {
 }
 
 impl ManagerError {
-    /// Whether systemd gave no answer, so that another call would get none either.
+    /// Whether systemd gave no answer, so that another call would get none either, or there is no time for one.
     #[must_use]
     pub const fn is_silence(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::NoAnswer { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::NoAnswer { .. } | Self::NoTime)
     }
 
     /// Whether systemd refused a call with this D-Bus error.

@@ -1,7 +1,7 @@
 //! The calls to systemd's manager that a role server needs.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::systemd_manager::connection::{Connection, ManagerError};
 use crate::systemd_manager::value::Value;
@@ -27,6 +27,8 @@ pub struct SystemdManager {
     pub socket: PathBuf,
     /// How long one operation may take.
     pub deadline: Duration,
+    /// When every operation has ended at the latest, if the caller has to end.
+    pub until: Option<Instant>,
 }
 
 /// The state of a unit.
@@ -53,7 +55,7 @@ impl SystemdManager {
     /// The manager of the system.
     #[must_use]
     pub fn system() -> Self {
-        Self { socket: PathBuf::from("/run/systemd/private"), deadline: DEADLINE }
+        Self { socket: PathBuf::from("/run/systemd/private"), deadline: DEADLINE, until: None }
     }
 
     /// The manager of the user of this process.
@@ -69,11 +71,15 @@ impl SystemdManager {
     /// The manager of the user with this runtime directory (`XDG_RUNTIME_DIR`).
     #[must_use]
     pub fn user(runtime_directory: &Path) -> Self {
-        Self { socket: runtime_directory.join("systemd/private"), deadline: DEADLINE }
+        Self { socket: runtime_directory.join("systemd/private"), deadline: DEADLINE, until: None }
     }
 
     fn connect(&self) -> Result<Connection, ManagerError> {
-        Connection::open(&self.socket, self.deadline)
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        match left {
+            Some(left) if left.is_zero() => Err(ManagerError::NoTime),
+            _ => Connection::open(&self.socket, left.map_or(self.deadline, |left| left.min(self.deadline))),
+        }
     }
 
     /// Makes a transient scope with these properties, waits until its job is done, and returns its state. Blocks.

@@ -61,7 +61,7 @@ impl Host {
         let mountinfo = format!("30 28 0:26 / {} rw - cgroup2 cgroup2 rw\n", tree.display());
         let unit =
             StartingUnit { manager_group: String::new(), unit_group: UNIT_GROUP.to_owned(), is_user: false };
-        let manager = SystemdManager { socket: systemd.socket.clone(), deadline: PATIENCE };
+        let manager = SystemdManager { socket: systemd.socket.clone(), deadline: PATIENCE, until: None };
         let children = ChildContext {
             directory: directory.path().join("children"),
             mounts: CgroupMounts::at_path(&mountinfo, UNIT_GROUP),

@@ -2,14 +2,18 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use shepherd_roleserver::child::launch::ChildRecord;
-use shepherd_roleserver::child::migration::{MigrationReport, migrate_children, migrate_children_of_unit};
+use shepherd_roleserver::child::migration::{
+    MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
+};
 use shepherd_roleserver::process::ProcessInstance;
 use shepherd_roleserver::systemd_manager::value::Value;
 
-use crate::host::{Host, UNIT_GROUP};
+use crate::fake_systemd::Conduct;
+use crate::host::{Host, PATIENCE, UNIT_GROUP};
 
 /// A process that an earlier release has started, in a group of the tree; it ends with the test.
 struct OldProcess(Child);
@@ -184,5 +188,24 @@ fn ended_child_and_host_without_systemd_are_left_alone() -> Result<()> {
     let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
     let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service")?;
     assert_eq!(report, MigrationReport::default());
+    Ok(())
+}
+
+/// The restart of the unit waits for this, and the shepherd for both.
+#[test]
+fn enrolment_does_not_wait_for_a_silent_systemd_longer_than_it_may() -> Result<()> {
+    let host = Host::new()?;
+    let web = OldProcess::start(&host, &host.old_group("web"))?;
+    web.record(&host, "web")?;
+    host.systemd.set_conduct(Conduct::Silent);
+    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
+    assert_eq!(manager.deadline, PATIENCE, "each operation alone may take longer");
+    let begun = Instant::now();
+    let until = begun + Duration::from_secs(1);
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", until);
+    assert!(begun.elapsed() < PATIENCE / 2, "it took the time of an operation");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let expected = "web will end when roleserver.service is restarted, because no scope has it: ";
+    assert!(warnings[0].starts_with(expected), "{warnings:?}");
     Ok(())
 }

@@ -13,7 +13,8 @@ use crate::fake_systemd::{Conduct, FakeSystemd};
 fn scope_is_made_read_and_found_again() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let systemd = FakeSystemd::start(&directory.path().join("private"), directory.path())?;
-    let manager = SystemdManager { socket: systemd.socket.clone(), deadline: Duration::from_mins(1) };
+    let manager =
+        SystemdManager { socket: systemd.socket.clone(), deadline: Duration::from_mins(1), until: None };
     let properties = scope_properties("web", &[12], &ResourceLimits::default());
     let state =
         UnitState { active: "active".to_owned(), control_group: "/shepherd.slice/a.scope".to_owned() };
@@ -33,7 +34,7 @@ fn scope_is_made_read_and_found_again() -> Result<()> {
 fn failed_call_is_a_sentence_and_ends_within_its_deadline() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let systemd = FakeSystemd::start(&directory.path().join("private"), directory.path())?;
-    let manager = |deadline| SystemdManager { socket: systemd.socket.clone(), deadline };
+    let manager = |deadline| SystemdManager { socket: systemd.socket.clone(), deadline, until: None };
     let (short, long) = (Duration::from_millis(150), Duration::from_mins(1));
     for (conduct, deadline, expected, is_silence) in [
         (Conduct::Silent, short, "authenticating to systemd: systemd did not answer within 0.15 s", true),
@@ -56,9 +57,28 @@ fn failed_call_is_a_sentence_and_ends_within_its_deadline() -> Result<()> {
         let ScopeError::Manager(error) = error else { anyhow::bail!("{error}") };
         assert_eq!(error.is_silence(), is_silence, "{conduct:?}");
     }
-    let nowhere = SystemdManager { socket: directory.path().join("nothing"), deadline: long };
+    let nowhere = SystemdManager { socket: directory.path().join("nothing"), deadline: long, until: None };
     let error = nowhere.read_unit("a.scope").err().context("it succeeded")?;
     assert!(error.is_silence());
     assert!(error.to_string().starts_with("systemd cannot be reached at "), "{error}");
+    Ok(())
+}
+
+#[test]
+fn operation_ends_with_the_time_of_its_caller() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let systemd = FakeSystemd::start(&directory.path().join("private"), directory.path())?;
+    systemd.set_conduct(Conduct::Silent);
+    let (begun, deadline) = (Instant::now(), Duration::from_mins(2));
+    let until = Some(begun + Duration::from_secs(1));
+    let manager = SystemdManager { socket: systemd.socket.clone(), deadline, until };
+    while Instant::now() < begun + Duration::from_secs(1) {
+        let error = manager.control_group().err().context("it succeeded")?;
+        assert!(error.is_silence(), "{error}");
+    }
+    let error = manager.read_unit("a.scope").err().context("it succeeded")?;
+    assert!(error.is_silence());
+    assert_eq!(error.to_string(), "no time is left for another call to systemd");
+    assert!(begun.elapsed() < Duration::from_mins(1), "it took the time of an operation");
     Ok(())
 }
