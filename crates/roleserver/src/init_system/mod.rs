@@ -23,26 +23,23 @@ use hardening::file_limit::UsualFileLimit as _;
 use proto::agent::v1 as wire;
 
 use crate::child::log;
+use crate::init_system::agent_process::{is_agent_running, stop_detached, stop_process, wait_for_agent};
 use crate::init_system::systemd::{Systemd, SystemdError};
-use crate::process::{ProcessRecord, empty_stdin};
+use crate::process::empty_stdin;
 use crate::state_directory::StateDirectory;
 
+mod agent_process;
 pub mod detached_supervisor;
 pub mod own_unit;
 pub mod start_failure;
 pub mod systemd;
 pub mod unit;
 pub mod unit_check;
+mod unit_state;
 
-/// How long an agent may take to end after SIGTERM.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a started agent may take to record itself on a busy host.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an enrolment may take. It is less than the limit of its SSH command, so that the shepherd gets a response that
 /// says what hangs. Each part has a limit of its own besides, and together they may be longer: then the later ones are cut.
 pub const ENROLMENT_TIMEOUT: Duration = Duration::from_secs(55);
-/// What is left of that for the question why an agent does not run.
-const EXPLANATION_TIME: Duration = Duration::from_secs(2);
 
 /// The value of the flag `--supervision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,8 +184,20 @@ pub fn ensure_agent_runs(
                 warnings.extend(systemd.enable_linger().err());
                 Ok((wire::Supervision::Systemd, warnings))
             }
-            // A user manager may reject what a process may still do.
             Err(error) => {
+                // A user manager may reject what a process may still do. It starts such a unit again and again, until it
+                // is stopped.
+                if matches!(error, SupervisionError::DoesNotRun { .. })
+                    && let Err(error) = systemd.stop_unit()
+                {
+                    tracing::warn!(%error, "the unit of an agent that does not run could not be stopped");
+                }
+                if unit_state::is_unit_running(systemd, state) {
+                    if is_agent_running(state, wanted) {
+                        return Ok((wire::Supervision::Systemd, vec![format!("the unit runs, but {error}")]));
+                    }
+                    return Err(error);
+                }
                 ensure_detached(state, wanted, until)?;
                 Ok((wire::Supervision::Detached, vec![format!("no systemd user unit: {error}")]))
             }
@@ -261,61 +270,13 @@ fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredA
     }
 }
 
-fn stop_detached(state: &StateDirectory, until: Instant) -> Result<(), SupervisionError> {
-    // The supervisor first: it would start the agent again.
-    if let Some(supervisor) = state.find_supervisor_process() {
-        stop_process(&supervisor, "supervisor", until)?;
-    }
-    if let Some(agent) = state.find_agent_process() {
-        stop_process(&agent, "agent", until)?;
-    }
-    Ok(())
-}
-
-fn stop_process(process: &ProcessRecord, what: &str, until: Instant) -> Result<(), SupervisionError> {
-    let patience = STOP_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
-    let doing = || format!("stopping the {what}, process {}", process.pid);
-    process.stop(patience).map_err(|source| SupervisionError::Io { operation: doing(), source })
-}
-
-fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> bool {
-    state.find_agent_process().is_some_and(|agent| {
-        agent.is_alive() && agent.revision == wanted.revision && agent.program_sha256 == wanted.program_sha256
-    })
-}
-
-fn wait_for_agent(
-    state: &StateDirectory,
-    wanted: &DesiredAgent,
-    until: Instant,
-) -> Result<(), SupervisionError> {
-    let begin = Instant::now();
-    let end = until.checked_sub(EXPLANATION_TIME).unwrap_or(begin).min(begin + START_TIMEOUT);
-    while !is_agent_running(state, wanted) {
-        if Instant::now() >= end {
-            return Err(SupervisionError::DoesNotRun { after: begin.elapsed(), output: log_tail(state) });
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
-fn log_tail(state: &StateDirectory) -> String {
-    let text = std::fs::read(state.log_path()).unwrap_or_default();
-    let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
-    let lines: Vec<_> = tail.lines().rev().take(3).collect();
-    if lines.is_empty() {
-        "nothing".to_owned()
-    } else {
-        lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::child::migration::PROTECT_LIMIT;
+    use crate::init_system::agent_process::{EXPLANATION_TIME, START_TIMEOUT};
     use crate::init_system::systemd::UNIT;
+    use crate::process::ProcessRecord;
 
     #[test]
     fn supervision_follows_the_mode_and_the_host() {
@@ -339,13 +300,15 @@ pub(crate) mod tests {
         }
     }
 
-    /// A manager whose `systemctl` logs its calls, and fails when it is called for `fails`.
+    /// A manager whose `systemctl` logs its calls, prints the file `shown` for `show`, and fails when it is called for
+    /// `fails`.
     pub(crate) fn manager(root: &Path, fails: &str) -> Systemd {
         let script = root.join("systemctl");
         let log = root.join("calls");
         let text = format!(
-            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
-            log.display()
+            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != show ] || cat {} 2>&-\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
+            log.display(),
+            root.join("shown").display()
         );
         std::fs::write(&script, text).unwrap();
         // Through the shell: a file that was just written may still be open for writing in a
@@ -445,6 +408,33 @@ pub(crate) mod tests {
         assert!(read().contains("\"/elsewhere/roleserver\" run"), "{}", read());
         let aside = std::fs::read_to_string(systemd.units.join("roleserver.service.edited")).unwrap();
         assert_eq!(aside, edited, "an edited text is never lost");
+    }
+
+    /// A detached supervisor beside the unit would start a second agent.
+    #[test]
+    fn detached_supervisor_replaces_a_user_unit_only_if_that_does_not_run() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        // This process stands in for both, so that a detached supervisor counts as started.
+        let process = ProcessRecord::current(3, "5a".to_owned()).unwrap();
+        state.record_supervisor(&process).unwrap();
+        state.record_agent(&process).unwrap();
+        let systemd = manager(root.path(), "enable");
+        let ensure = |shown: &str| {
+            std::fs::write(root.path().join("shown"), shown).unwrap();
+            let plan = SupervisionPlan::UserUnit;
+            ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Vec::new, far())
+        };
+        let (supervision, warnings) = ensure("ActiveState=active\n").unwrap();
+        assert_eq!(supervision, wire::Supervision::Systemd);
+        assert!(warnings[0].starts_with("the unit runs, but `"), "{warnings:?}");
+        let (supervision, warnings) = ensure("ActiveState=inactive\n").unwrap();
+        assert_eq!(supervision, wire::Supervision::Detached);
+        assert!(warnings[0].starts_with("no systemd user unit: `"), "{warnings:?}");
+        // The unit keeps another agent running.
+        std::fs::remove_file(state.path().join("agent.json")).unwrap();
+        let error = ensure("ActiveState=activating\n").unwrap_err().to_string();
+        assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
     }
 
     #[test]

@@ -216,6 +216,11 @@ impl Systemd {
         left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT))
     }
 
+    /// Stops the unit, also one that is about to be started again.
+    pub fn stop_unit(&self) -> Result<(), SystemdError> {
+        self.run_systemctl(["stop", UNIT]).map(drop)
+    }
+
     /// Returns the standard output.
     fn run_systemctl<const N: usize>(&self, arguments: [&str; N]) -> Result<String, SystemdError> {
         let (program, first) = match self.systemctl.split_first() {
