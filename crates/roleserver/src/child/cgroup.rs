@@ -22,6 +22,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::child::existing_cgroup::own_pids;
 use crate::child::spec::ResourceLimits;
+use crate::child::unit_group::lock_layout;
 use crate::mountinfo::{self, Mount};
 
 /// Mount point of version 2 on every host that has it alone.
@@ -378,6 +379,7 @@ impl Cgroup {
     /// Removes the group if it is empty, and that of its instance if it was the last one there. A group that is not
     /// empty stays, and is found again.
     pub fn remove(&self) {
+        let _layout = lock_layout();
         for path in self.directories() {
             for inner in nested_groups(path).into_iter().rev() {
                 let _ = fs::remove_dir(inner);

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::child::cgroup::{AGENT_GROUP, Cgroup, CgroupMounts, nested_groups};
+use crate::child::cgroup::{Cgroup, CgroupMounts, nested_groups};
 use crate::child::existing_cgroup::own_pids;
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
@@ -393,50 +393,6 @@ impl Cgroup {
     }
 }
 
-impl CgroupMounts {
-    /// Names of the children that have a group below this process's own.
-    fn group_names(&self, family: &str) -> BTreeSet<String> {
-        let own = self.unified.iter().chain(self.legacy.values());
-        let entries = own.flat_map(|own| fs::read_dir(own.join(family)).into_iter().flatten().flatten());
-        entries
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect()
-    }
-
-    /// Takes the controllers back from the groups below this process's own, where no child has a group there any more:
-    /// all of them, because runc hands on every controller of each group above its own.
-    fn take_controllers_back(&self, family: &str) {
-        let Some(own) = self.unified.as_ref().filter(|_| self.legacy.is_empty()) else { return };
-        // A child without processes may have left it.
-        let _ = fs::remove_dir(own.join(family));
-        if own.join(family).exists() {
-            return;
-        }
-        let file = own.join("cgroup.subtree_control");
-        let enabled = fs::read_to_string(&file).unwrap_or_default();
-        let change: Vec<String> = enabled.split_whitespace().map(|name| format!("-{name}")).collect();
-        if change.is_empty() {
-            return;
-        }
-        if let Err(error) = fs::write(&file, change.join(" ")) {
-            tracing::warn!(
-                %error,
-                path = %file.display(),
-                "the controllers were not taken back from the group of the unit, so systemd may refuse its next start \
-                 with 219/CGROUP"
-            );
-            return;
-        }
-        // The role server goes back to where systemd had put it.
-        let moved = own.join(AGENT_GROUP);
-        for pid in fs::read_to_string(moved.join("cgroup.procs")).unwrap_or_default().lines() {
-            let _ = fs::write(own.join("cgroup.procs"), pid);
-        }
-        let _ = fs::remove_dir(moved);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -478,23 +434,5 @@ mod tests {
             ((String::new(), PathBuf::from("f.web")), BTreeSet::from([13])),
         ]);
         assert_eq!(inner_groups(&group), expected);
-    }
-
-    /// Files stand in for a hierarchy.
-    #[test]
-    fn controllers_are_taken_back_when_no_child_is_left() {
-        let root = tempfile::tempdir().unwrap();
-        let own = root.path().join("unit");
-        let mounts = CgroupMounts { unified: Some(own.clone()), ..CgroupMounts::none() };
-        fs::create_dir_all(own.join("family/web")).unwrap();
-        let file = own.join("cgroup.subtree_control");
-        fs::write(&file, "cpu io memory\n").unwrap();
-        assert_eq!(mounts.group_names("family"), BTreeSet::from(["web".to_owned()]));
-        mounts.take_controllers_back("family");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "cpu io memory\n", "a child has a group there");
-        fs::remove_dir(own.join("family/web")).unwrap();
-        mounts.take_controllers_back("family");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "-cpu -io -memory");
-        assert!(!own.join("family").exists());
     }
 }

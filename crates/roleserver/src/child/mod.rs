@@ -80,3 +80,4 @@ pub mod placement;
 mod runc_state;
 pub mod scope;
 pub mod spec;
+mod unit_group;

@@ -23,6 +23,7 @@ use crate::child::scope::{
     scope_number, scope_properties,
 };
 use crate::child::spec::ResourceLimits;
+use crate::child::unit_group::lock_layout;
 use crate::mountinfo;
 use crate::systemd_manager::manager::{ScopeError, SystemdManager, UnitState};
 
@@ -286,6 +287,7 @@ impl ChildContext {
     /// have it. Elsewhere nothing would set it later, and a group of version 2 that lacks a controller is an error.
     /// Version 1, and a host without groups that we may use, never had such an error: the caller warns.
     pub fn create_group(&self, name: &str, limits: &ResourceLimits) -> Result<CreatedGroup, CgroupError> {
+        let _layout = lock_layout();
         let group = self.mounts.make_cgroup(&self.instance_name(), name)?;
         let all = (*limits, ResourceLimits::default());
         let (held, missed) = group.controllers().map_or(all, |has| split_limits(limits, &has));
