@@ -8,7 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::child::cgroup::{CONTROLLERS, CPU_PERIOD_US, Cgroup, CgroupMounts};
+use crate::child::cgroup::{CONTROLLERS, CPU_PERIOD_US, Cgroup, CgroupMounts, process_groups};
 use crate::child::spec::ResourceLimits;
 
 /// Version 1 reports no limit of memory as a number near this one.
@@ -49,6 +49,21 @@ impl Cgroup {
         legacy.retain(|_, path| path.is_dir());
         let legacy = legacy.into_iter().map(|(name, path)| (name.to_owned(), path)).collect();
         Self { unified, legacy, leaf: None }
+    }
+
+    /// The group of a child that a process with these control groups (`/proc/PID/cgroup`) is in, or in a group inside it;
+    /// empty if it is in no group of that child (pure). `family` and `name` are those of the child.
+    #[must_use]
+    pub fn around_process(mountinfo: &str, cgroups: &str, family: &str, name: &str) -> Self {
+        let end = Path::new(family).join(name);
+        let mut found = process_groups(mountinfo, cgroups);
+        let mut take = |hierarchy: &str| {
+            let group = found.remove(hierarchy)?;
+            group.ancestors().find(|path| path.ends_with(&end)).map(Path::to_owned)
+        };
+        let unified = take("");
+        let legacy = CONTROLLERS.into_iter().filter_map(|name| Some((name.to_owned(), take(name)?)));
+        Self { unified, legacy: legacy.collect(), leaf: None }
     }
 
     /// Whether it is in no hierarchy.
@@ -179,6 +194,34 @@ mod tests {
         std::fs::write(two.join("shepherd.slice/a.scope/main/cgroup.procs"), "12\n").unwrap();
         assert!(!alone.clone().with_process(12).is_empty(), "in a group inside it");
         assert!(alone.with_process(1).is_empty());
+    }
+
+    #[test]
+    fn group_of_a_child_is_found_around_its_process_wherever_it_is() {
+        let two = mount("cgroup2", Path::new("/two"), "rw");
+        let both = two.clone() + &mount("cgroup", Path::new("/memory"), "rw,memory");
+        for (mountinfo, cgroups, unified, memory) in [
+            (&two, "0::/user.slice/session-3.scope/f/web\n", Some("/user.slice/session-3.scope/f/web"), None),
+            // In a group that runc made.
+            (&two, "0::/session-3.scope/f/web/f.web\n", Some("/session-3.scope/f/web"), None),
+            (&two, "0::/session-3.scope\n", None, None),
+            (&two, "0::/session-3.scope/f/other\n", None, None),
+            (&two, "0::/session-3.scope/another/web\n", None, None),
+            (&two, "0::/session-3.scope/xf/web\n", None, None),
+            (&both, "4:memory:/a/f/web\n1:name=systemd:/a\n0::/a\n", None, Some("/a/f/web")),
+            (&both, "4:memory:/a/f/web\n0::/b/f/web\n", Some("/b/f/web"), Some("/a/f/web")),
+            (&two, "", None, None),
+        ] {
+            let expected = Cgroup {
+                unified: unified.map(|path| PathBuf::from(format!("/two{path}"))),
+                legacy: memory
+                    .map(|path| ("memory".to_owned(), PathBuf::from(format!("/memory{path}"))))
+                    .into_iter()
+                    .collect(),
+                leaf: None,
+            };
+            assert_eq!(Cgroup::around_process(mountinfo, cgroups, "f", "web"), expected, "{cgroups}");
+        }
     }
 
     #[test]

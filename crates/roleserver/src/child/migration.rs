@@ -200,14 +200,21 @@ impl ChildContext {
 /// Moves one child; returns whether it had to be moved.
 fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bool, PlacementError> {
     let family = children.instance_name();
-    let old = children.mounts.find_cgroup(&family, name);
+    let in_unit = children.mounts.find_cgroup(&family, name);
     let record = read_record(&children.record_path(name));
     // The handle keeps the pid from being used by another process.
     let opened = record.as_ref().map(|record| record.instance.open_pidfd()).transpose();
     let handle = opened.map_err(|error| error.to_string())?.flatten();
     let running = record.filter(|_| handle.is_some());
-    let in_old = old.pids().map_err(|error| error.to_string())?;
     let known = running.as_ref().and_then(|record| record.scope.clone());
+    let own = running.as_ref().and_then(|record| u32::try_from(record.instance.pid).ok());
+    let outside = match own.filter(|own| known.is_none() && in_unit.clone().with_process(*own).is_empty()) {
+        Some(own) => find_group_outside(scopes, own, &family, name),
+        None => Cgroup::default(),
+    };
+    let is_outside = !outside.is_empty();
+    let old = if is_outside { outside } else { in_unit.clone() };
+    let in_old = old.pids().map_err(|error| error.to_string())?;
     if in_old.is_empty() && (running.is_none() || known.is_some()) {
         old.remove();
         return Ok(false);
@@ -215,7 +222,6 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
     let groups_before = inner_groups(&old);
     let missed = running.as_ref().and_then(|record| record.missed_limits).unwrap_or_default();
     let limits = merge_limits(&old.read_limits(), &missed);
-    let own = running.as_ref().and_then(|record| u32::try_from(record.instance.pid).ok());
     let scope = match known.or_else(|| find_scope_of(children, scopes, name, own)) {
         Some(scope) => scope,
         None => request_scope(children, scopes, name, (own, &old), &limits)?,
@@ -237,7 +243,18 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         restrict_devices(scopes, &scope.unit);
     }
     old.remove();
+    // Processes of another start may be in the unit besides. The child has a scope now, so this ends there.
+    if is_outside && !in_unit.pids().map_err(|error| error.to_string())?.is_empty() {
+        move_child(children, scopes, name)?;
+    }
     Ok(true)
+}
+
+/// The group of a child that is in no group of the unit. A detached supervisor, which the unit has replaced since, may have
+/// run in the scope of a session, and its children below that.
+fn find_group_outside(scopes: &Scopes, own: u32, family: &str, name: &str) -> Cgroup {
+    let shown = fs::read_to_string(scopes.proc.join(own.to_string()).join("cgroup")).unwrap_or_default();
+    Cgroup::around_process(&scopes.mountinfo, &shown, family, name).with_process(own)
 }
 
 /// A scope that has the process already: its record was not written.

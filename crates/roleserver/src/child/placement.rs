@@ -41,6 +41,8 @@ pub struct Scopes {
     pub unit: StartingUnit,
     /// The mounts of this host, in the syntax of `/proc/self/mountinfo`, by which groups are found.
     pub mountinfo: String,
+    /// Where the processes of this host are shown, to find the groups of one.
+    pub proc: PathBuf,
     /// One lock for each child: a child that is moved is not started or stopped meanwhile.
     locks: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
     /// Limits of children that systemd did not take, because it did not answer.
@@ -92,7 +94,8 @@ impl Scopes {
     /// Scopes made by this manager, for children of this unit.
     #[must_use]
     pub fn new(manager: SystemdManager, unit: StartingUnit, mountinfo: String) -> Self {
-        Self { manager, unit, mountinfo, locks: Arc::default(), missed_limits: Arc::default() }
+        let proc = PathBuf::from("/proc");
+        Self { manager, unit, mountinfo, proc, locks: Arc::default(), missed_limits: Arc::default() }
     }
 
     /// The scopes of this process, if systemd started it; `None` elsewhere, where children stay below the group of the

@@ -209,3 +209,57 @@ fn enrolment_does_not_wait_for_a_silent_systemd_longer_than_it_may() -> Result<(
     assert!(warnings[0].starts_with(expected), "{warnings:?}");
     Ok(())
 }
+
+/// What `/proc` would show of a process in this group of the tree.
+fn show_group(host: &mut Host, process: &OldProcess, group: &str) -> Result<()> {
+    let proc = host.path("proc");
+    let directory = proc.join(process.pid().to_string());
+    fs::create_dir_all(&directory)?;
+    fs::write(directory.join("cgroup"), format!("0::{group}\n"))?;
+    host.children.scopes.as_mut().context("no scopes")?.proc = proc;
+    Ok(())
+}
+
+/// A detached supervisor in the scope of a session has started it, before the machine got a unit.
+#[test]
+fn child_of_a_detached_supervisor_moves_with_all_its_processes() -> Result<()> {
+    let mut host = Host::new()?;
+    let above = format!("/user.slice/session-3.scope/{}", host.children.instance_name());
+    let (session, inner) = (format!("{above}/web"), format!("{above}/web/f.web"));
+    let web = OldProcess::start(&host, &session)?;
+    web.record(&host, "web")?;
+    let (fork, shim) = (OldProcess::start(&host, &session)?, OldProcess::start(&host, &inner)?);
+    show_group(&mut host, &web, &session)?;
+
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
+    let mut others = [fork.pid(), shim.pid()];
+    others.sort_unstable();
+    let expected = Value::numbers(&[web.pid(), others[0], others[1]]);
+    assert_eq!(unit.properties.get("PIDs"), Some(&expected), "its forks and shims stay behind");
+    assert_eq!(host.systemd.pids(&format!("{}/f.web", unit.control_group)), [shim.pid()]);
+    assert!(!host.group(&above).exists(), "the group in the session is gone");
+    assert_eq!(record(&host, "web")?.scope.context("no scope")?.unit, host.scope_name("web", 1));
+    assert_eq!(migrate_children(&host.children), MigrationReport::default());
+    Ok(())
+}
+
+#[test]
+fn child_outside_the_unit_is_joined_by_what_an_earlier_start_left_in_the_unit() -> Result<()> {
+    let mut host = Host::new()?;
+    let session = format!("/user.slice/session-3.scope/{}/web", host.children.instance_name());
+    let (web, left) =
+        (OldProcess::start(&host, &session)?, OldProcess::start(&host, &host.old_group("web"))?);
+    web.record(&host, "web")?;
+    show_group(&mut host, &web, &session)?;
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let main = format!("/shepherd.slice/{}/main", host.scope_name("web", 1));
+    let mut found = host.systemd.pids(&main);
+    found.sort_unstable();
+    let mut expected = [web.pid(), left.pid()];
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+    assert!(!host.group(&host.old_group("web")).exists(), "the group in the unit is gone");
+    assert_eq!(host.systemd.unit_names(), [host.scope_name("web", 1)]);
+    Ok(())
+}
