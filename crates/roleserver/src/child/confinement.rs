@@ -63,15 +63,7 @@ pub(super) fn plan_confinement(
 ) -> Result<ConfinementPlan, String> {
     let Privileges { capabilities, new_privileges, .. } = &confinement.0;
     let requested: CapabilitySet = capabilities.iter().copied().map(bit).collect();
-    let missing: Vec<String> =
-        capabilities.iter().filter(|name| !own.contains(bit(**name))).map(ToString::to_string).collect();
-    if !missing.is_empty() {
-        return Err(format!(
-            "its declaration requests the capabilities {}, which the role server of this node does not have itself; run \
-             it as root, or take them out of the declaration",
-            missing.join(", ")
-        ));
-    }
+    check_requested(&confinement.0, own)?;
     Ok(ConfinementPlan {
         permitted: DEFAULT_CAPABILITIES | requested,
         is_bounded: own.contains(CapabilitySet::SETPCAP),
@@ -80,12 +72,28 @@ pub(super) fn plan_confinement(
     })
 }
 
+/// Checks that a process with the capabilities `own` can give a service those that it requests. The error is a sentence.
+pub fn check_requested(privileges: &Privileges, own: CapabilitySet) -> Result<(), String> {
+    let requested = privileges.capabilities.iter();
+    let missing: Vec<String> =
+        requested.filter(|name| !own.contains(bit(**name))).map(ToString::to_string).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "its declaration requests the capabilities {}, which the role server of this node does not have itself; run it \
+         as root, or take them out of the declaration (in some containers, and in a unit with CapabilityBoundingSet=, \
+         root lacks them, too)",
+        missing.join(", ")
+    ))
+}
+
 const fn bit(capability: Capability) -> CapabilitySet {
     CapabilitySet::from_bits_retain(1 << capability.number())
 }
 
-/// The capabilities that this process may use.
-pub(super) fn own_capabilities() -> std::io::Result<CapabilitySet> {
+/// The capabilities that this thread may use, which are those of the process.
+pub fn own_capabilities() -> std::io::Result<CapabilitySet> {
     Ok(capabilities(None)?.permitted)
 }
 

@@ -3,5 +3,6 @@
 mod fake_systemd;
 mod host;
 mod migration;
+mod root_filesystem;
 mod scopes;
 mod systemd_calls;

@@ -17,7 +17,7 @@ use model::role_declaration::{ProgramSource, Sha256};
 use rustix::process::Pid;
 
 use crate::atomic_file::{self, Durability};
-use crate::child::confinement::Confinement;
+use crate::child::confinement::{Confinement, check_requested, own_capabilities};
 use crate::child::launch::{ChildRecord, LaunchError, LaunchOrder, launch_process};
 use crate::child::lifecycle::{
     ChildContext, ChildError, adopt_or_start, find_running, stop_child, stop_child_except,
@@ -245,6 +245,11 @@ impl ServiceRuntime {
             let why = "a service with a root filesystem needs a role server that runs as root, and this one does not";
             return Err(RuntimeError::Rendering(why.to_owned()));
         }
+        // The error of runc would not name them.
+        let has = own_capabilities().map_err(|error| {
+            RuntimeError::Rendering(format!("reading the capabilities of this role server failed: {error}"))
+        })?;
+        check_requested(&rendered.privileges, has).map_err(RuntimeError::Rendering)?;
         let runc = rootfs::find_runc().map_err(RuntimeError::Rendering)?;
         let Account { user, .. } = find_account(&rendered.user).map_err(RuntimeError::Account)?;
         let (bundle, name, own) =

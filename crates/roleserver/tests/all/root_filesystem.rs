@@ -1,0 +1,71 @@
+//! Services in a root filesystem that cannot be started.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use model::role_declaration::privileges::{Capability, Privileges};
+use model::role_declaration::{ProgramSource, RestartPolicy, Sha256};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use shepherd_roleserver::child::spec::ResourceLimits;
+use shepherd_roleserver::cluster::services::artefact_store::ArtefactStore;
+use shepherd_roleserver::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
+use shepherd_roleserver::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
+use shepherd_roleserver::cluster::services::service_state::RunRecord;
+
+use crate::host::Host;
+
+fn service_with_capabilities(names: &[&str]) -> Result<DesiredService> {
+    let requested: Result<BTreeSet<Capability>, _> = names.iter().map(|name| name.parse()).collect();
+    let rendered = RenderedService {
+        run: ProgramSource::RootFilesystem { archive: Sha256([1; 32]), program: "/bin/server".to_owned() },
+        arguments: Vec::new(),
+        environment: BTreeMap::new(),
+        files: Vec::new(),
+        user: "1000".to_owned(),
+        privileges: Privileges { capabilities: requested?, ..Privileges::default() },
+    };
+    let digest = rendered.digest();
+    Ok(DesiredService {
+        id: ServiceId { role: "web".to_owned(), service: "server".to_owned() },
+        revision: 1,
+        rendered: Ok((rendered, digest)),
+        declared: None,
+        limits: ResourceLimits::default(),
+        depends_on: BTreeSet::new(),
+        check: None,
+        restart: RestartPolicy::Always,
+        is_task: false,
+        stop_time: Duration::from_secs(10),
+    })
+}
+
+/// Only a role server of root starts such services. Capabilities are those of a thread, so the test has one for itself.
+#[test]
+fn capability_that_the_role_server_lacks_is_named() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let host = Host::new()?;
+    let runtime = ServiceRuntime {
+        owner: ServiceOwner::Declared,
+        hooks: ServiceHooks::NONE,
+        children: Arc::new(host.children.clone()),
+        directory: host.path("services"),
+        store: ArtefactStore(host.path("artefacts")),
+    };
+    let wanted = service_with_capabilities(&["CHOWN", "SYS_TIME"])?;
+    let started = std::thread::spawn(move || -> Result<String> {
+        let CapabilitySets { effective, permitted, inheritable } = capabilities(None)?;
+        let left = !CapabilitySet::SYS_TIME;
+        let lacking =
+            CapabilitySets { effective: effective & left, permitted: permitted & left, inheritable };
+        set_capabilities(None, lacking)?;
+        let error = runtime.start_service(&wanted, None, &RunRecord::missing(wanted.id.clone())).err();
+        Ok(error.context("it was started")?.to_string())
+    });
+    let error = started.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??;
+    assert!(error.starts_with("its declaration requests the capabilities SYS_TIME, which"), "{error}");
+    Ok(())
+}
