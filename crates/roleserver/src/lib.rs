@@ -31,7 +31,8 @@
 //!   the role server), [`systemd_manager`][] (scopes for them), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
 //!   of the role server).
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
-//! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
+//! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`bounded_command`][] (other programs, within a time
+//!   limit), [`atomic_file`][] (files are replaced as a
 //!   whole), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
 //!   that was learned).
 //!
