@@ -394,12 +394,11 @@ fn keep_etcd(
                 tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
             let digest = |flags, listed| spec_for(flags, listed).digest();
             let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
-            let flags = match running {
-                Some(flags) => Ok(flags),
-                None => {
-                    let flags = ask_flags(&program, VERSION_DEADLINE).await;
-                    flags.map(|flags| (flags, has_usable_list(&files)))
-                }
+            let flags = if let Some(running) = running {
+                Ok(running)
+            } else {
+                let flags = ask_flags(&program, VERSION_DEADLINE).await;
+                flags.map(|flags| (flags, has_usable_list(&files)))
             };
             // Do not overwrite a problem that another part has reported.
             if flags.is_err() || reported.load(Ordering::Relaxed) {

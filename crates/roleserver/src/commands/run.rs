@@ -64,6 +64,17 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the end waits for state files that are being written. On a disk that is slower, the old files stay.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Waits until what is queued is written, as long as a healthy disk needs.
+fn finish_writes(writer: &StateWriter, log: Option<&LogQueue>) {
+    if !writer.flush(FLUSH_TIMEOUT) {
+        tracing::warn!("the disk is slow, and the newest state files are not written; the former ones stay");
+    }
+    // A release that replaces this process takes no queued lines over.
+    if let Some(log) = log {
+        log.finish(FLUSH_TIMEOUT);
+    }
+}
+
 /// Runs the agent until SIGTERM or SIGINT. `log` is where it logs.
 pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), CommandError> {
     let state = StateDirectory::open(state_directory).map_err(CommandError::from_error)?;
@@ -161,13 +172,7 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     });
     // A disk that hangs under the hardware reader must not delay the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
-    if !writer.flush(FLUSH_TIMEOUT) {
-        tracing::warn!("the disk is slow, and the newest state files are not written; the former ones stay");
-    }
-    // A release that replaces this process takes no queued lines over.
-    if let Some(log) = log {
-        log.finish(FLUSH_TIMEOUT);
-    }
+    finish_writes(&writer, log);
     match ended.map_err(CommandError::from_error)? {
         None => Ok(()),
         Some(handover) => {

@@ -18,6 +18,8 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Most bytes that wait to be written.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 
+type WriteLine = Box<dyn Fn(&[u8]) + Send + Sync>;
+
 /// A writer of lines that returns at once. Clones share the queue.
 #[derive(Clone)]
 pub struct LogQueue(Arc<Shared>);
@@ -26,7 +28,7 @@ struct Shared {
     queue: Mutex<LineQueue>,
     /// Notified when the queue has become empty.
     idle: Condvar,
-    write_line: Box<dyn Fn(&[u8]) + Send + Sync>,
+    write_line: WriteLine,
 }
 
 #[derive(Default)]
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn full_queue_drops_the_newest_lines_and_says_so() {
         let (mut queue, release, written) = blocked_queue();
-        let line = [b'x'; 1 << 16];
+        let line = vec![b'x'; 1 << 16];
         // Sixteen have room. The first one may have left the queue to be written before the last one comes.
         for _ in 0..20 {
             queue.write_all(&line).unwrap();
