@@ -337,7 +337,7 @@ async fn revoked_leader_steps_down() -> TestResult {
     let node = &cluster.nodes[leader];
     let shown = week_long_certificate(&cluster, node)?;
     let again = cluster.bind_curator(node, leader, &shown, GateMonitor::default()).await?;
-    let ended = in_time("its end", again.run(&CancellationToken::new())).await?;
+    let ended = in_time("its end", Box::pin(again.run(&CancellationToken::new()))).await?;
     assert!(matches!(ended, Err(CuratorError::NodeRevoked(id)) if id == node.id), "{ended:?}");
     // A node that follows statements goes on with the others.
     let others = [(leader + 1) % 3, (leader + 2) % 3].map(|number| cluster.address(number));
