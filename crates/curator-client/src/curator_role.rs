@@ -96,6 +96,9 @@ mod tests {
         identify_curator(&[certificate], anchors, &Revocations::default(), at(1))
     }
 
+    /// What is shown, the authorities, what is revoked, the time in seconds, and the answer.
+    type Case<'c> = (&'c [u8], &'c [TrustAnchor], &'c Revocations, i64, &'c str);
+
     #[test]
     fn curators_certificate_is_a_nodes_to_a_curator_and_a_curators_to_a_client() {
         let (authority, id) = (authority(1), NodeId::from_key(&public(7)));
@@ -139,7 +142,7 @@ mod tests {
         let by_node = Revocations { nodes: BTreeSet::from([id]), ..Default::default() };
         let nothing = Revocations::default();
         let curators = curators(&authority);
-        let cases: [(&[u8], &[TrustAnchor], &Revocations, i64, &str); 7] = [
+        let cases: [Case<'_>; 7] = [
             (&nodes(), &anchors, &nothing, 1, "has no curator's certificate: only a consensus member leads"),
             (&owner.certificate, &anchors, &nothing, 1, "the other end is owner kim"),
             (&curators, &anchors, &by_serial, 1, "revoked: certificate"),
