@@ -8,6 +8,7 @@
 //! because each needs another reaction: to wait, to check another member first, or to give up.
 
 use std::fmt;
+use std::time::Duration;
 
 use proto::etcdserverpb as wire;
 
@@ -97,6 +98,9 @@ pub enum MemberError {
     Etcd(#[from] EtcdError),
 }
 
+/// After this time etcd gives a member with the same addresses another number.
+const MEMBER_ID_STEP: Duration = Duration::from_secs(1);
+
 impl Client {
     /// The members as the connected member knows them. etcd 3.4 responds without a quorum, so the list may be outdated.
     pub async fn list_members(&self) -> Result<Vec<Member>, MemberError> {
@@ -110,14 +114,29 @@ impl Client {
 
     /// Adds a learner. It must be started with the addresses of all members, and with `existing` as the state of its
     /// cluster. A second call with the same addresses is [`MemberError::AlreadyExists`].
+    ///
+    /// etcd derives the number of a member from its addresses and the second. In the second in which a member with the
+    /// same addresses was added that is removed already, it refuses the number with "member not found"; then the call is
+    /// made once more in the next one.
     pub async fn add_learner(&self, peer_urls: &[String]) -> Result<Member, MemberError> {
         let mut cluster = self.cluster();
         let doing = format!("adding {} as a learning member", peer_urls.join(", "));
         let request = wire::MemberAddRequest { peer_ur_ls: peer_urls.to_vec(), is_learner: true };
-        let added =
-            self.call_unary(doing.clone(), request, async |request| cluster.member_add(request).await).await;
-        let added = added.map_err(|error| classify_member_error(&doing, error))?;
-        let added = added.member.ok_or_else(|| EtcdError::Rejected {
+        let mut added = None;
+        for is_last in [false, true] {
+            let request = request.clone();
+            let done = self
+                .call_unary(doing.clone(), request, async |request| cluster.member_add(request).await)
+                .await;
+            match done.map_err(|error| classify_member_error(&doing, error)) {
+                Err(MemberError::NotFound { .. }) if !is_last => tokio::time::sleep(MEMBER_ID_STEP).await,
+                done => {
+                    added = Some(done?);
+                    break;
+                }
+            }
+        }
+        let added = added.and_then(|added| added.member).ok_or_else(|| EtcdError::Rejected {
             operation: doing,
             message: "it names no member".to_owned(),
         })?;

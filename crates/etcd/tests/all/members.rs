@@ -93,3 +93,17 @@ async fn healthy_member_is_not_removed_beside_a_dead_one_and_the_dead_one_is() -
     assert_eq!(client.list_members().await?.len(), 2);
     Ok(())
 }
+
+/// The number that etcd would give it is that of the member before.
+#[tokio::test]
+async fn member_is_added_again_in_the_second_in_which_it_was_removed() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let url = peer_url("second");
+    for _ in 0..3 {
+        let added = client.add_learner(std::slice::from_ref(&url)).await?;
+        client.remove_member(added.id).await?;
+    }
+    assert_eq!(client.list_members().await?.len(), 1);
+    Ok(())
+}
