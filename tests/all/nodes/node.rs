@@ -326,7 +326,7 @@ impl Owner {
         let anchor = connection.anchor.clone();
         let address = std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
         let own = certified_key(self.key.certificate_der(), self.key.pkcs8())?;
-        let (claiming, following) = way(&anchor, own, [address.clone()]);
+        let (claiming, following) = way(&anchor, own, [address.clone()], &node.clock);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let claimed = patiently(async || {
             credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 }).await
@@ -334,7 +334,7 @@ impl Owner {
         .await?;
         drop(following);
         let own = certified_key(&claimed.certificate, self.key.pkcs8())?;
-        let (curators, following) = way(&anchor, own, [address]);
+        let (curators, following) = way(&anchor, own, [address], &node.clock);
         self.curators = Some((curators, following, anchor));
         Ok(())
     }
@@ -462,10 +462,10 @@ fn way<const N: usize>(
     anchor: &TrustAnchor,
     own: Arc<rustls::sign::CertifiedKey>,
     addresses: [String; N],
+    clock: &Clock,
 ) -> (LeaderTracker, JoinSet<()>) {
-    let anchor = anchor.clone();
-    let configure =
-        move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::system());
+    let (anchor, clock) = (anchor.clone(), clock.clone());
+    let configure = move |expected| client_config(anchor.clone(), expected, Some(own.clone()), clock.clone());
     let curators = LeaderTracker::new(Arc::new(configure));
     curators.set_directory(addresses);
     let mut following = JoinSet::new();

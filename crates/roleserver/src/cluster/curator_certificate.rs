@@ -11,8 +11,9 @@
 //!
 //! The node's own certificate stays what the node shows as a client ([`certificate_renewal`][]).
 //!
-//! After a renewal the next check is an hour later, whatever this node's clock is. To a clock that is wrong by days,
-//! every certificate of the leader has ended, and each further one would leave a record in etcd.
+//! The clock of this node may be set while it runs, so the certificate is compared with it every few seconds. A new one
+//! that is not valid by this clock is kept for an hour all the same: to a clock that is wrong by days, every certificate of
+//! the leader has ended, and each further one would leave a record in etcd.
 //!
 //! [`certificate_renewal`]: crate::cluster::certificate_renewal
 
@@ -41,6 +42,8 @@ use supervisor::exit_reason::RunnableError;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CurrentCertificate, NodeFacts, node_id_of_key};
 
+/// How often the certificate is compared with the clock.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the record of a revocation is looked for, beside the watch.
 const REVOCATION_LISTING: Duration = Duration::from_mins(1);
 
@@ -94,40 +97,49 @@ pub fn renew_curator_certificate(
             let mut healthy = None;
             let mut revoked = false;
             loop {
-                let validity = shown.current().cert.first().and_then(|shown| Validity::from_der(shown));
-                let renewal = decide_curator_renewal(validity, clock.now());
-                let pause = if revoked || renewal.is_due() {
+                let mut pause = CHECK_INTERVAL;
+                if revoked || decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
                     let key = read_key(&files)?;
                     let issuing = issue_certificate(&facts, &client, &key, &clock);
                     let issued = scope.until_cancelled(issuing).await??;
                     shown.replace(certified_key(&issued, key.pkcs8())?);
                     store_certificate(&files, &issued);
                     tracing::info!("the certificate of this node's curator was renewed");
-                    MAX_PAUSE
-                } else {
-                    renewal.pause(clock.now())
-                };
+                    pause = pause_after_renewal(validity_of(&shown), clock.now());
+                }
                 if let Some(starting) = starting.take() {
                     healthy = Some(starting.mark_healthy());
                 }
                 let _ = &healthy;
                 let current = shown.current();
                 let serial = current.cert.first().and_then(|shown| Serial::from_der(shown));
-                let waiting = tokio::time::timeout(pause, wait_until_revoked(&client, serial));
-                revoked = match scope.until_cancelled(waiting).await? {
-                    Ok(ended) => {
+                let mut revocation = std::pin::pin!(wait_until_revoked(&client, serial));
+                revoked = loop {
+                    let waiting = tokio::time::timeout(pause, &mut revocation);
+                    if let Ok(ended) = scope.until_cancelled(waiting).await? {
                         ended?;
                         tracing::warn!(
                             "the certificate of this node's curator was revoked, so it gets another one"
                         );
-                        true
+                        break true;
                     }
-                    // Nobody revoked it until its next check.
-                    Err(_) => false,
+                    if decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
+                        break false;
+                    }
+                    pause = CHECK_INTERVAL;
                 };
             }
         }
     })
+}
+
+/// The time until the next check after a renewal.
+fn pause_after_renewal(validity: Option<Validity>, now: Timestamp) -> Duration {
+    if validity.is_some_and(|validity| validity.contains(now)) { CHECK_INTERVAL } else { MAX_PAUSE }
+}
+
+fn validity_of(shown: &CurrentCertificate) -> Option<Validity> {
+    shown.current().cert.first().and_then(|shown| Validity::from_der(shown))
 }
 
 /// Whether the stored certificate is that of this node's curator, and valid at `now`.
@@ -213,6 +225,15 @@ mod tests {
         ] {
             assert_eq!(decide_curator_renewal(validity, now), expected, "{now}");
         }
+        for (now, expected) in [
+            (at(0), CHECK_INTERVAL),
+            (after(at(0), hour * 23), CHECK_INTERVAL),
+            (after(at(0), hour * 25), MAX_PAUSE),
+            (at(-1), MAX_PAUSE),
+        ] {
+            assert_eq!(pause_after_renewal(Some(validity), now), expected, "{now}");
+        }
+        assert_eq!(pause_after_renewal(None, at(0)), MAX_PAUSE);
 
         let (cluster, other) = (authority(1), authority(2));
         let own = NodeId::from_key(&public(7));
