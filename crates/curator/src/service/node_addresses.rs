@@ -1,4 +1,4 @@
-//! Checks the addresses of calling nodes against their connections ([`node_address`](crate::node_address)).
+//! Checks the addresses of calling nodes against their connections ([`node_address`]).
 //!
 //! A claim of another address is rare, so all nodes are read from etcd for it: the cache is a moment late, and two
 //! nodes may claim one address at the same time. Such a claim is made under the membership lock.
