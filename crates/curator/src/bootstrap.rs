@@ -1,7 +1,7 @@
 //! Bootstrapping a cluster: the first records, in one transaction.
 //!
-//! The first node of a cluster has no curator to call. So it writes what a curator needs (the cluster, the authority
-//! and its own record) into its own etcd. It does so in one transaction, which is applied only if none of these records
+//! The first node of a cluster has no curator to call. So it writes what a curator needs (the cluster, the authority,
+//! its own record and the first statement) into its own etcd. It does so in one transaction, which is applied only if none of these records
 //! exists. A node that was interrupted at any point does all of it again, with the authority that it created the first
 //! time. It then finds its own records and gets another certificate.
 //!
@@ -17,6 +17,7 @@ use curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::node_status::NodeStatus;
 use curator_client::pki::{AUTHORITY_LIFETIME, Authority, CURATOR_LIFETIME, NODE_LIFETIME, PkiError};
+use curator_client::statement::StatementError;
 use etcd::client::{Client, EtcdError};
 use etcd::key_space::KeyError;
 use etcd::members::MemberId;
@@ -32,6 +33,8 @@ use crate::credential::{CertificateKind, Credential, CredentialHolder, Revocatio
 use crate::node_labels;
 use crate::node_lifecycle;
 use crate::restore::{RestoreSource, restore_cluster};
+use crate::statement_plan::found_statement;
+use crate::statement_record::{encode_statement, statement_record_key};
 
 /// The input of [`bootstrap_cluster`].
 #[derive(Clone, Debug)]
@@ -132,6 +135,9 @@ pub enum BootstrapError {
     /// The authority or a certificate cannot be created.
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// The first statement cannot be signed.
+    #[error(transparent)]
+    Statement(#[from] StatementError),
     /// The certificate that was signed has not what its kind may have.
     #[error(transparent)]
     Entitlement(#[from] crate::entitlement::EntitlementError),
@@ -169,6 +175,10 @@ pub async fn bootstrap_cluster(
             (cluster_key.clone(), record.encode()),
             (authority_key.clone(), cluster::encode_authority(authority)),
             (node_key.clone(), first_node_record(founding, member, now).encode()?),
+            (
+                statement_record_key()?,
+                encode_statement(&found_statement(authority.anchor(), now).sign(authority)?.to_wire()),
+            ),
         ];
         // If another process was faster, its records are found and compared below.
         client.create_unguarded("the first records of a cluster", &first).await?;

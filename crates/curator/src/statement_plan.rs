@@ -7,7 +7,10 @@
 //!
 //! It is made once the curator of *every* consensus member has shown a curator's certificate and knows the call
 //! `Leader/GetStatement`. Curators of a release before statements do neither, so nobody is locked out in the middle of
-//! an update. A cluster of one member has its first statement seconds after it was founded.
+//! an update. All of them must have done so for an hour: nodes that have a statement refuse the curators of a release
+//! before it, so an update that turns out to be bad is rolled back before. The hour begins again with each leader.
+//!
+//! A new cluster has its first statement among its first records ([`found_statement`]).
 //!
 //! # Later ones
 //!
@@ -23,6 +26,7 @@
 //! after it, and the other order would list a certificate that was issued in between.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use curator_client::certificate::{CLOCK_SKEW, Serial};
 use curator_client::node::NodeState;
@@ -50,6 +54,8 @@ pub(crate) struct StatementInputs<'a> {
     /// Each consensus member, and whether its curator has shown that it knows statements. Only the first statement
     /// depends on it.
     pub(crate) curators_ready: &'a BTreeMap<NodeId, bool>,
+    /// How much longer all of them must stay ready before the first statement.
+    pub(crate) first_in: Duration,
 }
 
 /// What the leader must do about the statement.
@@ -59,6 +65,8 @@ pub(crate) enum StatementStep {
     Keep,
     /// Wait for the curators of these nodes. Empty: no consensus member is known yet.
     WaitFor(BTreeSet<NodeId>),
+    /// Wait for the time in which the update to statements can be rolled back.
+    WaitForRollBack,
     /// Sign this one and store it.
     Sign(Statement),
 }
@@ -82,6 +90,9 @@ pub(crate) fn plan_statement(
         if members.is_empty() || !missing.is_empty() {
             return StatementStep::WaitFor(missing);
         }
+        if !inputs.first_in.is_zero() {
+            return StatementStep::WaitForRollBack;
+        }
         1
     };
     StatementStep::Sign(Statement {
@@ -92,6 +103,25 @@ pub(crate) fn plan_statement(
         authorities: inputs.authorities.to_vec(),
         revoked: inputs.revoked.clone(),
     })
+}
+
+/// How much longer all curators must stay ready, if they have been since `since`; both times are of a monotonic clock.
+#[must_use]
+pub(crate) fn remaining_wait(since: Option<Duration>, now: Duration, wait: Duration) -> Duration {
+    since.map_or(wait, |since| wait.saturating_sub(now.saturating_sub(since)))
+}
+
+/// The first statement of a new cluster.
+#[must_use]
+pub(crate) fn found_statement(authority: &TrustAnchor, now: Timestamp) -> Statement {
+    Statement {
+        cluster: authority.cluster,
+        epoch: 0,
+        number: 1,
+        issued_at: now,
+        authorities: vec![authority.clone()],
+        revoked: BTreeMap::new(),
+    }
 }
 
 /// Whether the statement has to be signed again: something changed, it is an hour old, or it is of the future.
@@ -177,8 +207,46 @@ mod tests {
             authorities: &[anchor],
             revoked: &revoked,
             curators_ready: &ready,
+            first_in: Duration::ZERO,
         };
         plan_statement(current, &inputs, at(now))
+    }
+
+    #[test]
+    fn first_statement_waits_until_no_update_is_rolled_back() {
+        let (anchor, second) = (authority(1).anchor().clone(), Duration::from_secs(1));
+        let ready = curators(&[(1, true)]);
+        let missing = curators(&[(1, false)]);
+        let plan = |current: Option<&Statement>, curators_ready, first_in| {
+            let authorities = std::slice::from_ref(&anchor);
+            let revoked = &BTreeMap::new();
+            let inputs = StatementInputs {
+                cluster: anchor.cluster,
+                epoch: 0,
+                authorities,
+                revoked,
+                curators_ready,
+                first_in,
+            };
+            plan_statement(current, &inputs, at(7))
+        };
+        assert_eq!(plan(None, &ready, second), StatementStep::WaitForRollBack);
+        assert_eq!(plan(None, &missing, second), StatementStep::WaitFor([node_id(1)].into()));
+        assert_eq!(plan(None, &ready, Duration::ZERO), StatementStep::Sign(statement(0, 1, 7, &[])));
+        let old = statement(0, 1, -2 * HOUR, &[]);
+        assert_eq!(plan(Some(&old), &ready, second), StatementStep::Sign(statement(0, 2, 7, &[])));
+        assert_eq!(found_statement(&anchor, at(7)), statement(0, 1, 7, &[]));
+
+        let hour = Duration::from_hours(1);
+        for (since, now, expected) in [
+            (None, hour * 9, hour),
+            (Some(hour), hour, hour),
+            (Some(hour), Duration::from_secs(7_199), second),
+            (Some(hour), hour * 2, Duration::ZERO),
+            (Some(hour), hour * 9, Duration::ZERO),
+        ] {
+            assert_eq!(remaining_wait(since, now, hour), expected, "{since:?} {now:?}");
+        }
     }
 
     #[test]

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chrono::TimeDelta;
 use curator::bootstrap::{
     BootstrapError, BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority,
     issue_curator_from_local_etcd,
@@ -17,8 +15,8 @@ use curator::membership::peer_url;
 use curator::node_address::AddressRule;
 use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
 use curator::service::gate_monitor::{GateMonitor, GateNumbers};
+use curator::statement_record::statement_record_key;
 use curator_client::certificate::{Serial, Validity};
-use curator_client::clock::Clock;
 use curator_client::cluster::{authority_record_key, decode_authority};
 use curator_client::curator_channel::open_channel;
 use curator_client::identity::Identity;
@@ -32,6 +30,7 @@ use curator_client::tls::{
     CuratorCheck, CuratorCheckProvider, certified_key, client_config, curator_client_config,
 };
 use etcd::client::Client;
+use etcd::namespace::KeySelector;
 use model::time::Timestamp;
 use proto::curator::v1 as wire;
 use proto::curator::v1::credentials_client::CredentialsClient;
@@ -47,6 +46,7 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::etcd_servers::{self, PATIENCE, in_time};
+use crate::shifted_clock::Shifted;
 
 /// The desired Kubernetes settings of a test's cluster.
 #[must_use]
@@ -71,43 +71,6 @@ pub async fn put_kubernetes(owner: Channel) -> Result<()> {
 
 /// Lifetime that a certificate request has by default.
 pub const AN_HOUR_MS: u64 = 3_600_000;
-
-/// A clock that a test moves.
-#[derive(Clone)]
-pub struct Shifted {
-    by_seconds: Arc<AtomicU32>,
-    began: Instant,
-}
-
-impl Shifted {
-    fn new() -> Self {
-        Self { by_seconds: Arc::default(), began: Instant::now() }
-    }
-
-    /// The time on this clock.
-    #[must_use]
-    pub fn now(&self) -> Timestamp {
-        Timestamp::from(SystemTime::now()) + TimeDelta::seconds(self.by_seconds.load(Ordering::SeqCst).into())
-    }
-
-    /// Moves the clock forward by this many seconds at once.
-    pub fn pass(&self, seconds: u32) {
-        self.by_seconds.fetch_add(seconds, Ordering::SeqCst);
-    }
-
-    /// The clock as a curator or a client takes it.
-    #[must_use]
-    pub fn clock(&self) -> Clock {
-        let (wall, running) = (self.clone(), self.clone());
-        Clock::new(
-            move || wall.now(),
-            move || {
-                let by = running.by_seconds.load(Ordering::SeqCst);
-                running.began.elapsed() + Duration::from_secs(by.into())
-            },
-        )
-    }
-}
 
 /// A key with its node id.
 pub struct Holder {
@@ -152,8 +115,11 @@ pub struct ClusterOptions {
     pub deadline: Duration,
     /// How many files the process of a curator may open, as its gate counts.
     pub files: u64,
-    /// How many curators, the last ones, first show a node's certificate, as a release without curators' certificates.
+    /// How many curators, the last ones, first show a node's certificate, as a release without curators' certificates. With
+    /// any, the cluster was founded without a statement.
     pub old_curators: usize,
+    /// How long every curator must have been ready before the first statement of such a cluster.
+    pub first_statement_wait: Duration,
 }
 
 impl Default for ClusterOptions {
@@ -168,6 +134,7 @@ impl Default for ClusterOptions {
             deadline: Duration::from_secs(30),
             files: 1 << 20,
             old_curators: 0,
+            first_statement_wait: Duration::ZERO,
         }
     }
 }
@@ -218,6 +185,9 @@ impl Cluster {
         let founding = founding(id, &nodes[0], &owner, time.now())?;
         let client = etcd.client();
         let founded: BootstrapResult = bootstrap_cluster(&client, &founding, time.now()).await?;
+        if wanted.old_curators > 0 {
+            client.delete_unguarded(&KeySelector::One(statement_record_key()?)).await?;
+        }
         let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
         let key = authority_record_key()?;
         let authority = decode_authority(&key, &client.get(&key).await?.context("authority")?.value)?;
@@ -289,6 +259,7 @@ impl Cluster {
             server_certificate: Arc::new(shown),
             ttl: self.wanted.ttl,
             sync_interval: self.wanted.sync_interval,
+            first_statement_wait: self.wanted.first_statement_wait,
             token_overlap: TOKEN_OVERLAP,
             clock: self.time.clock(),
             files: self.wanted.files,

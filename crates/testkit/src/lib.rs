@@ -48,5 +48,7 @@ pub mod memory;
 pub mod port;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "curator")]
+mod shifted_clock;
 pub mod source;
 pub mod statement;

@@ -52,6 +52,9 @@ use crate::service::store::Store;
 pub const LEADER_TTL: Duration = Duration::from_secs(10);
 /// How often members and records are compared, and whether a learner can be promoted is checked.
 pub const SYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// How long every curator must have been ready before the first statement of a cluster of a release without statements.
+/// Within this time the update can be rolled back.
+pub const FIRST_STATEMENT_WAIT: Duration = Duration::from_hours(1);
 /// How long a curator goes on after its node was revoked: the call that revoked it gets its response.
 const REVOCATION_GRACE: Duration = Duration::from_millis(500);
 /// How often expired records are deleted.
@@ -72,6 +75,8 @@ pub struct CuratorSettings {
     pub ttl: Duration,
     /// How often members and records are compared.
     pub sync_interval: Duration,
+    /// How long every curator must have been ready before the first statement of a cluster that was founded without one.
+    pub first_statement_wait: Duration,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
     pub token_overlap: Duration,
     /// The source of the time.
@@ -290,7 +295,10 @@ impl Curator {
                     tokio::select! {
                         () = self.serve(router, over.clone()) => Ok(()),
                         never = self.run_leader_tasks(&leading) => match never {},
-                        never = leading.keep_statements(self.settings.sync_interval) => match never {},
+                        never = leading.keep_statements(
+                            self.settings.sync_interval,
+                            self.settings.first_statement_wait,
+                        ) => match never {},
                     }
                 };
                 let prepared = over.clone();

@@ -39,7 +39,9 @@ use crate::membership::{Nodes, plan_sync};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::LeaderContext;
 use crate::service::store::record_change;
-use crate::statement_plan::{StatementInputs, StatementStep, plan_statement, revoked_curators};
+use crate::statement_plan::{
+    StatementInputs, StatementStep, plan_statement, remaining_wait, revoked_curators,
+};
 use crate::statement_record::{decode_statement, encode_statement, statement_record_key};
 
 /// How long a curator may take to show that it knows statements.
@@ -126,8 +128,11 @@ fn decode_cached(key: &str, value: &[u8]) -> Result<CachedStatement, RecordError
 
 impl LeaderContext {
     /// Keeps the statement right and fresh, for as long as this curator leads.
-    pub(super) async fn keep_statements(&self, interval: Duration) -> Infallible {
+    ///
+    /// `first_wait`: how long every curator must have been ready before the first statement.
+    pub(super) async fn keep_statements(&self, interval: Duration, first_wait: Duration) -> Infallible {
         let mut tick = tokio::time::interval(interval);
+        let mut ready_since = None;
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut distrust = self.cache.subscribe_trust_changes();
         loop {
@@ -137,10 +142,11 @@ impl LeaderContext {
                 changed = distrust.changed() => if changed.is_err() { std::future::pending::<()>().await },
             }
             let kept = async {
-                match self.find_ready_curators().await? {
-                    Some(ready) => self.keep_statement(&ready).await.map(Some),
-                    None => Ok(None),
-                }
+                let Some(ready) = self.find_ready_curators().await? else { return Ok(None) };
+                let now = self.clock.monotonic();
+                ready_since = ready.values().all(|ready| *ready).then(|| ready_since.unwrap_or(now));
+                let first_in = remaining_wait(ready_since, now, first_wait);
+                self.keep_statement(&ready, first_in).await.map(Some)
             };
             match Box::pin(kept).await {
                 Ok(Some(step)) => self.report_step(&step),
@@ -156,8 +162,13 @@ impl LeaderContext {
 
     /// Compares the stored statement with the cluster, and signs and stores another one if that is due.
     ///
-    /// `ready`: each consensus member, and whether its curator knows statements. Only the first statement needs it.
-    async fn keep_statement(&self, ready: &BTreeMap<NodeId, bool>) -> Result<StatementStep, ServiceError> {
+    /// `ready`: each consensus member, and whether its curator knows statements. Only the first statement needs it, and
+    /// waits for `first_in`.
+    async fn keep_statement(
+        &self,
+        ready: &BTreeMap<NodeId, bool>,
+        first_in: Duration,
+    ) -> Result<StatementStep, ServiceError> {
         let stored = self.store.statement().await?;
         let authorities = [self.authority.anchor().clone()];
         let current =
@@ -169,6 +180,7 @@ impl LeaderContext {
             authorities: &authorities,
             revoked: &revoked,
             curators_ready: ready,
+            first_in,
         };
         let step =
             plan_statement(current.as_ref().map(|current| &current.statement), &inputs, self.clock.now());
@@ -272,10 +284,13 @@ impl LeaderContext {
     fn report_step(&self, step: &StatementStep) {
         let waits_for = match step {
             StatementStep::WaitFor(nodes) => nodes.clone(),
-            StatementStep::Keep | StatementStep::Sign(_) => BTreeSet::new(),
+            StatementStep::Keep | StatementStep::WaitForRollBack | StatementStep::Sign(_) => BTreeSet::new(),
         };
         match step {
             StatementStep::Keep => {}
+            StatementStep::WaitForRollBack => tracing::debug!(
+                "the first statement waits until the update to it is not rolled back any more"
+            ),
             StatementStep::Sign(statement) => tracing::info!(
                 epoch = statement.epoch,
                 number = statement.number,

@@ -221,6 +221,48 @@ async fn old_curators_are_followed_before_the_first_statement() -> TestResult {
     Ok(())
 }
 
+/// The wait begins when the last curator is ready, and again after it was rolled back.
+#[tokio::test]
+async fn update_to_statements_can_be_rolled_back_for_an_hour() -> TestResult {
+    let first_statement_wait = Duration::from_hours(1);
+    let options = ClusterOptions { old_curators: 1, first_statement_wait, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_with(options).await?;
+    let trust = trust_of(&cluster);
+    let follower = Follower::start(&trust, &[cluster.address(0)?]);
+    for _ in 0..2 {
+        cluster.stop(0).await?;
+        cluster.run(0).await?;
+        cluster.until_one_leads(None).await?;
+        follower.tracker.set_directory([cluster.address(0)?]);
+        follower.until_it_follows(&cluster.address(0)?).await?;
+        // By now the curator is ready. Less than the hour passes.
+        until("nobody is waited for", async || Ok(waits_for(&cluster, 0).await?.is_empty())).await?;
+        cluster.time.pass(1_800);
+
+        cluster.stop(0).await?;
+        let old = certificate(&cluster.authority, &cluster.nodes[0], cluster.time.now())?;
+        cluster.run_with(0, old).await?;
+        follower.tracker.set_directory([cluster.address(0)?]);
+        follower.until_it_follows(&cluster.address(0)?).await?;
+        let made = cluster.client_of(0).get(&statement_record_key()?).await?;
+        assert!(
+            made.is_none() && trust.current().is_none(),
+            "an update can be rolled back no more: {made:?}"
+        );
+    }
+
+    cluster.stop(0).await?;
+    cluster.run(0).await?;
+    cluster.until_one_leads(None).await?;
+    follower.tracker.set_directory([cluster.address(0)?]);
+    until("the first statement counts", async || {
+        cluster.time.pass(600);
+        Ok(trust.current().is_some())
+    })
+    .await?;
+    Ok(())
+}
+
 /// Somebody has the key and the certificate of a member's curator, and answers in its place.
 #[tokio::test]
 async fn revoked_curator_loses_what_was_open_and_is_followed_no_more() -> TestResult {

@@ -18,7 +18,9 @@ use std::time::Duration;
 use curator::bootstrap::{bootstrap_cluster, register_peer_certificate, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::node_address::AddressRule;
-use curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
+use curator::service::curator_server::{
+    Curator, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
+};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
@@ -451,6 +453,7 @@ async fn start_curator(
         server_certificate: Arc::new(shown.clone()),
         ttl: LEADER_TTL,
         sync_interval: SYNC_INTERVAL,
+        first_statement_wait: FIRST_STATEMENT_WAIT,
         token_overlap: TOKEN_OVERLAP,
         clock: host.clock.clone(),
         files: available_files(),
