@@ -55,7 +55,7 @@ fn claims(page: &str) -> Vec<Claim> {
     claims
 }
 
-/// The rows of the tables of a page whose last column is `tests`, as claims.
+/// The rows of the tables of a page that have `tests` as their last column, as claims.
 fn rows_with_tests(page: &str) -> Vec<Claim> {
     let mut rows = Vec::new();
     let mut inside = false;

@@ -30,7 +30,7 @@ pub(super) struct CuratorAddresses {
     pub(super) local: Option<(NodeId, String)>,
 }
 
-/// The curators whose statements are requested at one time.
+/// The curators to request statements from at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NextOthers {
     /// One that is in the directory.
@@ -71,7 +71,7 @@ impl CuratorAddresses {
         former.get(round.checked_rem(former.len())?).map(|address| (*address).clone())
     }
 
-    /// The curators whose statements are requested next beside that of `followed`: one of the directory and one former.
+    /// The curators to request statements from next, beside `followed`: one of the directory and one former.
     /// Each is the one behind `last` in the round of its kind.
     pub(super) fn next_others(&self, last: &NextOthers, followed: &str) -> NextOthers {
         let next = |all: &BTreeSet<String>, last: Option<&String>| {

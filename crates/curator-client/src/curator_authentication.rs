@@ -1,7 +1,7 @@
 //! How the tracker of the leader authenticates curators, and how it requests statements from them.
 //!
 //! A statement proves itself, so it may come from any node of the cluster, over a connection that demands no more. That
-//! also holds for a node whose newest statement is stale: it would accept no curator, and yet it needs a newer one.
+//! also holds for a node with a stale statement: it would accept no curator, and yet it needs a newer one.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! It connects on first use, and again when the connection was lost, always to the same address. The TLS configuration
 //! decides who may answer there. When the channel is cancelled, everything that goes through it fails, open streams
-//! included. A peer whose certificate this side does not accept is a
+//! included. If this side does not accept the certificate of a peer, that is a
 //! [`CuratorRefused`](crate::curator_refusal::CuratorRefused) among the causes of the error.
 
 use std::future::Future;

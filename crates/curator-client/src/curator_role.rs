@@ -21,7 +21,7 @@ use crate::pki::TrustAnchor;
 /// Why a server is not accepted as a curator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CuratorError {
-    /// The certificate is rejected, whatever it is for.
+    /// The certificate is rejected for every use.
     #[error(transparent)]
     Certificate(#[from] PeerError),
     /// The certificate is good, and not that of a node; the text names its holder.
@@ -31,7 +31,7 @@ pub enum CuratorError {
     #[error("the other end is node {0}, which has no curator's certificate: only a consensus member leads")]
     NotACurator(NodeId),
     /// The certificate or the credentials of its node are revoked.
-    #[error("the other end is a curator whose credentials are revoked: certificate {serial} of node {node}")]
+    #[error("the other end is a curator with revoked credentials: certificate {serial} of node {node}")]
     Revoked {
         /// The node of the curator.
         node: NodeId,
@@ -43,7 +43,7 @@ pub enum CuratorError {
     NoAuthority,
 }
 
-/// Identifies the curator that showed these certificates, and whose key it proved, by any of these authorities.
+/// Identifies the curator that showed these certificates and proved their key, by any of these authorities.
 pub fn identify_curator(
     shown: &[impl AsRef<[u8]>],
     anchors: &[TrustAnchor],

@@ -167,9 +167,23 @@ impl Authority {
         serial: Serial,
         validity: Validity,
     ) -> Result<IssuedCertificate, PkiError> {
+        self.issue_for_node(key, serial, validity, None)
+    }
+
+    /// Signs a certificate with the names of the node with this key, for both ends of a connection.
+    pub(super) fn issue_for_node(
+        &self,
+        key: &PublicKey,
+        serial: Serial,
+        validity: Validity,
+        organization: Option<&str>,
+    ) -> Result<IssuedCertificate, PkiError> {
         let name = NodeId::from_key(key).to_string();
         let dns = name.as_str().try_into().map_err(PkiError::Signing)?;
         self.sign_certificate(key, serial, validity, |params| {
+            if let Some(organization) = organization {
+                params.distinguished_name.push(DnType::OrganizationName, organization);
+            }
             params.distinguished_name.push(DnType::CommonName, name);
             params.subject_alt_names = vec![SanType::DnsName(dns)];
             params.extended_key_usages =

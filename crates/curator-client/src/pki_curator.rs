@@ -8,10 +8,8 @@
 //! It is valid for a day ([`CURATOR_LIFETIME`](crate::pki::CURATOR_LIFETIME)). So a list of revoked curators needs to
 //! contain a certificate for no longer than that, and stays short.
 
-use rcgen::{DnType, ExtendedKeyUsagePurpose, SanType};
-
 use crate::certificate::{IssuedCertificate, Serial, Validity};
-use crate::node_id::{NodeId, PublicKey};
+use crate::node_id::PublicKey;
 use crate::pki::{Authority, CURATOR_ORGANIZATION, PkiError};
 
 impl Authority {
@@ -22,14 +20,6 @@ impl Authority {
         serial: Serial,
         validity: Validity,
     ) -> Result<IssuedCertificate, PkiError> {
-        let name = NodeId::from_key(key).to_string();
-        let dns = name.as_str().try_into().map_err(PkiError::Signing)?;
-        self.sign_certificate(key, serial, validity, |params| {
-            params.distinguished_name.push(DnType::OrganizationName, CURATOR_ORGANIZATION);
-            params.distinguished_name.push(DnType::CommonName, name);
-            params.subject_alt_names = vec![SanType::DnsName(dns)];
-            params.extended_key_usages =
-                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        })
+        self.issue_for_node(key, serial, validity, Some(CURATOR_ORGANIZATION))
     }
 }

@@ -1,6 +1,6 @@
 //! The list of revoked peers of etcd: signing, parsing, and its record.
 //!
-//! A member of etcd rejects a peer whose certificate is on this list. So the pair of a removed member, copied from its
+//! A member of etcd rejects a peer with a certificate on this list. So the pair of a removed member, copied from its
 //! disk, opens no port of the remaining members.
 //!
 //! # What etcd does with the list

@@ -182,7 +182,7 @@ pub fn check_removal(members: &[EtcdMember], member: u64) -> Result<(), QuorumEr
     }
 }
 
-/// No consensus member would remain whose curator nodes accept.
+/// No consensus member with an accepted curator would remain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the credentials of {0} were not revoked: no other consensus member votes, is started, within reach and not revoked \

@@ -171,7 +171,7 @@ pub fn check_reported(
     check_proved(rule, evidence, holder)
 }
 
-/// Checks that the reported address is proved at this moment, whatever is recorded. A certificate may then name it.
+/// Checks that the reported address is proved at this moment; what is recorded does not count. A certificate may then name it.
 pub fn check_proved(
     rule: AddressRule,
     evidence: &AddressEvidence,

@@ -14,7 +14,7 @@
 //!
 //! # Later ones
 //!
-//! A statement is signed again when its content changes, and otherwise each hour, so that nodes can tell that it is
+//! A statement is signed again when its content changes, and otherwise each hour, so that nodes can see that it is
 //! fresh. Numbers grow by one. A restored cluster continues with the number of its snapshot under a higher epoch, and
 //! the epoch is compared first. So no statement is ever lower than one that was signed before.
 //!
@@ -71,7 +71,7 @@ pub(crate) enum StatementStep {
     Sign(Statement),
 }
 
-/// Plans the next statement of a cluster whose newest one is `current`.
+/// Plans the next statement of a cluster; `current` is its newest one.
 pub(crate) fn plan_statement(
     current: Option<&Statement>,
     inputs: &StatementInputs<'_>,

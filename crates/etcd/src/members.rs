@@ -115,32 +115,28 @@ impl Client {
     /// Adds a learner. It must be started with the addresses of all members, and with `existing` as the state of its
     /// cluster. A second call with the same addresses is [`MemberError::AlreadyExists`].
     ///
-    /// etcd derives the number of a member from its addresses and the second. In the second in which a member with the
-    /// same addresses was added that is removed already, it refuses the number with "member not found"; then the call is
-    /// made once more in the next one.
+    /// etcd derives the number of a member from its addresses and the second. So it refuses a member that was added and
+    /// removed in this second, with "member not found"; then the call is made once more in the next second.
     pub async fn add_learner(&self, peer_urls: &[String]) -> Result<Member, MemberError> {
+        let added = match self.add_member(peer_urls).await {
+            Err(MemberError::NotFound { .. }) => {
+                tokio::time::sleep(MEMBER_ID_STEP).await;
+                self.add_member(peer_urls).await?
+            }
+            added => added?,
+        };
+        Ok(decode_member(added))
+    }
+
+    async fn add_member(&self, peer_urls: &[String]) -> Result<wire::Member, MemberError> {
         let mut cluster = self.cluster();
         let doing = format!("adding {} as a learning member", peer_urls.join(", "));
         let request = wire::MemberAddRequest { peer_ur_ls: peer_urls.to_vec(), is_learner: true };
-        let mut added = None;
-        for is_last in [false, true] {
-            let request = request.clone();
-            let done = self
-                .call_unary(doing.clone(), request, async |request| cluster.member_add(request).await)
-                .await;
-            match done.map_err(|error| classify_member_error(&doing, error)) {
-                Err(MemberError::NotFound { .. }) if !is_last => tokio::time::sleep(MEMBER_ID_STEP).await,
-                done => {
-                    added = Some(done?);
-                    break;
-                }
-            }
-        }
-        let added = added.and_then(|added| added.member).ok_or_else(|| EtcdError::Rejected {
-            operation: doing,
-            message: "it names no member".to_owned(),
-        })?;
-        Ok(decode_member(added))
+        let added =
+            self.call_unary(doing.clone(), request, async |request| cluster.member_add(request).await).await;
+        let added = added.map_err(|error| classify_member_error(&doing, error))?;
+        let unnamed = || EtcdError::Rejected { operation: doing, message: "it names no member".to_owned() };
+        Ok(added.member.ok_or_else(unnamed)?)
     }
 
     /// Gives a learner its vote.

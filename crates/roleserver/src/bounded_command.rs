@@ -42,7 +42,7 @@ pub fn output_within(command: &mut Command, limit: Duration) -> std::io::Result<
     Ok(Output { status, stdout, stderr })
 }
 
-/// Reads a stream on a thread of its own: a program whose pipe is full would never end.
+/// Reads a stream on a thread of its own: a program with a full pipe would never end.
 fn read_in_background(stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,7 +1,7 @@
 //! Access lists of files (acl(5)).
 //!
 //! Where a file has one, the permission bits of the group are the mask of the list: the most that any user or group of
-//! the list may do. Then the bits and the group together do not tell who can write.
+//! the list may do. Then the bits and the group together do not show who can write.
 
 use std::path::Path;
 

@@ -25,12 +25,15 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
         }
         assert!(
             field.fleet.holds(UNDISTURBED).await?,
-            "a member was disturbed that its curator hears: {text}"
+            "a member was disturbed although its curator gets its heartbeats: {text}"
         );
         assert!(Instant::now() < end, "why does not say it: {text}\n{}", field.fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    assert!(field.fleet.holds(UNDISTURBED).await?, "a member was disturbed that its curator hears");
+    assert!(
+        field.fleet.holds(UNDISTURBED).await?,
+        "a member was disturbed although its curator gets its heartbeats"
+    );
     let cluster = field.cluster("ams")?;
     assert_eq!(
         (&cluster["stage"], &cluster["voters_reached"]),
@@ -84,7 +87,7 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
             let text = field.why(machine)?;
             assert!(
                 field.fleet.holds(UNDISTURBED).await?,
-                "a machine was disturbed that its curator hears: {text}"
+                "a machine was disturbed although its curator gets its heartbeats: {text}"
             );
             if text.contains("unreachable by us, healthy to its curator (cluster ams)") {
                 break;
@@ -102,7 +105,10 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     }
     let lost = "SELECT count(*) = 0 FROM machine_cluster JOIN machine_provided USING (machine_id)
         JOIN machine_due USING (machine_id) WHERE lane = 'access' AND phase_index NOT IN ('Ready', 'Silent')";
-    assert!(field.fleet.holds(lost).await?, "a machine that its curator hears was taken for lost");
+    assert!(
+        field.fleet.holds(lost).await?,
+        "a machine was taken for lost although its curator gets its heartbeats"
+    );
     for machine in &cut_off {
         field.fleet.strike(machine, "heal").await?;
     }

@@ -52,7 +52,7 @@ mod calls;
 mod listeners;
 mod raft;
 
-/// The only call that a node makes to a server whose certificate it does not believe.
+/// The only call that a node makes to a server with a certificate that it does not believe.
 const OPEN_CALL: &str = "Leader/GetStatement";
 /// An epoch that no cluster of these tests has.
 const FALSE_EPOCH: u64 = 900;
@@ -166,7 +166,7 @@ fn replayed_and_forged(
     ])
 }
 
-/// The answers of a false leader: the node gets a role whose service writes a file.
+/// The answers of a false leader: the node gets a role with a service that writes a file.
 async fn script(
     owner: &Owner,
     victim: &Node,
@@ -276,6 +276,25 @@ async fn try_calls_of_a_node(
     try_every_call(attempts, what, &channel, &Target::new(own)?, |row| answer_to_key(row, false)).await
 }
 
+/// Tries everything that the key of a node can try while the true curator answers: all calls, all certificates of
+/// Kubernetes, of which `allowed` are issued, and the peer port of etcd. No order of an owner changes.
+async fn try_as_node(
+    attempts: &mut Attempts,
+    (owner, curator): (&Owner, &Node),
+    loot: &Loot,
+    own: (&Node, bool),
+    others: &[&Node],
+    allowed: &[wire::KubernetesComponent],
+) -> Result<()> {
+    let before = orders(owner).await?;
+    try_calls_of_a_node(attempts, loot, curator, own, others).await?;
+    let channel = channel_to(loot, curator, loot.as_node()?)?;
+    try_every_component(attempts, &channel, allowed).await?;
+    assert_eq!(orders(owner).await?, before, "an order of an owner has changed");
+    let shown = [("the certificate of the node", loot.as_node()?), ("the key alone", loot.as_key()?)];
+    try_peer_port(attempts, curator, &shown).await
+}
+
 /// The attacks 15 and 15b of tests/security/README.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_of_a_node_without_roles_leads_nobody() -> TestResult {
@@ -288,13 +307,8 @@ async fn key_of_a_node_without_roles_leads_nobody() -> TestResult {
     let loot = Loot::copy(&bare)?;
     bare.stop().await?;
 
-    let before = orders(&owner).await?;
-    try_calls_of_a_node(&mut attempts, &loot, &first, (&bare, false), &[&first, &worker]).await?;
-    let channel = channel_to(&loot, &first, loot.as_node()?)?;
-    try_every_component(&mut attempts, &channel, &[]).await?;
-    assert_eq!(orders(&owner).await?, before, "an order of an owner has changed");
-    let shown = [("the certificate of the node", loot.as_node()?), ("the key alone", loot.as_key()?)];
-    try_peer_port(&mut attempts, &first, &shown).await?;
+    let others = [&first, &worker];
+    try_as_node(&mut attempts, (&owner, &first), &loot, (&bare, false), &others, &[]).await?;
 
     // The true curator is off, and the attacker answers in its place.
     let place = tempfile::tempdir()?;
@@ -344,13 +358,8 @@ async fn workers_key_is_worth_its_own_node() -> TestResult {
     let loot = Loot::copy(&worker)?;
     worker.stop().await?;
 
-    let before = orders(&owner).await?;
-    try_calls_of_a_node(&mut attempts, &loot, &first, (&worker, true), &[&first, &bare]).await?;
-    let channel = channel_to(&loot, &first, loot.as_node()?)?;
-    try_every_component(&mut attempts, &channel, &[Kubelet, KubeletServer, Proxy]).await?;
-    assert_eq!(orders(&owner).await?, before, "an order of an owner has changed");
-    let shown = [("the certificate of the node", loot.as_node()?), ("the key alone", loot.as_key()?)];
-    try_peer_port(&mut attempts, &first, &shown).await?;
+    let (others, allowed) = ([&first, &bare], [Kubelet, KubeletServer, Proxy]);
+    try_as_node(&mut attempts, (&owner, &first), &loot, (&worker, true), &others, &allowed).await?;
 
     let place = tempfile::tempdir()?;
     let file = place.path().join("run-by-the-false-leader");
@@ -370,7 +379,7 @@ async fn workers_key_is_worth_its_own_node() -> TestResult {
     Ok(())
 }
 
-/// The key of the node that is worth most: a consensus member, whose curator's certificate is still valid. This is attack
+/// The key of the node that is worth most: a consensus member with a curator's certificate that is still valid. This is attack
 /// 15c of tests/security/README.md.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_key_opens_and_leads_nothing() -> TestResult {
@@ -440,7 +449,7 @@ async fn revoked_key_opens_and_leads_nothing() -> TestResult {
     first.cut_power().await?;
     let at = curator_of(&first);
     for (what, shown, reason) in [
-        ("a revoked curator", loot.with(&curators)?, "whose credentials are revoked"),
+        ("a revoked curator", loot.with(&curators)?, "with revoked credentials"),
         ("a revoked node", loot.as_node()?, "which has no curator's certificate"),
     ] {
         until_refused(&mut attempts, what, at, shown, &script, (&worker, reason)).await?;

@@ -54,7 +54,7 @@ impl PeerPair {
     async fn opens(&self, node: &Node) -> Result<bool> {
         let stream = tokio::net::TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
         let connector = tokio_rustls::TlsConnector::from(self.config.clone());
-        let asking = async {
+        let requesting = async {
             // With TLS 1.3 the handshake may succeed at this end, and etcd closes the connection then.
             let mut stream = connector.connect(ServerName::from(node.address), stream).await?;
             stream.write_all(b"GET /members HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
@@ -62,7 +62,7 @@ impl PeerPair {
             stream.read_exact(&mut answer).await?;
             Ok::<_, std::io::Error>(answer)
         };
-        let answered = in_time("an answer of etcd, or the end of the connection", asking).await?;
+        let answered = in_time("an answer of etcd, or the end of the connection", requesting).await?;
         Ok(answered.is_ok_and(|answer| answer == *b"HTTP/1.1 200"))
     }
 }

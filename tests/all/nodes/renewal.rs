@@ -36,9 +36,9 @@ async fn until_curator_is_accepted(node: &Node, clock: &Clock, revoked: &[Serial
     });
     let config = curator_client_config(anchor, demand, Some(node.id()?), None, clock.clone())?;
     let address = SocketAddr::new(node.address, CURATOR_PORT).to_string();
-    let mut asking = LeaderClient::new(open_channel(&address, config));
+    let mut client = LeaderClient::new(open_channel(&address, config));
     let answered = until("its curator is one to a client that demands a curator", async || {
-        Ok(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_ok())
+        Ok(client.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_ok())
     });
     answered.await.with_context(|| node.report())
 }

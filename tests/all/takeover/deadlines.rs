@@ -58,8 +58,7 @@ async fn a_step_that_may_not_begin_does_not() {
         assert!(!begun.contains(&stopped_at) && begun.len() < 4, "{begun:?}");
         if logged_in {
             // The server logs it separately from its response.
-            wait_until("the server to tell of the login", || sshd.log().contains("Accepted publickey"))
-                .unwrap();
+            wait_until("the server to log the login", || sshd.log().contains("Accepted publickey")).unwrap();
         } else {
             assert!(!sshd.log().contains("Accepted publickey"), "{}", sshd.log());
         }

@@ -46,7 +46,7 @@ pub(crate) async fn lock_cluster(
     Ok((found.cluster_id, spec.into_spec()?))
 }
 
-/// Increments the version of a cluster whose desired state changes outside its row, as a part of the order `what`.
+/// Increments the version of a cluster when its desired state changes outside its row, as a part of the order `what`.
 pub(crate) async fn increment_version(
     tx: &mut PgConnection,
     cluster: Uuid,

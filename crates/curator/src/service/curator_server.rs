@@ -5,7 +5,7 @@
 //! and the records agree, one change at a time. Each new role begins with new connections, and so does a re-election:
 //! calls that an earlier leadership of the same curator received are not served by the next one.
 //!
-//! Nodes do not follow the curator of a node whose credentials are revoked. So it does not stand for election, and one
+//! Nodes do not follow the curator of a node whose credentials are revoked. So it takes part in no election, and one
 //! that leads steps down: otherwise a cluster would have a leader that nobody follows.
 
 use std::net::SocketAddr;

@@ -116,7 +116,7 @@ pub(super) struct LeaderContext {
     pub(super) ended: CancellationToken,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
     pub(super) token_overlap: Duration,
-    /// The nodes whose curators the first statement waits for.
+    /// The nodes of the curators that the first statement waits for.
     pub(super) statement_waits: Mutex<BTreeSet<NodeId>>,
     heartbeats: Mutex<HeartbeatTracker>,
     membership_lock: tokio::sync::Mutex<()>,

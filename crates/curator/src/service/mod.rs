@@ -27,7 +27,7 @@
 //! * When a curator changes its role, all its connections end. A call that came before is never served in the new role.
 //! * A peer is authorized before anything of its request is read, and again for each call. A stream ends when the
 //!   certificate of its caller is no longer accepted.
-//! * A revocation returns once this curator rejects what was revoked. A curator whose own node is revoked ends.
+//! * A revocation returns once this curator rejects what was revoked. A curator ends when its own node is revoked.
 //! * A decision whose records changed meanwhile is made again from the start, alone ([`store`][]).
 //! * Changes of etcd's members, and of what depends on them, are made one at a time, under the membership lock.
 //!

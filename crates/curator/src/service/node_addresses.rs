@@ -56,7 +56,7 @@ impl LeaderContext {
         }
     }
 
-    /// Another node that has the address, is up, and whose heartbeats arrive.
+    /// Another node that has the address, is up, and sends heartbeats.
     fn living_holder(&self, nodes: &StoredNodes, address: IpAddr, except: NodeId) -> Option<NodeId> {
         let now = self.clock.monotonic();
         let heartbeats = self.lock_heartbeats();

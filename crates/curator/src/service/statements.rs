@@ -266,8 +266,8 @@ impl LeaderContext {
         let config = curator_client_config(anchor, provider, Some(node.id), None, self.clock.clone())
             .map_err(|error| error.to_string())?;
         let mut client = LeaderClient::new(open_channel(&address.to_string(), config));
-        let asking = client.get_statement(wire::GetStatementRequest {});
-        match tokio::time::timeout(PROBE_TIMEOUT, asking).await {
+        let answer = client.get_statement(wire::GetStatementRequest {});
+        match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) if status.code() == Code::NotFound => Ok(()),
             Ok(Err(status)) => Err(error_chain(&status)),
@@ -275,7 +275,7 @@ impl LeaderContext {
         }
     }
 
-    /// The nodes whose curators the first statement waits for.
+    /// The nodes of the curators that the first statement waits for.
     pub(super) fn statement_waits_for(&self) -> BTreeSet<NodeId> {
         self.statement_waits.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -182,7 +182,7 @@ async fn worker_gets_no_certificate_for_another_address() -> TestResult {
 async fn two_nodes_that_claim_one_address_get_one_sentence() -> TestResult {
     let cluster = cluster().await?;
     let first = Machine::come(&cluster, "127.0.0.2").await?;
-    // Behind the same gateway, whose address is the source of both.
+    // Behind the same gateway: its address is the source of both.
     let second = Machine::come(&cluster, "127.0.0.2").await?;
     first.report("127.0.0.2").await?;
     let (beat, beats) = mpsc::channel(1);

@@ -121,8 +121,8 @@ async fn any_node_at_the_leaders_address_is_neither_followed_nor_dialled() -> Te
         curator_client_config(anchor, cluster.curators_only(), expected, Some(own.clone()), clock)
     };
     for expected in [None, Some(impostor.id)] {
-        let mut asking = LeaderClient::new(open_channel(&address.to_string(), demand(expected)?));
-        let refused = asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await;
+        let mut client = LeaderClient::new(open_channel(&address.to_string(), demand(expected)?));
+        let refused = client.get_ca_certificate(wire::GetCaCertificateRequest {}).await;
         let text = format!("{:?}", refused.err().context("it was believed")?);
         assert!(text.contains("has no curator's certificate: only a consensus member leads"), "{text}");
     }
@@ -140,8 +140,8 @@ async fn any_node_at_the_leaders_address_is_neither_followed_nor_dialled() -> Te
     })
     .await?;
     let mut management = ManagementClient::new(strict.channel());
-    let asking = management.get_cluster(wire::GetClusterRequest {});
-    let (code, text) = refusal(in_time("the refusal", asking).await?)?;
+    let calling = management.get_cluster(wire::GetClusterRequest {});
+    let (code, text) = refusal(in_time("the refusal", calling).await?)?;
     assert_eq!(code, Code::Unavailable, "{text}");
     assert!(text.contains("only a consensus member leads"), "{text}");
 
@@ -155,7 +155,7 @@ async fn any_node_at_the_leaders_address_is_neither_followed_nor_dialled() -> Te
     Ok(())
 }
 
-/// A member whose role or whose trust ended gets no further certificate, from the leader or from an etcd.
+/// A member that lost its role or its trust gets no further certificate, from the leader or from an etcd.
 #[tokio::test]
 async fn removed_member_is_given_no_other_one() -> TestResult {
     let cluster = Cluster::start_with(ClusterOptions { size: 3, ..ClusterOptions::default() }).await?;
@@ -191,7 +191,7 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
     let issued = issue_curator_from_local_etcd(&client, own.key, cluster.time.now()).await?;
     assert_eq!(curator_of(&cluster, &issued)?, own.id);
 
-    // A member whose credentials are revoked gets none either.
+    // A member with revoked credentials gets none either.
     let revoked = &cluster.nodes[(leader + 2) % 3];
     let target = Some(Target::NodeId(revoked.id.to_string()));
     let (credentials, revoke) =

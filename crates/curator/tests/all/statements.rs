@@ -375,7 +375,7 @@ async fn revoked_leader_steps_down() -> TestResult {
     let ended = cluster.stop(leader).await.err().context("it ended without an error")?;
     assert!(ended.to_string().contains("are revoked"), "{ended:#}");
 
-    // It does not stand for election again, however often it is started.
+    // It takes part in no election again, however often it is started.
     let node = &cluster.nodes[leader];
     let shown = week_long_certificate(&cluster, node)?;
     let again = cluster.bind_curator(node, leader, &shown, GateMonitor::default()).await?;

@@ -74,7 +74,7 @@ mod tests {
     use crate::child::lifecycle::ChildContext;
     use crate::child::spec::ResourceLimits;
 
-    /// Files stand in for a hierarchy.
+    /// The hierarchy is made of plain files.
     #[test]
     fn controllers_are_taken_back_when_no_child_is_left() {
         let root = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ mod tests {
         assert!(!own.join("family").exists());
     }
 
-    /// Directories stand in for a hierarchy. Without the lock, the directory above the new group is removed in between.
+    /// The hierarchy is made of plain directories. Without the lock, the directory above the new group is removed in between.
     #[test]
     fn first_group_is_made_while_controllers_are_taken_back() {
         let root = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@
 //! one that counts. If no leader can be called, or the leader is of a release without this call, the node issues the
 //! certificate from its own etcd. It does the same at its start, because no other curator may be running.
 //!
-//! It is also renewed as soon as its serial number is revoked. A curator whose node is trusted may go on, and clients
+//! It is also renewed as soon as its serial number is revoked. A curator of a trusted node may go on, and clients
 //! would refuse it for the rest of the day otherwise. If the credentials of the node itself are revoked, no certificate is
 //! issued.
 //!
@@ -152,7 +152,7 @@ fn is_good(certificate: &[u8], own: NodeId, anchor: &TrustAnchor, now: Timestamp
 async fn wait_until_revoked(client: &Client, serial: Option<Serial>) -> Result<(), KeyError> {
     let Some(serial) = serial else { return std::future::pending().await };
     let keys = KeySelector::One(REVOKED_CERTIFICATES.key(serial)?);
-    // It is revoked if the record exists, whatever the record contains.
+    // The record revokes it by existing; its content does not matter.
     let decode = |_: &str, _: &[u8]| Ok::<(), Infallible>(());
     let mut watcher = KeyWatcher::with_listing_interval(client, keys, REVOCATION_LISTING, decode);
     loop {

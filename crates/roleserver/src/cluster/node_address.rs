@@ -87,7 +87,7 @@ fn has_address(address: IpAddr) -> bool {
 
 /// The address that the host would use as source; no packet is sent.
 fn detect_address(curators: impl IntoIterator<Item = String>) -> Result<IpAddr, RunnableError> {
-    // A documentation address (TEST-NET-1) stands for the default route.
+    // A documentation address (TEST-NET-1) represents the default route.
     let elsewhere = SocketAddr::from(([192, 0, 2, 1], 7835));
     let towards = curators.into_iter().filter_map(|curator| curator.to_socket_addrs().ok()?.next());
     for remote in towards.chain([elsewhere]) {

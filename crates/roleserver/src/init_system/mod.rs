@@ -300,7 +300,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A manager whose `systemctl` logs its calls, prints the file `shown` for `show`, and fails when it is called for
+    /// A manager with a `systemctl` that logs its calls, prints the file `shown` for `show`, and fails when it is called for
     /// `fails`.
     pub(crate) fn manager(root: &Path, fails: &str) -> Systemd {
         let script = root.join("systemctl");
@@ -415,7 +415,7 @@ pub(crate) mod tests {
     fn detached_supervisor_replaces_a_user_unit_only_if_that_does_not_run() {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(&root.path().join("state")).unwrap();
-        // This process stands in for both, so that a detached supervisor counts as started.
+        // This process has both roles, so that a detached supervisor counts as started.
         let process = ProcessRecord::current(3, "5a".to_owned()).unwrap();
         state.record_supervisor(&process).unwrap();
         state.record_agent(&process).unwrap();

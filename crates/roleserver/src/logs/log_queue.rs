@@ -91,7 +91,7 @@ impl Shared {
 }
 
 impl LogQueue {
-    /// A queue whose lines `write_line` writes. It must not panic, and has nobody to report a failure to.
+    /// A queue with `write_line` as the writer of its lines. It must not panic, and has nobody to report a failure to.
     #[must_use]
     pub fn new(write_line: impl Fn(&[u8]) + Send + Sync + 'static) -> Self {
         let write_line = Box::new(write_line);
@@ -166,7 +166,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
-    /// A queue whose first line waits until the sender is dropped, and what was written.
+    /// A queue with a first line that waits until the sender is dropped, and what was written.
     fn blocked_queue() -> (LogQueue, mpsc::Sender<()>, mpsc::Receiver<String>) {
         let ((release, released), (log, written)) = (mpsc::channel::<()>(), mpsc::channel());
         let released = Mutex::new(released);

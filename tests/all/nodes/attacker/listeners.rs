@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::ServerName;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, Error};
 use shepherd::curator::membership::peer_url;
@@ -19,7 +19,7 @@ use shepherd::curator_client::tls::server_config;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::transport::config;
 use shepherd::transport::signature::AcceptedSignatures;
-use shepherd::transport::verifier::{ServerCertificateCheck, ServerVerifier};
+use shepherd::transport::verifier::{AnyServer, ServerVerifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -275,7 +275,7 @@ pub(super) async fn request_peer(
         let mut first = [0_u8];
         match tokio::time::timeout(REFUSAL_TIME, stream.read(&mut first)).await {
             Ok(Err(error)) if is_alert(&error) => return Ok(PeerAnswer::Refused),
-            // etcd ends a connection whose serial number is revoked without an alert.
+            // etcd ends a connection with a revoked serial number without an alert.
             Ok(Ok(0)) => return Ok(PeerAnswer::Refused),
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                 return Ok(PeerAnswer::Refused);
@@ -323,20 +323,4 @@ fn peer_config(own: Arc<CertifiedKey>) -> Result<Arc<ClientConfig>> {
     // HTTP/1.1, as etcd's members speak it.
     config.alpn_protocols.clear();
     Ok(Arc::new(config))
-}
-
-#[derive(Debug)]
-struct AnyServer;
-
-impl ServerCertificateCheck for AnyServer {
-    fn check_server(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
 }

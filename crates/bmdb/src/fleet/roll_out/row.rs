@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
 
-/// State of a roll-out whose row is locked.
+/// State of a roll-out with a locked row.
 pub(crate) struct LockedRollOut {
     /// Why it is paused; `None` if it is not.
     pub(crate) paused: Option<String>,

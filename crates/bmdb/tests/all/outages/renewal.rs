@@ -124,7 +124,7 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
     for _ in 0..12 {
         let bmdb = shepherd.bmdb.clone();
         waiting.spawn(async move {
-            // Each gives up when it has waited for the lock for too long, and stands in line again.
+            // Each gives up when it has waited for the lock for too long, and queues again.
             while bmdb.repair_schedule(machine).await.is_err() {}
         });
     }

@@ -29,22 +29,14 @@ impl ClusterFiles {
 
 #[cfg(test)]
 mod tests {
-    use crate::cluster::files::EtcdMembership;
-    use crate::cluster::files::tests::files;
+    use crate::cluster::files::tests::{files, membership};
 
     use super::*;
 
     #[test]
     fn end_of_a_membership_removes_its_pair() {
         let (_directory, files) = files();
-        let membership = EtcdMembership {
-            member: Some(7),
-            data: "member-7".to_owned(),
-            address: "10.0.0.1".parse().unwrap(),
-            initial_cluster: String::new(),
-            new_cluster: false,
-            epoch: 0,
-        };
+        let membership = membership();
         files.remove_peer_pair().unwrap();
         files.write_membership(&membership).unwrap();
         for name in [ClusterFiles::PEER_CERTIFICATE, ClusterFiles::PEER_KEY, "peer.crl", "ca.crt"] {

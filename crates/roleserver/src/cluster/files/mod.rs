@@ -424,6 +424,17 @@ pub(super) mod tests {
         (directory, files)
     }
 
+    pub(super) fn membership() -> EtcdMembership {
+        EtcdMembership {
+            member: Some(7),
+            data: "member-7".to_owned(),
+            address: "10.0.0.1".parse().unwrap(),
+            initial_cluster: String::new(),
+            new_cluster: false,
+            epoch: 0,
+        }
+    }
+
     #[test]
     fn key_is_made_once_and_a_damaged_one_is_never_replaced() {
         let (directory, files) = files();
@@ -468,14 +479,7 @@ pub(super) mod tests {
     #[test]
     fn end_of_a_membership_removes_its_data_first() {
         let (_directory, files) = files();
-        let membership = EtcdMembership {
-            member: Some(7),
-            data: "member-7".to_owned(),
-            address: "10.0.0.1".parse().unwrap(),
-            initial_cluster: String::new(),
-            new_cluster: false,
-            epoch: 0,
-        };
+        let membership = membership();
         files.write_membership(&membership).unwrap();
         std::fs::create_dir_all(files.etcd_directory().join("member-7/member/wal")).unwrap();
         files.remove_membership(&membership).unwrap();

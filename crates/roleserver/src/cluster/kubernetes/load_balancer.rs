@@ -36,7 +36,7 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 /// Pause after an accept that failed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Most connections, whatever the number of files: the components of a worker have some dozens.
+/// Most connections, for any number of files: the components of a worker have some dozens.
 const MAX_CONNECTIONS: u64 = 4096;
 /// How often the log says that there are more.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);

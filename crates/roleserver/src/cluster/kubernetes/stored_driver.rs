@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::init_system::unit_check::UnitHierarchy;
 
-    /// A worker with version 2 alone. A directory stands for its hierarchy.
+    /// A worker with version 2 alone. A plain directory is its hierarchy.
     struct Worker {
         root: tempfile::TempDir,
         files: ClusterFiles,

@@ -13,13 +13,13 @@ use backoff::ExponentialBackoff;
 use rustix::process::{Pid, Signal};
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use transport::signature::AcceptedSignatures;
-use transport::verifier::{ServerCertificateCheck, ServerVerifier};
+use transport::verifier::{AnyServer, ServerVerifier};
 
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RenderedProbe};
@@ -173,23 +173,6 @@ fn insecure_tls_config(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfi
     let certificates = certificates.map_err(|_| unread(certificate))?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|_| unread(key))?;
     config.with_client_auth_cert(certificates, key).map_err(|error| error.to_string())
-}
-
-/// Accepts any certificate whose private key the server has.
-#[derive(Debug)]
-struct AnyServer;
-
-impl ServerCertificateCheck for AnyServer {
-    fn check_server(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<(), rustls::Error> {
-        Ok(())
-    }
 }
 
 /// Sends an HTTP/1.1 request (RFC 9112) and reads no more of the response than its status.

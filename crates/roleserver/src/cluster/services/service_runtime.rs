@@ -441,7 +441,7 @@ mod tests {
     use super::*;
     use crate::child::cgroup::CgroupMounts;
 
-    /// Files stand in for the hierarchy, whose groups have no controller for processors.
+    /// The hierarchy is made of plain files, and its groups have no controller for processors.
     #[test]
     fn record_names_no_limit_that_cannot_be_applied() {
         let root = tempfile::tempdir().unwrap();
