@@ -31,7 +31,9 @@ pub enum CuratorError {
     #[error("the other end is node {0}, which has no curator's certificate: only a consensus member leads")]
     NotACurator(NodeId),
     /// The certificate or the credentials of its node are revoked.
-    #[error("the other end is a curator with revoked credentials: certificate {serial} of node {node}")]
+    #[error(
+        "the other end is a curator, and its credentials are revoked: certificate {serial} of node {node}"
+    )]
     Revoked {
         /// The node of the curator.
         node: NodeId,

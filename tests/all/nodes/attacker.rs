@@ -449,7 +449,7 @@ async fn revoked_key_opens_and_leads_nothing() -> TestResult {
     first.cut_power().await?;
     let at = curator_of(&first);
     for (what, shown, reason) in [
-        ("a revoked curator", loot.with(&curators)?, "with revoked credentials"),
+        ("a revoked curator", loot.with(&curators)?, "its credentials are revoked"),
         ("a revoked node", loot.as_node()?, "which has no curator's certificate"),
     ] {
         until_refused(&mut attempts, what, at, shown, &script, (&worker, reason)).await?;
