@@ -200,9 +200,35 @@ pub fn check_revocation(
     nodes: &Nodes,
     revoked: &BTreeSet<NodeId>,
 ) -> Result<(), LastCurator> {
+    if can_be_spared(node, members, nodes, revoked) { Ok(()) } else { Err(LastCurator(node)) }
+}
+
+/// No consensus member with an accepted curator would remain in etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0} stays a consensus member: the credentials of every other one that votes, is started and within reach are \
+     revoked, so no curator could lead the cluster. Add a consensus member first"
+)]
+pub struct LastMember(pub NodeId);
+
+/// Checks that the membership of a node may end. `revoked` are the nodes whose certificates are revoked.
+///
+/// [`check_removal`] counts votes, and a revoked member has one. But its curator does not lead, and nobody could take
+/// the revocation back or add a member.
+pub fn check_member_removal(
+    node: NodeId,
+    members: &[EtcdMember],
+    nodes: &Nodes,
+    revoked: &BTreeSet<NodeId>,
+) -> Result<(), LastMember> {
+    if can_be_spared(node, members, nodes, revoked) { Ok(()) } else { Err(LastMember(node)) }
+}
+
+/// Whether another curator can lead without that of this node, or this node leads nothing anyway.
+fn can_be_spared(node: NodeId, members: &[EtcdMember], nodes: &Nodes, revoked: &BTreeSet<NodeId>) -> bool {
     let owners = match_members_to_nodes(members, nodes);
     if !owners.by_node.contains_key(&node) || revoked.contains(&node) {
-        return Ok(());
+        return true;
     }
     let can_lead = |other: &NodeId, member: &EtcdMember| {
         *other != node
@@ -211,11 +237,7 @@ pub fn check_revocation(
             && is_up(nodes, other)
             && !revoked.contains(other)
     };
-    if owners.by_node.iter().any(|(other, member)| can_lead(other, member)) {
-        Ok(())
-    } else {
-        Err(LastCurator(node))
-    }
+    owners.by_node.iter().any(|(other, member)| can_lead(other, member))
 }
 
 /// A change that makes members and records agree.

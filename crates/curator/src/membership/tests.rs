@@ -283,7 +283,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn last_curator_that_could_lead_is_not_revoked() {
+fn last_curator_that_could_lead_is_neither_revoked_nor_removed() {
     let known = nodes([member_node(1), member_node(2), member_node(3), up(4)]);
     let mut gone = known.clone();
     gone.remove(&node_id(2));
@@ -302,7 +302,10 @@ fn last_curator_that_could_lead_is_not_revoked() {
         let revoked = revoked.into_iter().map(node_id).collect();
         let outcome = check_revocation(node_id(node), &members, nodes, &revoked);
         assert_eq!(outcome, if expected { Ok(()) } else { Err(LastCurator(node_id(node))) }, "{what}");
+        let removed = check_member_removal(node_id(node), &members, nodes, &revoked);
+        assert_eq!(removed, if expected { Ok(()) } else { Err(LastMember(node_id(node))) }, "{what}");
     }
-    let text = LastCurator(node_id(1)).to_string();
-    assert!(text.contains(&node_id(1).to_string()) && text.contains("Add a consensus member"), "{text}");
+    for text in [LastCurator(node_id(1)).to_string(), LastMember(node_id(1)).to_string()] {
+        assert!(text.contains(&node_id(1).to_string()) && text.contains("Add a consensus member"), "{text}");
+    }
 }

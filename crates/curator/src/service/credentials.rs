@@ -5,7 +5,7 @@
 //! transaction. A certificate that is claimed at that moment is rejected from then on.
 //!
 //! Nodes learn of a revoked curator from the next statement of the authority (`statements`). The curator itself steps
-//! down. So the last consensus member that could lead is not revoked.
+//! down. So the last consensus member that could lead is neither revoked nor removed.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ use proto::curator::v1::credentials_server;
 use tonic::{Code, Request, Response, Status};
 
 use crate::credential::{Credential, CredentialHolder, Revocation};
-use crate::membership::{check_revocation, match_members_to_nodes};
+use crate::membership::{EtcdMember, Nodes, check_member_removal, check_revocation, match_members_to_nodes};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
@@ -62,12 +62,7 @@ impl CredentialsService {
         // Members before nodes, as `membership::plan_sync` requires.
         let members = leading.list_members().await?;
         let nodes = leading.store.nodes().await?.nodes;
-        let mut revoked = BTreeSet::new();
-        for id in match_members_to_nodes(&members, &nodes).by_node.into_keys() {
-            if leading.store.is_node_revoked(id).await? {
-                revoked.insert(id);
-            }
-        }
+        let revoked = leading.revoked_members(&members, &nodes).await?;
         Ok(check_revocation(node, &members, &nodes, &revoked)?)
     }
 
@@ -92,6 +87,35 @@ impl CredentialsService {
                 Ok(Revocation::Certificate(serial, until))
             }
         }
+    }
+}
+
+impl LeaderContext {
+    /// Checks that a curator that can lead remains when the membership of this node ends. The caller holds the lock of
+    /// membership, and has read the members and then the nodes under it.
+    pub(super) async fn check_member_removal(
+        &self,
+        node: NodeId,
+        members: &[EtcdMember],
+        nodes: &Nodes,
+    ) -> Result<(), ServiceError> {
+        let revoked = self.revoked_members(members, nodes).await?;
+        Ok(check_member_removal(node, members, nodes, &revoked)?)
+    }
+
+    /// The nodes of these members of etcd whose certificates are all revoked.
+    async fn revoked_members(
+        &self,
+        members: &[EtcdMember],
+        nodes: &Nodes,
+    ) -> Result<BTreeSet<NodeId>, ServiceError> {
+        let mut revoked = BTreeSet::new();
+        for id in match_members_to_nodes(members, nodes).by_node.into_keys() {
+            if self.store.is_node_revoked(id).await? {
+                revoked.insert(id);
+            }
+        }
+        Ok(revoked)
     }
 }
 

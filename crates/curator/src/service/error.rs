@@ -141,6 +141,12 @@ impl From<membership::LastCurator> for ServiceError {
     }
 }
 
+impl From<membership::LastMember> for ServiceError {
+    fn from(refusal: membership::LastMember) -> Self {
+        Self::rejected(Code::FailedPrecondition, refusal.to_string())
+    }
+}
+
 impl From<node_labels::LabelError> for ServiceError {
     fn from(refusal: node_labels::LabelError) -> Self {
         Self::rejected(refusal.code(), refusal.to_string())

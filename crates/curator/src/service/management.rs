@@ -19,7 +19,7 @@ use crate::membership::match_members_to_nodes;
 use crate::node_filter::NodeFilter;
 use crate::node_labels;
 use crate::node_lifecycle::{self, DeleteBypass, LifecycleError, NodeUpdate};
-use crate::role_orders::{NextStep, RoleOrder, plan_role_change};
+use crate::role_orders::{MemberChange, NextStep, RoleOrder, plan_role_change};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
@@ -110,6 +110,9 @@ impl management_server::Management for ManagementService {
             let declared: BTreeSet<DeclaredRole> =
                 leading.store.declarations().await?.iter().map(|kept| kept.value.role().clone()).collect();
             let plan = plan_role_change(node, &order, &members, &stored.nodes, &declared)?;
+            if matches!(plan.member_change, Some(MemberChange::RemoveMember { .. })) {
+                Box::pin(leading.check_member_removal(id, &members, &stored.nodes)).await?;
+            }
             let settings = leading.store.kubernetes().await?.map(|stored| stored.value);
             let allotments = leading.store.allocations().await?;
             let given = node_allocation::plan_allocation(node, &order, settings.as_ref(), &allotments.allocations)?;
@@ -204,6 +207,7 @@ impl management_server::Management for ManagementService {
                     &stored.nodes,
                 )?;
                 if let Some(step) = step {
+                    Box::pin(leading.check_member_removal(id, &members, &stored.nodes)).await?;
                     leading.change_members(&step).await?;
                 }
                 let expected = stored

@@ -408,3 +408,32 @@ async fn last_curator_is_not_revoked() -> TestResult {
     waits_for(&cluster, leader).await?;
     Ok(())
 }
+
+/// A revoked member still votes. But its curator leads no more, and nobody could ever change that again.
+#[tokio::test]
+async fn last_curator_is_not_removed() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let client = cluster.client_of(leader);
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    for other in [(leader + 1) % 3, (leader + 2) % 3] {
+        revoke(owner_at(&cluster, leader)?, &cluster.nodes[other]).await?;
+    }
+    let last = cluster.nodes[leader].id.to_string();
+    let mut management = ManagementClient::new(owner_at(&cluster, leader)?);
+    let order = wire::UpdateRolesRequest {
+        node_id: last.clone(),
+        add_roles: Vec::new(),
+        remove_roles: vec!["consensus-member".to_owned()],
+    };
+    let taken = management.update_roles(order).await.err().context("its role was taken")?;
+    let request =
+        wire::DeleteRequest { node_id: last, bypass_has_roles: true, bypass_not_decommissioned: true };
+    let deleted = management.delete(request).await.err().context("it was deleted")?;
+    for refused in [taken, deleted] {
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(refused.message().contains("Add a consensus member"), "{refused}");
+    }
+    assert_eq!(client.list_members().await?.len(), 3, "a member was removed");
+    Ok(())
+}
