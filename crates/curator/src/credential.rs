@@ -177,6 +177,41 @@ impl Credential {
     }
 }
 
+/// Most certificates that a node has of one kind, of those that have not ended; of an etcd member, for one membership.
+///
+/// The lists of revoked certificates have bounds: a statement has 4,096 of curators, and etcd stores no record beyond
+/// 1.5 MiB, which bounds the list of peers. Without this limit, the key of a consensus member would be enough to request
+/// so many that its own revocation fits into neither list. A curator needs two a day, and a membership needs one.
+const MAX_CERTIFICATES: usize = 64;
+
+/// A node has so many certificates of one kind that it gets no further one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no certificate was issued: {0} has {max} of this kind that have not ended, and needs one. If somebody else has its \
+     key, revoke its credentials. If it loses what it gets, mend its disk, remove its role consensus-member and add the \
+     role again",
+    max = MAX_CERTIFICATES
+)]
+pub(crate) struct TooManyCertificates(pub(crate) NodeId);
+
+/// Checks that a node may get another certificate of this kind. `credentials` are the certificates that were issued.
+pub(crate) fn check_certificate_count<'c>(
+    credentials: impl IntoIterator<Item = &'c Credential>,
+    node: NodeId,
+    kind: CertificateKind,
+    now: Timestamp,
+) -> Result<(), TooManyCertificates> {
+    let holder = CredentialHolder::Node(node);
+    let counts = |credential: &&Credential| {
+        credential.kind == kind && credential.holder == holder && !credential.validity.has_ended(now)
+    };
+    if credentials.into_iter().filter(counts).count() < MAX_CERTIFICATES {
+        Ok(())
+    } else {
+        Err(TooManyCertificates(node))
+    }
+}
+
 /// A certificate, a node or an owner key whose certificates are rejected before they expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
@@ -336,6 +371,41 @@ mod tests {
             let error = read_kind(&credential(holder.clone()), kind.into(), 0).unwrap_err().to_string();
             assert!(error.contains("its kind is") && error.contains(&holder.to_string()), "{error}");
         }
+    }
+
+    #[test]
+    fn node_gets_a_bounded_number_of_certificates_of_each_kind() {
+        let (curator, peer) = (CertificateKind::Curator, CertificateKind::EtcdPeer { member: 7 });
+        let holder = || CredentialHolder::Node(node_id(1));
+        let issued = |kind, count| vec![Credential { kind, ..credential(holder()) }; count];
+        let (full, refused) = (MAX_CERTIFICATES, Err(TooManyCertificates(node_id(1))));
+        for (what, credentials, kind, second, expected) in [
+            ("none", Vec::new(), curator, 1, Ok(())),
+            ("one fewer", issued(curator, full - 1), curator, 1, Ok(())),
+            ("as many", issued(curator, full), curator, 1, refused),
+            ("more, of a release without the limit", issued(curator, full + 9), curator, 1, refused),
+            ("they end now", issued(curator, full), curator, 100, refused),
+            ("they have ended", issued(curator, full), curator, 101, Ok(())),
+            ("of another kind", issued(CertificateKind::Node, full), curator, 1, Ok(())),
+            ("for one membership", issued(peer, full), peer, 1, refused),
+            (
+                "for another membership",
+                issued(CertificateKind::EtcdPeer { member: 6 }, full),
+                peer,
+                1,
+                Ok(()),
+            ),
+        ] {
+            assert_eq!(
+                check_certificate_count(&credentials, node_id(1), kind, at(second)),
+                expected,
+                "{what}"
+            );
+            let other = check_certificate_count(&credentials, node_id(2), kind, at(second));
+            assert_eq!(other, Ok(()), "another node: {what}");
+        }
+        let text = TooManyCertificates(node_id(1)).to_string();
+        assert!(text.contains(&node_id(1).to_string()) && text.contains("64 of this kind"), "{text}");
     }
 
     #[test]

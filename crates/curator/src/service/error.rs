@@ -147,6 +147,12 @@ impl From<membership::LastMember> for ServiceError {
     }
 }
 
+impl From<crate::credential::TooManyCertificates> for ServiceError {
+    fn from(refusal: crate::credential::TooManyCertificates) -> Self {
+        Self::rejected(Code::ResourceExhausted, refusal.to_string())
+    }
+}
+
 impl From<node_labels::LabelError> for ServiceError {
     fn from(refusal: node_labels::LabelError) -> Self {
         Self::rejected(refusal.code(), refusal.to_string())

@@ -11,6 +11,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_server;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::credential::{CertificateKind, check_certificate_count};
 use crate::node_health;
 use crate::node_lifecycle::{self, NodeUpdate};
 use crate::service::error::ServiceError;
@@ -24,6 +25,16 @@ const MESSAGE_BYTES: usize = 2 << 20;
 
 #[derive(Clone, Debug)]
 pub(super) struct NodesService(pub(super) Arc<LeaderContext>);
+
+impl NodesService {
+    /// Checks that a node may get another certificate of this kind. The caller holds the lock of membership until the
+    /// certificate is recorded: two calls at the same time would count the same certificates.
+    async fn check_certificate_count(&self, node: NodeId, kind: CertificateKind) -> Result<(), ServiceError> {
+        let stored = self.0.store.credentials().await?;
+        let issued = stored.iter().map(|credential| &credential.value);
+        Ok(check_certificate_count(issued, node, kind, self.0.clock.now())?)
+    }
+}
 
 #[tonic::async_trait]
 impl nodes_server::Nodes for NodesService {
@@ -126,6 +137,7 @@ impl nodes_server::Nodes for NodesService {
         let caller = Caller::from_request(&request)?;
         let id = caller.require_node()?;
         let leading = &self.0;
+        let _alone = leading.lock_membership().await;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
         let revoked = leading.store.is_node_revoked(id).await?;
         let known =
@@ -136,6 +148,7 @@ impl nodes_server::Nodes for NodesService {
         leading.check_certified_address(&caller, known, address).await?;
         let role = node.as_ref().and_then(|node| node.roles.consensus_member.as_ref());
         let member = role.map_or(0, |role| role.member_id);
+        self.check_certificate_count(id, CertificateKind::EtcdPeer { member }).await?;
         let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member)?;
         let revocation_list = leading.peer_revocation_list().await?;
         // Recorded before it is handed out: a serial number that nobody knows could never be revoked.
@@ -150,11 +163,13 @@ impl nodes_server::Nodes for NodesService {
     ) -> Result<Response<wire::IssueCuratorCertificateResponse>, Status> {
         let id = Caller::from_request(&request)?.require_node()?;
         let leading = &self.0;
+        let _alone = leading.lock_membership().await;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
         let revoked = leading.store.is_node_revoked(id).await?;
         let key =
             node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
         node_lifecycle::check_curator(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        self.check_certificate_count(id, CertificateKind::Curator).await?;
         let (issued, change) = leading.issue_curator_certificate(&key)?;
         // The serial number is durable before anybody may see the certificate.
         leading.store.write(&[change]).await?;

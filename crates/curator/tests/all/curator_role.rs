@@ -205,3 +205,29 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
     assert!(text.contains("are revoked"), "{text}");
     Ok(())
 }
+
+/// Somebody with the key of a member requests certificates all the time. If there were more of them than a statement
+/// has room for, no statement could revoke the member.
+#[tokio::test]
+async fn member_gets_no_more_certificates_than_can_be_revoked() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let nodes = nodes_of(&cluster, &cluster.nodes[0], 0)?;
+    let mut issued = 0;
+    for _ in 0..4 {
+        // At the same time, so that a limit which is counted first and recorded later lets more through.
+        let calls = (0..20).map(|_| {
+            let mut nodes = nodes.clone();
+            async move { nodes.issue_curator_certificate(REQUEST).await.is_ok() }
+        });
+        let outcomes = futures::future::join_all(calls).await;
+        issued += outcomes.into_iter().filter(|issued| *issued).count();
+    }
+    // The curator itself shows one more.
+    assert_eq!(issued, 63);
+    let (code, text) = refusal(nodes.clone().issue_curator_certificate(REQUEST).await)?;
+    assert_eq!((code, text.contains("64 of this kind")), (Code::ResourceExhausted, true), "{text}");
+    // Its own etcd still issues one: the member may be needed.
+    let client = cluster.client_of(0);
+    issue_curator_from_local_etcd(&client, cluster.nodes[0].key, cluster.time.now()).await?;
+    Ok(())
+}
