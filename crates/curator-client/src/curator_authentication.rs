@@ -11,7 +11,9 @@ use proto::curator::v1::leader_client::LeaderClient;
 use rustls::ClientConfig;
 use tonic::{Code, Status};
 
+use crate::clock::Clock;
 use crate::curator_channel::open_channel;
+use crate::curator_refusal::{CuratorRefused, find_refusal};
 use crate::leader_channel::{OwnCertificate, TlsConfigProvider};
 use crate::node_id::NodeId;
 use crate::statement::StatementError;
@@ -41,9 +43,20 @@ pub(super) enum FetchError {
     #[error("it sent no statement of the cluster within {} s", STATEMENT_TIMEOUT.as_secs())]
     TimedOut,
     #[error(transparent)]
+    Refused(CuratorRefused),
+    #[error(transparent)]
     Statement(#[from] StatementError),
     #[error(transparent)]
     Tls(#[from] rustls::Error),
+}
+
+impl FetchError {
+    fn from_status(status: Status) -> Self {
+        match find_refusal(&status) {
+            Some(refused) => Self::Refused(refused.clone()),
+            None => Self::Status(status),
+        }
+    }
 }
 
 impl CuratorAuthentication {
@@ -52,6 +65,11 @@ impl CuratorAuthentication {
             Self::Configured(_) => None,
             Self::Statements { trust, .. } => Some(trust),
         }
+    }
+
+    /// The clock by which the certificates of followed curators end; `None` if the caller's configuration decides alone.
+    pub(super) fn clock(&self) -> Option<Clock> {
+        self.trust().map(|trust| trust.clock().clone())
     }
 
     /// TLS to a curator that is followed: to this node alone, or with `None` to any curator.
@@ -67,8 +85,7 @@ impl CuratorAuthentication {
 
     /// Requests the newest statement from the curator at this address. `epoch` is the highest epoch received.
     ///
-    /// A curator that has none changes nothing. Neither does one with a lower statement, since it may not have received
-    /// the newest one yet, nor one whose clock is ahead: both are followed as far as the known statement permits.
+    /// A curator that has none changes nothing. What else changes nothing is decided by [`is_passed_over`].
     pub(super) async fn fetch_statement(&self, address: &str, epoch: u64) -> Result<(), FetchError> {
         let Self::Statements { trust, own } = self else { return Ok(()) };
         let config = client_config(trust.anchor().clone(), None, own(), trust.clock().clone())?;
@@ -79,17 +96,30 @@ impl CuratorAuthentication {
         let statement = match response {
             Ok(response) => response.into_inner().statement,
             Err(status) if has_none(&status) => None,
-            Err(status) => return Err(FetchError::Status(status)),
+            Err(status) => return Err(FetchError::from_status(status)),
         };
         let Some(statement) = statement else { return Ok(()) };
         match trust.offer(&statement, epoch) {
             Ok(_) => Ok(()),
-            Err(error @ (StatementError::Lower { .. } | StatementError::FromTheFuture { .. })) => {
+            Err(error) if is_passed_over(&error, trust.curator_check().is_ok()) => {
                 tracing::debug!(curator = address, %error, "a statement of the cluster changes nothing");
                 Ok(())
             }
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// Whether a rejected statement changes nothing, so that its curator is followed as far as the known statement permits.
+/// `is_followed`: whether that one permits any curator at this moment.
+///
+/// A curator with a lower statement may not have received the newest one yet. The clock of one with a statement of the
+/// future is ahead, or the one here is slow. If nobody is followed meanwhile, the two clocks are the reason.
+const fn is_passed_over(error: &StatementError, is_followed: bool) -> bool {
+    match error {
+        StatementError::Lower { .. } => true,
+        StatementError::FromTheFuture { .. } => is_followed,
+        _ => false,
     }
 }
 
@@ -111,6 +141,23 @@ pub(super) fn may_have_newer(current: Option<(u64, u64)>, response: &wire::Watch
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
+
+    #[test]
+    fn statement_of_the_future_is_the_reason_why_nobody_is_followed() {
+        let lower = StatementError::Lower { offered: (0, 1), known: (0, 2) };
+        let future = StatementError::FromTheFuture { issued_at: at(7_200), now: at(0) };
+        for (error, is_followed, expected) in [
+            (&lower, true, true),
+            (&lower, false, true),
+            (&future, true, true),
+            (&future, false, false),
+            (&StatementError::BadSignature, true, false),
+            (&StatementError::BadSignature, false, false),
+        ] {
+            assert_eq!(is_passed_over(error, is_followed), expected, "{error} {is_followed}");
+        }
+    }
 
     #[test]
     fn statement_is_requested_if_the_curator_may_have_a_newer_one() {

@@ -4,6 +4,9 @@
 //! decides who may answer there. When the channel is cancelled, everything that goes through it fails, open streams
 //! included. If this side does not accept the certificate of a peer, that is a
 //! [`CuratorRefused`](crate::curator_refusal::CuratorRefused) among the causes of the error.
+//!
+//! A channel with a clock also ends a connection when the certificate that its peer showed has ended. A list of revoked
+//! curators contains no such certificate, so a connection that outlasts it could never be revoked.
 
 use std::future::Future;
 use std::io;
@@ -14,10 +17,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use model::time::between;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::Sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -25,6 +30,8 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::certificate::Validity;
+use crate::clock::Clock;
 use crate::curator_refusal::connection_error;
 
 /// Timeout of the TCP connect and TLS handshake together.
@@ -36,39 +43,35 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Opens a channel to the curator at `host:port`. Must be called within a tokio runtime.
 #[must_use]
 pub fn open_channel(address: &str, config: Arc<ClientConfig>) -> Channel {
-    open_channel_until(address, config, &CancellationToken::new())
+    connect_lazily(CuratorConnector::new(address, config))
 }
 
-/// Like [`open_channel`], until `over` is cancelled.
+/// Like [`open_channel`], until `over` is cancelled. With a clock, a connection lasts no longer than the certificate of
+/// its peer; the next one is made with the certificate that the curator shows then.
 #[must_use]
-pub fn open_channel_until(address: &str, config: Arc<ClientConfig>, over: &CancellationToken) -> Channel {
-    connect_lazily(address, config, over, None)
+pub fn open_channel_until(
+    address: &str,
+    config: Arc<ClientConfig>,
+    over: &CancellationToken,
+    clock: Option<Clock>,
+) -> Channel {
+    connect_lazily(CuratorConnector { cancel: over.clone(), clock, ..CuratorConnector::new(address, config) })
 }
 
 /// Like [`open_channel`], from this address of the host, so that tests are clients at several addresses.
 #[cfg(any(test, feature = "testing"))]
 #[must_use]
 pub fn open_channel_from(source: IpAddr, address: &str, config: Arc<ClientConfig>) -> Channel {
-    connect_lazily(address, config, &CancellationToken::new(), Some(source))
+    connect_lazily(CuratorConnector { source: Some(source), ..CuratorConnector::new(address, config) })
 }
 
-fn connect_lazily(
-    address: &str,
-    config: Arc<ClientConfig>,
-    over: &CancellationToken,
-    source: Option<IpAddr>,
-) -> Channel {
+fn connect_lazily(connector: CuratorConnector) -> Channel {
     Endpoint::from_static("http://curator")
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
-        .connect_with_connector_lazy(CuratorConnector {
-            address: address.into(),
-            config,
-            cancel: over.clone(),
-            source,
-        })
+        .connect_with_connector_lazy(connector)
 }
 
 async fn connect_from(source: Option<IpAddr>, address: &str) -> io::Result<TcpStream> {
@@ -86,6 +89,21 @@ struct CuratorConnector {
     cancel: CancellationToken,
     /// The address to connect from; `None` leaves the choice to the host.
     source: Option<IpAddr>,
+    /// Decides when the certificate of the peer has ended; `None`: the connection may outlast it.
+    clock: Option<Clock>,
+}
+
+impl CuratorConnector {
+    fn new(address: &str, config: Arc<ClientConfig>) -> Self {
+        Self { address: address.into(), config, cancel: CancellationToken::new(), source: None, clock: None }
+    }
+}
+
+/// How long the certificate that the peer showed is still valid; `None` if it showed none that can be read.
+fn remaining_validity(stream: &TlsStream<TcpStream>, clock: &Clock) -> Option<Duration> {
+    let (_, session) = stream.get_ref();
+    let validity = Validity::from_der(session.peer_certificates()?.first()?)?;
+    Some(between(clock.now(), validity.not_after))
 }
 
 impl Service<Uri> for CuratorConnector {
@@ -99,7 +117,7 @@ impl Service<Uri> for CuratorConnector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let Self { address, config, cancel: over, source } = self.clone();
+        let Self { address, config, cancel: over, source, clock } = self.clone();
         Box::pin(async move {
             let connecting = async {
                 let stream = connect_from(source, &address).await?;
@@ -110,8 +128,11 @@ impl Service<Uri> for CuratorConnector {
             };
             match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(Ok(stream)) => {
+                    let remaining = clock.and_then(|clock| remaining_validity(&stream, &clock));
+                    let expired = remaining.map(|remaining| Box::pin(tokio::time::sleep(remaining)));
                     let (stream, written) = tokio::io::split(stream);
-                    let read = CancellableRead { stream, cancelled: Box::pin(over.cancelled_owned()) };
+                    let cancelled = Box::pin(over.cancelled_owned());
+                    let read = CancellableRead { stream, cancelled, expired };
                     Ok(TokioIo::new(tokio::io::join(read, written)))
                 }
                 Ok(Err(error)) => Err(connection_error(&address, &error)),
@@ -127,11 +148,13 @@ impl Service<Uri> for CuratorConnector {
     }
 }
 
-/// The read half of a connection; it fails once the channel is cancelled. HTTP/2 reads all the time, so it notices the
-/// failure at once.
+/// The read half of a connection; it fails once the channel is cancelled or the peer's certificate has ended. HTTP/2
+/// reads all the time, so it notices the failure at once.
 struct CancellableRead<S> {
     stream: S,
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Ends when the certificate of the peer does.
+    expired: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
@@ -143,6 +166,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
         if self.cancelled.as_mut().poll(context).is_ready() {
             let text =
                 "this curator is not followed any more: its cluster was restored or made another statement";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
+        }
+        if self.expired.as_mut().is_some_and(|expired| expired.as_mut().poll(context).is_ready()) {
+            let text = "the certificate that this curator showed has ended; connect again";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)

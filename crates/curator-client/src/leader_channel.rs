@@ -26,7 +26,8 @@
 //! statement raises the epoch: a higher one in a response is a reason to request the statement. An order of the shepherd
 //! raises it, too ([`LeaderTracker::raise_epoch`]).
 //!
-//! A statement that revokes something cuts off all open connections; they are made again, and checked by it.
+//! A statement that revokes something cuts off all open connections; they are made again, and checked by it. No connection
+//! outlasts the certificate that the curator showed, because a statement lists no certificate that has ended.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -52,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::CuratorAddresses;
 use crate::curator_authentication::{CuratorAuthentication, FetchError};
-use crate::curator_channel::{open_channel, open_channel_until};
+use crate::curator_channel::open_channel_until;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
 use crate::node_id::NodeId;
 use crate::statement::{SignedStatement, StatementError};
@@ -151,7 +152,12 @@ impl FollowError {
 
     /// Whether the curator is not followed because of the statement, although it answered.
     const fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Statement(_) | Self::Fetch(FetchError::Statement(_)))
+        matches!(
+            self,
+            Self::Refused(_)
+                | Self::Statement(_)
+                | Self::Fetch(FetchError::Refused(_) | FetchError::Statement(_))
+        )
     }
 }
 
@@ -325,7 +331,8 @@ impl LeaderTracker {
     }
 
     async fn follow_responses(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
-        let channel = open_channel(candidate, self.0.authentication.tls_config(None)?);
+        let (config, clock) = (self.0.authentication.tls_config(None)?, self.0.authentication.clock());
+        let channel = open_channel_until(candidate, config, &CancellationToken::new(), clock);
         let mut client = LeaderClient::new(channel);
         let watching = client.watch(wire::WatchLeaderRequest {});
         let answers =
@@ -364,7 +371,8 @@ impl LeaderTracker {
                 tracing::info!(leader = %leader.node, address = leader.address, "calls go to this curator");
                 // Nobody but that node may answer there, whichever curator named it.
                 let config = self.0.authentication.tls_config(Some(node))?;
-                let channel = open_channel_until(&leader.address, config, &epoch.superseded);
+                let clock = self.0.authentication.clock();
+                let channel = open_channel_until(&leader.address, config, &epoch.superseded, clock);
                 self.0.leader.send_replace(Some((leader, channel)));
             }
             followed = Some(epoch);

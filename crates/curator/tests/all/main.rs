@@ -15,5 +15,6 @@ mod owner_keys;
 mod peer_revocations;
 mod restoring;
 mod snapshots;
+mod statement_clocks;
 mod statements;
 mod watches;

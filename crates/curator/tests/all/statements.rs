@@ -39,7 +39,7 @@ async fn request_statement(cluster: &Cluster, number: usize) -> Result<Option<wi
 }
 
 /// Waits until a curator serves a statement with this number or a higher one, and verifies it.
-async fn until_stated(cluster: &Cluster, number: usize, lowest: u64) -> Result<SignedStatement> {
+pub(super) async fn until_stated(cluster: &Cluster, number: usize, lowest: u64) -> Result<SignedStatement> {
     let mut stated = None;
     until("a curator serves the statement", async || {
         // A curator that does not know the leader yet closes the connection.
@@ -65,14 +65,14 @@ pub(super) async fn until_first_statement(cluster: &Cluster, number: usize) -> R
 
 /// A tracker that follows statements, with these curators in its directory. It runs in the background, and keeps the
 /// epochs that it stores.
-struct Follower {
-    tracker: LeaderTracker,
+pub(super) struct Follower {
+    pub(super) tracker: LeaderTracker,
     epochs: Arc<Mutex<Vec<u64>>>,
     _following: JoinSet<()>,
 }
 
 impl Follower {
-    fn start(trust: &StatementTrust, directory: &[String]) -> Self {
+    pub(super) fn start(trust: &StatementTrust, directory: &[String]) -> Self {
         let epochs = Arc::new(Mutex::new(Vec::new()));
         let stored = epochs.clone();
         let persist: PersistEpoch = Arc::new(move |epoch| {
@@ -89,7 +89,7 @@ impl Follower {
         Self { tracker, epochs, _following: following }
     }
 
-    fn leader(&self) -> Option<LeaderEndpoint> {
+    pub(super) fn leader(&self) -> Option<LeaderEndpoint> {
         self.tracker.leader()
     }
 
@@ -98,7 +98,7 @@ impl Follower {
         self.epochs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn until_it_follows(&self, address: &str) -> Result<()> {
+    pub(super) async fn until_it_follows(&self, address: &str) -> Result<()> {
         until("calls go to the curator", async || {
             Ok(self.leader().is_some_and(|leader| leader.address == address))
         })
@@ -106,7 +106,7 @@ impl Follower {
     }
 
     /// Waits until the reason why nobody is followed contains this text.
-    async fn until_refusal(&self, text: &str) -> Result<()> {
+    pub(super) async fn until_refusal(&self, text: &str) -> Result<()> {
         until(text, async || {
             Ok(self.tracker.refusal().borrow().as_ref().is_some_and(|refusal| refusal.contains(text)))
         })
@@ -114,7 +114,7 @@ impl Follower {
     }
 }
 
-fn trust_of(cluster: &Cluster) -> StatementTrust {
+pub(super) fn trust_of(cluster: &Cluster) -> StatementTrust {
     StatementTrust::in_memory(cluster.anchor.clone(), cluster.time.clock())
 }
 
@@ -143,7 +143,7 @@ async fn waits_for(cluster: &Cluster, leader: usize) -> Result<Vec<String>> {
 }
 
 /// A curator's certificate that outlasts a statement.
-fn week_long_certificate(cluster: &Cluster, node: &Holder) -> Result<Vec<u8>> {
+pub(super) fn week_long_certificate(cluster: &Cluster, node: &Holder) -> Result<Vec<u8>> {
     let validity = Validity::starting(cluster.time.now(), Duration::from_hours(7 * 24));
     let serial = Serial::new(rand::random());
     Ok(cluster.authority.issue_curator_certificate(&node.key, serial, validity)?.certificate)
