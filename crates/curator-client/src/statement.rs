@@ -138,7 +138,7 @@ pub enum StatementError {
     /// The newest statement is older than a curator's certificate lives.
     #[error(
         "the newest statement of the cluster is of {issued_at}, older than a day: no curator is followed until one sends \
-         a newer one"
+         a newer one. If a curator leads, its clock or the one here may be wrong"
     )]
     Stale {
         /// When it was signed.

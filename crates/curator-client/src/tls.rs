@@ -23,6 +23,7 @@ use transport::verifier::{
     ClientAuth, ClientCertificateCheck, ClientVerifier, ServerCertificateCheck, ServerVerifier,
 };
 
+use crate::certificate::Validity;
 use crate::clock::Clock;
 use crate::curator_role::{CuratorError, identify_curator};
 use crate::node_id::NodeId;
@@ -34,6 +35,9 @@ use crate::pki::TrustAnchor;
 pub enum CuratorCheck {
     /// Any node of the cluster is accepted: nothing is known yet about who is a curator.
     AnyNode,
+    /// A curator's certificate is required, and may have ended or not have begun. This is for comparing the clocks of two
+    /// curators, one of which may be wrong, and for nothing else.
+    CuratorAtAnyTime,
     /// A curator's certificate is required.
     Curator {
         /// The authorities, one of which must have signed it.
@@ -138,6 +142,13 @@ impl ClusterNode {
         }
         let (shown, now) = ([end_entity], self.clock.now());
         let found = match (self.check)().map_err(WrongServer::NoCheck)? {
+            CuratorCheck::CuratorAtAnyTime => {
+                // Both its certificate and that of the authority are valid at this moment.
+                let begin = Validity::from_der(end_entity).map_or(now, |validity| validity.not_before);
+                let begin = begin.max(self.anchor.validity.not_before);
+                let anchors = std::slice::from_ref(&self.anchor);
+                identify_curator(&shown, anchors, &Revocations::default(), begin)?
+            }
             // No revocations are known here.
             CuratorCheck::AnyNode => match identify_peer(&shown, &self.anchor, &Revocations::default(), now)?
             {
@@ -176,7 +187,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::certificate::{Serial, Validity};
+    use crate::certificate::Serial;
     use crate::testing::{at, authority, public, serial, validity};
 
     fn verifier(check: Result<CuratorCheck, String>, expected: Option<NodeId>) -> ClusterNode {
@@ -233,6 +244,25 @@ mod tests {
         let over = authority.issue_curator_certificate(&key, serial(5), over).unwrap();
         let text = verdict(&verifier, &over.certificate);
         assert!(text.contains("expired at"), "{text}");
+    }
+
+    #[test]
+    fn clocks_are_compared_with_the_expected_curator_alone() {
+        let (authority, id) = (authority(1), NodeId::from_key(&public(7)));
+        let verifier = verifier(Ok(CuratorCheck::CuratorAtAnyTime), Some(id));
+        for (from, until) in [(-900, -800), (0, 1000), (800, 900)] {
+            let validity = Validity { not_before: at(from), not_after: at(until) };
+            let shown = authority.issue_curator_certificate(&public(7), serial(5), validity).unwrap();
+            assert_eq!(verdict(&verifier, &shown.certificate), "accepted", "{from}");
+        }
+        let text = verdict(&verifier, &of_node(7));
+        assert!(text.contains("has no curator's certificate"), "{text}");
+        let text = verdict(&verifier, &of_curator(8));
+        assert!(text.contains("was expected"), "{text}");
+        let other = crate::testing::authority(2);
+        let shown = other.issue_curator_certificate(&public(7), serial(5), validity()).unwrap();
+        let text = verdict(&verifier, &shown.certificate);
+        assert!(text.contains("not by the authority"), "{text}");
     }
 
     #[test]

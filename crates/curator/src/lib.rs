@@ -22,9 +22,9 @@
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
 //! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
-//!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected.
-//!   certificates and of revocations. `statement_plan` decides what the cluster's authority states for all nodes, and
-//!   [`statement_record`][] stores it.
+//!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected,
+//!   `statement_plan` what the cluster's authority states for all nodes, and [`statement_record`][] stores it.
+//!   `clock_comparison` decides whether the leader's clock is wrong.
 //!
 //! # Invariants
 //!
@@ -39,7 +39,8 @@
 //! * No certificate is recorded or sent that contains anything else than its kind may have.
 //! * Every call may be repeated. A node that lost the response to a step repeats the call and gets it again.
 //! * A rejection is a value with a message and a gRPC code, never only an event in a log.
-//! * The clocks of nodes are never used. The curator's own time is a parameter of every decision.
+//! * The clocks of nodes are never used, but to find that the leader's own is wrong. The curator's own time is a
+//!   parameter of every decision.
 //!
 //! # Notes for the next implementor
 //!
@@ -53,6 +54,7 @@
 //!   curators against a real etcd.
 
 pub mod bootstrap;
+mod clock_comparison;
 mod credential;
 pub mod entitlement;
 pub mod kubernetes;

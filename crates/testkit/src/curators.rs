@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -120,6 +121,8 @@ pub struct ClusterOptions {
     pub old_curators: usize,
     /// How long every curator must have been ready before the first statement of such a cluster.
     pub first_statement_wait: Duration,
+    /// The time between two comparisons of the leader's clock with those of the others.
+    pub clock_interval: Duration,
 }
 
 impl Default for ClusterOptions {
@@ -135,6 +138,8 @@ impl Default for ClusterOptions {
             files: 1 << 20,
             old_curators: 0,
             first_statement_wait: Duration::ZERO,
+            // Tests count the connections that curators accept.
+            clock_interval: Duration::from_hours(1),
         }
     }
 }
@@ -156,6 +161,8 @@ pub struct Cluster {
     pub time: Shifted,
     /// The certificates that the curators show, or showed last.
     curator_certificates: Vec<Vec<u8>>,
+    /// By how many seconds the clock of each curator is ahead of `time`.
+    clocks_ahead: Vec<Arc<AtomicU32>>,
     wanted: ClusterOptions,
     /// The members of etcd, one for each curator.
     pub etcd: etcd_servers::Cluster,
@@ -202,8 +209,20 @@ impl Cluster {
         }
         let running = nodes.iter().map(|_| None).collect();
         let curator_certificates = vec![Vec::new(); nodes.len()];
-        let mut cluster =
-            Self { running, nodes, owner, id, anchor, authority, time, curator_certificates, wanted, etcd };
+        let clocks_ahead = nodes.iter().map(|_| Arc::default()).collect();
+        let mut cluster = Self {
+            running,
+            nodes,
+            owner,
+            id,
+            anchor,
+            authority,
+            time,
+            curator_certificates,
+            clocks_ahead,
+            wanted,
+            etcd,
+        };
         for number in 0..cluster.nodes.len() {
             let shown = if number + cluster.wanted.old_curators < cluster.nodes.len() {
                 cluster.issue_curator_certificate(number).await?
@@ -260,8 +279,9 @@ impl Cluster {
             ttl: self.wanted.ttl,
             sync_interval: self.wanted.sync_interval,
             first_statement_wait: self.wanted.first_statement_wait,
+            clock_interval: self.wanted.clock_interval,
             token_overlap: TOKEN_OVERLAP,
-            clock: self.time.clock(),
+            clock: self.time.clock_ahead(self.clocks_ahead[etcd].clone()),
             files: self.wanted.files,
             gate,
             address_rule: self.wanted.address_rule,
@@ -296,6 +316,11 @@ impl Cluster {
         running.cancel.cancel();
         in_time("its end", running.task.join_next()).await?.context("it ran")???;
         Ok(())
+    }
+
+    /// Sets the clock of a curator ahead of all others.
+    pub fn set_clock_ahead(&self, number: usize, by_seconds: u32) {
+        self.clocks_ahead[number].store(by_seconds, Ordering::SeqCst);
     }
 
     /// Ends a curator as a crash does: it releases nothing.

@@ -31,6 +31,15 @@ impl Shifted {
         self.by_seconds.fetch_add(seconds, Ordering::SeqCst);
     }
 
+    /// The clock of one host, which is ahead of this one by as many seconds.
+    pub(crate) fn clock_ahead(&self, by_seconds: Arc<AtomicU32>) -> Clock {
+        let (wall, running) = (self.clone(), self.clock());
+        Clock::new(
+            move || wall.now() + TimeDelta::seconds(by_seconds.load(Ordering::SeqCst).into()),
+            move || running.monotonic(),
+        )
+    }
+
     /// The clock as a curator or a client takes it.
     #[must_use]
     pub fn clock(&self) -> Clock {

@@ -6,7 +6,8 @@
 //! calls that an earlier leadership of the same curator received are not served by the next one.
 //!
 //! Nodes do not follow the curator of a node whose credentials are revoked. So it takes part in no election, and one
-//! that leads steps down: otherwise a cluster would have a leader that nobody follows.
+//! that leads steps down: otherwise a cluster would have a leader that nobody follows. For the same reason, a leader whose
+//! clock is wrong by those of most consensus members steps down.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use etcd::key_space::{KeyError, LEADER, NODES};
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
 use etcd::retry::RETRY_BACKOFF;
+use model::time::Timestamp;
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
 use tokio::net::TcpListener;
@@ -55,6 +57,8 @@ pub const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// How long every curator must have been ready before the first statement of a cluster of a release without statements.
 /// Within this time the update can be rolled back.
 pub const FIRST_STATEMENT_WAIT: Duration = Duration::from_hours(1);
+/// How often the leader compares its clock with those of the other consensus members.
+pub const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 /// How long a curator goes on after its node was revoked: the call that revoked it gets its response.
 const REVOCATION_GRACE: Duration = Duration::from_millis(500);
 /// How often expired records are deleted.
@@ -77,6 +81,8 @@ pub struct CuratorSettings {
     pub sync_interval: Duration,
     /// How long every curator must have been ready before the first statement of a cluster that was founded without one.
     pub first_statement_wait: Duration,
+    /// How often the leader compares its clock with those of the other consensus members.
+    pub clock_interval: Duration,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
     pub token_overlap: Duration,
     /// The source of the time.
@@ -112,6 +118,17 @@ pub enum CuratorError {
          Remove the role consensus-member from the node, and let its machine register with a new key"
     )]
     NodeRevoked(NodeId),
+    /// The clock of this host is wrong, so no node would follow the leader.
+    #[error(
+        "the curator leads no longer: it is {own} by the clock of its host, and {others} by those of most consensus \
+         members, so nodes would reject what it signs. Set the clock of this host"
+    )]
+    WrongClock {
+        /// The time by the clock of this host.
+        own: Timestamp,
+        /// The time by the clocks of the others.
+        others: Timestamp,
+    },
     /// An etcd key cannot be built.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -299,6 +316,9 @@ impl Curator {
                             self.settings.sync_interval,
                             self.settings.first_statement_wait,
                         ) => match never {},
+                        wrong = Box::pin(leading.wait_for_wrong_clock(self.settings.clock_interval)) => {
+                            Err(CuratorError::WrongClock { own: wrong.own, others: wrong.others })
+                        }
                     }
                 };
                 let prepared = over.clone();
@@ -404,7 +424,8 @@ impl Curator {
         let (node_id, port, client) =
             (self.settings.node_id, self.address.port(), self.settings.client.clone());
         let (ca_certificate, statements) = (anchor.certificate.into(), statements.clone());
-        LeaderService { node_id, port, ca_certificate, epoch, role, client, statements, ended }
+        let clock = self.settings.clock.clone();
+        LeaderService { node_id, port, ca_certificate, epoch, role, client, statements, clock, ended }
     }
 
     /// Reads authority and epoch, as soon as etcd answers; `None` if `over` is cancelled before.

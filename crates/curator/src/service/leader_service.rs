@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::clock::Clock;
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
 use etcd::client::Client;
@@ -55,6 +56,8 @@ pub(super) struct LeaderService {
     pub(super) client: Client,
     /// The newest statement of the cluster's authority.
     pub(super) statements: Arc<StatementCache>,
+    /// The clock of this curator.
+    pub(super) clock: Clock,
     /// Cancelled when this curator changes its role.
     pub(super) ended: CancellationToken,
 }
@@ -116,7 +119,8 @@ impl leader_server::Leader for LeaderService {
     ) -> Result<Response<wire::GetStatementResponse>, Status> {
         let none = || Status::not_found("the authority of this cluster has made no statement yet");
         let statement = self.statements.current().ok_or_else(none)?.signed.clone();
-        Ok(Response::new(wire::GetStatementResponse { statement: Some(statement) }))
+        let time_ms = self.clock.now().timestamp_millis();
+        Ok(Response::new(wire::GetStatementResponse { statement: Some(statement), time_ms }))
     }
 }
 

@@ -39,6 +39,7 @@
 //! * A handler that watches passes its stream to `LeaderContext::guard_stream`.
 
 mod auth_router;
+mod clock_check;
 mod cluster_members;
 mod credentials;
 pub mod curator_server;

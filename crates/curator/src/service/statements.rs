@@ -33,6 +33,7 @@ use proto::curator::v1::leader_client::LeaderClient;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tonic::Code;
+use tonic::transport::Channel;
 
 use crate::credential::{CertificateKind, Credential, CredentialHolder, Revocation};
 use crate::membership::{Nodes, plan_sync};
@@ -45,7 +46,7 @@ use crate::statement_plan::{
 use crate::statement_record::{decode_statement, encode_statement, statement_record_key};
 
 /// How long a curator may take to show that it knows statements.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The newest statement in this curator's etcd.
 #[derive(Clone, Debug)]
@@ -257,15 +258,9 @@ impl LeaderContext {
 
     /// Checks that the curator of a node shows a curator's certificate and knows statements; the error is a sentence.
     async fn probe_curator(&self, node: &Node) -> Result<(), String> {
-        let reported = node.status.as_ref();
-        let address = reported.and_then(|status| Some(SocketAddr::new(status.address, status.curator_port?)));
-        let address = address.ok_or("it has not reported where its curator listens")?;
-        let anchor = self.authority.anchor().clone();
-        let check = CuratorCheck::Curator { anchors: vec![anchor.clone()], revocations: Arc::default() };
-        let provider: CuratorCheckProvider = Arc::new(move || Ok(check.clone()));
-        let config = curator_client_config(anchor, provider, Some(node.id), None, self.clock.clone())
-            .map_err(|error| error.to_string())?;
-        let mut client = LeaderClient::new(open_channel(&address.to_string(), config));
+        let anchors = vec![self.authority.anchor().clone()];
+        let check = CuratorCheck::Curator { anchors, revocations: Arc::default() };
+        let mut client = self.dial_curator(node, check)?;
         let answer = client.get_statement(wire::GetStatementRequest {});
         match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
             Ok(Ok(_)) => Ok(()),
@@ -273,6 +268,22 @@ impl LeaderContext {
             Ok(Err(status)) => Err(error_chain(&status)),
             Err(_) => Err(format!("it did not answer within {} s", PROBE_TIMEOUT.as_secs())),
         }
+    }
+
+    /// A client of the curator of a node, which must pass this check; the error is a sentence.
+    pub(super) fn dial_curator(
+        &self,
+        node: &Node,
+        check: CuratorCheck,
+    ) -> Result<LeaderClient<Channel>, String> {
+        let reported = node.status.as_ref();
+        let address = reported.and_then(|status| Some(SocketAddr::new(status.address, status.curator_port?)));
+        let address = address.ok_or("it has not reported where its curator listens")?;
+        let anchor = self.authority.anchor().clone();
+        let provider: CuratorCheckProvider = Arc::new(move || Ok(check.clone()));
+        let config = curator_client_config(anchor, provider, Some(node.id), None, self.clock.clone())
+            .map_err(|error| error.to_string())?;
+        Ok(LeaderClient::new(open_channel(&address.to_string(), config)))
     }
 
     /// The nodes of the curators that the first statement waits for.

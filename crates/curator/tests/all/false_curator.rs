@@ -128,6 +128,6 @@ impl Leader for FalseLeader {
     ) -> Result<Response<wire::GetStatementResponse>, Status> {
         self.counts.statements.fetch_add(1, Ordering::SeqCst);
         let (statement, _) = self.claims.statement.clone().ok_or_else(|| Status::not_found("none"))?;
-        Ok(Response::new(wire::GetStatementResponse { statement: Some(statement) }))
+        Ok(Response::new(wire::GetStatementResponse { statement: Some(statement), time_ms: 0 }))
     }
 }

@@ -14,10 +14,11 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 
 use testkit::aloud::TestResult;
-use testkit::curators::Cluster;
+use testkit::curators::{Cluster, ClusterOptions};
 use testkit::etcd_servers::{in_time, until};
 
 use crate::false_curator::{FalseClaims, FalseCurator};
+use crate::leading::three;
 use crate::statements::{Follower, trust_of, until_stated, week_long_certificate};
 
 fn replay(node: NodeId, signed: &SignedStatement) -> FalseClaims {
@@ -94,5 +95,29 @@ async fn clocks_are_named_if_the_only_newer_statement_is_of_the_future() -> Test
     let follower = Follower::start(&trust, std::slice::from_ref(&curator.address));
     follower.until_refusal("is one of the two clocks wrong?").await?;
     assert_eq!(follower.leader(), None);
+    Ok(())
+}
+
+/// A node rejects what a leader signs whose clock is hours fast. As two of three members agree on the time, it gives way.
+#[tokio::test]
+async fn leader_whose_clock_is_wrong_steps_down() -> TestResult {
+    let options = ClusterOptions { clock_interval: Duration::from_millis(200), ..three() };
+    let mut cluster = Cluster::start_with(options).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    until_stated(&cluster, leader, 1).await?;
+    cluster.set_clock_ahead(leader, 3 * 3_600);
+    let next = cluster.until_one_leads(Some(leader)).await?;
+    let ended = cluster.stop(leader).await.err().context("it ended without an error")?;
+    let text = format!("{ended:#}");
+    assert!(text.contains("by those of most consensus members"), "{text}");
+
+    // One of the two others cannot outvote the leader: it signs statements as before.
+    cluster.set_clock_ahead(3 - leader - next, 3 * 3_600);
+    let mut number = until_stated(&cluster, next, 1).await?.statement.number;
+    for _ in 0..3 {
+        cluster.time.pass(3_600);
+        number = until_stated(&cluster, next, number + 1).await?.statement.number;
+    }
+    cluster.stop(next).await?;
     Ok(())
 }

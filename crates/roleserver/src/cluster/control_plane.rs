@@ -19,7 +19,7 @@ use curator::bootstrap::{bootstrap_cluster, register_peer_certificate, renew_fro
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::node_address::AddressRule;
 use curator::service::curator_server::{
-    Curator, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
+    CLOCK_INTERVAL, Curator, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
 };
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
@@ -454,6 +454,7 @@ async fn start_curator(
         ttl: LEADER_TTL,
         sync_interval: SYNC_INTERVAL,
         first_statement_wait: FIRST_STATEMENT_WAIT,
+        clock_interval: CLOCK_INTERVAL,
         token_overlap: TOKEN_OVERLAP,
         clock: host.clock.clone(),
         files: available_files(),

@@ -153,7 +153,8 @@ impl FalseServices {
         match method.as_str() {
             "Leader/GetStatement" => {
                 let statement = self.next_statement();
-                respond(request, wire::GetStatementResponse { statement }, End::AfterIt).await
+                let response = wire::GetStatementResponse { statement, time_ms: 0 };
+                respond(request, response, End::AfterIt).await
             }
             "Leader/Watch" => {
                 let own = script.leader.to_string();
