@@ -43,7 +43,8 @@ impl LeaderContext {
         }
     }
 
-    async fn compare_clocks(&self) -> Result<Option<WrongClock>, ServiceError> {
+    /// The time by most consensus members, if the clock of this curator is wrong.
+    pub(super) async fn compare_clocks(&self) -> Result<Option<WrongClock>, ServiceError> {
         let nodes = self.store.nodes().await?.nodes;
         let members: Vec<&Node> =
             nodes.values().filter(|node| node.roles.consensus_member.is_some()).collect();

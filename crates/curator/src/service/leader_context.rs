@@ -44,8 +44,9 @@ use crate::service::store::{Store, node_change, record_change};
 const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a stream checks its certificate again, which may have expired.
 const CERTIFICATE_RECHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// How long expired and revoked tickets stay visible.
-const EXPIRED_TICKET_RETENTION: Duration = Duration::from_hours(7 * 24);
+/// How long records stay after their end. Tickets stay visible, and a leader whose clock is some days fast forgets no
+/// certificate that is still valid, nor that it is revoked.
+const EXPIRED_RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// The certificates that a connection showed, and whose keys it proved.
 pub(super) type PeerCertificates = Arc<[Vec<u8>]>;
@@ -406,13 +407,17 @@ impl LeaderContext {
         Ok(())
     }
 
-    /// Deletes records that nobody needs any more: expired certificates and their revocations, and tickets that expired
-    /// or were revoked more than a week ago. Returns their number.
+    /// Deletes records that nobody needs any more: certificates that expired more than a week ago and their revocations,
+    /// and tickets that expired or were revoked more than a week ago. Returns their number.
     pub(super) async fn delete_expired(&self) -> Result<usize, ServiceError> {
-        let now = self.clock.now();
+        // A leader that is about to step down decides nothing by its clock.
+        if Box::pin(self.compare_clocks()).await?.is_some() {
+            return Ok(0);
+        }
+        let end = before(self.clock.now(), EXPIRED_RETENTION);
         let mut over = Vec::new();
         for credential in self.store.credentials().await? {
-            if now > credential.value.validity.not_after {
+            if credential.value.validity.not_after < end {
                 over.push((Credential::etcd_key(credential.value.serial)?, credential.revision));
             }
         }
@@ -420,14 +425,14 @@ impl LeaderContext {
             let crate::credential::Revocation::Certificate(_, until) = revocation.value else {
                 continue;
             };
-            if now > until {
+            if until < end {
                 over.push((revocation.value.etcd_key()?, revocation.revision));
             }
         }
         for ticket in self.store.tickets().await? {
             let ended =
                 ticket.value.revoked_at.unwrap_or(ticket.value.expires_at).min(ticket.value.expires_at);
-            if ended < before(now, EXPIRED_TICKET_RETENTION) {
+            if ended < end {
                 over.push((etcd::key_space::TICKETS.key(ticket.value.id())?, ticket.revision));
             }
         }

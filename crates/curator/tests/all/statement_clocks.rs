@@ -1,5 +1,7 @@
 //! Statements and certificates of curators by clocks that differ, and connections that outlast a certificate.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,9 +11,12 @@ use curator_client::clock::Clock;
 use curator_client::node_id::NodeId;
 use curator_client::statement::{SignedStatement, Statement};
 use curator_client::statement_trust::StatementTrust;
+use etcd::key_space::CERTIFICATES;
+use etcd::namespace::KeySelector;
 use model::time::{Timestamp, after, before};
 use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
+use shepherd_curator::bootstrap::register_peer_certificate;
 
 use testkit::aloud::TestResult;
 use testkit::curators::{Cluster, ClusterOptions};
@@ -119,5 +124,33 @@ async fn leader_whose_clock_is_wrong_steps_down() -> TestResult {
         number = until_stated(&cluster, next, number + 1).await?.statement.number;
     }
     cluster.stop(next).await?;
+    Ok(())
+}
+
+/// The records of certificates are all that a revocation can name. A clock that is wrong for a moment must not cost them.
+#[tokio::test]
+async fn leader_that_is_days_fast_forgets_no_valid_certificate() -> TestResult {
+    let mut cluster = Cluster::start().await?;
+    cluster.stop(0).await?;
+    let (client, now, key) = (cluster.client_of(0), cluster.time.now(), cluster.nodes[0].key);
+    let day = Duration::from_hours(24);
+    let over = Validity { not_before: before(now, day * 60), not_after: before(now, day * 30) };
+    let serial = Serial::new(rand::random());
+    let issued =
+        cluster.authority.issue_etcd_peer_certificate(&key, Ipv4Addr::LOCALHOST.into(), serial, over)?;
+    register_peer_certificate(&client, key, &issued.certificate, 7).await?;
+    let all = KeySelector::Prefix(CERTIFICATES.range().start);
+    let recorded = async || {
+        let records = client.list(&all).await?.records;
+        anyhow::Ok(records.into_iter().map(|record| record.key).collect::<BTreeSet<String>>())
+    };
+    let (mut expected, over) = (recorded().await?, CERTIFICATES.key(serial)?);
+    assert!(expected.remove(&over) && expected.len() > 1, "{expected:?}");
+
+    cluster.set_clock_ahead(0, 3 * 24 * 3_600);
+    let shown = cluster.certificate_of_curator(0).to_vec();
+    cluster.run_with(0, shown).await?;
+    until("what ended long ago is deleted", async || Ok(!recorded().await?.contains(&over))).await?;
+    assert_eq!(recorded().await?, expected);
     Ok(())
 }
