@@ -54,6 +54,7 @@ use etcd::key_space::{KUBERNETES_NODES, LEADER, NODES, ROOT};
 use etcd::namespace;
 
 use crate::bootstrap::BootstrapError;
+use crate::credential::Revocation;
 use crate::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use crate::kubernetes::node_allocation::NodeAllocation;
 
@@ -77,6 +78,14 @@ fn restored_records(
     own: &Node,
     epoch: u64,
 ) -> Result<BTreeMap<String, Vec<u8>>, BootstrapError> {
+    if snapshot.records.contains_key(&Revocation::Node(own.id).etcd_key()?) {
+        // The revocation stays, and its curator would be the only one.
+        return Err(BootstrapError::Rejected(format!(
+            "the credentials of {} are revoked in the snapshot, so its curator could not lead. Restore the cluster on \
+             another machine, or let this one make a new key",
+            own.id
+        )));
+    }
     let (cluster_key, kubernetes_keys) = (cluster::cluster_record_key()?, keys_record_key()?);
     let mut records = BTreeMap::new();
     for (key, value) in &snapshot.records {
@@ -228,6 +237,18 @@ mod tests {
     fn restoring_node_replaces_its_former_record() {
         let records = restored_records(&snapshot(), &member(1), 3).unwrap();
         assert_eq!(decoded(&records, 1), member(1));
+    }
+
+    #[test]
+    fn cluster_is_not_restored_on_a_revoked_node() {
+        let mut taken = snapshot();
+        taken.records.insert(REVOKED_NODES.key(node_id(1)).unwrap(), b"revoked".to_vec());
+        let error = restored_records(&taken, &member(1), 3).unwrap_err().to_string();
+        assert!(
+            error.contains("are revoked in the snapshot") && error.contains("another machine"),
+            "{error}"
+        );
+        assert!(restored_records(&taken, &member(7), 3).is_ok());
     }
 
     #[test]
