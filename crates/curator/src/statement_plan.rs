@@ -22,13 +22,16 @@
 //!
 //! The list has the certificates of curators that have not ended and must not be believed any more: those that were
 //! revoked, and all of a node that is revoked, unknown, out of the cluster, or no consensus member. They last a day, so
-//! the list stays short. The certificates are read before the nodes: a node gets its role first and its certificate
-//! after it, and the other order would list a certificate that was issued in between.
+//! the list stays short. A certificate leaves it a little after its end: a node whose clock is slow, as far as it accepts
+//! the statement at all, still takes the certificate for valid.
+//!
+//! The certificates are read before the nodes: a node gets its role first and its certificate after it, and the other
+//! order would list a certificate that was issued in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use curator_client::certificate::{CLOCK_SKEW, Serial};
+use curator_client::certificate::{CLOCK_SKEW, Serial, Validity};
 use curator_client::node::NodeState;
 use curator_client::node_id::NodeId;
 use curator_client::peer_identity::Revocations;
@@ -137,7 +140,13 @@ fn is_due(current: &Statement, inputs: &StatementInputs<'_>, now: Timestamp) -> 
         || current.issued_at > after(now, CLOCK_SKEW)
 }
 
-/// The certificates of curators that have not ended at `now` and must be rejected, with the end of each.
+/// Whether a certificate of this validity may still be taken for valid by a node that accepts statements of `now`.
+#[must_use]
+pub(crate) fn may_be_valid(validity: Validity, now: Timestamp) -> bool {
+    now <= after(validity.not_after, CLOCK_SKEW)
+}
+
+/// The certificates of curators that may be valid at `now` and must be rejected, with the end of each.
 ///
 /// `credentials` must have been read before `nodes` and `revocations`.
 pub(crate) fn revoked_curators(
@@ -156,14 +165,13 @@ pub(crate) fn revoked_curators(
     credentials
         .iter()
         .filter(|credential| credential.kind == CertificateKind::Curator)
-        .filter(|credential| !credential.validity.has_ended(now) && is_rejected(credential))
+        .filter(|credential| may_be_valid(credential.validity, now) && is_rejected(credential))
         .map(|credential| (credential.serial, credential.validity.not_after))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use curator_client::certificate::Validity;
     use curator_client::node::Node;
     use curator_client::testing::{at, authority, key, member, node_id, serial, up};
 
@@ -326,8 +334,10 @@ mod tests {
             ("its node is decommissioned", curator(3), &none, 1, true),
             ("its node is unknown", curator(4), &none, 1, true),
             ("another key", Credential { key: key(7), ..curator(1) }, &none, 1, true),
-            ("it has ended", curator(2), &none, 101, false),
             ("it ends now", curator(2), &none, 100, true),
+            ("it has ended, and not by a slow clock", curator(2), &none, 101, true),
+            ("it ends now by the slowest clock", curator(2), &none, 400, true),
+            ("it has ended by every clock", curator(2), &none, 401, false),
             ("a node's", credential(9, 2, CertificateKind::Node), &of_serial, 1, false),
             ("a peer's", credential(9, 2, CertificateKind::EtcdPeer { member: 7 }), &of_serial, 1, false),
         ] {

@@ -41,7 +41,7 @@ use crate::service::error::ServiceError;
 use crate::service::leader_context::LeaderContext;
 use crate::service::store::record_change;
 use crate::statement_plan::{
-    StatementInputs, StatementStep, plan_statement, remaining_wait, revoked_curators,
+    StatementInputs, StatementStep, may_be_valid, plan_statement, remaining_wait, revoked_curators,
 };
 use crate::statement_record::{decode_statement, encode_statement, statement_record_key};
 
@@ -200,7 +200,7 @@ impl LeaderContext {
         // of these are read.
         let credentials = self.store.credentials().await?.into_iter().map(|stored| stored.value);
         let credentials: Vec<Credential> = credentials
-            .filter(|one| one.kind == CertificateKind::Curator && !one.validity.has_ended(now))
+            .filter(|one| one.kind == CertificateKind::Curator && may_be_valid(one.validity, now))
             .collect();
         let holders: BTreeSet<NodeId> = credentials
             .iter()
