@@ -56,7 +56,7 @@ impl LeaderContext {
         }
     }
 
-    /// Another node that has the address, is up, and sends heartbeats.
+    /// Another node that has the address, is up, and sends heartbeats, as far as this leader can know.
     fn living_holder(&self, nodes: &StoredNodes, address: IpAddr, except: NodeId) -> Option<NodeId> {
         let now = self.clock.monotonic();
         let heartbeats = self.lock_heartbeats();
@@ -64,13 +64,48 @@ impl LeaderContext {
             node.id != except
                 && node.state == NodeState::Up
                 && recorded_address(node).is_some_and(|recorded| recorded.to_canonical() == address)
-                && matches!(heartbeats.node_health(node, now), NodeHealth::Healthy { .. })
+                && keeps_address(heartbeats.node_health(node, now), except == self.node_id)
         };
         nodes.nodes.values().find(lives).map(|node| node.id)
+    }
+}
+
+/// Whether a node of this health keeps its address when another node claims it. `is_own`: the node of this leader does.
+///
+/// A new leader has received no heartbeat yet, and a node that lives must not lose its address to that. But the node of
+/// the leader itself, such as that of a restored cluster, is the one through which the others are found.
+const fn keeps_address(health: NodeHealth, is_own: bool) -> bool {
+    match health {
+        NodeHealth::Healthy { .. } => true,
+        NodeHealth::Unknown => !is_own,
+        NodeHealth::HeartbeatTimeout { .. } => false,
     }
 }
 
 /// The address in the record of a node.
 pub(super) fn recorded_address(node: &Node) -> Option<IpAddr> {
     node.status.as_ref().map(|status| status.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn node_keeps_its_address_until_it_is_known_to_be_silent() {
+        let healthy = NodeHealth::Healthy { since_heartbeat: Duration::ZERO };
+        let silent = NodeHealth::HeartbeatTimeout { since_heartbeat: None };
+        for (health, is_own, expected) in [
+            (healthy, false, true),
+            (healthy, true, true),
+            (NodeHealth::Unknown, false, true),
+            (NodeHealth::Unknown, true, false),
+            (silent, false, false),
+            (silent, true, false),
+        ] {
+            assert_eq!(keeps_address(health, is_own), expected, "{health:?} {is_own}");
+        }
+    }
 }

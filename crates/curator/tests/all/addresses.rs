@@ -208,3 +208,27 @@ async fn two_nodes_that_claim_one_address_get_one_sentence() -> TestResult {
     assert_eq!(second.recorded(&cluster).await?.as_deref(), Some("127.0.0.2"));
     Ok(())
 }
+
+/// A new leader has received no heartbeat yet. Until it could have, a node behind the same gateway gets no address of
+/// another one.
+#[tokio::test]
+async fn change_of_the_leader_frees_no_address() -> TestResult {
+    let mut cluster = cluster().await?;
+    let first = Machine::come(&cluster, "127.0.0.2").await?;
+    let mut second = Machine::come(&cluster, "127.0.0.2").await?;
+    first.report("127.0.0.2").await?;
+    cluster.stop(0).await?;
+    cluster.run(0).await?;
+    cluster.until_one_leads(None).await?;
+    second.move_to(&cluster, "127.0.0.2")?;
+    let (code, text) = refusal(second.report("127.0.0.2").await)?;
+    assert_eq!(
+        (code, text.contains(&first.holder.id.to_string())),
+        (Code::FailedPrecondition, true),
+        "{text}"
+    );
+    assert_eq!(second.recorded(&cluster).await?, None, "nothing of a refused report is stored");
+    cluster.time.pass(11);
+    second.report("127.0.0.2").await?;
+    Ok(())
+}
