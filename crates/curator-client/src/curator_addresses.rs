@@ -9,15 +9,21 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use proto::curator::v1 as wire;
 
 use crate::node_id::NodeId;
 
+/// How many curators of the directory are known. No cluster has so many consensus members, and a false leader could
+/// report so many dead addresses that a round through them never ends.
+pub(super) const MAX_LISTED: usize = 16;
 /// How many former curators are remembered. The first ones are, so that a false leader cannot displace them.
 const MAX_FORMER: usize = 16;
-/// After how many rounds without a leader former curators are queried, too: about half a minute.
+/// After how many rounds without a leader former curators are queried, too.
 const ROUNDS_WITHOUT_FORMER: u32 = 10;
+/// After how much time without a leader they are queried even if there were fewer rounds, because each of them was slow.
+const TIME_WITHOUT_FORMER: Duration = Duration::from_secs(30);
 
 /// The curators that a tracker knows.
 #[derive(Debug, Default)]
@@ -46,6 +52,7 @@ impl CuratorAddresses {
     }
 
     pub(super) fn replace_directory(&mut self, directory: BTreeSet<String>) {
+        let directory = directory.into_iter().take(MAX_LISTED).collect();
         for address in std::mem::replace(&mut self.directory, directory) {
             if self.former.len() < MAX_FORMER && !self.directory.contains(&address) {
                 self.former.insert(address);
@@ -64,9 +71,11 @@ impl CuratorAddresses {
             .collect()
     }
 
-    /// The former curator to query after the others, in the round after so many ones without a leader.
-    pub(super) fn former_candidate(&self, failures: u32) -> Option<String> {
-        let round = usize::try_from(failures.checked_sub(ROUNDS_WITHOUT_FORMER)?).ok()?;
+    /// The former curator to query after the others, in the round after so many ones without a leader, which took this
+    /// time.
+    pub(super) fn former_candidate(&self, failures: u32, time: Duration) -> Option<String> {
+        let waits_for = if time < TIME_WITHOUT_FORMER { ROUNDS_WITHOUT_FORMER } else { 0 };
+        let round = usize::try_from(failures.checked_sub(waits_for)?).ok()?;
         let former: Vec<&String> = self.former.difference(&self.directory).collect();
         former.get(round.checked_rem(former.len())?).map(|address| (*address).clone())
     }
@@ -150,7 +159,7 @@ mod tests {
         assert_eq!(listed(&addresses, Some("x:1")).as_deref(), Some("a:1"));
         assert_eq!(listed(&curator_addresses(&["b:1"], None), Some("b:1")), None);
         assert_eq!(listed(&curator_addresses(&[], None), None), None);
-        assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99), None);
+        assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99, TIME_WITHOUT_FORMER), None);
     }
 
     #[test]
@@ -159,10 +168,18 @@ mod tests {
         let mut addresses = curator_addresses(&["a:1", "b:1", "c:1"], None);
         addresses.replace_directory(directory(&["b:1"]));
         assert_eq!(addresses.candidates(None), ["b:1"]);
-        for (failures, queried) in
-            [(1, None), (9, None), (10, Some("a:1")), (11, Some("c:1")), (12, Some("a:1"))]
-        {
-            assert_eq!(addresses.former_candidate(failures).as_deref(), queried, "{failures}");
+        let (soon, late) = (Duration::from_secs(29), TIME_WITHOUT_FORMER);
+        for (failures, time, queried) in [
+            (1, soon, None),
+            (9, soon, None),
+            (10, soon, Some("a:1")),
+            (11, soon, Some("c:1")),
+            (12, late, Some("a:1")),
+            // Each round took long: the addresses of the directory do not answer.
+            (1, late, Some("c:1")),
+            (2, late, Some("a:1")),
+        ] {
+            assert_eq!(addresses.former_candidate(failures, time).as_deref(), queried, "{failures} {time:?}");
         }
         let (mut last, mut round) = (NextOthers::default(), Vec::new());
         for _ in 0..3 {
@@ -179,8 +196,16 @@ mod tests {
         }
         addresses.replace_directory(directory(&["b:1"]));
         assert_eq!(addresses.former.len(), MAX_FORMER);
-        assert_eq!(addresses.former_candidate(11).as_deref(), Some("c:1"));
+        assert_eq!(addresses.former_candidate(11, soon).as_deref(), Some("c:1"));
         assert_eq!(addresses.next_others(&NextOthers::default(), "b:1").former.as_deref(), Some("a:1"));
+    }
+
+    #[test]
+    fn directory_of_a_false_leader_is_bounded() {
+        let mut addresses = curator_addresses(&["a:1"], Some(1));
+        addresses.replace_directory((0..10_000).map(|number| format!("false:{number}")).collect());
+        assert_eq!(addresses.candidates(None).len(), MAX_LISTED + 1, "and the local one");
+        assert_eq!(addresses.former_candidate(1, TIME_WITHOUT_FORMER).as_deref(), Some("a:1"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backoff::ExponentialBackoff;
 use rustls::ClientConfig;
@@ -51,7 +51,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use tokio_util::sync::CancellationToken;
 
-use crate::curator_addresses::CuratorAddresses;
+use crate::curator_addresses::{CuratorAddresses, MAX_LISTED};
 use crate::curator_authentication::{CuratorAuthentication, FetchError};
 use crate::curator_channel::open_channel_until;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
@@ -204,9 +204,9 @@ impl LeaderTracker {
         }))
     }
 
-    /// Replaces the known curators. An empty list is ignored: its sender knows less than this tracker.
+    /// Replaces the known curators by the first 16 of these. An empty list is ignored: its sender knows less than this.
     pub fn set_directory(&self, addresses: impl IntoIterator<Item = String>) {
-        let addresses: BTreeSet<String> = addresses.into_iter().collect();
+        let addresses: BTreeSet<String> = addresses.into_iter().take(MAX_LISTED).collect();
         if !addresses.is_empty() {
             self.0.addresses().replace_directory(addresses);
             self.0.address_changes.send_modify(|count| *count += 1);
@@ -272,11 +272,11 @@ impl LeaderTracker {
     /// Finds the leader and follows changes of it, until the future is dropped.
     pub async fn track_leader(&self) -> Infallible {
         let mut learnt = self.0.address_changes.subscribe();
-        let (mut last, mut failures) = (None::<String>, 0_u32);
+        let (mut last, mut failures, mut since) = (None::<String>, 0_u32, Instant::now());
         loop {
             failures = failures.saturating_add(1);
             let mut candidates = self.0.addresses().candidates(last.as_deref());
-            candidates.extend(self.0.addresses().former_candidate(failures));
+            candidates.extend(self.0.addresses().former_candidate(failures, since.elapsed()));
             let mut refusal = None;
             for candidate in candidates {
                 let mut found = false;
@@ -284,7 +284,7 @@ impl LeaderTracker {
                 tracing::debug!(curator = candidate, leader = found, %error, "a curator did not lead to the leader");
                 last = Some(candidate);
                 if found {
-                    failures = 1;
+                    (failures, since) = (1, Instant::now());
                     refusal = None;
                 }
                 if error.is_refusal() && self.has_statement() {
