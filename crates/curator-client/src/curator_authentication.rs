@@ -99,7 +99,7 @@ impl CuratorAuthentication {
             Err(status) => return Err(FetchError::from_status(status)),
         };
         let Some(statement) = statement else { return Ok(()) };
-        match trust.offer(&statement, epoch) {
+        match trust.offer(&statement, epoch).await {
             Ok(_) => Ok(()),
             Err(error) if is_passed_over(&error, trust.curator_check().is_ok()) => {
                 tracing::debug!(curator = address, %error, "a statement of the cluster changes nothing");

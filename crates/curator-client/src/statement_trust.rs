@@ -7,6 +7,7 @@
 //! durable by itself: [`PersistStatement`] leaves a higher statement alone.
 
 use std::fmt;
+use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 
@@ -19,8 +20,20 @@ use crate::pki::TrustAnchor;
 use crate::statement::{SignedStatement, StatementError, accept_statement};
 use crate::tls::{CuratorCheck, CuratorCheckProvider};
 
-/// Stores a statement durably, unless a higher one is stored already; the error is a sentence.
-pub type PersistStatement = Arc<dyn Fn(&SignedStatement) -> Result<(), String> + Send + Sync>;
+/// The storing of a statement, which may take a database's time; the error is a sentence.
+pub type StatementWrite = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+/// Stores a statement durably, unless a higher one is stored already.
+pub type PersistStatement = Arc<dyn Fn(SignedStatement) -> StatementWrite + Send + Sync>;
+
+/// Stores statements by a function that is done when it returns.
+pub fn persist_by(
+    write: impl Fn(&SignedStatement) -> Result<(), String> + Send + Sync + 'static,
+) -> PersistStatement {
+    Arc::new(move |signed: SignedStatement| -> StatementWrite {
+        Box::pin(std::future::ready(write(&signed)))
+    })
+}
 
 /// The newest verified statement of one cluster. Clones share it.
 #[derive(Clone)]
@@ -56,7 +69,7 @@ impl StatementTrust {
     /// Starts without a statement, and stores none.
     #[must_use]
     pub fn in_memory(anchor: TrustAnchor, clock: Clock) -> Self {
-        Self::new(anchor, None, Arc::new(|_| Ok(())), clock)
+        Self::new(anchor, None, persist_by(|_| Ok(())), clock)
     }
 
     /// The newest verified statement; `None` as long as there is none.
@@ -73,7 +86,7 @@ impl StatementTrust {
 
     /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest epoch received. Returns
     /// whether the statement was newer.
-    pub fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
+    pub async fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
         let current = self.current();
         let current = current.as_deref().map(|current| &current.statement);
         let anchors =
@@ -82,7 +95,7 @@ impl StatementTrust {
         if !accept_statement(current, epoch, &offered.statement, self.0.clock.now())? {
             return Ok(false);
         }
-        (self.0.persist)(&offered).map_err(StatementError::NotPersisted)?;
+        (self.0.persist)(offered.clone()).await.map_err(StatementError::NotPersisted)?;
         let order = offered.statement.order();
         let published = self.0.current.send_if_modified(|current| {
             // Another task may have published a higher one meanwhile.
@@ -160,7 +173,7 @@ mod tests {
         let now = second.clone();
         let clock = Clock::new(move || at(now.load(Ordering::Relaxed)), || Duration::ZERO);
         let orders = stored.clone();
-        let persist: PersistStatement = Arc::new(move |signed| {
+        let persist = persist_by(move |signed| {
             if signed.statement.number == 9 {
                 return Err("the disk is full".to_owned());
             }
@@ -179,29 +192,29 @@ mod tests {
         trust.current().map(|current| current.statement.order())
     }
 
-    #[test]
-    fn statement_is_durable_before_it_counts() {
+    #[tokio::test]
+    async fn statement_is_durable_before_it_counts() {
         let (_, stored, trust) = trust(0);
         let accepted = trust.subscribe();
-        let error = trust.offer(&sent(0, 9), 0).unwrap_err().to_string();
+        let error = trust.offer(&sent(0, 9), 0).await.unwrap_err().to_string();
         assert_eq!(error, "the new statement of the cluster could not be stored: the disk is full");
         assert_eq!((current_order(&trust), *accepted.borrow()), (None, 0));
-        assert!(trust.offer(&sent(0, 2), 0).unwrap());
+        assert!(trust.offer(&sent(0, 2), 0).await.unwrap());
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
-        assert!(trust.offer(&sent(1, 9), 0).is_err());
-        assert!(trust.offer(&sent(0, 1), 0).is_err(), "a lower one");
-        assert!(!trust.offer(&sent(0, 2), 0).unwrap(), "the same one");
+        assert!(trust.offer(&sent(1, 9), 0).await.is_err());
+        assert!(trust.offer(&sent(0, 1), 0).await.is_err(), "a lower one");
+        assert!(!trust.offer(&sent(0, 2), 0).await.unwrap(), "the same one");
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
-        assert!(trust.clone().offer(&sent(1, 1), 1).unwrap());
+        assert!(trust.clone().offer(&sent(1, 1), 1).await.unwrap());
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((1, 1)), 2));
         assert_eq!(*stored.lock().unwrap(), [(0, 2), (1, 1)]);
     }
 
-    #[test]
-    fn curators_are_checked_by_the_newest_statement_until_it_is_stale() {
+    #[tokio::test]
+    async fn curators_are_checked_by_the_newest_statement_until_it_is_stale() {
         let (second, _, trust) = trust(0);
         assert!(matches!(trust.curator_check().unwrap(), CuratorCheck::AnyNode));
-        trust.offer(&sent(0, 2), 0).unwrap();
+        trust.offer(&sent(0, 2), 0).await.unwrap();
         let CuratorCheck::Curator { anchors, revocations } = trust.curator_check().unwrap() else {
             panic!("any node would be followed");
         };
@@ -212,18 +225,18 @@ mod tests {
         let error = (trust.check_provider())().unwrap_err();
         assert!(error.contains("no curator is followed until one sends a newer one"), "{error}");
         let newer = Statement { issued_at: at(90_000), ..statement(0, 3) };
-        trust.offer(&newer.sign(&authority(1)).unwrap().to_wire(), 0).unwrap();
+        trust.offer(&newer.sign(&authority(1)).unwrap().to_wire(), 0).await.unwrap();
         assert!(trust.curator_check().is_ok());
     }
 
-    #[test]
-    fn statement_of_another_authority_replaces_nothing() {
+    #[tokio::test]
+    async fn statement_of_another_authority_replaces_nothing() {
         let (_, stored, trust) = trust(0);
-        trust.offer(&sent(0, 2), 0).unwrap();
+        trust.offer(&sent(0, 2), 0).await.unwrap();
         let anchor = authority(2).anchor().clone();
         let foreign = Statement { cluster: anchor.cluster, authorities: vec![anchor], ..statement(0, 3) };
         let foreign = foreign.sign(&authority(2)).unwrap().to_wire();
-        assert!(matches!(trust.offer(&foreign, 0), Err(StatementError::OtherCluster { .. })));
+        assert!(matches!(trust.offer(&foreign, 0).await, Err(StatementError::OtherCluster { .. })));
         assert_eq!(*stored.lock().unwrap(), [(0, 2)]);
     }
 }

@@ -125,10 +125,11 @@ mod tests {
     use crate::clock::Clock;
     use crate::leader_channel::PersistEpoch;
     use crate::statement::Statement;
+    use crate::statement_trust::persist_by;
     use crate::testing::{at, authority, statement};
 
-    #[test]
-    fn statement_raises_the_epoch_and_cuts_off_what_it_permits_no_more() {
+    #[tokio::test]
+    async fn statement_raises_the_epoch_and_cuts_off_what_it_permits_no_more() {
         let clock = Clock::new(|| at(0), || Duration::ZERO);
         let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
         let stored = Arc::new(Mutex::new(Vec::new()));
@@ -152,7 +153,7 @@ mod tests {
         ] {
             let before = tracker.0.epoch.borrow().superseded.clone();
             let signed = offered.sign(&authority(1)).unwrap();
-            assert!(trust.offer(&signed.to_wire(), tracker.highest_epoch()).unwrap(), "{why}");
+            assert!(trust.offer(&signed.to_wire(), tracker.highest_epoch()).await.unwrap(), "{why}");
             assert_eq!(tracker.enforce_statement().unwrap(), cut, "{why}");
             assert_eq!(before.is_cancelled(), cut, "{why}");
             assert!(!tracker.0.epoch.borrow().superseded.is_cancelled(), "{why}");
@@ -167,7 +168,7 @@ mod tests {
         let clock = Clock::new(|| at(0), || Duration::ZERO);
         let signed = statement(3, 1).sign(&authority(1)).unwrap();
         let anchor = authority(1).anchor().clone();
-        let trust = StatementTrust::new(anchor, Some(signed), Arc::new(|_| Ok(())), clock);
+        let trust = StatementTrust::new(anchor, Some(signed), persist_by(|_| Ok(())), clock);
         let tracker = LeaderTracker::with_statements(trust, Arc::new(|| None), 0, Arc::new(|_| Ok(())));
         assert!(!tracker.enforce_statement().unwrap() && tracker.has_statement());
         assert_eq!(tracker.highest_epoch(), 3, "a node that was interrupted before it stored the epoch");

@@ -331,7 +331,7 @@ async fn stale_statement_follows_nobody_until_a_newer_one() -> TestResult {
     let mut cluster = Cluster::start().await?;
     let first = until_stated(&cluster, 0, 1).await?;
     let trust = trust_of(&cluster);
-    assert!(trust.offer(&first.to_wire(), 0)?);
+    assert!(trust.offer(&first.to_wire(), 0).await?);
     cluster.stop(0).await?;
     let lasting = week_long_certificate(&cluster, &cluster.nodes[0])?;
     cluster.time.pass(25 * 3_600);

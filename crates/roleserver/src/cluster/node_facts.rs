@@ -17,7 +17,7 @@ use curator_client::node::NodeRoles;
 use curator_client::node_id::NodeId;
 use curator_client::pki::{PkiError, TrustAnchor};
 use curator_client::statement::SignedStatement;
-use curator_client::statement_trust::StatementTrust;
+use curator_client::statement_trust::{StatementTrust, persist_by};
 use curator_client::tls::certified_key;
 use proto::curator::v1::{KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -143,7 +143,7 @@ pub fn curator_channel(
         let files = files.clone();
         move |signed: &SignedStatement| files.write_statement(signed).map_err(|error| error.to_string())
     };
-    let trust = StatementTrust::new(anchor.clone(), stored, Arc::new(persist), clock.clone());
+    let trust = StatementTrust::new(anchor.clone(), stored, persist_by(persist), clock.clone());
     let (shown, files) = (shown.clone(), files.clone());
     let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
     let own = move || Some(shown.current());
