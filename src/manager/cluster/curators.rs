@@ -5,8 +5,8 @@
 //! thing: to claim a certificate. The claimed certificate lasts for an hour and is kept in memory. The next holder of
 //! the cluster's lease claims another one. Everything here uses only what the curators' contract allows any owner.
 //!
-//! The newest statement of the cluster's authority is kept in memory, for as long as this shepherd works on the cluster:
-//! from the first one on, only a curator's certificate that is not revoked is followed.
+//! From the first statement of the cluster's authority on, only a curator's certificate that is not revoked is followed
+//! ([`statements`](crate::manager::cluster::statements)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,6 +90,12 @@ pub enum CuratorCallError {
         /// Why, as a sentence.
         reason: String,
     },
+    /// The stored statement of the cluster's authority is not one; the text names the fault.
+    #[error(
+        "the cluster's statement in the BMDB is damaged, so that no curator is followed: {0}; see \"Which curators are \
+         followed\" in docs/nodes.md"
+    )]
+    DamagedStatement(String),
     /// The BMDB reported an error.
     #[error(transparent)]
     Bmdb(#[from] BmdbError),
@@ -411,20 +417,6 @@ impl CuratorClient {
     pub async fn delete_node(&self, node: &str) -> Result<(), CuratorCallError> {
         let request = wire::DeleteRequest { node_id: node.to_owned(), ..Default::default() };
         call_curator("deleting a node", self.management().delete(request)).await.map(drop)
-    }
-}
-
-/// The trust in the statements of a cluster's authority: the former one, unless it is about another authority.
-pub fn trust_statements(
-    founded: &ClusterIdentity,
-    former: Option<StatementTrust>,
-) -> Result<StatementTrust, CuratorCallError> {
-    match former {
-        Some(former) if former.anchor().certificate == founded.ca_certificate => Ok(former),
-        _ => {
-            let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
-            Ok(StatementTrust::in_memory(anchor, Clock::system()))
-        }
     }
 }
 

@@ -32,6 +32,7 @@ pub mod curators;
 mod kubernetes;
 mod owner_keys;
 mod snapshots;
+pub mod statements;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};

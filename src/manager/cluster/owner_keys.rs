@@ -9,11 +9,11 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::Code;
 
 use crate::bmdb::cluster::owner_key::{former_secret_name, next_secret_name};
+use crate::curator_client::clock::Clock;
 use crate::curator_client::identity::Identity;
 use crate::curator_client::statement_trust::StatementTrust;
-use crate::manager::cluster::curators::{
-    CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key, trust_statements,
-};
+use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key};
+use crate::manager::cluster::statements::load_statement_trust;
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;
 use crate::model::cluster::owner_key::{
@@ -35,7 +35,7 @@ impl ClusterWorker<'_> {
     ) -> Result<CuratorClient, CuratorCallError> {
         let gone = || CuratorCallError::InvalidResponse("the cluster is gone".to_owned());
         let (keys, _) = self.bmdb.cluster_keys(self.cluster).await?.ok_or_else(gone)?;
-        let trust = self.trust_statements(founded)?;
+        let trust = self.trust_statements(founded).await?;
         let mut tried = 0;
         for which in keys_to_try(&keys) {
             // The session is renewed soon, or it has ended. The remaining keys are tried in the next pass.
@@ -72,8 +72,12 @@ impl ClusterWorker<'_> {
     }
 
     /// The newest statement of the cluster's authority, which outlives the connections to its curators.
-    fn trust_statements(&mut self, founded: &ClusterIdentity) -> Result<StatementTrust, CuratorCallError> {
-        let trust = trust_statements(founded, self.statements.take())?;
+    async fn trust_statements(
+        &mut self,
+        founded: &ClusterIdentity,
+    ) -> Result<StatementTrust, CuratorCallError> {
+        let former = self.statements.take();
+        let trust = load_statement_trust(self.bmdb, founded, former, Clock::system()).await?;
         Ok(self.statements.insert(trust).clone())
     }
 
@@ -149,7 +153,7 @@ impl ClusterWorker<'_> {
                     return Err(CuratorCallError::OrderUnavailable("it is tried in the next pass"));
                 }
                 // No other key is removed before the curators have accepted this one.
-                let trust = self.trust_statements(founded)?;
+                let trust = self.trust_statements(founded).await?;
                 let client = CuratorClient::claim_certificate(founded, epoch, (which, &key), &trust).await?;
                 failpoint::hit(COMPONENT, "key-verified");
                 self.curators = Some(client);

@@ -51,6 +51,7 @@ mod attempts;
 mod calls;
 mod listeners;
 mod raft;
+mod restart;
 
 /// The only call that a node makes to a server with a certificate that it does not believe.
 const OPEN_CALL: &str = "Leader/GetStatement";

@@ -13,6 +13,7 @@
 //!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, and [`forecast`] plans all steps to come without taking one. `candidates` are the
 //!   machines that can be chosen.
+//! * `statement` is what the cluster's authority states of its curators, as a shepherd verified it last.
 //! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
 //!   certificates.
 //!
@@ -21,7 +22,7 @@
 //! * An order only changes the desired state: its transaction chooses no machine, contacts no curator and ends nothing.
 //! * Every write of the lease's holder checks the lease in its own transaction, so that a holder that was away for too
 //!   long changes nothing any more. A change of a machine is written under that machine's lock and recorded in its
-//!   history.
+//!   history. Only a statement needs no lease: it is written if it is higher.
 //! * A machine is in one cluster at most. It stays in it until it has left.
 //! * No private key of a person is ever stored here. The shepherd's own keys and the snapshots are sealed.
 //!
@@ -48,6 +49,8 @@ pub mod restore;
 pub mod sealed_snapshot;
 pub mod snapshot;
 pub mod spec_orders;
+#[cfg(feature = "sealing")]
+pub mod statement;
 #[cfg(feature = "sealing")]
 pub mod transitions;
 pub mod upgrade;

@@ -8,11 +8,13 @@ mod heartbeats;
 mod sessions;
 
 use model::process::Process;
+use shepherd_bmdb::cluster::statement::StoredStatement;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::engine::change_machine::Decision;
 use shepherd_bmdb::metrics::database::ByOperation;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
+use uuid::Uuid;
 
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{Kit, LONG, Shepherd, ended, hold};
@@ -185,4 +187,47 @@ async fn transaction_that_panics_leaves_nothing_behind() -> TestResult {
     }
     kit.change(machine, vec![hold("nobody has it locked")]).await?;
     Ok(shepherd.stop().await?)
+}
+
+/// Two shepherds that verified different statements, of which the one with the lower statement may write last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_shepherds_never_lower_a_clusters_statement() -> TestResult {
+    let kit = Kit::new("statement_raised").await?;
+    let cluster: Uuid = sqlx::query_scalar(
+        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
+             created_by, wait_reasons, settled)
+         VALUES (gen_random_uuid(), 'ams', 1, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE)
+         RETURNING cluster_id",
+    )
+    .fetch_one(&kit.pool)
+    .await?;
+    assert_eq!(kit.bmdb.cluster_statement(cluster).await?, None);
+    let of_order = |order: (i64, i64)| StoredStatement { encoded: format!("{order:?}").into_bytes(), order };
+    for (order, newest) in
+        [((0, 2), (0, 2)), ((0, 1), (0, 2)), ((0, 3), (0, 3)), ((1, 1), (1, 1)), ((0, 9), (1, 1))]
+    {
+        kit.bmdb.raise_cluster_statement(cluster, of_order(order)).await?;
+        assert_eq!(kit.bmdb.cluster_statement(cluster).await?, Some(of_order(newest)), "{order:?}");
+    }
+
+    for (first, second) in [((1, 2), (1, 3)), ((1, 5), (1, 4)), ((2, 1), (1, 9))] {
+        let mut by_hand = kit.by_hand().await?;
+        let mut lock = by_hand.begin().await?;
+        sqlx::query("SELECT 1 FROM cluster FOR UPDATE").execute(&mut *lock).await?;
+        let mut writers = Vec::new();
+        for (waiting, order) in (1..).zip([first, second]) {
+            let (bmdb, statement) = (kit.bmdb.clone(), of_order(order));
+            writers.push(tokio::spawn(async move { bmdb.raise_cluster_statement(cluster, statement).await }));
+            kit.until_blocked("kit", waiting).await?;
+        }
+        lock.commit().await?;
+        for writer in writers {
+            ended("a writer", writer).await??;
+        }
+        let newest = of_order(first.max(second));
+        assert_eq!(kit.bmdb.cluster_statement(cluster).await?, Some(newest), "{first:?} {second:?}");
+    }
+    assert!(kit.bmdb.cluster_statement(Uuid::nil()).await?.is_none());
+    kit.bmdb.raise_cluster_statement(Uuid::nil(), of_order((0, 1))).await?;
+    Ok(())
 }

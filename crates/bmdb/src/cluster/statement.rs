@@ -1,0 +1,71 @@
+//! The newest verified statement of a cluster's authority.
+//!
+//! It outlives the shepherds that work on the cluster: the next one follows only the curators that the statement
+//! permits, whatever the first curator that answers claims. What a statement is and who verifies it is not known here.
+//!
+//! A statement is written without the cluster's lease. Epoch and number decide, in the statement that writes: a shepherd
+//! that was away for too long lowers nothing, and a concurrent writer waits for the row and compares again.
+
+use uuid::Uuid;
+
+use crate::connection::Bmdb;
+use crate::connection::error::BmdbError;
+
+const READING: &str = "reading a cluster's statement";
+const STORING: &str = "storing a cluster's statement";
+
+/// A stored statement. It was verified before it was stored, and has to be verified again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredStatement {
+    /// The signed statement, as curators send it.
+    pub encoded: Vec<u8>,
+    /// Epoch and number that it was stored under.
+    pub order: (i64, i64),
+}
+
+impl Bmdb {
+    /// The newest statement that was stored for a cluster; `None` if there is none, or no such cluster.
+    pub async fn cluster_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, BmdbError> {
+        let row = self
+            .statement(READING, move |connection| {
+                Box::pin(
+                    sqlx::query!(
+                        "SELECT statement, statement_epoch, statement_number FROM cluster WHERE cluster_id = $1",
+                        cluster
+                    )
+                    .fetch_optional(connection),
+                )
+            })
+            .await?;
+        Ok(row.and_then(|row| {
+            // No statement has the number 0.
+            let order = (row.statement_epoch.unwrap_or(0), row.statement_number.unwrap_or(0));
+            Some(StoredStatement { encoded: row.statement?, order })
+        }))
+    }
+
+    /// Stores a statement of a cluster, unless one is stored that is not lower.
+    pub async fn raise_cluster_statement(
+        &self,
+        cluster: Uuid,
+        statement: StoredStatement,
+    ) -> Result<(), BmdbError> {
+        self.statement_with(STORING, statement, move |connection, statement| {
+            let (epoch, number) = statement.order;
+            Box::pin(
+                sqlx::query!(
+                    "UPDATE cluster SET statement = $2, statement_epoch = $3, statement_number = $4
+                     WHERE cluster_id = $1
+                       AND (statement IS NULL OR (statement_epoch, statement_number) < ($3, $4))",
+                    cluster,
+                    statement.encoded.as_slice(),
+                    epoch,
+                    number
+                )
+                .execute(connection),
+            )
+        })
+        .await
+        .map(drop)
+    }
+}

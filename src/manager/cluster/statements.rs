@@ -1,0 +1,104 @@
+//! The newest statement of each cluster's authority, stored in the BMDB.
+//!
+//! From the first statement on, the shepherd follows only a curator's certificate that is not revoked. The statement is
+//! stored before it counts. So a shepherd that restarts, or that takes over from another one, refuses a revoked curator
+//! too, although that curator is the only one that answers and claims that there is no statement.
+//!
+//! A stored statement is verified again when it is read. If it is damaged, nobody is followed: without it, any node of
+//! the cluster could lead. A person who has found out why may clear it.
+
+use std::sync::Arc;
+
+use prost::Message as _;
+use uuid::Uuid;
+
+use crate::bmdb::cluster::statement::StoredStatement;
+use crate::bmdb::connection::Bmdb;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::pki::TrustAnchor;
+use crate::curator_client::statement::SignedStatement;
+use crate::curator_client::statement_trust::{PersistStatement, StatementTrust, StatementWrite};
+use crate::manager::cluster::curators::CuratorCallError;
+use crate::model::cluster::state::ClusterIdentity;
+use crate::proto::curator::v1 as wire;
+
+/// The trust in the statements of a cluster's authority: the former one, unless it is about another authority. Otherwise
+/// it begins with the stored statement.
+pub async fn load_statement_trust(
+    bmdb: &Bmdb,
+    founded: &ClusterIdentity,
+    former: Option<StatementTrust>,
+    clock: Clock,
+) -> Result<StatementTrust, CuratorCallError> {
+    if let Some(former) = former
+        && former.anchor().certificate == founded.ca_certificate
+    {
+        return Ok(former);
+    }
+    let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
+    let stored = bmdb.cluster_statement(anchor.cluster).await?;
+    let stored = stored.map(|stored| parse_stored_statement(&stored, &anchor)).transpose();
+    let stored = stored.map_err(CuratorCallError::DamagedStatement)?;
+    let persist = persist_in_bmdb(bmdb.clone(), anchor.cluster);
+    Ok(StatementTrust::new(anchor, stored, persist, clock))
+}
+
+fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
+    Arc::new(move |signed: SignedStatement| -> StatementWrite {
+        let bmdb = bmdb.clone();
+        Box::pin(async move {
+            let encoded = signed.to_wire().encode_to_vec();
+            let statement = StoredStatement { encoded, order: stored_order(&signed) };
+            bmdb.raise_cluster_statement(cluster, statement).await.map_err(|error| error.to_string())
+        })
+    })
+}
+
+/// Verifies a stored statement. The error is a part of a sentence.
+fn parse_stored_statement(stored: &StoredStatement, anchor: &TrustAnchor) -> Result<SignedStatement, String> {
+    let sent = wire::SignedStatement::decode(stored.encoded.as_slice())
+        .map_err(|_| "it cannot be decoded".to_owned())?;
+    let signed =
+        SignedStatement::verify(&sent, std::slice::from_ref(anchor)).map_err(|error| error.to_string())?;
+    if stored_order(&signed) != stored.order {
+        return Err("its epoch and number are not the signed ones".to_owned());
+    }
+    Ok(signed)
+}
+
+/// Epoch and number as the BMDB stores them.
+fn stored_order(signed: &SignedStatement) -> (i64, i64) {
+    let (epoch, number) = signed.statement.order();
+    let stored = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    (stored(epoch), stored(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curator_client::testing::{authority, statement};
+
+    #[test]
+    fn damaged_statement_is_refused_in_one_sentence() {
+        let anchor = authority(1).anchor().clone();
+        let signed = statement(0, 2).sign(&authority(1)).unwrap();
+        let encoded = signed.to_wire().encode_to_vec();
+        let whole = StoredStatement { encoded: encoded.clone(), order: (0, 2) };
+        assert_eq!(parse_stored_statement(&whole, &anchor), Ok(signed));
+        let mut changed = encoded.clone();
+        changed[20] ^= 1;
+        let foreign = authority(2).anchor().clone();
+        for (stored, anchor, expected) in [
+            (StoredStatement { encoded: vec![0xff; 9], order: (0, 2) }, &anchor, "it cannot be decoded"),
+            (StoredStatement { encoded: changed, order: (0, 2) }, &anchor, "the signature"),
+            (StoredStatement { encoded: encoded.clone(), order: (0, 3) }, &anchor, "not the signed ones"),
+            (StoredStatement { encoded: encoded.clone(), order: (0, 0) }, &anchor, "not the signed ones"),
+            (whole, &foreign, "is about cluster"),
+        ] {
+            let error = parse_stored_statement(&stored, anchor).unwrap_err();
+            assert!(error.contains(expected), "{expected}: {error}");
+            let error = CuratorCallError::DamagedStatement(error).to_string();
+            assert!(error.contains("is damaged") && !error.contains(". "), "{error}");
+        }
+    }
+}
