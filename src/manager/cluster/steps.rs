@@ -8,6 +8,7 @@ use secrecy::SecretSlice;
 
 use crate::bmdb::cluster::owner_key::current_secret_name;
 use crate::bmdb::cluster::record::ClusterDetails;
+use crate::curator_client::statement_trust::StatementTrust;
 use crate::manager::cluster::curators::{
     CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
 };
@@ -188,11 +189,13 @@ impl ClusterWorker<'_> {
             MembershipOrder::Join => {
                 let (client, founded) = self.require_founded(cluster)?;
                 let purpose = format!("machine {machine}");
+                let statement = self.statements.as_ref().and_then(StatementTrust::current);
                 Operation::Join(wire::JoinCluster {
                     ticket: client.create_ticket(purpose, TICKET_LIFETIME).await?,
                     ca_certificate: founded.ca_certificate.clone(),
                     curators: founded.curators.clone(),
                     epoch: cluster.epoch,
+                    statement: statement.map(|signed| signed.to_wire().encode_to_vec()).unwrap_or_default(),
                 })
             }
         };

@@ -49,6 +49,7 @@ use crate::harness::etcd_servers::until;
 
 mod attempts;
 mod calls;
+mod joining;
 mod listeners;
 mod raft;
 mod restart;

@@ -366,6 +366,7 @@ impl Owner {
             ca_certificate: hex::encode(&anchor.certificate),
             curators: vec![std::net::SocketAddr::new(through.address, CURATOR_PORT).to_string()],
             epoch: 0,
+            statement: None,
         })
     }
 

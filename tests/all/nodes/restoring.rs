@@ -87,6 +87,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
         ca_certificate: hex::decode(&authority.ca_certificate)?,
         curators: vec![curator],
         epoch: 1,
+        ..Default::default()
     };
     inbox.accept(&agent::ClusterOrder {
         generation: 1,

@@ -32,7 +32,7 @@ use crate::cluster::node_facts::{
     ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, curator_channel, node_id_of_key,
 };
 use crate::cluster::node_order::{
-    NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_ticket,
+    NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_statement, parse_ticket,
 };
 use crate::cluster::order_inbox::adopt_epoch;
 use crate::server_pool::ServerPool;
@@ -236,11 +236,16 @@ impl NodeEnroller {
     }
 
     async fn join_cluster(&self, order: &NodeOrder) -> Result<EnrolmentResult, RunnableError> {
-        let OrderKind::Join { ticket, ca_certificate, curators, .. } = &order.what else {
+        let OrderKind::Join { ticket, ca_certificate, curators, statement, .. } = &order.what else {
             return Ok(EnrolmentResult::Complete);
         };
         let key = self.files.read_or_create_key()?;
         let anchor = parse_anchor(ca_certificate)?;
+        // Before anything is dialled: the first curator that answers may be a revoked one that denies that there is a
+        // statement.
+        if let Some(statement) = statement {
+            self.files.write_statement(&parse_statement(statement, &anchor)?)?;
+        }
         let request = wire::RegisterRequest {
             ticket: parse_ticket(ticket)?.reveal().to_vec(),
             machine_id: order.machine.map(|machine| machine.to_string()).unwrap_or_default(),

@@ -7,9 +7,12 @@ use curator::tickets::TicketSecret;
 use curator_client::cluster::validate_name;
 use curator_client::node_id::PublicKey;
 use curator_client::pki::TrustAnchor;
+use curator_client::statement::SignedStatement;
 use model::ids::MachineId;
 use model::label::Labels;
 use model::role_declaration::Sha256;
+use prost::Message as _;
+use proto::curator::v1 as wire;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -61,6 +64,9 @@ pub enum OrderKind {
         /// How often the cluster was restored.
         #[serde(default)]
         epoch: u64,
+        /// The newest statement of the cluster's authority, as curators send it, in hexadecimal digits.
+        #[serde(default)]
+        statement: Option<String>,
     },
     /// Stop being a node: everything that the node runs is stopped, and its files are removed.
     Leave {},
@@ -109,9 +115,12 @@ impl NodeOrder {
                 }
                 owner_keys.iter().try_for_each(|key| parse_key(key).map(drop))
             }
-            OrderKind::Join { ticket, ca_certificate, curators, .. } => {
+            OrderKind::Join { ticket, ca_certificate, curators, statement, .. } => {
                 parse_ticket(ticket)?;
-                parse_anchor(ca_certificate)?;
+                let anchor = parse_anchor(ca_certificate)?;
+                if let Some(statement) = statement {
+                    parse_statement(statement, &anchor)?;
+                }
                 if curators.is_empty() {
                     return Err(OrderError("it names no curator to register with".to_owned()));
                 }
@@ -147,4 +156,14 @@ pub fn parse_anchor(text: &str) -> Result<TrustAnchor, OrderError> {
     let der =
         hex::decode(text).map_err(|_| OrderError("the certificate is no hexadecimal text".to_owned()))?;
     TrustAnchor::parse(&der).map_err(|error| OrderError(error.to_string()))
+}
+
+/// Parses a statement of the cluster's authority, and verifies it.
+pub fn parse_statement(text: &str, anchor: &TrustAnchor) -> Result<SignedStatement, OrderError> {
+    let bytes =
+        hex::decode(text).map_err(|_| OrderError("the statement is no hexadecimal text".to_owned()))?;
+    let sent = wire::SignedStatement::decode(bytes.as_slice())
+        .map_err(|_| OrderError("the statement cannot be decoded".to_owned()))?;
+    SignedStatement::verify(&sent, std::slice::from_ref(anchor))
+        .map_err(|error| OrderError(error.to_string()))
 }

@@ -120,6 +120,7 @@ pub(super) mod tests {
             ca_certificate: hex::encode(&authority.anchor().certificate),
             curators: vec!["10.0.0.1:7835".to_owned()],
             epoch: 0,
+            statement: None,
         }
     }
 

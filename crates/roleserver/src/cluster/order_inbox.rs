@@ -49,6 +49,7 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
             ca_certificate: hex::encode(&join.ca_certificate),
             curators: join.curators.clone(),
             epoch: join.epoch,
+            statement: Some(hex::encode(&join.statement)).filter(|text| !text.is_empty()),
         },
         Some(Wanted::Leave(_)) => OrderKind::Leave {},
         None => {
@@ -219,6 +220,9 @@ fn read_context(files: &ClusterFiles) -> Result<InboxState, ClusterFilesError> {
 
 #[cfg(test)]
 mod tests {
+    use curator_client::testing::{authority, statement};
+    use prost::Message as _;
+
     use super::*;
     use crate::cluster::order_decision::tests::{HERE, join};
 
@@ -284,6 +288,7 @@ mod tests {
                 ca_certificate: hex::decode(ca_certificate).unwrap(),
                 curators: vec![format!("10.0.0.{generation}:7835")],
                 epoch,
+                ..Default::default()
             };
             wire_order(generation, Wanted::Join(join))
         };
@@ -301,6 +306,40 @@ mod tests {
         assert_eq!(files.read_order().unwrap().unwrap().generation, 2);
         order_inbox.accept(&joining(4, 3));
         assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
+    }
+
+    #[test]
+    fn order_with_a_statement_that_the_authority_did_not_sign_is_rejected() {
+        let (directory, order_inbox) = inbox();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let joining = |generation, statement: Vec<u8>| {
+            let join = wire::JoinCluster {
+                ticket: vec![5; 32],
+                ca_certificate: authority(1).anchor().certificate.clone(),
+                curators: vec!["10.0.0.1:7835".to_owned()],
+                statement,
+                ..Default::default()
+            };
+            wire_order(generation, Wanted::Join(join))
+        };
+        let signed = statement(0, 2).sign(&authority(1)).unwrap().to_wire();
+        let mut forged = signed.clone();
+        forged.signature[0] ^= 1;
+        for (generation, sent, reason) in [
+            (2, vec![0xff; 9], "the statement cannot be decoded"),
+            (3, forged.encode_to_vec(), "no authority of the cluster made it"),
+        ] {
+            order_inbox.accept(&joining(generation, sent));
+            let report = order_inbox.report();
+            assert_eq!(report.generation, generation);
+            assert!(report.error.contains(reason), "{}", report.error);
+            assert_eq!(files.read_order().unwrap(), None);
+        }
+        order_inbox.accept(&joining(4, signed.encode_to_vec()));
+        assert_eq!(order_inbox.report().error, "");
+        let order = files.read_order().unwrap().unwrap();
+        let OrderKind::Join { statement, .. } = order.what else { panic!("another order") };
+        assert_eq!(statement, Some(hex::encode(signed.encode_to_vec())));
     }
 
     #[test]
@@ -335,7 +374,7 @@ mod tests {
             ticket: vec![0xab; 32],
             ca_certificate: vec![1],
             curators: vec!["10.0.0.1:7835".to_owned()],
-            epoch: 0,
+            ..Default::default()
         };
         let read = parse_order(MachineId::generate(), &wire_order(1, Wanted::Join(join))).unwrap();
         assert!(!format!("{read:?}").contains("abab"));
