@@ -188,7 +188,7 @@ impl Leader {
         registration
             .register(wire::RegisterRequest { ticket: ticket.to_vec(), ..Default::default() })
             .await?;
-        let approving = wire::ApproveRequest { public_key: public.0.to_vec() };
+        let approving = wire::ApproveRequest { public_key: public.0.to_vec(), ..Default::default() };
         ManagementClient::new(self.owner.clone()).approve(approving).await?;
         let membership = match registration.commit(wire::CommitRequest {}).await?.into_inner().result {
             Some(wire::commit_response::Result::Membership(membership)) => membership,

@@ -9,6 +9,7 @@
 //! ([`node_status`](crate::node_status)).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use etcd::key_space::{KeyError, NODES};
 use etcd::record::{self, InvalidRecord, RecordError};
@@ -178,6 +179,8 @@ pub struct Node {
     pub registered_at: Timestamp,
     /// The ticket it registered with; `None` for the node that bootstrapped the cluster.
     pub ticket: Option<TicketId>,
+    /// The address that an owner assigned to it; `None` if its connections prove its address.
+    pub assigned_address: Option<IpAddr>,
 }
 
 impl Node {
@@ -195,6 +198,7 @@ impl Node {
             labels: Labels::new(),
             registered_at: now,
             ticket: None,
+            assigned_address: None,
         }
     }
 
@@ -228,6 +232,7 @@ impl Node {
             format: record::FORMAT,
             node: Some(self.to_wire()),
             ticket_id: self.ticket.as_ref().map(ToString::to_string).unwrap_or_default(),
+            assigned_address: self.assigned_address.map(|address| address.to_string()).unwrap_or_default(),
         };
         Ok(record.encode_to_vec())
     }
@@ -241,8 +246,14 @@ impl Node {
             "" => None,
             text => Some(text.parse().map_err(|error| fault(error_text(error)))?),
         };
+        let assigned_address: Option<IpAddr> = match record.assigned_address.as_str() {
+            "" => None,
+            text => Some(
+                text.parse().map_err(|_| fault("its assigned address is not an IP address".to_owned()))?,
+            ),
+        };
         let node = record.node.ok_or_else(|| fault("it has no node".to_owned()))?;
-        let node = Self::from_wire(node, ticket).map_err(fault)?;
+        let node = Self { assigned_address, ..Self::from_wire(node, ticket).map_err(fault)? };
         if node.id.to_string() != id {
             return Err(fault(format!("it is that of {}", node.id)));
         }
@@ -279,6 +290,7 @@ impl Node {
             labels: node.labels,
             registered_at: parse_timestamp("registered_at", node.registered_at_ms)?,
             ticket,
+            assigned_address: None,
         };
         node.validate()?;
         Ok(node)
@@ -340,6 +352,7 @@ mod tests {
             status: Some(NodeStatus::from_report(&sample_report(), at(3)).unwrap()),
             labels: Labels::from([("row".to_owned(), "7".to_owned())]),
             ticket: Some("00112233445566ff".parse().unwrap()),
+            assigned_address: Some([10, 0, 0, 7].into()),
             state_since: at(2),
             ..Node::new(key(7), NodeState::Up, at(1))
         }
@@ -375,10 +388,11 @@ mod tests {
         fn node(record: &mut wire::NodeRecord) -> &mut wire::Node {
             record.node.as_mut().unwrap()
         }
-        let cases: [(Change, &str); 15] = [
+        let cases: [(Change, &str); 16] = [
             (|record| record.node = None, "no node"),
             (|record| record.format = 2, "format 2"),
             (|record| record.ticket_id = "7".to_owned(), "ticket"),
+            (|record| record.assigned_address = "7".to_owned(), "not an IP address"),
             (|record| node(record).node_id = "7".to_owned(), "no node id"),
             (|record| node(record).node_id = node_id(8).to_string(), "that of its key"),
             (|record| node(record).public_key = vec![1], "1 bytes"),

@@ -7,7 +7,7 @@
 //!
 //! | the node | its address |
 //! | --- | --- |
-//! | was assigned one by its order or by the provider's list | that one |
+//! | was assigned one by an owner, who approved it | that one |
 //! | is that of the curator that decides | what it reports: it can read the authority's key, as any consensus member |
 //! | is any other one | the source of its connection to this curator, which it cannot choose |
 //!
@@ -63,7 +63,7 @@ impl AddressRule {
 pub struct AddressEvidence {
     /// The node that calls.
     pub node: NodeId,
-    /// The address that its order or the provider's list gives it.
+    /// The address that an owner assigned to it.
     pub assigned: Option<IpAddr>,
     /// The source of the connection that it calls on.
     pub connection: Option<IpAddr>,
@@ -128,6 +128,25 @@ pub enum AddressError {
     /// There is nothing that proves an address.
     #[error("the address of {0} is not proved: the source of its connection is unknown. Please report it")]
     Unknown(NodeId),
+}
+
+/// Parses the address that an owner assigns to a node; empty is none. The error is a sentence.
+pub fn parse_assigned(rule: AddressRule, text: &str) -> Result<Option<IpAddr>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address: IpAddr = text.parse().map_err(|_| {
+        let shown: String = text.chars().take(100).collect();
+        format!("the address {shown:?} is not an IP address")
+    })?;
+    let address = address.to_canonical();
+    let reaches_nobody = address.is_unspecified() || address.is_multicast();
+    if reaches_nobody || (address.is_loopback() && !rule.allow_loopback) {
+        return Err(format!(
+            "{address} cannot be the address of a node: other machines do not reach a node there"
+        ));
+    }
+    Ok(Some(address))
 }
 
 /// The address that the cluster can check for this node.
@@ -310,6 +329,31 @@ mod tests {
             Ok(ip("127.0.0.2")),
             "a test of the rule on loopback"
         );
+    }
+
+    #[test]
+    fn assigned_address_is_one_that_others_reach() {
+        let refused = Err("other machines do not reach a node there");
+        for (text, expected) in [
+            ("", Ok(None)),
+            (OWN, Ok(Some(ip(OWN)))),
+            ("::ffff:10.0.0.1", Ok(Some(ip(OWN)))),
+            ("2001:db8::1", Ok(Some(ip("2001:db8::1")))),
+            ("node-7", Err("the address \"node-7\" is not an IP address")),
+            ("10.0.0.1:7835", Err("is not an IP address")),
+            ("127.0.0.1", refused),
+            ("::1", refused),
+            ("0.0.0.0", refused),
+            ("ff02::1", refused),
+        ] {
+            match (parse_assigned(AddressRule::verified(), text), expected) {
+                (Ok(address), Ok(expected)) => assert_eq!(address, expected, "{text}"),
+                (Err(error), Err(part)) => assert!(error.contains(part), "{text}: {error}"),
+                (parsed, _) => panic!("{text}: {parsed:?}, and {expected:?} was expected"),
+            }
+        }
+        let on_loopback = AddressRule { source: AddressSource::Connection, allow_loopback: true };
+        assert_eq!(parse_assigned(on_loopback, "127.0.0.2"), Ok(Some(ip("127.0.0.2"))));
     }
 
     #[test]

@@ -218,6 +218,18 @@ pub fn approve_node(
     }
 }
 
+/// Assigns an address to a node, in place of any other one; `None` leaves the node as it is.
+#[must_use]
+pub fn assign_address(update: NodeUpdate, address: Option<IpAddr>) -> NodeUpdate {
+    let is_assigned = update.node().assigned_address == address;
+    match address {
+        Some(address) if !is_assigned => {
+            NodeUpdate::Changed(Node { assigned_address: Some(address), ..update.node().clone() })
+        }
+        _ => update,
+    }
+}
+
 /// Makes an approved node part of the cluster; a node that is up already does not change.
 ///
 /// `revoked`: whether the node's credentials are revoked. `None` if the node is not approved yet; it repeats the call

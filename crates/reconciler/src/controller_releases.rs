@@ -177,7 +177,7 @@ mod tests {
                 .map(|version| wire::NodeStatus { version: version.to_owned(), ..Default::default() }),
             ..Default::default()
         };
-        let stored = wire::NodeRecord { format: record::FORMAT, node: Some(node), ticket_id: String::new() };
+        let stored = wire::NodeRecord { format: record::FORMAT, node: Some(node), ..Default::default() };
         record("/nodes/shepherd-1", stored.encode_to_vec())
     }
 
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn unreadable_record_may_be_any_release() {
         let own = program(2, 1);
-        let empty = wire::NodeRecord { format: record::FORMAT, node: None, ticket_id: String::new() };
+        let empty = wire::NodeRecord { format: record::FORMAT, node: None, ..Default::default() };
         let newer = wire::NodeRecord { format: record::FORMAT + 1, ..empty.clone() };
         for (unreadable, text) in [
             (record("/nodes/a", b"\xff".to_vec()), "/nodes/a"),

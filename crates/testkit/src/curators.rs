@@ -424,7 +424,8 @@ impl Cluster {
         let mut registration = RegistrationClient::new(self.channel(0, Some(node.itself()?))?);
         registration.register(wire::RegisterRequest { ticket, ..Default::default() }).await?;
         let public_key = node.key.0.to_vec();
-        ManagementClient::new(owner).approve(wire::ApproveRequest { public_key }).await?;
+        let approving = wire::ApproveRequest { public_key, ..Default::default() };
+        ManagementClient::new(owner).approve(approving).await?;
         match registration.commit(wire::CommitRequest {}).await?.into_inner().result {
             Some(wire::commit_response::Result::Membership(membership)) => Ok(membership.certificate),
             other => bail!("it was not taken in: {other:?}"),

@@ -278,7 +278,7 @@ impl CuratorClient {
 
     /// Approves a node by its public key.
     pub async fn approve_node(&self, key: [u8; 32]) -> Result<(), CuratorCallError> {
-        let request = wire::ApproveRequest { public_key: key.to_vec() };
+        let request = wire::ApproveRequest { public_key: key.to_vec(), ..Default::default() };
         call_curator("approving a node", self.management().approve(request)).await.map(drop)
     }
 

@@ -375,7 +375,8 @@ impl Owner {
         let mut management = ManagementClient::new(self.curators()?.channel());
         until("it has registered and is approved", async || {
             let Ok(key) = node.key() else { return Ok(false) };
-            let approved = management.approve(wire::ApproveRequest { public_key: key.0.to_vec() }).await;
+            let approving = wire::ApproveRequest { public_key: key.0.to_vec(), ..Default::default() };
+            let approved = management.approve(approving).await;
             match approved {
                 Ok(_) => Ok(true),
                 Err(status) if matches!(status.code(), Code::NotFound | Code::Unavailable) => Ok(false),

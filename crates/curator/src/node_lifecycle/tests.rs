@@ -51,6 +51,26 @@ fn colliding_key() -> PublicKey {
 }
 
 #[test]
+fn assigned_address_stays_until_another_one_replaces_it() {
+    let mut node = Node::new(key(3), NodeState::Up, at(1));
+    for (address, assigned, changed) in [
+        (None, None, false),
+        (Some("10.0.0.7"), Some("10.0.0.7"), true),
+        (Some("10.0.0.7"), Some("10.0.0.7"), false),
+        (None, Some("10.0.0.7"), false),
+        (Some("10.0.0.8"), Some("10.0.0.8"), true),
+    ] {
+        let parse = |text: &str| text.parse::<IpAddr>().unwrap();
+        let update = assign_address(NodeUpdate::Unchanged(node), address.map(parse));
+        assert_eq!(matches!(update, NodeUpdate::Changed(_)), changed, "{address:?}");
+        node = update.node().clone();
+        assert_eq!(node.assigned_address, assigned.map(parse), "{address:?}");
+    }
+    let approved = NodeUpdate::Changed(node.clone());
+    assert_eq!(assign_address(approved.clone(), None), approved, "its approval is still to be written");
+}
+
+#[test]
 fn every_lifecycle_step_is_idempotent() {
     let now = at(1);
     let NodeUpdate::Changed(new) = register_node(None, &registration(), now).unwrap() else {

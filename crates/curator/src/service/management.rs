@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 use crate::credential::Revocation;
 use crate::kubernetes::node_allocation::{self, NodeAllocation};
 use crate::membership::match_members_to_nodes;
+use crate::node_address::parse_assigned;
 use crate::node_filter::NodeFilter;
 use crate::node_labels;
 use crate::node_lifecycle::{self, DeleteBypass, LifecycleError, NodeUpdate};
@@ -84,9 +85,14 @@ impl management_server::Management for ManagementService {
         let caller = Caller::from_request(&request)?;
         let key =
             PublicKey::from_slice(&request.get_ref().public_key).map_err(ServiceError::invalid_argument)?;
+        let address = parse_assigned(self.0.address_rule, &request.get_ref().address)
+            .map_err(ServiceError::invalid_argument)?;
         let id = NodeId::from_key(&key);
         let now = self.0.clock.now();
-        let node = self.update_node(id, |known| Ok(node_lifecycle::approve_node(known, &key, now)?)).await?;
+        let approved = self.update_node(id, |known| {
+            Ok(node_lifecycle::assign_address(node_lifecycle::approve_node(known, &key, now)?, address))
+        });
+        let node = approved.await?;
         tracing::info!(node = %id, actor = %caller.peer, "a node was approved");
         Ok(Response::new(wire::ApproveResponse { node: Some(node.to_wire()) }))
     }

@@ -48,7 +48,7 @@ impl LeaderContext {
     fn address_evidence(&self, caller: &Caller, known: &Node, reported: IpAddr) -> AddressEvidence {
         AddressEvidence {
             node: known.id,
-            assigned: None,
+            assigned: known.assigned_address,
             connection: Some(caller.remote.ip()),
             reported,
             is_own_node: known.id == self.node_id,

@@ -232,3 +232,37 @@ async fn change_of_the_leader_frees_no_address() -> TestResult {
     second.report("127.0.0.2").await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn node_has_the_address_that_an_owner_assigned() -> TestResult {
+    let cluster = cluster().await?;
+    let node = Machine::come(&cluster, "127.0.0.2").await?;
+    node.report("127.0.0.2").await?;
+    let mut owner = ManagementClient::new(cluster.as_owner().await?);
+    let assign = |address: &str| wire::ApproveRequest {
+        public_key: node.holder.key.0.to_vec(),
+        address: address.to_owned(),
+    };
+    for (wrong, expected) in [
+        ("node-7", "the address \"node-7\" is not an IP address"),
+        ("0.0.0.0", "0.0.0.0 cannot be the address of a node: other machines do not reach a node there"),
+    ] {
+        let (code, text) = refusal(owner.approve(assign(wrong)).await)?;
+        assert_eq!((code, text.as_str()), (Code::InvalidArgument, expected));
+    }
+    // It connects from another one, as a machine with two addresses may.
+    owner.approve(assign("127.0.0.5")).await?;
+    node.report("127.0.0.5").await?;
+    assert_eq!(node.recorded(&cluster).await?.as_deref(), Some("127.0.0.5"));
+    // An approval without an address takes nothing away.
+    owner.approve(assign("")).await?;
+    let (code, text) = refusal(node.report("127.0.0.2").await)?;
+    assert_eq!(code, Code::FailedPrecondition, "{text}");
+    assert!(text.contains("reports the address 127.0.0.2, and 127.0.0.5 is proved for it"), "{text}");
+    assert_eq!(node.recorded(&cluster).await?.as_deref(), Some("127.0.0.5"));
+
+    owner.approve(assign("127.0.0.2")).await?;
+    node.report("127.0.0.2").await?;
+    assert_eq!(node.recorded(&cluster).await?.as_deref(), Some("127.0.0.2"));
+    Ok(())
+}

@@ -68,7 +68,7 @@ async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -
 
     let waiting = registration.commit(wire::CommitRequest {}).await?.into_inner();
     assert!(matches!(waiting.result, Some(Committed::AwaitingApproval(_))), "{waiting:?}");
-    let approve = || wire::ApproveRequest { public_key: node.key.0.to_vec() };
+    let approve = || wire::ApproveRequest { public_key: node.key.0.to_vec(), ..Default::default() };
     for _ in 0..2 {
         let approved = management.approve(approve()).await?.into_inner().node.context("no node")?;
         assert_eq!(approved.state(), wire::NodeState::Standby);

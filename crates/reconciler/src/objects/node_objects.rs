@@ -145,7 +145,7 @@ mod tests {
             ..Default::default()
         };
         change(&mut node);
-        let stored = wire::NodeRecord { format: record::FORMAT, node: Some(node), ticket_id: String::new() };
+        let stored = wire::NodeRecord { format: record::FORMAT, node: Some(node), ..Default::default() };
         record(stored.encode_to_vec())
     }
 
@@ -181,7 +181,7 @@ mod tests {
     fn object_is_deleted_only_when_its_node_is_certainly_gone() {
         let seen = object(NODE, &[WORKER_LABEL]);
         let gone = Some(NodeObjectChange::Delete(Precondition::from_object(&seen)));
-        let empty = wire::NodeRecord { format: record::FORMAT, node: None, ticket_id: String::new() };
+        let empty = wire::NodeRecord { format: record::FORMAT, node: None, ..Default::default() };
         let newer = wire::NodeRecord { format: record::FORMAT + 1, ..empty.clone() };
         for (what, records, expected) in [
             ("no record", vec![], gone.clone()),

@@ -231,7 +231,10 @@ async fn attempt_order(channel: &Channel, method: &str, target: &Target) -> Resu
             let keys = wire::KubernetesKeys::Servers.into();
             request(channel, method, wire::RotateKubernetesRequest { keys }).await
         }
-        "Management/Approve" => request(channel, method, wire::ApproveRequest { public_key }).await,
+        "Management/Approve" => {
+            let body = wire::ApproveRequest { public_key, ..Default::default() };
+            request(channel, method, body).await
+        }
         "Management/UpdateRoles" => {
             let add_roles = vec!["consensus-member".to_owned()];
             let body = wire::UpdateRolesRequest { node_id, add_roles, remove_roles: Vec::new() };
