@@ -221,7 +221,8 @@ fn election_keys(candidate: &Candidate) -> KeySelector {
 }
 
 /// A lease that was granted.
-struct CandidateLease {
+#[derive(Debug)]
+pub(super) struct CandidateLease {
     id: i64,
     ttl: Duration,
     /// Right before the request was sent: the lease lives at least its time to live from then on.
@@ -229,7 +230,7 @@ struct CandidateLease {
 }
 
 impl CandidateLease {
-    async fn grant(client: &Client, ttl: Duration) -> Result<Self, EtcdError> {
+    pub(super) async fn grant(client: &Client, ttl: Duration) -> Result<Self, EtcdError> {
         let requested_at = Instant::now();
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).max(1);
@@ -244,6 +245,15 @@ impl CandidateLease {
         }
         let ttl = Duration::from_secs(granted.ttl.try_into().unwrap_or(0));
         Ok(Self { id: granted.id, ttl, requested_at })
+    }
+
+    pub(super) const fn id(&self) -> i64 {
+        self.id
+    }
+
+    /// The time since right before the lease was requested.
+    pub(super) fn age(&self) -> Duration {
+        self.requested_at.elapsed()
     }
 
     /// Keeps the lease alive until it has ended, or may have.
@@ -294,7 +304,7 @@ impl CandidateLease {
     }
 
     /// Revokes the lease and thereby deletes the key, so that the next candidate need not wait.
-    async fn revoke(&self, client: &Client) {
+    pub(super) async fn revoke(&self, client: &Client) {
         let mut lease = client.lease();
         let doing = format!("revoking the lease {:x}", self.id);
         let request = wire::LeaseRevokeRequest { id: self.id };

@@ -38,6 +38,9 @@ pub const GLOBAL: KeyPrefix = KeyPrefix::from_static("/shepherd/curator/global/"
 pub const RECONCILER_STATUS: &str = "/kubernetes/reconciler/status";
 /// Candidates for the reconciler's leadership, by the lease of each in hexadecimal digits.
 pub const RECONCILER_LEADER: KeyPrefix = KeyPrefix::from_static("/kubernetes/reconciler/leader/");
+/// The lock of the consensus member that restarts its etcd. It is outside the root: a restored lock would have no lease,
+/// and would never end.
+pub const PEER_RESTART: &str = "/etcd/peer-restart";
 
 /// The prefix of one kind of record: words between slashes, with a slash at either end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +198,8 @@ mod tests {
     }
 
     #[test]
-    fn reconciler_keys_are_outside_snapshots() {
+    fn keys_of_the_reconciler_and_locks_are_outside_snapshots() {
+        assert!(!PEER_RESTART.starts_with(ROOT));
         let leader = RECONCILER_LEADER.key("1").unwrap();
         assert_eq!(&KeyPrefix::parse(&RECONCILER_LEADER.to_string()).unwrap(), &RECONCILER_LEADER);
         assert!(!leader.starts_with(ROOT) && !RECONCILER_STATUS.starts_with(ROOT));

@@ -11,6 +11,7 @@
 //! * [`guard`][]: writes of a leader. `transaction` has the parts that such a write is made of.
 //! * [`election`][]: leader election over a lease. The role of a candidate follows from the keys of the election
 //!   ([`election_view`][], without I/O).
+//! * [`lock`][]: a lock over a lease, for work that one member at a time may do.
 //! * [`key_watcher`][]: list and watch, the newest value of each key. It is fed by `watch_cache`, which merges events
 //!   and listings (without I/O).
 //! * [`members`][]: lists, adds, promotes and removes members of etcd. `connected_peers` finds which members are
@@ -64,6 +65,7 @@ pub mod election_view;
 pub mod guard;
 pub mod key_space;
 pub mod key_watcher;
+pub mod lock;
 pub mod members;
 pub mod namespace;
 pub mod record;

@@ -3,6 +3,7 @@
 mod client;
 mod election;
 mod guard;
+mod lock;
 mod lossy_etcd;
 mod lost_events;
 mod members;
