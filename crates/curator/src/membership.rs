@@ -130,7 +130,7 @@ pub fn consensus_role_for(node: &NodeId, member: &EtcdMember, owners: &MemberOwn
     ConsensusMember { member_id: member.id, peers: peers.collect() }
 }
 
-/// Why a member must not be removed.
+/// Why a member must not be removed, or its etcd not be restarted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuorumError {
     /// Too few started and reachable voters would remain.
@@ -162,6 +162,25 @@ pub enum QuorumError {
         /// The number that was to be removed.
         member: u64,
     },
+    /// Too few of the other voting members are started and reachable for a restart.
+    #[error(
+        "of the {others} other voting members of etcd, {alive} are started and within reach, and {required} must be. Bring \
+         a member back, or remove the one that is gone for good"
+    )]
+    TooFewOthers {
+        /// How many voting members there are besides this one.
+        others: usize,
+        /// How many of these are started and reachable.
+        alive: usize,
+        /// How many have to be.
+        required: usize,
+    },
+    /// etcd does not list the member that is to restart.
+    #[error("etcd lists no member {member:x}, which runs here. List the members, and add this one again")]
+    NotListed {
+        /// The number that the running member has.
+        member: u64,
+    },
 }
 
 /// Checks that the member with this number may be removed.
@@ -180,6 +199,23 @@ pub fn check_removal(members: &[EtcdMember], member: u64) -> Result<(), QuorumEr
         _ if alive < quorum => Err(QuorumError::TooFewRemaining { member, remaining: left, alive, quorum }),
         _ => Ok(()),
     }
+}
+
+/// Checks that the etcd of the member `own` may be restarted now. `members` is its own list.
+///
+/// The others must be a quorum without it. A cluster of two has none without either, so it pauses for the restart, and
+/// the other member must be there when it ends. A member that votes alone may always be restarted: it needs nobody to
+/// come back, and nothing else ends the connections to it. A learner has no vote, and no quorum depends on it.
+pub fn check_restart(members: &[EtcdMember], own: u64) -> Result<(), QuorumError> {
+    let target = members.iter().find(|one| one.id == own).ok_or(QuorumError::NotListed { member: own })?;
+    if target.learner {
+        return Ok(());
+    }
+    let voters = || members.iter().filter(|one| !one.learner && one.id != own);
+    let (others, alive) = (voters().count(), voters().filter(|one| one.is_active()).count());
+    let all = others + 1;
+    let required = (all / 2 + 1).min(others);
+    if alive < required { Err(QuorumError::TooFewOthers { others, alive, required }) } else { Ok(()) }
 }
 
 /// No consensus member with an accepted curator would remain.

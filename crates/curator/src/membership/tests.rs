@@ -188,6 +188,32 @@ fn removal_leaves_a_quorum_of_living_members() {
 }
 
 #[test]
+fn restart_leaves_a_quorum_of_living_members() {
+    for (members, own, may) in [
+        (vec![voter(1)], 1, true),
+        (vec![voter(1), unstarted(2)], 1, true),
+        (vec![voter(1), learner(2)], 1, true),
+        (vec![voter(1), learner(2)], 2, true),
+        (vec![voter(1), voter(2)], 1, true),
+        (vec![voter(1), dead(2)], 1, false),
+        (vec![voter(1), voter(2), voter(3)], 3, true),
+        (vec![voter(1), dead(2), voter(3)], 3, false),
+        (vec![voter(1), dead(2), voter(3), learner(4)], 3, false),
+        (vec![voter(1), voter(2), voter(3), unstarted(4)], 3, true),
+        (vec![voter(1), voter(2), voter(3), voter(4)], 1, true),
+        (vec![voter(1), dead(2), voter(3), voter(4)], 1, false),
+        (vec![voter(1), dead(2), voter(3), voter(4), voter(5)], 1, true),
+        (vec![voter(1), dead(2), dead(3), voter(4), voter(5)], 1, false),
+        (vec![voter(1)], 9, false),
+    ] {
+        assert_eq!(check_restart(&members, own).is_ok(), may, "{own} of {members:?}");
+    }
+    let refused = check_restart(&[voter(1), dead(2), voter(3)], 1);
+    assert_eq!(refused, Err(QuorumError::TooFewOthers { others: 2, alive: 1, required: 2 }));
+    assert_eq!(check_restart(&[voter(1)], 9), Err(QuorumError::NotListed { member: 9 }));
+}
+
+#[test]
 fn learner_is_promoted_once_reachable_and_its_node_is_up() {
     let known = nodes([member_node(1), member_node(2), member_node(3), member_node(4)]);
     for (members, expected) in [

@@ -12,7 +12,7 @@ use crate::service::error::ServiceError;
 /// Lists the members, and whether each is reachable from the one that `client` uses.
 ///
 /// Reachable are the members that it exchanges messages with at this moment, and always itself.
-pub(super) async fn list_members(client: &Client) -> Result<Vec<EtcdMember>, ServiceError> {
+pub async fn list_members(client: &Client) -> Result<Vec<EtcdMember>, ServiceError> {
     let own = client.status().await?.member_id;
     let connected: BTreeSet<u64> = client.connected_peers().await?;
     let members = client.list_members().await?.into_iter().map(|member| EtcdMember {

@@ -45,7 +45,7 @@ mod credentials;
 pub mod curator_server;
 mod declarations;
 pub mod error;
-mod etcd_members;
+pub mod etcd_members;
 pub mod gate_monitor;
 mod kubernetes;
 mod kubernetes_controller;
