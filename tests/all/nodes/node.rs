@@ -230,6 +230,15 @@ impl Node {
         read_record(&self.places().record_path(etcd_member::NAME))
     }
 
+    /// Waits until another process of etcd runs than this one.
+    pub(crate) async fn until_etcd_is_another(&self, former: &ProcessInstance) -> Result<()> {
+        until("etcd has restarted", async || {
+            Ok(self.etcd().is_some_and(|etcd| etcd.instance != *former && etcd.instance.is_alive()))
+        })
+        .await
+        .with_context(|| format!("{:?}\n{}", self.facts.problem.latest(), self.report()))
+    }
+
     /// The directory of its cluster state.
     pub(crate) fn disk(&self) -> PathBuf {
         self.directory.path().join("cluster")

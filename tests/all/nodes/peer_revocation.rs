@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -16,6 +17,9 @@ use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::roleserver::cluster::etcd_member;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::node::{Node, Owner, patiently};
 use super::services::{founded, joined};
@@ -24,6 +28,8 @@ use crate::harness::etcd_servers::{in_time, until};
 
 /// TCP port on which members of etcd reach each other.
 const PEER_PORT: u16 = 7834;
+/// Time in which a connection that was open before a removal ends. etcd itself ends an idle one only after five minutes.
+const OPEN_CONNECTION_BOUND: Duration = Duration::from_mins(3);
 
 /// The pair of a member, copied from its disk.
 struct PeerPair {
@@ -52,8 +58,8 @@ impl PeerPair {
     /// Whether etcd on this node answers a request of a peer with this pair: for the list of members, which needs no
     /// other proof.
     async fn opens(&self, node: &Node) -> Result<bool> {
-        let stream = tokio::net::TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
-        let connector = tokio_rustls::TlsConnector::from(self.config.clone());
+        let stream = TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
+        let connector = TlsConnector::from(self.config.clone());
         let requesting = async {
             // With TLS 1.3 the handshake may succeed at this end, and etcd closes the connection then.
             let mut stream = connector.connect(ServerName::from(node.address), stream).await?;
@@ -64,6 +70,18 @@ impl PeerPair {
         };
         let answered = in_time("an answer of etcd, or the end of the connection", requesting).await?;
         Ok(answered.is_ok_and(|answer| answer == *b"HTTP/1.1 200"))
+    }
+
+    /// A connection to the etcd of this node, as a peer, on which it has answered a request.
+    async fn connect(&self, node: &Node) -> Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
+        let connector = TlsConnector::from(self.config.clone());
+        let mut stream = connector.connect(ServerName::from(node.address), stream).await?;
+        stream.write_all(b"GET /members HTTP/1.1\r\nHost: etcd\r\n\r\n").await?;
+        let mut answer = [0; 12];
+        in_time("an answer of etcd", stream.read_exact(&mut answer)).await??;
+        ensure!(answer == *b"HTTP/1.1 200", "etcd answers {:?}", String::from_utf8_lossy(&answer));
+        Ok(stream)
     }
 }
 
@@ -90,13 +108,22 @@ async fn become_member(owner: &Owner, node: &Node) -> Result<PeerPair> {
     PeerPair::copy(node)
 }
 
-/// Ends its membership, and waits until the remaining member rejects its pair.
+/// Ends its membership, and waits until the remaining member rejects its pair and has restarted, which ends connections of
+/// before.
 async fn end_membership(owner: &Owner, node: &Node, pair: &PeerPair, first: &Node) -> Result<()> {
+    let former = first.etcd().context("no etcd")?.instance;
     owner.roles(node, &[], &["consensus-member"]).await?;
     node.until_control_plane(false).await?;
-    until("the remaining member rejects the pair", async || Ok(!pair.opens(first).await?))
+    // While it restarts, nothing listens there.
+    until("the remaining member rejects the pair", async || Ok(!pair.opens(first).await.unwrap_or(true)))
         .await
-        .with_context(|| first.report())
+        .with_context(|| first.report())?;
+    first.until_etcd_is_another(&former).await?;
+    let own = PeerPair::copy(first)?;
+    until("the remaining member accepts peers again", async || Ok(own.opens(first).await.unwrap_or(false)))
+        .await
+        .with_context(|| first.report())?;
+    owner.until_well(1, 2).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,6 +146,26 @@ async fn removed_member_opens_no_peer_port() -> TestResult {
         Ok(!etcd.join("peer.crt").exists() && !etcd.join("peer.key").exists())
     })
     .await?;
+    owner.until_well(1, 2).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_that_was_open_before_a_removal_ends() -> TestResult {
+    let (owner, first) = founded().await?;
+    let node = joined(&owner, &first).await?;
+    let pair = become_member(&owner, &node).await?;
+    let mut open = pair.connect(&first).await?;
+    let former = first.etcd().context("no etcd")?.instance;
+
+    owner.roles(&node, &[], &["consensus-member"]).await?;
+    let mut rest = Vec::new();
+    // A connection that is cut off has ended, too.
+    let ended = tokio::time::timeout(OPEN_CONNECTION_BOUND, open.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the connection of the removed member is still open\n{}", first.report());
+    first.until_etcd_is_another(&former).await?;
+    until("etcd listens again, and rejects the pair", async || Ok(!pair.opens(&first).await.unwrap_or(true)))
+        .await?;
     owner.until_well(1, 2).await?;
     Ok(())
 }

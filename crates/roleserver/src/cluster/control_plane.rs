@@ -44,6 +44,7 @@ use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::peer_restart::{record_start, restart_in_turn};
 use crate::cluster::peer_revocation::{
     has_usable_list, is_pair_revoked, store_received_list, watch_revocation_list,
 };
@@ -348,7 +349,7 @@ async fn start_etcd(
             etcd_member::etcd_spec(&program, flags, listed, own, &cluster, &files, &membership)
         }
     };
-    starting.start(etcd_member::NAME, keep_etcd(host, facts, spec_for))?;
+    starting.start(etcd_member::NAME, keep_etcd(host, facts, spec_for.clone()))?;
     let client =
         Client::new(vec![etcd_member::client_endpoint(&host.files)], Namespace::new(CURATOR_NAMESPACE)?);
     let answering = async {
@@ -375,6 +376,9 @@ async fn start_etcd(
     scope.until_cancelled(answering).await?;
     let watching = watch_revocation_list(host.files.clone(), client.clone(), facts.clone());
     starting.start("revocation_list", watching)?;
+    let digest = move |flags, listed| spec_for(flags, listed).digest();
+    let restarting = restart_in_turn(host.clone(), facts.clone(), own, client.clone(), digest);
+    starting.start("restart_in_turn", restarting)?;
     Ok(client)
 }
 
@@ -395,9 +399,9 @@ fn keep_etcd(
             let running =
                 tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
             let digest = |flags, listed| spec_for(flags, listed).digest();
-            let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
-            let flags = if let Some(running) = running {
-                Ok(running)
+            let with = running.as_ref().and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
+            let flags = if let Some(with) = with {
+                Ok(with)
             } else {
                 let flags = ask_flags(&program, VERSION_DEADLINE).await;
                 flags.map(|flags| (flags, has_usable_list(&files)))
@@ -408,7 +412,12 @@ fn keep_etcd(
                 reported.store(flags.is_err(), Ordering::Relaxed);
             }
             let (flags, listed) = flags?;
-            Ok(spec_for(flags, listed))
+            let spec = spec_for(flags, listed);
+            // One that is adopted has read its files before.
+            if !running.is_some_and(|(record, _)| record.satisfies(&spec)) {
+                record_start(&files)?;
+            }
+            Ok(spec)
         }
     };
     run_child(decide_spec, host.children.clone(), |_| {})

@@ -8,7 +8,8 @@
 //! The command line stays the same for as long as a membership lasts; otherwise etcd would be restarted whenever
 //! another member joins or leaves. It depends on two other things. The program's version decides the name of one flag:
 //! see [`etcd_program`](super::etcd_program). And etcd reads a list of revoked peers only if there was one when it was
-//! started. Neither restarts an etcd that runs.
+//! started. An etcd that runs is adopted all the same; [`peer_restart`](super::peer_restart) restarts it when it is its
+//! turn.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -256,6 +257,11 @@ pub fn write_revocation_list(files: &ClusterFiles, list: &[u8]) -> Result<(), Cl
 /// The list of revoked peers, DER; `None` if there is none.
 pub fn read_revocation_list(files: &ClusterFiles) -> Result<Option<Vec<u8>>, ClusterFilesError> {
     files.read_etcd_file(REVOCATION_LIST)
+}
+
+/// The file with the certificate of the cluster's authority, PEM; `None` if there is none. etcd reads it only at its start.
+pub fn read_authority_certificate(files: &ClusterFiles) -> Result<Option<Vec<u8>>, ClusterFilesError> {
+    files.read_etcd_file(CA_CERTIFICATE)
 }
 
 /// The member's peer certificate as DER; `None` if it does not exist or cannot be decoded.

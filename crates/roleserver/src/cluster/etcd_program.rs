@@ -11,11 +11,12 @@
 //!
 //! * Up to 3.6 the older name is used, although 3.6 knows both: an update of the role server restarts no etcd.
 //! * A running etcd is adopted with either name, with or without the list of revoked peers, and the program's version is
-//!   not read. Replacing the program does not restart anything either. The new program runs from the next start on.
+//!   not read. Replacing the program does not restart anything either. The new program runs from the next start on. An
+//!   etcd that does not read the list is restarted later, in turn ([`peer_restart`](super::peer_restart)).
 //!
 //! # When the version is read
 //!
-//! Before each start of etcd, and never otherwise. That is usually once in the life of a machine. A cache of the
+//! Before each start of etcd, and before it is stopped for a restart. That is usually once in the life of a machine. A cache of the
 //! version would save some milliseconds, and would be wrong if the program is a script that runs another file.
 
 use std::io;

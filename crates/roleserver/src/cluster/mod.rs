@@ -71,6 +71,7 @@ pub mod node_order;
 pub mod node_status;
 pub mod order_decision;
 pub mod order_inbox;
+pub mod peer_restart;
 pub mod peer_revocation;
 pub mod roles;
 pub mod services;

@@ -8,12 +8,12 @@
 //!
 //! * The file is there before etcd starts. The first member of a cluster signs an empty list. Others get the present one
 //!   with their certificate. If a curator of an earlier release sends none, etcd starts without the list. The file is
-//!   then written as soon as the record exists, and etcd reads it from its next start on.
+//!   then written as soon as the record exists, and etcd is restarted to read it.
 //! * A list is parsed before it is written, and replaces the file atomically. If writing fails, the former list stays,
 //!   the node reports the failure, and the write is repeated.
 //!
 //! etcd checks a peer when it accepts a connection. A connection that was open before a removal stays open until one of
-//! both ends restarts.
+//! both ends restarts. So the members restart in turn after a removal ([`peer_restart`](super::peer_restart)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -159,8 +159,14 @@ async fn removed_member_proposes_nothing_and_reads_no_entries() -> TestResult {
         assert!(is_accepted(&entries), "the entries at {to}: {entries:?}");
     }
 
+    let remaining = [&first, &second];
+    let former = remaining.map(|node| node.etcd().map(|etcd| etcd.instance));
     owner.roles(&third, &[], &["consensus-member"]).await?;
     third.until_control_plane(false).await?;
+    // The remaining members restart in turn, which ends the connections of before.
+    for (node, former) in remaining.into_iter().zip(former) {
+        node.until_etcd_is_another(&former.context("no etcd")?).await?;
+    }
     owner.until_well(2, 3).await?;
     for (to, impostor) in &impostors {
         until("the pair of the removed member is refused", async || {
