@@ -5,7 +5,7 @@
 //!
 //! * its command line has other flags than this release gives it. An update adopts an etcd with the flags of another
 //!   release; this is what restarts it.
-//! * it was started without the list of revoked peers, and there is one now.
+//! * it was started without the list of revoked peers, and the list has certificates now.
 //! * the certificate of the authority in `ca.crt` is another one.
 //! * a certificate was added to the list of revoked peers. A connection that was open before stays open until one of both
 //!   ends restarts, and the removed member need not do that.
@@ -85,7 +85,7 @@ pub struct StartRecord {
 pub enum RestartReason {
     /// Its command line is that of another release.
     Flags,
-    /// It was started without the list of revoked peers.
+    /// It was started without the list of revoked peers, which has certificates now.
     NoList,
     /// The certificate of the authority is another one.
     Authority,
@@ -113,16 +113,15 @@ impl fmt::Display for RestartReason {
 ///
 /// `started` is what it was started with, `None` if that is unknown, and `present` is what it would be started with now.
 /// `running` are its flags and whether it reads the list of revoked peers, `None` if its command line is another one.
-/// `has_list`: whether there is a list that etcd can parse.
 #[must_use]
 pub fn decide_restart(
     started: Option<&StartRecord>,
     present: &StartRecord,
     running: Option<(Flags, bool)>,
-    has_list: bool,
 ) -> Option<RestartReason> {
     let Some((_, reads_list)) = running else { return Some(RestartReason::Flags) };
-    if has_list && !reads_list {
+    // A list without certificates rejects nobody, so an update to the release that has it restarts nothing.
+    if !reads_list && !present.revoked.is_empty() {
         return Some(RestartReason::NoList);
     }
     if started.is_some_and(|started| started.authority_sha256 != present.authority_sha256) {
@@ -137,20 +136,18 @@ pub fn decide_restart(
 
 /// Records the content of etcd's files, right before it is started.
 pub(super) fn record_start(files: &ClusterFiles) -> Result<(), RunnableError> {
-    let (present, _) = read_inputs(files)?;
-    files.write_etcd_file(START_RECORD, &serde_json::to_vec_pretty(&present)?)?;
+    files.write_etcd_file(START_RECORD, &serde_json::to_vec_pretty(&read_inputs(files)?)?)?;
     Ok(())
 }
 
-/// What etcd would be started with now, and whether there is a list that it can parse.
-fn read_inputs(files: &ClusterFiles) -> Result<(StartRecord, bool), ClusterFilesError> {
+/// What etcd would be started with now. A list that it could not parse counts as empty.
+fn read_inputs(files: &ClusterFiles) -> Result<StartRecord, ClusterFilesError> {
     let authority = etcd_member::read_authority_certificate(files)?.unwrap_or_default();
     let digest = ring::digest::digest(&ring::digest::SHA256, &authority);
     let list = etcd_member::read_revocation_list(files)?;
-    let listed = list.and_then(|list| parse_peer_revocation_list(&list));
-    let has_list = listed.is_some();
-    let revoked = listed.unwrap_or_default().iter().map(ToString::to_string).collect();
-    Ok((StartRecord { authority_sha256: hex::encode(digest), revoked }, has_list))
+    let listed = list.and_then(|list| parse_peer_revocation_list(&list)).unwrap_or_default();
+    let revoked = listed.iter().map(ToString::to_string).collect();
+    Ok(StartRecord { authority_sha256: hex::encode(digest), revoked })
 }
 
 /// The record of the last start; `None` if there is none, or if it is damaged.
@@ -209,9 +206,9 @@ async fn restart_if_due(
     // One that does not run is about to be started, with everything that is new.
     let Some((record, handle)) = running else { return Ok(()) };
     let inputs = read_inputs(&host.files).and_then(|inputs| Ok((inputs, read_start_record(&host.files)?)));
-    let ((present, has_list), started) = inputs.map_err(|error| error.to_string())?;
+    let (present, started) = inputs.map_err(|error| error.to_string())?;
     let flags = running_flags(&record.spec_sha256, digest);
-    let Some(reason) = decide_restart(started.as_ref(), &present, flags, has_list) else { return Ok(()) };
+    let Some(reason) = decide_restart(started.as_ref(), &present, flags) else { return Ok(()) };
     take_turn(host, own, client, (&record, &handle), reason)
         .await
         .map_err(|why| format!("etcd of this node has to restart ({reason}), and waits: {why}"))
@@ -329,37 +326,22 @@ mod tests {
     fn restart_is_due_for_what_etcd_reads_only_at_its_start() {
         let now = || record("a", &[3, 4]);
         for flags in Flags::ALL {
-            for (what, started, running, has_list, expected) in [
-                ("nothing differs", Some(now()), Some((flags, true)), true, None),
-                ("other flags", Some(now()), None, true, Some(RestartReason::Flags)),
-                ("no list before", Some(now()), Some((flags, false)), true, Some(RestartReason::NoList)),
-                ("no list at all", Some(now()), Some((flags, false)), false, None),
-                ("a lost list", Some(now()), Some((flags, true)), false, None),
-                (
-                    "another authority",
-                    Some(record("b", &[3, 4])),
-                    Some((flags, true)),
-                    true,
-                    Some(RestartReason::Authority),
-                ),
-                (
-                    "one removal",
-                    Some(record("a", &[3])),
-                    Some((flags, true)),
-                    true,
-                    Some(RestartReason::Revoked(1)),
-                ),
-                ("one that ended", Some(record("a", &[3, 4, 5])), Some((flags, true)), true, None),
-                ("an unknown start", None, Some((flags, true)), true, Some(RestartReason::Revoked(2))),
+            let with_list = Some((flags, true));
+            for (what, started, running, expected) in [
+                ("nothing differs", Some(now()), with_list, None),
+                ("other flags", Some(now()), None, Some(RestartReason::Flags)),
+                ("started without a list", Some(now()), Some((flags, false)), Some(RestartReason::NoList)),
+                ("another authority", Some(record("b", &[3, 4])), with_list, Some(RestartReason::Authority)),
+                ("one removal", Some(record("a", &[3])), with_list, Some(RestartReason::Revoked(1))),
+                ("one that ended", Some(record("a", &[3, 4, 5])), with_list, None),
+                ("an unknown start", None, with_list, Some(RestartReason::Revoked(2))),
             ] {
-                assert_eq!(decide_restart(started.as_ref(), &now(), running, has_list), expected, "{what}");
+                assert_eq!(decide_restart(started.as_ref(), &now(), running), expected, "{what}");
             }
-            let none = record("a", &[]);
-            assert_eq!(
-                decide_restart(None, &none, Some((flags, true)), true),
-                None,
-                "nothing was removed yet"
-            );
+            for running in [with_list, Some((flags, false))] {
+                let none = record("a", &[]);
+                assert_eq!(decide_restart(None, &none, running), None, "nothing was removed yet");
+            }
         }
     }
 
@@ -375,14 +357,13 @@ mod tests {
         let serials: BTreeSet<Serial> = [serial(3)].into();
         let list = PeerRevocations::sign(&authority(1), serials, 1, at(0)).unwrap();
         etcd_member::write_revocation_list(&files, &list.list).unwrap();
-        let (present, has_list) = read_inputs(&files).unwrap();
-        assert!(has_list);
+        let present = read_inputs(&files).unwrap();
         let running = Some((Flags::Stable, true));
-        let reason = decide_restart(Some(&empty), &present, running, has_list);
+        let reason = decide_restart(Some(&empty), &present, running);
         assert_eq!(reason, Some(RestartReason::Revoked(1)));
         record_start(&files).unwrap();
         let started = read_start_record(&files).unwrap();
-        assert_eq!(decide_restart(started.as_ref(), &present, running, has_list), None);
+        assert_eq!(decide_restart(started.as_ref(), &present, running), None);
 
         files.write_etcd_file(START_RECORD, b"{torn").unwrap();
         assert_eq!(read_start_record(&files).unwrap(), None, "a damaged one counts as none");

@@ -8,7 +8,7 @@
 //!
 //! * The file is there before etcd starts. The first member of a cluster signs an empty list. Others get the present one
 //!   with their certificate. If a curator of an earlier release sends none, etcd starts without the list. The file is
-//!   then written as soon as the record exists, and etcd is restarted to read it.
+//!   then written as soon as the record exists, and etcd restarts to read it once the list has certificates.
 //! * A list is parsed before it is written, and replaces the file atomically. If writing fails, the former list stays,
 //!   the node reports the failure, and the write is repeated.
 //!
