@@ -47,8 +47,10 @@ enum Kind {
 /// A component that verifies a certificate, and its authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checker {
-    /// A client, which checks the certificate of an API server or a kubelet.
+    /// A client, which checks the certificate of an API server.
     CallerOfServers,
+    /// An API server, which checks the certificate of a kubelet.
+    CallerOfKubelets,
     /// An API server or a kubelet, which checks the certificate of its client.
     ServerOfClients,
     /// An API server to which another one forwards calls, which checks the certificate of that one.
@@ -60,12 +62,19 @@ enum Checker {
 }
 
 impl Checker {
-    const ALL: [Self; 5] =
-        [Self::CallerOfServers, Self::ServerOfClients, Self::Aggregated, Self::Etcd, Self::CallerOfEtcd];
+    const ALL: [Self; 6] = [
+        Self::CallerOfServers,
+        Self::CallerOfKubelets,
+        Self::ServerOfClients,
+        Self::Aggregated,
+        Self::Etcd,
+        Self::CallerOfEtcd,
+    ];
 
     const fn trusts(self) -> KeyPurpose {
         match self {
             Self::CallerOfServers => KeyPurpose::Servers,
+            Self::CallerOfKubelets => KeyPurpose::Kubelets,
             Self::ServerOfClients => KeyPurpose::Clients,
             Self::Aggregated => KeyPurpose::FrontProxy,
             Self::Etcd | Self::CallerOfEtcd => KeyPurpose::Etcd,
@@ -80,11 +89,11 @@ impl Checker {
         let certificate = CertificateDer::from(certificate.to_vec());
         let now = UnixTime::since_unix_epoch(Duration::from_secs(at.timestamp().try_into()?));
         Ok(match self {
-            Self::CallerOfServers | Self::CallerOfEtcd => {
-                // Both are reached at the same host: its own address.
+            Self::CallerOfServers | Self::CallerOfKubelets | Self::CallerOfEtcd => {
+                // All are reached at the same host: its own address.
                 let name = match self {
-                    Self::CallerOfServers => ServerName::from(IpAddr::from(ADDRESS)),
-                    _ => ServerName::try_from("localhost")?,
+                    Self::CallerOfEtcd => ServerName::try_from("localhost")?,
+                    _ => ServerName::from(IpAddr::from(ADDRESS)),
                 };
                 let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build()?;
                 verifier.verify_server_cert(&certificate, &[], &name, &[], now).is_ok()
@@ -112,7 +121,8 @@ impl Kind {
     const fn checked_by(self) -> &'static [Checker] {
         match self {
             Self::OfComponent(Component::Unspecified) | Self::OfUser(Access::Unspecified) => &[],
-            Self::OfComponent(Component::ApiServer | Component::KubeletServer) => &[Checker::CallerOfServers],
+            Self::OfComponent(Component::ApiServer) => &[Checker::CallerOfServers],
+            Self::OfComponent(Component::KubeletServer) => &[Checker::CallerOfKubelets],
             Self::OfComponent(
                 Component::ApiServerKubeletClient
                 | Component::ControllerManager

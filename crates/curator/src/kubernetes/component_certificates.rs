@@ -6,6 +6,11 @@
 //! built-in objects have rules for. None of them can be a person's, because each contains a colon
 //! ([`user_certificates`](crate::kubernetes::user_certificates)).
 //!
+//! Kubelets have an authority of their own, which API servers alone trust, and only for kubelets. If the authority of
+//! API servers signed for them as well, as it did in earlier releases, the key of a kubelet could serve as an API
+//! server: `kubectl`, the reconciler and every component would trust it, and send it their tokens
+//! ([`kubelet_authority`](crate::kubernetes::kubelet_authority) explains how such a cluster changes).
+//!
 //! A node gets certificates for itself alone, for components of roles that it has at that moment, and for the address
 //! that it reports. An etcd's certificate is valid for both ends, because etcd shows it to itself where its gateway
 //! calls its own port.
@@ -127,7 +132,7 @@ const COMPONENT_CERTIFICATES: [ComponentCertificate; 11] = [
     ),
     component_certificate(
         Component::KubeletServer,
-        KeyPurpose::Servers,
+        KeyPurpose::Kubelets,
         KubernetesRole::Worker,
         SubjectTemplate::KubeletServer,
     ),
@@ -319,7 +324,7 @@ mod tests {
                 true,
             ),
             (Component::Kubelet, KeyPurpose::Clients, "system:nodes", kubelet.as_str(), false, true),
-            (Component::KubeletServer, KeyPurpose::Servers, "", kubelet.as_str(), true, false),
+            (Component::KubeletServer, KeyPurpose::Kubelets, "", kubelet.as_str(), true, false),
             (Component::Proxy, KeyPurpose::Clients, "", "system:kube-proxy", false, true),
         ] {
             let (which, subject) = resolve(component, &both).unwrap();

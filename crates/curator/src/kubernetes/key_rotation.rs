@@ -21,7 +21,7 @@
 //!
 //! Nodes are assigned a step one after the other ([`key_rollout`]). So for minutes some nodes run with a step and
 //! others with the step before, and their components show each other what was signed for them. None of them is rejected
-//! for that, whichever of the five kinds of keys is being rotated. The first node of each row is one step behind the
+//! for that, whichever of the six kinds of keys is being rotated. The first node of each row is one step behind the
 //! second:
 //!
 //! | first node | second node | the first accepts the second, because | the second accepts the first, because |
@@ -33,8 +33,8 @@
 //! No two nodes are ever further apart than that. Each step is made once *all* nodes report that they run with the step
 //! before, and a node reports the certificates and keys that its components were started with, never its assignment. A
 //! new node begins with the current step, which is at most one step from that of any other node. A rotation of another
-//! of the five kinds changes nothing of this, because no kind is trusted in place of another. So generations, which
-//! count the steps of all five kinds, may be further apart than one.
+//! of the six kinds changes nothing of this, because no kind is trusted in place of another. So generations, which
+//! count the steps of all six kinds, may be further apart than one.
 //!
 //! A node that is assigned an earlier step still requests certificates now and then, and they are signed by the key
 //! that signs at present. That key is at most one step ahead of the node's assignment, so the table covers it too: a

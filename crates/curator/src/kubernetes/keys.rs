@@ -7,6 +7,9 @@
 //! node that was away meanwhile, and whose last report is about the former Kubernetes, would seem to run with the keys
 //! of the new one. For the same reason a restored cluster begins far above any generation that it may have reached
 //! after the snapshot ([`after_restore`](KubernetesKeys::after_restore)).
+//!
+//! Keys from a release without an authority of kubelets have no ring for it. The ring of API servers counts for both
+//! until the leader begins to separate them ([`shares_authority`](KubernetesKeys::shares_authority)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +62,7 @@ impl KeyRing {
 pub struct KubernetesKeys {
     /// Grows with each change of what signs or is trusted.
     pub generation: u64,
-    /// The keys by purpose: all purposes, or none.
+    /// The keys by purpose: all purposes, or none. Kubelets may be missing.
     pub rings: BTreeMap<KeyPurpose, KeyRing>,
     /// Trust bundles of earlier generations, the oldest first, for nodes that are not assigned a newer one.
     pub former: Vec<TrustBundle>,
@@ -101,7 +104,8 @@ impl KubernetesKeys {
 
     /// The keys for this purpose.
     pub fn key_ring(&self, which: KeyPurpose) -> Result<&KeyRing, KubernetesError> {
-        self.rings.get(&which).ok_or(KubernetesError::NotConfigured)
+        let of_servers = || self.rings.get(&KeyPurpose::Servers).filter(|_| which == KeyPurpose::Kubelets);
+        self.rings.get(&which).or_else(of_servers).ok_or(KubernetesError::NotConfigured)
     }
 
     /// The authorities as nodes get them, in order of their numbers.
@@ -167,10 +171,13 @@ impl KubernetesKeys {
                 settled_at_ms: replacement.settled_at.map_or(0, |at| at.timestamp_millis()),
             }),
         });
+        let (kubelets, rings): (Vec<_>, Vec<_>) =
+            rings.partition(|ring| ring.keys() == wire::KubernetesKeys::Kubelets);
         wire::KubernetesKeysRecord {
             format: record::FORMAT,
             generation: self.generation,
-            rings: rings.collect(),
+            rings,
+            kubelets: kubelets.into_iter().next(),
             former_trust_bundles: self.former.iter().map(TrustBundle::to_wire).collect(),
         }
         .encode_to_vec()
@@ -181,7 +188,7 @@ impl KubernetesKeys {
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::KubernetesKeysRecord| record.format)?;
         let mut rings = BTreeMap::new();
-        for ring in record.rings {
+        for ring in record.rings.into_iter().chain(record.kubelets) {
             let which =
                 parse_key_purpose(ring.keys).map_err(|_| fault(format!("it has keys for {}", ring.keys)))?;
             let signer = |kept: Option<wire::KubernetesKey>| {
@@ -211,7 +218,8 @@ impl KubernetesKeys {
             };
             rings.insert(which, KeyRing { signer: signer(ring.signing_key)?, replacement });
         }
-        if !rings.is_empty() && rings.len() < KeyPurpose::ALL.len() {
+        let is_missing = |which: KeyPurpose| which != KeyPurpose::Kubelets && !rings.contains_key(&which);
+        if !rings.is_empty() && KeyPurpose::ALL.into_iter().any(is_missing) {
             return Err(fault("keys of some purposes are missing".to_owned()));
         }
         if record.generation == 0 {
@@ -274,6 +282,26 @@ pub(crate) mod tests {
         for kept in all {
             assert_eq!(KubernetesKeys::decode(&key, &kept.encode()).unwrap(), kept);
         }
+    }
+
+    #[test]
+    fn release_without_an_authority_of_kubelets_reads_the_record_and_is_read() {
+        let key = keys_record_key().unwrap();
+        let kept = replacing(KeyPurpose::Kubelets);
+        let mut record = wire::KubernetesKeysRecord::decode(kept.encode().as_slice()).unwrap();
+        let numbers: Vec<i32> = record.rings.iter().map(|ring| ring.keys).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5], "that release rejects any other number");
+        // It drops what it does not know when it writes.
+        record.kubelets = None;
+        let shared = KubernetesKeys::decode(&key, &record.encode_to_vec()).unwrap();
+        assert!(shared.shares_authority() && !kept.shares_authority());
+        assert_eq!(
+            shared.key_ring(KeyPurpose::Kubelets).unwrap(),
+            kept.key_ring(KeyPurpose::Servers).unwrap(),
+            "the authority of API servers signs for kubelets"
+        );
+        assert_eq!(shared.authorities().len(), 4);
+        assert!(!kept.without_keys().shares_authority());
     }
 
     #[test]
@@ -382,7 +410,7 @@ pub(crate) mod tests {
         let kept = replacing(KeyPurpose::Clients);
         let ring = &kept.rings[&KeyPurpose::Clients];
         let authorities = kept.authorities();
-        assert_eq!(authorities.len(), 4);
+        assert_eq!(authorities.len(), 5);
         let both = [&ring.signer, &ring.replacement.as_ref().unwrap().trusted];
         assert_eq!(authorities[1].trusted, both.map(|signer| signer.certificate().to_vec()));
         assert_eq!(authorities[0].trusted.len(), 1);

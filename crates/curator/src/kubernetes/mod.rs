@@ -31,16 +31,17 @@
 //!
 //! * A component that needs a certificate gets a row in [`component_certificates`][] and a number in the contract. What
 //!   it may do in Kubernetes follows from its name and its group there.
-//! * A new purpose of keys changes the stored record: clusters that exist have no key for it yet.
+//! * A new purpose of keys changes the stored record: clusters that exist have no key for it yet, and earlier releases
+//!   reject a ring that they do not know. [`kubelet_authority`][] shows a way.
 //!
 //! # Keys of its own
 //!
 //! The cluster's own authority signs nothing of Kubernetes. A node certificate gives access to the curator, so a
 //! program that could get one for a kubelet would be a node of the cluster. The other way round, an API server believes
-//! any certificate of its authority about its holder's groups. So there are four more authorities, one for each
-//! question that components have about each other: who serves (`servers`), who calls (`clients`), whether an API server
-//! passes a call on (`front-proxy`), and who is at the two ends of a connection to etcd (`etcd`). A certificate that is
-//! valid for one of them is valid for nothing else.
+//! any certificate of its authority about its holder's groups. So there are five more authorities, one for each
+//! question that components have about each other: who serves the API (`servers`), who calls (`clients`), whether an
+//! API server passes a call on (`front-proxy`), who is at the two ends of a connection to etcd (`etcd`), and who is a
+//! node's kubelet (`kubelets`). A certificate that is valid for one of them is valid for nothing else.
 //!
 //! All keys are ECDSA with the curve P-256. The components would accept Ed25519 from each other by now, but neither
 //! browsers nor every client of the Kubernetes API does, and service-account tokens are verified by RSA or ECDSA alone
@@ -58,6 +59,7 @@ pub mod error;
 pub mod key_rollout;
 pub mod key_rotation;
 pub mod keys;
+pub mod kubelet_authority;
 pub mod node_allocation;
 pub(crate) mod node_setup;
 pub mod settings;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
-use curator_client::pki::AUTHORITY_LIFETIME;
 use etcd::guard::{ExpectedRevision, KeyChange};
 use futures::Stream;
 use model::cluster::kubernetes::KeyPurpose;
@@ -23,7 +22,7 @@ use crate::kubernetes::keys::{KubernetesKeys, keys_record_key, parse_key_purpose
 use crate::kubernetes::node_allocation::{BundleRef, NodeAllocation};
 use crate::kubernetes::node_setup::{self, SetupInputs};
 use crate::kubernetes::settings::{KubernetesSettings, settings_record_key, validate_bundle};
-use crate::kubernetes::signer::{CertificateSubject, P256PublicKey, Signer, generate_key};
+use crate::kubernetes::signer::{CertificateSubject, P256PublicKey};
 use crate::kubernetes::user_certificates;
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
@@ -44,17 +43,6 @@ impl KubernetesService {
     async fn load_keys(&self) -> Result<Versioned<KubernetesKeys>, ServiceError> {
         let keys = self.0.store.kubernetes_keys().await?.filter(|keys| !keys.value.rings.is_empty());
         Ok(keys.ok_or(KubernetesError::NotConfigured)?)
-    }
-
-    /// A new signing key for this purpose.
-    fn create_signer(&self, which: KeyPurpose) -> Result<Signer, ServiceError> {
-        let key = generate_key()?;
-        if !which.is_authority() {
-            return Ok(Signer::without_certificate(&key)?);
-        }
-        let validity = Validity::starting(self.0.clock.now(), AUTHORITY_LIFETIME);
-        let serial = Serial::new(rand::random());
-        Ok(Signer::new_authority(which.as_str(), self.0.cluster.id, &key, serial, validity)?)
     }
 
     fn sign_certificate(
@@ -105,7 +93,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
                 leading.delete_allocations().await?;
                 let before = leading.store.kubernetes_keys().await?;
                 let signers =
-                    KeyPurpose::ALL.into_iter().map(|which| Ok((which, self.create_signer(which)?)));
+                    KeyPurpose::ALL.into_iter().map(|which| Ok((which, leading.create_signer(which)?)));
                 let signers = signers.collect::<Result<BTreeMap<_, _>, ServiceError>>()?;
                 let first = KubernetesKeys::initial(before.as_ref().map(|before| &before.value), signers);
                 changes.push(record_change(keys_record_key()?, first.encode(), before.as_ref()));
@@ -319,7 +307,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let begun = leading.store.retry_on_conflict(|| async {
             self.load_settings().await?;
             let known = self.load_keys().await?;
-            let new = self.create_signer(which)?;
+            let new = leading.create_signer(which)?;
             match known.value.begin_rotation(which, new, leading.clock.now())? {
                 None => Ok(known.value),
                 Some(begun) => {

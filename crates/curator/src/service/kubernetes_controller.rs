@@ -1,17 +1,21 @@
 //! The leader's Kubernetes controller: advances key rotation and rollout, repairs allocations.
 //!
 //! It makes the next step of a key rotation, assigns generations to nodes, and allocates missing pod ranges or deletes
-//! orphaned allocations. Each decision is made from records that were read, and is one write that succeeds only while
-//! this curator leads and these records are unchanged. So it does not matter how often it is tried, or which curator
-//! led in between.
+//! orphaned allocations. It also begins to give kubelets an authority of their own, where they have none. Each decision
+//! is made from records that were read, and is one write that succeeds only while this curator leads and these records
+//! are unchanged. So it does not matter how often it is tried, or which curator led in between.
 
+use curator_client::certificate::{Serial, Validity};
+use curator_client::pki::AUTHORITY_LIFETIME;
 use etcd::guard::{ExpectedRevision, KeyChange};
+use model::cluster::kubernetes::KeyPurpose;
 
 use crate::kubernetes::key_rollout::{self, NodeProgress, RolloutStep};
 use crate::kubernetes::keys::keys_record_key;
 use crate::kubernetes::node_allocation::{
     AssignedGeneration, Inconsistency, NodeAllocation, NodeAllocations, find_inconsistency,
 };
+use crate::kubernetes::signer::{Signer, generate_key};
 use crate::membership::Nodes;
 use crate::service::error::ServiceError;
 use crate::service::leader_context::LeaderContext;
@@ -24,6 +28,7 @@ impl LeaderContext {
     /// Makes all steps that are possible now.
     pub(super) async fn reconcile_kubernetes(&self) -> Result<(), ServiceError> {
         while self.repair_allocations().await?
+            || self.separate_kubelets().await?
             || self.advance_rollout().await?
             || self.advance_rotation().await?
         {}
@@ -106,6 +111,38 @@ impl LeaderContext {
         };
         self.store.write_if_unchanged(&[change], &allotments.unchanged_keys()).await?;
         tracing::info!(?inconsistency, "a node's Kubernetes allocation was repaired");
+        Ok(true)
+    }
+
+    /// A new signing key for this purpose.
+    pub(super) fn create_signer(&self, which: KeyPurpose) -> Result<Signer, ServiceError> {
+        let key = generate_key()?;
+        if !which.is_authority() {
+            return Ok(Signer::without_certificate(&key)?);
+        }
+        let validity = Validity::starting(self.clock.now(), AUTHORITY_LIFETIME);
+        let serial = Serial::new(rand::random());
+        Ok(Signer::new_authority(which.as_str(), self.cluster.id, &key, serial, validity)?)
+    }
+
+    /// Begins the rotation that gives kubelets an authority of their own; returns whether it did. The statement shows
+    /// that every API server knows this authority.
+    async fn separate_kubelets(&self) -> Result<bool, ServiceError> {
+        let _alone = self.lock_membership().await;
+        let Some(known) = self.store.kubernetes_keys().await? else { return Ok(false) };
+        if !known.value.shares_authority() || self.store.statement().await?.is_none() {
+            return Ok(false);
+        }
+        let (which, now) = (KeyPurpose::Kubelets, self.clock.now());
+        let begun = known.value.begin_rotation(which, self.create_signer(which)?, now)?;
+        let Some(begun) = begun else { return Ok(false) };
+        self.assign_to_new_nodes().await?;
+        let begun = begun.retain_bundles(self.store.allocations().await?.assigned_generations());
+        self.store.write(&[record_change(keys_record_key()?, begun.encode(), Some(&known))]).await?;
+        tracing::warn!(
+            generation = begun.generation,
+            "kubelets get an authority of their own; that of API servers signed for them"
+        );
         Ok(true)
     }
 

@@ -1,6 +1,8 @@
 //! Kubernetes in the curator: the requests that nodes and owners send, and the responses.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -12,6 +14,10 @@ use proto::curator::v1::kubernetes_rotation::Stage;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
 use rcgen::{KeyPair, PublicKeyData as _};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use shepherd_curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
@@ -143,7 +149,7 @@ async fn settings_are_put_sent_and_forgotten_and_a_role_needs_them() -> TestResu
         kubernetes.put(put(&|reported| reported.bundle = "cd".repeat(32), Some(1))).await?.into_inner();
     assert_eq!(second.revision, 2);
     let known = get(&owner).await?;
-    assert_eq!((known.revision, known.authorities.len(), known.rotations.len()), (2, 4, 0));
+    assert_eq!((known.revision, known.authorities.len(), known.rotations.len()), (2, 5, 0));
     assert_eq!(known.settings.as_ref().map(|settings| settings.bundle.clone()), Some("cd".repeat(32)));
 
     // The node gets a bundle of its own.
@@ -210,7 +216,7 @@ async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> Tes
     let lasts = parsed.validity().not_after.timestamp() - cluster.time.now().timestamp();
     assert!(u64::try_from(lasts)?.abs_diff(week) < 600, "{lasts}");
     let server = node.certificate(Component::KubeletServer).await?;
-    assert!(is_signed_by(&server.certificate, &authority(wire::KubernetesKeys::Servers)?)?);
+    assert!(is_signed_by(&server.certificate, &authority(wire::KubernetesKeys::Kubelets)?)?);
 
     let (code, text) = refusal(node.certificate(Component::ApiServer).await.map(tonic::Response::new))?;
     assert_eq!(
@@ -236,6 +242,52 @@ async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> Tes
         (refused.code(), refused.message().contains("is no kubernetes-worker")),
         (Code::FailedPrecondition, true)
     );
+    Ok(())
+}
+
+/// Whether a client with these authorities accepts the certificate as that of a server at this address.
+fn is_accepted(authorities: &[Vec<u8>], certificate: &[u8], host: [u8; 4], second: i64) -> Result<bool> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(CertificateDer::from(authority.clone()))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(second.try_into()?));
+    let certificate = CertificateDer::from(certificate.to_vec());
+    let name = ServerName::from(IpAddr::from(host));
+    Ok(verifier.verify_server_cert(&certificate, &[], &name, &[], now).is_ok())
+}
+
+/// The key of a kubelet serves as no API server: what is in a kubeconfig refuses its certificate, and so does every
+/// component, because all of them trust the authority of API servers alone.
+#[tokio::test]
+async fn client_of_an_api_server_refuses_the_certificate_of_a_kubelet() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let node = Caller::come(&cluster, 7).await?;
+    node.say(0).await?;
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    let kubelet = node.certificate(wire::KubernetesComponent::KubeletServer).await?.certificate;
+    let request = wire::IssueKubernetesUserRequest {
+        public_key: KeyPair::generate()?.subject_public_key_info(),
+        name: "kim".to_owned(),
+        access: Access::Viewer.into(),
+        lifetime_ms: AN_HOUR_MS,
+    };
+    let user = KubernetesClient::new(owner.clone()).issue_user(request).await?.into_inner();
+    let setup = wait_for_setup(&mut node.watch().await?, |_| true).await?;
+    let trusted = |which: wire::KubernetesKeys| {
+        let found = setup.authorities.iter().find(|authority| authority.keys() == which);
+        found.map(|authority| authority.trusted.clone()).context("no such authority")
+    };
+    let accepts = |authorities: &[Vec<u8>]| {
+        is_accepted(authorities, &kubelet, [10, 0, 0, 7], cluster.time.now().timestamp())
+    };
+    assert!(!accepts(&user.server_authorities)?, "a client of API servers accepted a kubelet");
+    assert!(!accepts(&trusted(wire::KubernetesKeys::Servers)?)?, "a component accepted a kubelet");
+    assert!(accepts(&trusted(wire::KubernetesKeys::Kubelets)?)?, "API servers refuse the kubelet");
     Ok(())
 }
 
@@ -325,7 +377,8 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
             .map(|authority| authority.trusted.clone())
             .unwrap_or_default(),
     };
-    for which in [Keys::Servers, Keys::Clients, Keys::FrontProxy, Keys::Etcd, Keys::ServiceAccounts] {
+    for number in 1..=6 {
+        let which = Keys::try_from(number)?;
         // Hours have passed since the last certificate, and an owner's certificate is valid for one hour.
         let owner = cluster.as_owner().await?;
         let mut watching = node.watch().await?;

@@ -138,11 +138,11 @@ pub(super) fn is_dns_label(text: &str) -> bool {
         && text.ends_with(inner)
 }
 
-/// The purpose of a signing key: one of four authorities, or service accounts. The keys of one purpose are rotated
+/// The purpose of a signing key: one of five authorities, or service accounts. The keys of one purpose are rotated
 /// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeyPurpose {
-    /// Clients authenticate API servers and kubelets with it.
+    /// Clients authenticate API servers with it.
     Servers,
     /// API servers and kubelets authenticate clients with it.
     Clients,
@@ -152,12 +152,14 @@ pub enum KeyPurpose {
     Etcd,
     /// API servers verify service-account tokens with it.
     ServiceAccounts,
+    /// API servers authenticate kubelets with it.
+    Kubelets,
 }
 
 impl KeyPurpose {
     /// All purposes, in the order of display and of their numbers.
-    pub const ALL: [Self; 5] =
-        [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
+    pub const ALL: [Self; 6] =
+        [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts, Self::Kubelets];
 
     /// The name used everywhere.
     #[must_use]
@@ -168,6 +170,7 @@ impl KeyPurpose {
             Self::FrontProxy => "front-proxy",
             Self::Etcd => "etcd",
             Self::ServiceAccounts => "service-accounts",
+            Self::Kubelets => "kubelets",
         }
     }
 
@@ -186,6 +189,7 @@ impl KeyPurpose {
             Self::FrontProxy => wire::KubernetesKeys::FrontProxy,
             Self::Etcd => wire::KubernetesKeys::Etcd,
             Self::ServiceAccounts => wire::KubernetesKeys::ServiceAccounts,
+            Self::Kubelets => wire::KubernetesKeys::Kubelets,
         }
     }
 
@@ -209,7 +213,7 @@ impl std::str::FromStr for KeyPurpose {
         Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
             what: "certificates and keys of Kubernetes",
             name: name.to_owned(),
-            known: "servers, clients, front-proxy, etcd, service-accounts",
+            known: "servers, clients, front-proxy, etcd, service-accounts, kubelets",
         })
     }
 }

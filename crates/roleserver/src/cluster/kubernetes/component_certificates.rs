@@ -26,8 +26,8 @@ use crate::cluster::etcd_member::encode_pem;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::kubernetes::components::service_id;
 use crate::cluster::kubernetes::key_material::{
-    CLIENT_CAS, FRONT_PROXY_CAS, KeyMaterial, MaterialRecord, MaterialRequest, SERVER_CAS, SIGNING_KEY,
-    TOKEN_KEYS, certificate_names, missing_material, role_directory, time_until_renewal,
+    CLIENT_CAS, FRONT_PROXY_CAS, KUBELET_CAS, KeyMaterial, MaterialRecord, MaterialRequest, SERVER_CAS,
+    SIGNING_KEY, TOKEN_KEYS, certificate_names, missing_material, role_directory, time_until_renewal,
 };
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
@@ -240,6 +240,13 @@ impl CertificateIssuer<'_> {
         atomic_file::replace_file(&path, text.as_bytes(), Durability::Durable)
     }
 
+    fn remove_file(&self, name: &str) -> std::io::Result<()> {
+        match std::fs::remove_file(self.directory.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn write_authorities(&self) -> std::io::Result<()> {
         let all =
             |label: &str, ders: &[Vec<u8>]| ders.iter().map(|der| encode_pem(label, der)).collect::<String>();
@@ -247,6 +254,12 @@ impl CertificateIssuer<'_> {
         self.write_file(SERVER_CAS, &trusted(wire::KubernetesKeys::Servers))?;
         self.write_file(CLIENT_CAS, &trusted(wire::KubernetesKeys::Clients))?;
         if self.duty == KubernetesDuty::Controller {
+            let kubelets = trusted(wire::KubernetesKeys::Kubelets);
+            if kubelets.is_empty() {
+                self.remove_file(KUBELET_CAS)?;
+            } else {
+                self.write_file(KUBELET_CAS, &kubelets)?;
+            }
             self.write_file(FRONT_PROXY_CAS, &trusted(wire::KubernetesKeys::FrontProxy))?;
             self.write_file(TOKEN_KEYS, &all("PUBLIC KEY", self.setup.service_account_keys()))?;
         }

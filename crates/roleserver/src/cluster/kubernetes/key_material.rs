@@ -26,8 +26,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic_file::{self, Durability};
 
-/// CAs of API servers and kubelets as servers.
+/// CAs of API servers; also of kubelets, as long as there is no [`KUBELET_CAS`].
 pub const SERVER_CAS: &str = "servers.crt";
+/// CAs of kubelets as servers. Only controllers have it.
+pub const KUBELET_CAS: &str = "kubelets.crt";
 /// CAs of clients of the API servers and kubelets.
 pub const CLIENT_CAS: &str = "clients.crt";
 /// CAs of the front proxy's client certificate.
@@ -101,6 +103,14 @@ impl KeyMaterial {
     #[must_use]
     pub fn file_path(&self, name: &str) -> String {
         self.directory.join(name).display().to_string()
+    }
+
+    /// Name of the file with the CAs by which an API server verifies kubelets. Material that was stored when the
+    /// cluster had one authority for both has no file of its own for them. It is used as before until the next
+    /// generation, so that an update of the role server restarts no API server.
+    #[must_use]
+    pub fn kubelet_authorities(&self) -> &'static str {
+        if self.digests.contains_key(KUBELET_CAS) { KUBELET_CAS } else { SERVER_CAS }
     }
 
     /// Paths of a certificate and its key.
@@ -210,6 +220,11 @@ pub(super) mod tests {
             directory: "/state/cluster/kubernetes/x".into(),
             digests: BTreeMap::new(),
         }
+    }
+
+    /// The same with a file of this name.
+    pub(in crate::cluster::kubernetes) fn material_with_file(name: &str) -> KeyMaterial {
+        KeyMaterial { digests: BTreeMap::from([(name.to_owned(), "ab".repeat(32))]), ..material() }
     }
 
     fn now() -> Timestamp {

@@ -10,9 +10,7 @@
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{ComponentContext, format_flags, https_check, service_id};
-use crate::cluster::kubernetes::key_material::{
-    CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY, TOKEN_KEYS,
-};
+use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SIGNING_KEY, TOKEN_KEYS};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 use crate::cluster::services::workdir::WorkdirFile;
 
@@ -47,8 +45,13 @@ pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedServic
         contents: AUDIT_POLICY_YAML.to_owned(),
         mode: 0o600,
     }];
-    let read_once =
-        ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key", SERVER_CAS, TOKEN_KEYS, SIGNING_KEY];
+    let read_once = [
+        "apiserver-kubelet-client.crt",
+        "apiserver-kubelet-client.key",
+        context.material.kubelet_authorities(),
+        TOKEN_KEYS,
+        SIGNING_KEY,
+    ];
     context.render_component(BundleComponent::KubeApiserver, arguments(context), files, &read_once)
 }
 
@@ -75,7 +78,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("enable-aggregator-routing", "true"),
         ("etcd-prefix", ETCD_PREFIX),
         ("etcd-servers", &format!("unix://{}", context.etcd.display())),
-        ("kubelet-certificate-authority", &material.file_path(SERVER_CAS)),
+        ("kubelet-certificate-authority", &material.file_path(material.kubelet_authorities())),
         ("kubelet-client-certificate", &material.file_path("apiserver-kubelet-client.crt")),
         ("kubelet-client-key", &material.file_path("apiserver-kubelet-client.key")),
         ("kubelet-preferred-address-types", "InternalIP"),
@@ -107,6 +110,25 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 mod tests {
     use super::*;
     use crate::cluster::kubernetes::components::tests::{lines, with_context};
+    use crate::cluster::kubernetes::key_material::tests::material_with_file;
+    use crate::cluster::kubernetes::key_material::{KUBELET_CAS, KeyMaterial, SERVER_CAS};
+
+    #[test]
+    fn kubelets_are_verified_by_their_own_authority_alone_once_there_is_one() {
+        let authority = |material: &KeyMaterial| {
+            with_context(|context| {
+                let context = ComponentContext { material, ..*context };
+                let all = arguments(&context);
+                all.into_iter()
+                    .filter(|flag| flag.starts_with("--kubelet-certificate-authority="))
+                    .collect::<Vec<_>>()
+            })
+        };
+        let expected =
+            |name: &str| vec![format!("--kubelet-certificate-authority=/state/cluster/kubernetes/x/{name}")];
+        assert_eq!(authority(&material_with_file(KUBELET_CAS)), expected(KUBELET_CAS));
+        assert_eq!(authority(&material_with_file(SERVER_CAS)), expected(SERVER_CAS), "of a release before");
+    }
 
     #[test]
     fn api_server_arguments_match() {
