@@ -106,6 +106,12 @@ pub enum KubernetesError {
     /// The number is none of a key purpose.
     #[error("no rotation was begun: {0} is neither an authority of Kubernetes nor its service-account keys")]
     UnknownKeyPurpose(i32),
+    /// Kubelets have no authority of their own yet, which could be rotated.
+    #[error(
+        "no rotation was begun: the authority of API servers still signs for kubelets. They get an authority of their \
+         own by themselves once every consensus member runs this release"
+    )]
+    SharedAuthority,
     /// The name, access or lifetime of the requested user certificate is invalid.
     #[error("no certificate was issued: {0}")]
     InvalidUser(String),
@@ -133,6 +139,7 @@ impl KubernetesError {
             | Self::PodRangesExhausted { .. }
             | Self::NotUp { .. }
             | Self::Revoked(_)
+            | Self::SharedAuthority
             | Self::MissingRole { .. }
             | Self::NoAddress(_) => Code::FailedPrecondition,
             Self::Signer(_) => Code::Internal,

@@ -307,6 +307,9 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let begun = leading.store.retry_on_conflict(|| async {
             self.load_settings().await?;
             let known = self.load_keys().await?;
+            if which == KeyPurpose::Kubelets && !known.value.rings.contains_key(&which) {
+                return Err(ServiceError::from(KubernetesError::SharedAuthority));
+            }
             let new = leading.create_signer(which)?;
             match known.value.begin_rotation(which, new, leading.clock.now())? {
                 None => Ok(known.value),

@@ -7,6 +7,7 @@ mod curator_role;
 mod false_curator;
 mod flood;
 mod heartbeats;
+mod kubelet_authority;
 mod kubernetes;
 mod kubernetes_turns;
 mod leading;
