@@ -3,17 +3,17 @@
 //! Releases before this authority signed the serving certificates of kubelets with that of API servers. So the key of
 //! a kubelet could serve as an API server: all clients of API servers would trust it, and send it their tokens.
 //!
-//! The change is a rotation ([`key_rotation`](crate::kubernetes::key_rotation)) whose old key is the one of API servers.
-//! API servers first trust both for kubelets. Then kubelets get certificates of the new one, at once. Then API servers
-//! trust the new one alone. The steps wait for every node, so no API server rejects a kubelet. What clients of API
-//! servers trust does not change. A certificate that a kubelet had before is an API server's for them until it expires,
-//! within a week, or until the authority of API servers is rotated as well.
+//! The change is a rotation ([`key_rotation`](crate::kubernetes::key_rotation)) whose old key is the one of API
+//! servers. API servers first trust both for kubelets. Then kubelets get certificates of the new one, at once. Then API
+//! servers trust the new one alone. The steps wait for every node, so no API server rejects a kubelet. What clients of
+//! API servers trust does not change. A certificate that a kubelet had before is an API server's for them until it
+//! expires, within a week, or until the authority of API servers is rotated as well.
 //!
 //! The leader begins once the cluster has a statement. That needs the present release on every consensus member, and
-//! every controller is one, so each API server will apply the steps. Until then nothing of the new authority is stored,
-//! and a roll-back has nothing to undo. After it, nodes follow no curator of an earlier release anyway. Workers may run
-//! any release, because nothing on them verifies kubelets. If the authority of API servers is being rotated, that ends
-//! first.
+//! every controller is one, so each API server will apply the steps. Until then nothing of the new authority is
+//! stored, also if Kubernetes is first configured meanwhile, and a roll-back has nothing to undo. After it, nodes
+//! follow no curator of an earlier release anyway. Workers may run any release, because nothing on them verifies
+//! kubelets. If the authority of API servers is being rotated, that ends first.
 //!
 //! The new ring is stored beside the others, in a field that an earlier release ignores, because such a release rejects
 //! a record with a ring that it does not know. A snapshot from before the change, or from the middle of it, is restored

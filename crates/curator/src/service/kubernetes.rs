@@ -92,8 +92,12 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             if known.is_none() {
                 leading.delete_allocations().await?;
                 let before = leading.store.kubernetes_keys().await?;
-                let signers =
-                    KeyPurpose::ALL.into_iter().map(|which| Ok((which, leading.create_signer(which)?)));
+                // An API server of a release before trusts no authority of kubelets.
+                let knows_kubelets = leading.store.statement().await?.is_some();
+                let purposes = KeyPurpose::ALL.into_iter();
+                let signers = purposes
+                    .filter(|which| knows_kubelets || *which != KeyPurpose::Kubelets)
+                    .map(|which| Ok((which, leading.create_signer(which)?)));
                 let signers = signers.collect::<Result<BTreeMap<_, _>, ServiceError>>()?;
                 let first = KubernetesKeys::initial(before.as_ref().map(|before| &before.value), signers);
                 changes.push(record_change(keys_record_key()?, first.encode(), before.as_ref()));
