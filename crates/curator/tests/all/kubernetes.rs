@@ -377,7 +377,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
             .map(|authority| authority.trusted.clone())
             .unwrap_or_default(),
     };
-    for number in 1..=6 {
+    for number in 1..=6_i32 {
         let which = Keys::try_from(number)?;
         // Hours have passed since the last certificate, and an owner's certificate is valid for one hour.
         let owner = cluster.as_owner().await?;
