@@ -41,7 +41,12 @@ pub(super) async fn put_node(
         status: Some(wire::NodeStatus { kubernetes: Some(kubernetes), ..Default::default() }),
         ..Default::default()
     };
-    let stored = wire::NodeRecord { format: record::FORMAT, node: Some(node), ticket_id: String::new() };
+    let stored = wire::NodeRecord {
+        format: record::FORMAT,
+        node: Some(node),
+        ticket_id: String::new(),
+        ..Default::default()
+    };
     client.put_unguarded(&NODES.key(id)?, &stored.encode_to_vec()).await?;
     Ok(())
 }

@@ -57,7 +57,13 @@ pub(crate) fn node_record(id: &str, controller: bool, version: Option<&str>) -> 
         status,
         ..Default::default()
     };
-    wire::NodeRecord { format: record::FORMAT, node: Some(node), ticket_id: String::new() }.encode_to_vec()
+    wire::NodeRecord {
+        format: record::FORMAT,
+        node: Some(node),
+        ticket_id: String::new(),
+        ..Default::default()
+    }
+    .encode_to_vec()
 }
 
 pub(crate) async fn put_node(

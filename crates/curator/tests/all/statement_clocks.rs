@@ -81,7 +81,7 @@ async fn clocks_are_named_if_the_only_newer_statement_is_of_the_future() -> Test
     let mut cluster = Cluster::start().await?;
     let first = until_stated(&cluster, 0, 1).await?;
     let trust = trust_of(&cluster);
-    assert!(trust.offer(&first.to_wire(), 0)?);
+    assert!(trust.offer(&first.to_wire(), 0).await?);
     cluster.stop(0).await?;
     let node = &cluster.nodes[0];
     let lasting = week_long_certificate(&cluster, node)?;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::Result;
 use prost::Message as _;
 use shepherd::curator::bootstrap::create_authority;
 use shepherd::curator_client::certificate::Validity;
