@@ -42,7 +42,8 @@ use self::calls::{
     try_every_component,
 };
 use self::listeners::{FalseCurator, PeerAnswer, Requests, Script, peer_port, request_members};
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;

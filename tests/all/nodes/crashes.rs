@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 use shepherd::curator::bootstrap::create_authority;
 use shepherd::roleserver::cluster::files::{ClusterFiles, EtcdMembership, StoredAuthority};
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 

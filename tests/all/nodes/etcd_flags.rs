@@ -8,7 +8,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags};
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::until;

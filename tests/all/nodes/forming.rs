@@ -2,7 +2,8 @@
 
 use anyhow::Context as _;
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use crate::harness::aloud::TestResult;
 
 /// The first node and the third run the same code. Then leaders are stopped, and everything at once.

@@ -23,7 +23,8 @@ use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::status_socket as status_page;
 
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use super::services::{founded, instance};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;

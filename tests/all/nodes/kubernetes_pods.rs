@@ -16,7 +16,8 @@ use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge_na
 use shepherd::roleserver::cluster::kubernetes::pod_cgroups;
 
 use super::kubernetes::{kinds, put, put_bundle, wait_for_kubernetes_status};
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use super::services::instance;
 use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};

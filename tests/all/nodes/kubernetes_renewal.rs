@@ -25,7 +25,8 @@ use super::kubernetes::{
     API_SERVER, CONTROLLER_MANAGER, SCHEDULER, all_well, controlled, open_gate, put, put_bundle, stand_ins,
     starts, wait_for_kubernetes_status,
 };
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use super::services::instance;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;

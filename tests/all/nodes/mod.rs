@@ -10,6 +10,7 @@ mod kubernetes_pods;
 mod kubernetes_renewal;
 mod kubernetes_worker;
 mod node;
+mod owner;
 mod peer_restart;
 mod peer_revocation;
 mod renewal;

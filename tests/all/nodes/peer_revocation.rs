@@ -21,7 +21,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{in_time, until};

@@ -20,7 +20,8 @@ use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::proto::curator::v1::revoke_credentials_request::Target;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 

@@ -12,7 +12,8 @@ use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::node_order::OrderKind;
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 

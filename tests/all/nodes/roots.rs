@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use shepherd::proto::curator::v1 as wire;
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use super::services::{declare, every, founded, instance, until_nothing_is_left, until_status, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;

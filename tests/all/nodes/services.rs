@@ -19,7 +19,8 @@ use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::service_status::Kind;
 use shepherd::roleserver::process::ProcessInstance;
 
-use super::node::{Node, Owner, patiently};
+use super::node::Node;
+use super::owner::{Owner, patiently};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 use crate::harness::port::reserved;

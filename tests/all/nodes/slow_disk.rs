@@ -14,7 +14,8 @@ use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 use shepherd::roleserver::disk::fault::block_syncs;
 use uuid::Uuid;
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use crate::harness::aloud::TestResult;
 
 /// How long the fsync takes at least. A lease that is not renewed meanwhile has ended.

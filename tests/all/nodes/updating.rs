@@ -7,7 +7,8 @@ use anyhow::Context as _;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::roleserver::agent::settings::AgentSettings;
 
-use super::node::{Node, Owner};
+use super::node::Node;
+use super::owner::Owner;
 use super::services::{Traffic, declare, instance, until_well, web};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;

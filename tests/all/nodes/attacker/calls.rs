@@ -22,7 +22,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::super::node::{Node, Owner, patiently};
+use super::super::node::Node;
+use super::super::owner::{Owner, patiently};
 use super::Loot;
 use super::attempts::{Attempt, Attempts};
 use crate::harness::curators::{AN_HOUR_MS, found_no_leader, kubernetes_settings, status};

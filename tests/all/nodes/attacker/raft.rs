@@ -16,7 +16,8 @@ use shepherd::etcd::client::Client;
 use shepherd::etcd::namespace::Namespace;
 use shepherd::roleserver::cluster::etcd_member::{client_endpoint, read_peer_certificate};
 
-use super::super::node::{Node, Owner};
+use super::super::node::Node;
+use super::super::owner::Owner;
 use super::super::services::{founded, joined};
 use super::attempts::{Attempt, Attempts};
 use super::listeners::{PeerAnswer, peer_port, request_peer};
