@@ -1,7 +1,9 @@
 //! The newest verified statement of a cluster, shared by all connections to its curators and stored durably.
 //!
 //! A statement is stored before it counts: a program that was interrupted continues with the statement that its last
-//! decisions were based on, or with a newer one. Nothing is locked meanwhile, because a disk may be slow.
+//! decisions were based on, or with a newer one. Nothing is locked meanwhile, because a disk may be slow. There is one
+//! exception: a statement that revokes nothing further counts also if it cannot be stored. It permits what the stored one
+//! permits, and without it a node with a full disk would follow nobody within the hour.
 //!
 //! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
 //! durable by itself: [`PersistStatement`] leaves a higher statement alone.
@@ -95,7 +97,17 @@ impl StatementTrust {
         if !accept_statement(current, epoch, &offered.statement, self.0.clock.now())? {
             return Ok(false);
         }
-        (self.0.persist)(offered.clone()).await.map_err(StatementError::NotPersisted)?;
+        if let Err(reason) = (self.0.persist)(offered.clone()).await {
+            // After a restart, the stored one permits the same. A refresh is signed each hour, and a node with a full
+            // disk would follow nobody from the next one on.
+            if offered.statement.ends_connections_of(current) {
+                return Err(StatementError::NotPersisted(reason));
+            }
+            tracing::warn!(
+                reason,
+                "a newer statement that revokes nothing was not stored, and counts all the same"
+            );
+        }
         let order = offered.statement.order();
         let published = self.0.current.send_if_modified(|current| {
             // Another task may have published a higher one meanwhile.
@@ -202,12 +214,24 @@ mod tests {
         assert!(trust.offer(&sent(0, 2), 0).await.unwrap());
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
         assert!(trust.offer(&sent(1, 9), 0).await.is_err());
+        let revoking = Statement { revoked: [(serial(5), at(600))].into(), ..statement(0, 9) };
+        let revoking = revoking.sign(&authority(1)).unwrap().to_wire();
+        assert!(trust.offer(&revoking, 0).await.is_err(), "it would be forgotten by a restart");
         assert!(trust.offer(&sent(0, 1), 0).await.is_err(), "a lower one");
         assert!(!trust.offer(&sent(0, 2), 0).await.unwrap(), "the same one");
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 2)), 1));
         assert!(trust.clone().offer(&sent(1, 1), 1).await.unwrap());
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((1, 1)), 2));
         assert_eq!(*stored.lock().unwrap(), [(0, 2), (1, 1)]);
+    }
+
+    #[tokio::test]
+    async fn refresh_that_cannot_be_stored_counts_until_a_restart() {
+        let (_, stored, trust) = trust(0);
+        assert!(trust.offer(&sent(0, 2), 0).await.unwrap());
+        assert!(trust.offer(&sent(0, 9), 0).await.unwrap(), "it revokes nothing further");
+        assert_eq!(current_order(&trust), Some((0, 9)));
+        assert_eq!(*stored.lock().unwrap(), [(0, 2)]);
     }
 
     #[tokio::test]

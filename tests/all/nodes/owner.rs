@@ -1,6 +1,5 @@
 //! The owner of a cluster of a test, who may give orders in it.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -22,6 +22,7 @@ use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 
 use super::node::Node;
 use super::owner::{Owner, patiently};
+use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
@@ -113,5 +114,40 @@ async fn revoked_certificate_of_a_curator_is_replaced() -> TestResult {
     let revoke = wire::RevokeCredentialsRequest { target: Some(Target::Serial(serial.to_string())) };
     patiently(async || credentials.revoke(revoke.clone()).await).await?;
     until_curator_is_accepted(&node, &node.clock, &[serial]).await?;
+    Ok(())
+}
+
+/// A revoked node gets no certificate for its curator, and stays a member of etcd until its role is removed. Its etcd
+/// continues meanwhile: of two members, the other one has no quorum without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_of_a_revoked_member_continues_without_a_curator() -> TestResult {
+    let (owner, first) = founded().await?;
+    let mut second = joined(&owner, &first).await?;
+    owner.roles(&second, &["consensus-member"], &[]).await?;
+    second.until_control_plane(true).await?;
+    owner.until_well(2, 2).await?;
+    let mut credentials = CredentialsClient::new(owner.curators()?.channel());
+    let target = Some(Target::NodeId(second.id()?.to_string()));
+    let revoke = wire::RevokeCredentialsRequest { target };
+    patiently(async || credentials.revoke(revoke.clone()).await).await?;
+
+    // A day later, the role server is updated.
+    second.stop().await?;
+    second.files().remove_curator_certificate()?;
+    let etcd = second.etcd().context("it has no etcd")?.instance;
+    second.start()?;
+    let problem = second.facts.problem.clone();
+    until("it reports that it is revoked", async || {
+        Ok(problem.latest().flatten().is_some_and(|problem| problem.contains("are revoked")))
+    })
+    .await
+    .with_context(|| second.report())?;
+    for _ in 0..50 {
+        let present = second.etcd().map(|record| record.instance);
+        assert_eq!(present.as_ref(), Some(&etcd), "its etcd was stopped\n{}", second.report());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // The cluster writes, and the role can be removed.
+    owner.roles(&second, &[], &["consensus-member"]).await?;
     Ok(())
 }

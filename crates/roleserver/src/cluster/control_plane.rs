@@ -5,6 +5,10 @@
 //! stays the same. The data of a membership is removed when the membership has ended, after etcd has stopped. A node
 //! that becomes a member again gets another member ID, and etcd would not run on the data of the former member.
 //!
+//! While etcd runs, a step beside it that fails is repeated and reported, and stops nothing: the other members may need
+//! this one for their quorum. So a member whose credentials are revoked runs etcd without a curator until its role is
+//! removed.
+//!
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
 //! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]).
 
@@ -15,11 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use curator::bootstrap::{bootstrap_cluster, register_peer_certificate, renew_from_local_etcd};
+use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::node_address::AddressRule;
 use curator::service::curator_server::{
-    CLOCK_INTERVAL, Curator, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
+    CLOCK_INTERVAL, Curator, CuratorError, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
 };
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
@@ -39,6 +43,7 @@ use transport::gate::open_files::available_files;
 
 use crate::child::lifecycle::{ChildContext, find_running, run_child};
 use crate::child::spec::ChildSpec;
+use crate::cluster::beside_etcd::{register_pair, retry_beside_etcd};
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
@@ -58,6 +63,8 @@ pub const CURATOR_PORT: u16 = 7835;
 /// Key namespace of the curator in etcd.
 pub(super) const CURATOR_NAMESPACE: &str = "curator";
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a curator whose node is revoked waits before it looks again.
+const REVOKED_PAUSE: Duration = Duration::from_mins(1);
 
 /// What the control plane needs from the node.
 #[derive(Clone, Debug)]
@@ -219,7 +226,8 @@ async fn found_cluster(
     let cluster = anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     let founded = scope.until_cancelled(bootstrap_cluster(&client, founding, host.clock.now())).await??;
-    let member = register_pair(scope, host, &client, founding.node_key).await?;
+    let registering = || register_pair(&host.files, &client, founding.node_key);
+    let member = retry_beside_etcd(scope, facts, registering).await?;
     // The order matters: once a node has a certificate it must have roles too, or it would wait for a curator to tell
     // it that the curator has to run here.
     host.files.write_membership(&EtcdMembership { member: Some(member), ..membership.clone() })?;
@@ -281,8 +289,9 @@ async fn run_member(
     }
     let cluster = connection.anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
-    register_pair(scope, host, &client, PublicKey(key.public_key())).await?;
-    renew_expired_certificate(scope, host, connection, &client).await?;
+    let node_key = PublicKey(key.public_key());
+    retry_beside_etcd(scope, facts, || register_pair(&host.files, &client, node_key)).await?;
+    retry_beside_etcd(scope, facts, || renew_expired_certificate(host, connection, &client)).await?;
     start_curator(starting, scope, host, facts, connection, client, membership.address).await?;
     Ok(role.member_id)
 }
@@ -315,21 +324,6 @@ async fn request_peer_certificate(
     }
     let (certificate, authority) = (&issued.certificate, &connection.anchor.certificate);
     Ok(etcd_member::write_peer_certificate(&host.files, key, certificate, authority)?)
-}
-
-/// Records the certificate of the etcd member that runs here with the number of the member, which is returned.
-async fn register_pair(
-    scope: &Scope,
-    host: &ControlPlaneContext,
-    client: &Client,
-    node_key: PublicKey,
-) -> Result<u64, RunnableError> {
-    let member = scope.until_cancelled(client.status()).await??.member_id;
-    if let Some(certificate) = etcd_member::read_peer_certificate(&host.files) {
-        let registering = register_peer_certificate(client, node_key, &certificate, member);
-        scope.until_cancelled(registering).await??;
-    }
-    Ok(member)
 }
 
 /// Starts etcd, and waits until it responds and has become a voting member.
@@ -425,7 +419,6 @@ fn keep_etcd(
 
 /// Renews this node's certificate from its own etcd if it has expired, because no other curator may be running.
 async fn renew_expired_certificate(
-    scope: &Scope,
     host: &ControlPlaneContext,
     connection: &CuratorConnection,
     client: &Client,
@@ -436,8 +429,8 @@ async fn renew_expired_certificate(
         return Ok(());
     }
     let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
-    let renewing = renew_from_local_etcd(client, PublicKey(key.public_key()), host.clock.now());
-    let certificate = scope.until_cancelled(renewing).await??;
+    let node_key = PublicKey(key.public_key());
+    let certificate = renew_from_local_etcd(client, node_key, host.clock.now()).await?;
     connection.replace_certificate(&host.files, &key, &certificate)?;
     tracing::info!(node = %connection.id, "the certificate of this node was renewed, from its own etcd");
     Ok(())
@@ -453,8 +446,8 @@ async fn start_curator(
     client: Client,
     address: std::net::IpAddr,
 ) -> Result<(), RunnableError> {
-    let preparing = prepare_curator_certificate(&host.files, &client, &host.clock);
-    let shown = scope.until_cancelled(preparing).await??;
+    let preparing = || prepare_curator_certificate(&host.files, &client, &host.clock);
+    let shown = retry_beside_etcd(scope, facts, preparing).await?;
     let settings = CuratorSettings {
         node_id: connection.id,
         client: client.clone(),
@@ -479,7 +472,12 @@ async fn start_curator(
                 let curator = Curator::bind(settings).await?;
                 listening.set(curator.address);
                 let healthy = starting.mark_healthy();
-                curator.run(&healthy.scope().token()).await?;
+                let ended = curator.run(&healthy.scope().token()).await;
+                if matches!(ended, Err(CuratorError::NodeRevoked(_))) {
+                    // It was healthy, so that its next run would begin at once, and end at once.
+                    healthy.scope().until_cancelled(tokio::time::sleep(REVOKED_PAUSE)).await?;
+                }
+                ended?;
                 Err(healthy.scope().cancelled().await.into())
             }
         })

@@ -18,6 +18,8 @@
 //! [`certificate_renewal`]: crate::cluster::certificate_renewal
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use curator::bootstrap::issue_curator_from_local_etcd;
@@ -88,21 +90,24 @@ pub fn renew_curator_certificate(
     client: Client,
     shown: CurrentCertificate,
 ) -> Runnable {
+    // Outlives a failed run. The next run then fails before it is healthy, so that the pauses between runs grow.
+    let is_revoked = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
         let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
-        let (client, shown) = (client.clone(), shown.clone());
+        let (client, shown, is_revoked) = (client.clone(), shown.clone(), is_revoked.clone());
         async move {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
             let mut healthy = None;
-            let mut revoked = false;
             loop {
                 let mut pause = CHECK_INTERVAL;
+                let revoked = is_revoked.load(Ordering::Relaxed);
                 if revoked || decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
                     let key = read_key(&files)?;
                     let issuing = issue_certificate(&facts, &client, &key, &clock);
                     let issued = scope.until_cancelled(issuing).await??;
                     shown.replace(certified_key(&issued, key.pkcs8())?);
+                    is_revoked.store(false, Ordering::Relaxed);
                     store_certificate(&files, &issued);
                     tracing::info!("the certificate of this node's curator was renewed");
                     pause = pause_after_renewal(validity_of(&shown), clock.now());
@@ -114,20 +119,21 @@ pub fn renew_curator_certificate(
                 let current = shown.current();
                 let serial = current.cert.first().and_then(|shown| Serial::from_der(shown));
                 let mut revocation = std::pin::pin!(wait_until_revoked(&client, serial));
-                revoked = loop {
+                loop {
                     let waiting = tokio::time::timeout(pause, &mut revocation);
                     if let Ok(ended) = scope.until_cancelled(waiting).await? {
                         ended?;
                         tracing::warn!(
                             "the certificate of this node's curator was revoked, so it gets another one"
                         );
-                        break true;
+                        is_revoked.store(true, Ordering::Relaxed);
+                        break;
                     }
                     if decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
-                        break false;
+                        break;
                     }
                     pause = CHECK_INTERVAL;
-                };
+                }
             }
         }
     })
@@ -199,7 +205,23 @@ async fn request_certificate(facts: &NodeFacts) -> Result<Vec<u8>, String> {
     let connection = facts.connection.latest().ok_or("this node is not connected to a leader yet")?;
     let mut nodes = NodesClient::new(connection.curators.channel());
     let answer = nodes.issue_curator_certificate(wire::IssueCuratorCertificateRequest {}).await;
-    Ok(answer.map_err(|status| status.message().to_owned())?.into_inner().certificate)
+    let certificate = answer.map_err(|status| status.message().to_owned())?.into_inner().certificate;
+    check_issued(&certificate, connection.id, &connection.anchor)?;
+    Ok(certificate)
+}
+
+/// Checks a certificate that the leader sent, before the curator shows it: clients would refuse another one until it
+/// ends. The clock of this node may be wrong, so the certificate is checked at the time of its beginning.
+fn check_issued(certificate: &[u8], own: NodeId, anchor: &TrustAnchor) -> Result<(), String> {
+    let wrong =
+        |why: String| format!("the leader sent a certificate that is none of this node's curator: {why}");
+    let validity = Validity::from_der(certificate).ok_or_else(|| wrong("it cannot be read".to_owned()))?;
+    let anchors = std::slice::from_ref(anchor);
+    match identify_curator(&[certificate], anchors, &Revocations::default(), validity.not_before) {
+        Ok(id) if id == own => Ok(()),
+        Ok(id) => Err(wrong(format!("it is that of node {id}"))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
 }
 
 #[cfg(test)]
@@ -255,6 +277,27 @@ mod tests {
             ("nothing", Vec::new(), 0, false),
         ] {
             assert_eq!(is_good(&certificate, own, cluster.anchor(), at(second)), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn certificate_of_the_leader_is_checked_before_it_is_shown() {
+        let (cluster, other) = (authority(1), authority(2));
+        let own = NodeId::from_key(&public(7));
+        let validity = Validity { not_before: at(0), not_after: after(at(0), Duration::from_hours(24)) };
+        let issue = |authority: &curator_client::pki::Authority, key| {
+            authority.issue_curator_certificate(&public(key), serial(3), validity).unwrap().certificate
+        };
+        assert_eq!(check_issued(&issue(&cluster, 7), own, cluster.anchor()), Ok(()));
+        let of_node = cluster.issue_node_certificate(&public(7), serial(3), validity).unwrap().certificate;
+        for (what, certificate) in [
+            ("that of the node", of_node),
+            ("that of another curator", issue(&cluster, 8)),
+            ("one of another cluster", issue(&other, 7)),
+            ("nothing", Vec::new()),
+        ] {
+            let error = check_issued(&certificate, own, cluster.anchor()).unwrap_err();
+            assert!(error.contains("is none of this node's curator"), "{what}: {error}");
         }
     }
 }

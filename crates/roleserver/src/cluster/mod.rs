@@ -16,7 +16,8 @@
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
-//!   etcd. [`peer_revocation`][]: the list of the certificates that etcd rejects.
+//!   etcd. [`peer_revocation`][]: the list of the certificates that etcd rejects. `beside_etcd`: steps that need the
+//!   running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
@@ -52,6 +53,7 @@
 //! * A runnable must not be marked as healthy before its first success, or its backoff does not grow.
 //! * What a person has to know about a failing order goes into `NodeFacts::problem`, which the shepherd shows.
 
+mod beside_etcd;
 pub mod certificate_renewal;
 pub mod child_placement;
 pub mod cluster_node;
