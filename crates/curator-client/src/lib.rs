@@ -12,7 +12,8 @@
 //! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes, owners and
 //!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][]
 //!   decides whom a certificate identifies, and [`curator_role`][] whether a server is a curator.
-//! * Revoked peers. [`pki_revocation_list`][] has the list of the certificates that etcd's members reject.
+//! * Peers. [`pki_revocation_list`][] has the list of the certificates that etcd's members reject. [`peer_renewal`][]
+//!   signs certificates for members that cannot renew theirs.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Statements. The authority of a cluster states its epoch and which curators are revoked ([`statement`][]).
@@ -65,6 +66,7 @@ pub mod node;
 pub mod node_id;
 pub mod node_status;
 pub mod peer_identity;
+pub mod peer_renewal;
 pub mod pki;
 mod pki_curator;
 pub mod pki_revocation_list;
