@@ -245,8 +245,12 @@ pub fn write_peer_certificate(
     files.write_etcd_file(CA_CERTIFICATE, encode_pem("CERTIFICATE", ca_certificate).as_bytes())?;
     files.write_etcd_file(PEER_KEY, encode_pem("PRIVATE KEY", key.pkcs8()).as_bytes())?;
     // Written last: a reader that sees this file finds the other two.
-    files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes())?;
-    Ok(())
+    replace_peer_certificate(files, certificate)
+}
+
+/// Replaces the certificate of a member, DER, whose other TLS files stay. etcd reads it for its next connection.
+pub fn replace_peer_certificate(files: &ClusterFiles, certificate: &[u8]) -> Result<(), ClusterFilesError> {
+    files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes()).map(drop)
 }
 
 /// Replaces the list of revoked peers, DER. etcd must be able to parse it, or it rejects every peer.
@@ -445,5 +449,10 @@ mod tests {
                 && text.ends_with("-----END PRIVATE KEY-----\n")
         );
         assert!(text.lines().all(|line| line.len() <= 64));
+
+        replace_peer_certificate(&files, b"another").unwrap();
+        assert_eq!(read_peer_certificate(&files), Some(b"another".to_vec()));
+        let key = std::fs::read_to_string(files.etcd_directory().join(PEER_KEY)).unwrap();
+        assert_eq!(key, text, "the key stays");
     }
 }

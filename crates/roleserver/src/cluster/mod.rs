@@ -11,7 +11,7 @@
 //! # How the files fit
 //!
 //! * [`order_inbox`][]: orders from the agent, and the reports on them. [`order_decision`][]: which orders are accepted
-//!   (pure).
+//!   (pure). [`peer_order`][]: the order that has a certificate for etcd.
 //! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
@@ -73,6 +73,7 @@ pub mod node_order;
 pub mod node_status;
 pub mod order_decision;
 pub mod order_inbox;
+pub mod peer_order;
 pub mod peer_restart;
 pub mod peer_revocation;
 pub mod roles;

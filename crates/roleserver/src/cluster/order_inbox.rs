@@ -12,10 +12,14 @@
 //! An order also contains the epoch of its cluster. An epoch that is lower than the highest one that this machine has
 //! seen is rejected. A higher one takes effect when the order is accepted, also for a node that stays in the cluster:
 //! it keeps its key, its certificate and its services, and connects to other curators.
+//!
+//! One order is no order to be something: it has a certificate for the etcd member of a node
+//! ([`peer_order`][crate::cluster::peer_order]). It does not replace the stored order, which only gets its number.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use curator_client::clock::Clock;
 use model::ids::MachineId;
 use proto::agent::v1 as wire;
 use proto::agent::v1::cluster_order::Operation as Wanted;
@@ -24,6 +28,7 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
+use crate::cluster::peer_order::{PeerOrderDecision, carry_out_peer_order};
 
 /// Parses an order. The error shows nothing of a ticket.
 fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
@@ -52,7 +57,8 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
             statement: Some(hex::encode(&join.statement)).filter(|text| !text.is_empty()),
         },
         Some(Wanted::Leave(_)) => OrderKind::Leave {},
-        None => {
+        // A certificate is no order to be something.
+        Some(Wanted::RenewPeer(_)) | None => {
             return Err(OrderError("its operation is not known to this release".to_owned()));
         }
     };
@@ -88,6 +94,17 @@ enum Rejection {
     Temporary(String),
 }
 
+/// What an order from a heartbeat response has changed.
+#[derive(Clone, Copy, Debug)]
+enum Acceptance {
+    /// Nothing: the order is not newer than the stored one.
+    Ignored,
+    /// An order about what this machine has to be.
+    Order,
+    /// A certificate for its etcd member.
+    Certificate,
+}
+
 impl OrderInbox {
     /// The inbox of this machine.
     #[must_use]
@@ -97,23 +114,20 @@ impl OrderInbox {
 
     /// Accepts or rejects an order from a heartbeat response.
     pub fn accept(&self, order: &wire::ClusterOrder) {
-        let InboxInner { machine, files, facts, rejected: refused } = &*self.0;
-        let never = |error: OrderError| Rejection::Permanent(error.to_string());
-        let taken = parse_order(*machine, order).map_err(never).and_then(|order| {
-            let cannot = |error: ClusterFilesError| Rejection::Temporary(error.to_string());
-            match decide_order(&read_context(files).map_err(cannot)?, &order) {
-                OrderDecision::Ignore => Ok(false),
-                OrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
-                OrderDecision::Accept => {
-                    adopt_epoch(&order, files, facts).map_err(Rejection::Temporary)?;
-                    files.write_order(&order).map(|()| true).map_err(cannot)
-                }
-            }
-        });
+        let InboxInner { files, facts, rejected: refused, .. } = &*self.0;
+        let taken = match &order.operation {
+            Some(Wanted::RenewPeer(renew)) => use_certificate(files, order.generation, &renew.certificate),
+            _ => self.store_order(order),
+        };
         let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
         match taken {
-            Ok(false) => {}
-            Ok(true) => {
+            Ok(Acceptance::Ignored) => {}
+            Ok(Acceptance::Certificate) => {
+                let generation = order.generation;
+                tracing::info!(generation, "the etcd member of this machine has a certificate by an order");
+                *refused = None;
+            }
+            Ok(Acceptance::Order) => {
                 tracing::info!(generation = order.generation, "this machine accepted a cluster order");
                 *refused = None;
                 // The problem was about the previous order.
@@ -130,6 +144,22 @@ impl OrderInbox {
                     );
                 }
                 *refused = Some(RejectedOrder { generation: order.generation, why });
+            }
+        }
+    }
+
+    /// Stores an order about what this machine has to be, if it is accepted.
+    fn store_order(&self, order: &wire::ClusterOrder) -> Result<Acceptance, Rejection> {
+        let InboxInner { machine, files, facts, .. } = &*self.0;
+        let never = |error: OrderError| Rejection::Permanent(error.to_string());
+        let cannot = |error: ClusterFilesError| Rejection::Temporary(error.to_string());
+        let order = parse_order(*machine, order).map_err(never)?;
+        match decide_order(&read_context(files).map_err(cannot)?, &order) {
+            OrderDecision::Ignore => Ok(Acceptance::Ignored),
+            OrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
+            OrderDecision::Accept => {
+                adopt_epoch(&order, files, facts).map_err(Rejection::Temporary)?;
+                files.write_order(&order).map(|()| Acceptance::Order).map_err(cannot)
             }
         }
     }
@@ -181,6 +211,22 @@ impl OrderInbox {
     }
 }
 
+/// Uses the certificate of an order for the etcd member of this node.
+fn use_certificate(
+    files: &ClusterFiles,
+    generation: i64,
+    certificate: &[u8],
+) -> Result<Acceptance, Rejection> {
+    // etcd has no other clock than that of the host.
+    let now = Clock::system().now();
+    let decided = carry_out_peer_order(files, generation, certificate, now);
+    match decided.map_err(|error| Rejection::Temporary(error.to_string()))? {
+        PeerOrderDecision::Ignore => Ok(Acceptance::Ignored),
+        PeerOrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
+        PeerOrderDecision::Keep | PeerOrderDecision::Replace => Ok(Acceptance::Certificate),
+    }
+}
+
 /// Applies an order's epoch, and its list of curators, to an existing node before the rest of the order takes effect.
 /// Connections to leaders of an earlier epoch are closed.
 pub(super) fn adopt_epoch(order: &NodeOrder, files: &ClusterFiles, facts: &NodeFacts) -> Result<(), String> {
@@ -220,10 +266,18 @@ fn read_context(files: &ClusterFiles) -> Result<InboxState, ClusterFilesError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use curator::bootstrap::create_authority;
+    use curator_client::certificate::{Serial, Validity};
+    use curator_client::node_id::PublicKey;
     use curator_client::testing::{authority, statement};
     use prost::Message as _;
 
     use super::*;
+    use crate::cluster::etcd_member;
+    use crate::cluster::files::Credentials;
+    use crate::cluster::files::tests::membership;
     use crate::cluster::order_decision::tests::{HERE, join};
 
     fn inbox() -> (tempfile::TempDir, OrderInbox) {
@@ -340,6 +394,43 @@ mod tests {
         let order = files.read_order().unwrap().unwrap();
         let OrderKind::Join { statement, .. } = order.what else { panic!("another order") };
         assert_eq!(statement, Some(hex::encode(signed.encode_to_vec())));
+    }
+
+    #[test]
+    fn certificate_of_an_order_replaces_that_of_the_member_and_no_order() {
+        let (directory, order_inbox) = inbox();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let renew = |generation, certificate: &[u8]| {
+            wire_order(generation, Wanted::RenewPeer(wire::RenewPeer { certificate: certificate.to_vec() }))
+        };
+        order_inbox.accept(&founding(2, "ams"));
+        let order = files.read_order().unwrap().unwrap();
+        order_inbox.accept(&renew(3, b"none"));
+        let report = order_inbox.report();
+        assert_eq!(report.generation, 3);
+        assert!(report.error.contains("runs no member of etcd"), "{}", report.error);
+
+        let (key, now) = (files.read_or_create_key().unwrap(), Clock::system().now());
+        let authority = create_authority(HERE, now).unwrap();
+        let ca_certificate = hex::encode(&authority.anchor().certificate);
+        files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
+        let membership = membership();
+        files.write_membership(&membership).unwrap();
+        let validity = Validity::starting(now, Duration::from_hours(1));
+        let (key, serial) = (PublicKey(key.public_key()), Serial::new([3; 16]));
+        let issued = authority.issue_etcd_peer_certificate(&key, membership.address, serial, validity);
+        let certificate = issued.unwrap().certificate;
+        order_inbox.accept(&renew(4, &certificate));
+        let report = order_inbox.report();
+        assert_eq!((report.generation, report.error.as_str()), (4, ""));
+        assert_eq!(etcd_member::read_peer_certificate(&files), Some(certificate.clone()));
+        let stored = files.read_order().unwrap();
+        assert_eq!(stored, Some(NodeOrder { generation: 4, ..order }), "it is still the founder");
+
+        order_inbox.accept(&renew(5, b"none"));
+        let report = order_inbox.report();
+        assert!(report.error.contains("cannot be parsed"), "{}", report.error);
+        assert_eq!(etcd_member::read_peer_certificate(&files), Some(certificate), "it stays");
     }
 
     #[test]

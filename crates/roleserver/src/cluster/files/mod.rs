@@ -424,7 +424,7 @@ pub(super) mod tests {
         (directory, files)
     }
 
-    pub(super) fn membership() -> EtcdMembership {
+    pub(in crate::cluster) fn membership() -> EtcdMembership {
         EtcdMembership {
             member: Some(7),
             data: "member-7".to_owned(),
