@@ -5,6 +5,7 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        c.observed_at, c.unreachable_since, c.wait_reasons, c.settled, c.voters, c.voters_reached, c.snapshot_requested_at,
        c.epoch, c.restored_at, c.restoring_since, c.restoring_by, c.restoring_onto, c.restoring_from,
        COALESCE(c.key_since, c.founded_at) AS key_since, c.key_rotation_requested_by, c.keys_refused_since,
+       c.peer_renewal_requested_at, c.peer_renewal_requested_by,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
        f.digest AS "from_digest?"
 FROM cluster c

@@ -29,6 +29,7 @@ use crate::curator_client::cluster_snapshot::{
 };
 use crate::curator_client::identity::{Identity, IdentityError};
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCertificate};
+use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::curator_client::tls::certified_key;
@@ -102,6 +103,9 @@ pub enum CuratorCallError {
     /// The curators sent something that is not a snapshot.
     #[error(transparent)]
     Snapshot(#[from] ClusterSnapshotError),
+    /// No certificate can be signed for a member of etcd.
+    #[error(transparent)]
+    PeerRenewal(#[from] PeerRenewalError),
     /// The snapshot took longer than `SNAPSHOT_TIMEOUT`.
     #[error("taking a snapshot: it was not all here within {} s", SNAPSHOT_TIMEOUT.as_secs())]
     SnapshotTimedOut,

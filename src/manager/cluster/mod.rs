@@ -31,6 +31,7 @@ mod curator_responses;
 pub mod curators;
 mod kubernetes;
 mod owner_keys;
+mod peer_renewal;
 mod snapshots;
 pub mod statements;
 mod steps;

@@ -24,7 +24,7 @@ use crate::proto::agent::v1::cluster_order::Operation;
 /// TCP port of the curators on each node.
 const CURATOR_PORT: u16 = 7835;
 /// Purpose that orders are sealed with.
-const ORDER_SEAL_PURPOSE: &str = "an order about a cluster";
+pub(super) const ORDER_SEAL_PURPOSE: &str = "an order about a cluster";
 
 impl ClusterWorker<'_> {
     /// Applies one step. Returns whether the cluster is gone. What prevents the step is added to the plan's wait
@@ -56,6 +56,14 @@ impl ClusterWorker<'_> {
                     self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
                 self.bmdb.issue_cluster_order(&self.lease, *machine, (*what, self.name), sealed).await?;
             }
+            ClusterPlanStep::RenewPeer { machine } => match self.renew_peer(cluster, *machine).await {
+                Ok(()) => {}
+                Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
+                Err(error) => {
+                    planned.machine_waits.insert(*machine, error.to_string());
+                }
+            },
+            ClusterPlanStep::EndPeerRenewal => self.bmdb.end_peer_renewal(&self.lease, self.cluster).await?,
             ClusterPlanStep::RecordFounding { machine } => {
                 self.record_founding(cluster, *machine, planned).await?;
             }

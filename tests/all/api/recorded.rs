@@ -115,6 +115,7 @@ const SCRIPT: &[&str] = &[
     "cluster approve ams N --reason console",
     "cluster snapshot ams --reason before",
     "cluster rotate-key ams --reason lost",
+    "cluster renew-peers ams --reason ended",
     "cluster restore ams --reason burnt --dry_run",
     "cluster restore ams --reason burnt",
     "cluster credentials issue ams --output_dir HOME/ams --reason look --dry_run",

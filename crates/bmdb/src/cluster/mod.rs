@@ -7,7 +7,7 @@
 //!
 //! * Operators' orders write the **desired state**: [`spec_orders`] the specification, [`declaration`] the roles,
 //!   [`kubernetes`], [`upgrade`], [`restore`], and requests for a snapshot ([`snapshot`]), a certificate
-//!   ([`credential`]) or another key ([`owner_key`]).
+//!   ([`credential`]), another key ([`owner_key`]) or certificates for etcd ([`peer_renewal`]).
 //! * One shepherd at a time has the cluster's **lease** ([`crate::engine::named_lease`]). It reads the [`record`], has
 //!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw: in
 //!   `transitions`, or in the file of the order that is completed.
@@ -42,6 +42,7 @@ pub mod forecast;
 pub mod kubernetes;
 pub mod lock;
 pub mod owner_key;
+pub mod peer_renewal;
 pub mod reading;
 pub mod record;
 pub mod restore;

@@ -17,7 +17,7 @@ use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
 use model::cluster::state::{
-    ClusterIdentity, ClusterMember, LastOrder, MemberReport, MembershipOrder, PendingRestore,
+    ClusterIdentity, ClusterMember, LastOrder, MemberReport, MembershipOrder, PeerRenewal, PendingRestore,
 };
 use model::cluster::view::ClusterMembership;
 use model::ids::MachineId;
@@ -86,6 +86,10 @@ pub(crate) async fn list_clusters(
                     target_machine: row.restoring_onto.map(MachineId),
                     digest: row.from_digest.and_then(|digest| digest.try_into().ok()),
                 }),
+                peer_renewal: row
+                    .peer_renewal_requested_at
+                    .zip(row.peer_renewal_requested_by)
+                    .map(|(requested_at, requested_by)| PeerRenewal { requested_at, requested_by }),
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
                 key_since: row.key_since,

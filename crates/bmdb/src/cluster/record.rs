@@ -14,7 +14,9 @@ use model::cluster::plan::MachineLocations;
 use model::cluster::selector::Hardware;
 use model::cluster::snapshot::ClusterSnapshots;
 use model::cluster::spec::ClusterSpec;
-use model::cluster::state::{Cluster, ClusterIdentity, ClusterMember, CuratorAnswer, PendingRestore};
+use model::cluster::state::{
+    Cluster, ClusterIdentity, ClusterMember, CuratorAnswer, PeerRenewal, PendingRestore,
+};
 use model::time::Timestamp;
 
 /// A cluster with everything that is stored about it.
@@ -54,6 +56,8 @@ pub struct ClusterRecord {
     pub restored_at: Option<Timestamp>,
     /// The restore that is ordered or under way.
     pub restoring: Option<PendingRestore>,
+    /// The order for new certificates of etcd's members that is carried out.
+    pub peer_renewal: Option<PeerRenewal>,
     /// The snapshot of the restore under way; `None` without one.
     pub restoring_from: Option<Uuid>,
     /// Operator who ordered the restore under way; `None` without one.
@@ -130,6 +134,7 @@ impl ClusterDetails {
             epoch: cluster.epoch,
             restored_at: cluster.restored_at,
             restoring: cluster.restoring.clone(),
+            peer_renewal: cluster.peer_renewal.clone(),
             declared_roles: self.declarations.iter().filter_map(parse_declared).collect(),
             kubernetes: self.kubernetes.as_ref().map(|line| line.desired.clone()),
             upgrade: (self.upgrade.as_ref())

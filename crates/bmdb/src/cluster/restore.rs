@@ -157,7 +157,7 @@ async fn restore_cluster_in_tx(
             return Ok(OrderEffect::unchanged(text, None));
         }
     } else if !restore.bypass_quorum {
-        check_restore_allowed(&restore_evidence(&cluster), now)
+        check_restore_allowed(&control_plane_evidence(&cluster), now)
             .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
@@ -185,7 +185,8 @@ async fn restore_cluster_in_tx(
     Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
-fn restore_evidence(cluster: &ClusterRecord) -> ControlPlaneEvidence {
+/// What is known of a cluster's control plane.
+pub(super) fn control_plane_evidence(cluster: &ClusterRecord) -> ControlPlaneEvidence {
     let count = |count: i64| usize::try_from(count).unwrap_or(0);
     ControlPlaneEvidence {
         founded: cluster.founded.is_some(),

@@ -200,6 +200,19 @@ impl Bmdb {
         .await
     }
 
+    /// The newest snapshot of a cluster: its SHA-256 before sealing, and its sealed bytes; `None` if there is none.
+    pub async fn newest_sealed_snapshot(
+        &self,
+        cluster: Uuid,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>, BmdbError> {
+        let listed = self.transact_read_only(move |tx| Box::pin(list_snapshots(tx, cluster))).await?;
+        let Some(newest) = listed.into_iter().next() else { return Ok(None) };
+        let corrupt = || BmdbError::Corrupt("the id or the digest of a snapshot".to_owned());
+        let id: Uuid = newest.id.parse().map_err(|_| corrupt())?;
+        let digest = hex::decode(&newest.digest).map_err(|_| corrupt())?;
+        Ok(Some((digest, self.read_sealed_snapshot(id).await?)))
+    }
+
     /// The sealed bytes of a snapshot; empty when it was deleted.
     pub async fn read_sealed_snapshot(&self, id: Uuid) -> Result<Vec<u8>, BmdbError> {
         let chunks = self

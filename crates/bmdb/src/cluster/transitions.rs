@@ -32,7 +32,7 @@ use model::time::Timestamp;
 
 /// Kind of the named lease; its name is the cluster's id.
 pub const LEASE_KIND: &str = "cluster";
-const ORDERING: &str = "giving a machine an order about a cluster";
+pub(super) const ORDERING: &str = "giving a machine an order about a cluster";
 
 /// What a pass observed of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,17 +143,7 @@ impl Bmdb {
         let arguments = (sealed, detail);
         self.transact_for_machine(ORDERING, (lease, machine), arguments, move |tx, (sealed, detail)| {
             Box::pin(async move {
-                let generation = compute_next_generation(tx, machine).await?;
-                sqlx::query_file!(
-                    "../../sql/cluster/upsert_order.sql",
-                    machine.0,
-                    generation,
-                    what.as_str(),
-                    sealed
-                )
-                .execute(&mut *tx)
-                .await
-                .context(ORDERING)?;
+                place_order(tx, machine, what, sealed).await?;
                 record_event(tx, machine, "ClusterAsked", detail).await
             })
         })
@@ -390,6 +380,21 @@ impl Bmdb {
         })
         .await
     }
+}
+
+/// Places a sealed order about its cluster for a machine, in place of the last one.
+pub(super) async fn place_order(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    what: MembershipOrder,
+    sealed: &[u8],
+) -> Result<(), BmdbError> {
+    let generation = compute_next_generation(tx, machine).await?;
+    sqlx::query_file!("../../sql/cluster/upsert_order.sql", machine.0, generation, what.as_str(), sealed)
+        .execute(tx)
+        .await
+        .context(ORDERING)
+        .map(drop)
 }
 
 /// Withdraws the order about its cluster that a machine has carried out. The first time, the event and detail of its

@@ -7,6 +7,7 @@ mod many;
 mod migrations;
 mod newer_fence;
 mod outages;
+mod peer_renewal_orders;
 mod phase_twin;
 mod priority;
 mod proxy;

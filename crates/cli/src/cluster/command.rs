@@ -18,6 +18,7 @@ use crate::cluster::get::{GET_EXAMPLES, show_clusters};
 use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
 use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
+use crate::cluster::renew_peers::{RENEW_PEERS_EXAMPLES, RenewClusterPeers, renew_cluster_peers};
 use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, RotateClusterKey, rotate_cluster_key};
 use crate::cluster::snapshots::{
     RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, SnapshotCluster,
@@ -67,6 +68,9 @@ pub enum ClusterCommand {
     /// Restore a cluster from a snapshot, after the quorum of its control plane is permanently lost
     #[command(after_help = RESTORE_EXAMPLES)]
     Restore(RestoreCluster),
+    /// Send the members of a cluster's etcd new certificates, after all of theirs have ended
+    #[command(after_help = RENEW_PEERS_EXAMPLES)]
+    RenewPeers(RenewClusterPeers),
     /// Issue, list and revoke client certificates of people for the curators of a cluster
     #[command(subcommand)]
     Credentials(CredentialsCommand),
@@ -119,6 +123,7 @@ pub async fn run_cluster_command(
         ClusterCommand::Snapshot(args) => request_snapshot(context, args).await,
         ClusterCommand::Snapshots(of) => show_snapshots(&context.client, &of.name, context.format).await,
         ClusterCommand::Restore(args) => restore_cluster(context, args).await,
+        ClusterCommand::RenewPeers(args) => renew_cluster_peers(context, args).await,
         ClusterCommand::RotateKey(args) => rotate_cluster_key(context, args).await,
         ClusterCommand::Credentials(command) => run_credentials_command(context, command).await,
         ClusterCommand::Kubernetes(command) => run_kubernetes_command(context, command).await,

@@ -25,6 +25,7 @@ pub mod kubeconfig;
 pub mod kubernetes;
 pub mod outcome;
 pub mod plan;
+pub mod renew_peers;
 pub mod role_file;
 pub mod rotate_key;
 pub mod snapshots;

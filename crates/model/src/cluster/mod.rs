@@ -17,8 +17,8 @@
 //! * [`plan`][]: the next steps, and what each machine waits for. [`forecast`][]: all steps to come, before any of them
 //!   is taken.
 //! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
-//! * [`restore`][]: whether a cluster may be restored from a snapshot. [`snapshot`][]: when a cluster's records are
-//!   copied elsewhere, and which of these copies are kept.
+//! * [`restore`][]: whether a cluster may be restored from a snapshot, or its members of etcd may get certificates by
+//!   order. [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
 //! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * `quorum`: majority and tolerated failures.

@@ -1,9 +1,12 @@
-//! Restore check: is the control plane known to be lost?
+//! Is the control plane known to be lost? The check before a restore, and before new certificates for etcd's members.
 //!
 //! A cluster may be restored from a snapshot only if its control plane is known not to work. Silence is evidence only
 //! for the time in which a shepherd queried. A cluster that no shepherd polled for a while may be healthy, and so may
 //! one whose curators were queried once by a shepherd that has just started. An operator who knows more bypasses the
 //! check with a flag of the order.
+//!
+//! The same is true of an order that gives members new certificates, except that nothing bypasses the check: members
+//! that work renew their certificates by themselves, and without a shepherd nobody carries the order out.
 
 use std::time::Duration;
 
@@ -33,50 +36,108 @@ pub struct ControlPlaneEvidence {
 /// Why a cluster is not restored: a code for programs, and a text that continues a sentence after the cluster's name.
 pub type RestoreObjection = (&'static str, String);
 
+/// Why the control plane of a cluster does not count as lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum NotLost {
+    NeverFounded,
+    /// A majority of the members answers.
+    Answers {
+        voters: usize,
+        reached: usize,
+    },
+    /// No shepherd polled it lately. The text is since when, as a part of a sentence.
+    NotPolled(String),
+    /// It has not been silent for longer.
+    SilentFor(Duration),
+}
+
+impl NotLost {
+    const fn code(&self) -> &'static str {
+        match self {
+            Self::NeverFounded => "NOT_FOUNDED",
+            Self::Answers { .. } => "QUORUM_ANSWERS",
+            Self::NotPolled(_) => "NOBODY_LOOKED",
+            Self::SilentFor(_) => "SILENT_TOO_SHORTLY",
+        }
+    }
+}
+
+fn check_lost(evidence: &ControlPlaneEvidence, now: Timestamp) -> Result<(), NotLost> {
+    let fresh = |at: Option<Timestamp>| at.filter(|at| between(*at, now) <= OBSERVATION_TTL);
+    if !evidence.founded {
+        return Err(NotLost::NeverFounded);
+    }
+    if fresh(evidence.answered_at).is_some()
+        && let Some((voters, reached)) = evidence.votes
+    {
+        return if reached < majority(voters) { Ok(()) } else { Err(NotLost::Answers { voters, reached }) };
+    }
+    if fresh(evidence.polled_at).is_none() {
+        return Err(NotLost::NotPolled(match evidence.polled_at {
+            Some(at) => format!("a shepherd last looked at it {}", relative_time(at, now)),
+            None => "no shepherd ever looked at it".to_owned(),
+        }));
+    }
+    let silent = evidence.unreachable_since.map_or(Duration::ZERO, |since| between(since, now));
+    if silent < OBSERVATION_TTL {
+        return Err(NotLost::SilentFor(Duration::from_secs(silent.as_secs())));
+    }
+    Ok(())
+}
+
 /// Checks that the control plane is lost, as far as anyone can know; the error is why nothing is done.
 pub fn check_restore_allowed(
     evidence: &ControlPlaneEvidence,
     now: Timestamp,
 ) -> Result<(), RestoreObjection> {
-    let fresh = |at: Option<Timestamp>| at.filter(|at| between(*at, now) <= OBSERVATION_TTL);
+    let Err(why) = check_lost(evidence, now) else { return Ok(()) };
     let bypass = "To restore it anyway, give --bypass_quorum";
-    if !evidence.founded {
-        return Err(("NOT_FOUNDED", "cannot be restored: it was never founded".to_owned()));
-    }
-    if fresh(evidence.answered_at).is_some()
-        && let Some((voters, reached)) = evidence.votes
-    {
-        if reached < majority(voters) {
-            return Ok(());
-        }
-        let text = format!(
+    let text = match &why {
+        NotLost::NeverFounded => "cannot be restored: it was never founded".to_owned(),
+        NotLost::Answers { voters, reached } => format!(
             "is not restored: {reached} of the {voters} members of its control plane answered within a minute, and \
              all changes since its snapshot would be lost. Lost members are replaced without a restore. \
              {bypass}"
-        );
-        return Err(("QUORUM_ANSWERS", text));
-    }
-    if fresh(evidence.polled_at).is_none() {
-        let since = match evidence.polled_at {
-            Some(at) => format!("a shepherd last looked at it {}", relative_time(at, now)),
-            None => "no shepherd ever looked at it".to_owned(),
-        };
-        let text = format!(
+        ),
+        NotLost::NotPolled(since) => format!(
             "is not restored: {since}, so it is not known whether its control plane works. Make sure that a \
              shepherd runs with the component cluster. {bypass}"
-        );
-        return Err(("NOBODY_LOOKED", text));
-    }
-    let silent = evidence.unreachable_since.map_or(Duration::ZERO, |since| between(since, now));
-    if silent < OBSERVATION_TTL {
-        let text = format!(
+        ),
+        NotLost::SilentFor(silent) => format!(
             "is not restored yet: its curators have not answered for {}, and its control plane counts as lost \
              only after a minute of that. {bypass}",
-            Span(Duration::from_secs(silent.as_secs()))
-        );
-        return Err(("SILENT_TOO_SHORTLY", text));
-    }
-    Ok(())
+            Span(*silent)
+        ),
+    };
+    Err((why.code(), text))
+}
+
+/// Checks that members of the control plane may get new certificates for etcd by an order; the error is why none is
+/// sent.
+pub fn check_peer_renewal_allowed(
+    evidence: &ControlPlaneEvidence,
+    now: Timestamp,
+) -> Result<(), RestoreObjection> {
+    let Err(why) = check_lost(evidence, now) else { return Ok(()) };
+    let text = match &why {
+        NotLost::NeverFounded => {
+            "has no members that could get certificates: it was never founded".to_owned()
+        }
+        NotLost::Answers { voters, reached } => format!(
+            "needs no such order: {reached} of the {voters} members of its control plane answered within a minute, and \
+             members renew their certificates by themselves"
+        ),
+        NotLost::NotPolled(since) => format!(
+            "gets no new certificates: {since}, so it is not known whether its control plane works. Make sure that a \
+             shepherd runs with the component cluster"
+        ),
+        NotLost::SilentFor(silent) => format!(
+            "gets no new certificates yet: its curators have not answered for {}, and its control plane counts as lost \
+             only after a minute of that",
+            Span(*silent)
+        ),
+    };
+    Err((why.code(), text))
 }
 
 #[cfg(test)]
@@ -153,6 +214,15 @@ mod tests {
                 text.is_empty() || text.contains("--bypass_quorum") || text.contains("never founded"),
                 "{text}"
             );
+            // Members get new certificates in just the same cases. Nothing bypasses this check.
+            let renewal = check_peer_renewal_allowed(&evidence, at(NOW));
+            assert_eq!(
+                renewal.as_ref().map_err(|(reason, _)| *reason),
+                expected.as_ref().map(|()| &()).map_err(|reason| *reason),
+                "{what}"
+            );
+            let text = renewal.err().map(|(_, text)| text).unwrap_or_default();
+            assert!(!text.contains("restore") && !text.contains("--bypass_quorum"), "{text}");
         }
     }
 }

@@ -302,6 +302,15 @@ pub struct PendingRestore {
     pub digest: Option<Digest>,
 }
 
+/// An order that the members of the control plane get new certificates for etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRenewal {
+    /// When it was requested. A certificate that was sent before does not count.
+    pub requested_at: Timestamp,
+    /// Name of the operator who requested it.
+    pub requested_by: String,
+}
+
 /// Everything known of a cluster at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
@@ -319,6 +328,8 @@ pub struct Cluster {
     pub restored_at: Option<Timestamp>,
     /// The pending restore, if there is one.
     pub restoring: Option<PendingRestore>,
+    /// The order for new certificates of etcd's members that is carried out.
+    pub peer_renewal: Option<PeerRenewal>,
     /// Roles that operators declared to it.
     pub declared_roles: Vec<DesiredDeclaration>,
     /// Desired state of its Kubernetes.
@@ -345,6 +356,7 @@ impl Cluster {
             epoch: 0,
             restored_at: None,
             restoring: None,
+            peer_renewal: None,
             declared_roles: Vec::new(),
             kubernetes: None,
             upgrade: None,

@@ -98,6 +98,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Operator, CallSubject::Fleet),
     // It revokes only the shepherd's own access, after the new key is proven to work.
     role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Operator, CallSubject::Fleet),
+    // The certificates are for the keys of members, and nothing is lost.
+    role_rule("shepherd.fleet.v1.Clusters/RenewPeers", AccessRole::Operator, CallSubject::Fleet),
     // Changes since the snapshot are lost.
     role_rule("shepherd.fleet.v1.Clusters/Restore", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/ListSnapshots", AccessRole::Viewer, CallSubject::Fleet),

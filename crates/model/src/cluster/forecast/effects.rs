@@ -6,7 +6,7 @@ use crate::cluster::plan::step::ClusterPlanStep;
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::{
     CONSENSUS_MEMBER_ROLE, CandidateMachine, ClusterIdentity, ClusterMember, CuratorAnswer, EtcdMember,
-    LastOrder, NodeHealth, NodeState,
+    LastOrder, MembershipOrder, NodeHealth, NodeState,
 };
 use crate::cluster::upgrade::{NodeUpgrade, UpgradeEvent};
 use crate::ids::MachineId;
@@ -24,6 +24,15 @@ impl ForecastRun {
                     member.last_order = Some(LastOrder { order: what, generation, sent_at: at });
                 }
             }
+            ClusterPlanStep::RenewPeer { machine } => {
+                let at = self.now;
+                if let Some(member) = self.member(machine) {
+                    let generation = member.last_order.map_or(0, |order| order.generation) + 1;
+                    member.last_order =
+                        Some(LastOrder { order: MembershipOrder::Join, generation, sent_at: at });
+                }
+            }
+            ClusterPlanStep::EndPeerRenewal => self.cluster().peer_renewal = None,
             ClusterPlanStep::RecordFounding { machine } => self.apply_founding(machine),
             ClusterPlanStep::ApproveNode { key, .. } => {
                 let mut nodes = self.observed().into_iter().flat_map(|seen| &mut seen.nodes);

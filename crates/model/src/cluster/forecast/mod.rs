@@ -198,6 +198,7 @@ impl ForecastRun {
         let (machine, subject) = match step {
             ClusterPlanStep::AddMember { machine, .. }
             | ClusterPlanStep::SendOrder { machine, .. }
+            | ClusterPlanStep::RenewPeer { machine }
             | ClusterPlanStep::RecordFounding { machine }
             | ClusterPlanStep::ApproveNode { machine, .. }
             | ClusterPlanStep::MarkLeaving { machine, .. }

@@ -26,7 +26,8 @@
 //! [`plan_cluster`][] is the entry. It chooses by the state of the cluster which of the other files plan:
 //!
 //! * `members`: machines are chosen, marked as leaving and let go; scale-down. `placement`: which of them.
-//! * `founding` and `restore`: the first machine of a cluster.
+//! * `founding` and `restore`: the first machine of a cluster. [`peer_renewal`][]: members of etcd whose certificates
+//!   have all ended.
 //! * `joining`: a machine becomes a node. `roles`: roles of a node. `removal`: a node is removed.
 //! * `declarations` and `kubernetes`: what the curators have to know. [`upgrade`][]: another bundle, node by node.
 //! * [`step`][]: what all of them plan.
@@ -50,6 +51,7 @@ mod founding;
 mod joining;
 mod kubernetes;
 mod members;
+pub mod peer_renewal;
 mod placement;
 mod removal;
 mod restore;
@@ -109,10 +111,14 @@ pub fn plan_cluster(
     planning.add_members(&ClusterPart::ALL, candidates, places);
     match (&cluster.identity, &cluster.observed) {
         (None, _) => planning.plan_founding(),
-        (Some(_), CuratorAnswer::Observed(seen)) => planning.plan_running(seen),
+        (Some(_), CuratorAnswer::Observed(seen)) => {
+            planning.plan_peer_renewal();
+            planning.plan_running(seen);
+        }
         (Some(_), CuratorAnswer::Unreachable(why)) => {
             let waits = format!("none of its curators answers: {why}");
             planning.plan.wait_reasons.push(waits);
+            planning.plan_peer_renewal();
         }
         (Some(_), CuratorAnswer::NotQueried) => {
             planning.plan.wait_reasons.push("its curators were not queried yet".to_owned());

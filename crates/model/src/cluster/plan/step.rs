@@ -29,6 +29,13 @@ pub enum ClusterPlanStep {
         /// What the machine has to do.
         order: MembershipOrder,
     },
+    /// Send a machine a new certificate for its member of etcd, over its agent channel.
+    RenewPeer {
+        /// The machine that gets the certificate.
+        machine: MachineId,
+    },
+    /// Record that the members of etcd need no certificates by an order any more.
+    EndPeerRenewal,
     /// Record the identity of the founded cluster, as this machine reported it.
     RecordFounding {
         /// The machine that founded the cluster.
@@ -125,6 +132,10 @@ impl fmt::Display for ClusterPlanStep {
         match self {
             Self::AddMember { machine, part } => write!(f, "machine {machine} is chosen as {part}"),
             Self::SendOrder { machine, order: what } => write!(f, "machine {machine} is ordered to {what}"),
+            Self::RenewPeer { machine } => {
+                write!(f, "machine {machine} is sent a new certificate for its member of etcd")
+            }
+            Self::EndPeerRenewal => f.write_str("its members of etcd have their certificates"),
             Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
             Self::ApproveNode { machine, key } => {
                 write!(f, "machine {machine} is admitted with the key {}", hex::encode(key))

@@ -101,6 +101,7 @@ pub(super) fn healthy_cluster(control_plane: u8) -> Cluster {
         epoch: 0,
         restored_at: None,
         restoring: None,
+        peer_renewal: None,
         declared_roles: Vec::new(),
         kubernetes: None,
         upgrade: None,

@@ -1,4 +1,4 @@
-//! gRPC service Clusters: create, change, plan, snapshot, restore.
+//! gRPC service Clusters: create, change, plan, snapshot, restore, certificates of etcd's members.
 
 use tonic::{Request, Response, Status};
 
@@ -27,6 +27,7 @@ const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
 const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
+const RENEW_PEERS: &str = "shepherd.fleet.v1.Clusters/RenewPeers";
 const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
@@ -163,6 +164,18 @@ impl Clusters for ClustersService {
         IncomingOrder { rpc: SNAPSHOT, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.request_cluster_snapshot(order, body.name.clone())
+            })
+            .await
+    }
+
+    async fn renew_peers(
+        &self,
+        request: Request<v1::RenewClusterPeersRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let body = request.get_ref();
+        IncomingOrder { rpc: RENEW_PEERS, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.renew_cluster_peers(order, body.name.clone())
             })
             .await
     }

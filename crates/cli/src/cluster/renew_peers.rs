@@ -1,0 +1,49 @@
+//! `cluster renew-peers`: new certificates for members of etcd that cannot renew theirs.
+
+use clap::Args;
+
+use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const RENEW_PEERS_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster renew-peers ams --reason 'the hall was dark for six weeks'
+
+The members of etcd renew their certificates by themselves, as long as most of them work. Members that were
+all off until their certificates ended cannot: each rejects the others. Then this order is the way back.
+The shepherd signs a certificate for each of them, with the authority in the newest snapshot, and sends it
+over the agent channel. Nothing is lost, and nothing restarts. While most members answer, the order is
+rejected. A member that is off gets its certificate when it reports again. Repeat the order if a machine
+could not use its certificate.
+
+Update the role servers first: a machine of an earlier release reports that it does not know the operation.";
+
+/// Arguments of `cluster renew-peers`: the cluster whose members get certificates.
+#[derive(Debug, Args)]
+pub struct RenewClusterPeers {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Orders new certificates for the members of a cluster's etcd.
+pub(super) async fn renew_cluster_peers(
+    context: &CommandContext,
+    args: &RenewClusterPeers,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RenewClusterPeersRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).renew_peers(request).await
+    };
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
+}
