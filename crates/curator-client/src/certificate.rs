@@ -8,13 +8,16 @@
 //!
 //! # Renewal
 //!
-//! Four kinds of holders renew certificates, each by [`decide_renewal`]. They differ in when that is due, in what they
+//! Five kinds of holders renew certificates, each by [`decide_renewal`]. They differ in when that is due, in what they
 //! store, and in what they do after the end:
 //!
 //! * A node's certificate is renewed when a third of its validity is left, ten days. The key is stored first and the
 //!   certificate last. After the end the node proves its key alone, or signs from its own etcd.
 //! * A curator's certificate is renewed when a third of its validity is left, eight hours. It is shown first and stored
 //!   last, because the member issues itself another one if it is lost or has ended.
+//! * The certificate of an etcd member is renewed when a third of its validity is left, ten days. The key stays, and etcd
+//!   reads the file for each connection. After the end the leader issues another one. If all members' certificates have
+//!   ended, the shepherd does.
 //! * A certificate of a component of Kubernetes is renewed when half of its validity is left. The key is stored first,
 //!   then the certificate, and last a record of all of them. After the end nothing changes, because the node makes the
 //!   request.

@@ -120,6 +120,20 @@ pub fn check_issued_certificate(
     key: &PublicKey,
     now: Timestamp,
 ) -> Result<(), UnusableCertificate> {
+    let validity = check_certified_key(certificate, anchor, key)?;
+    if !validity.contains(now) {
+        let (from, until) = (absolute_time(validity.not_before), absolute_time(validity.not_after));
+        return Err(UnusableCertificate::NotValid { from, until, now: absolute_time(now) });
+    }
+    Ok(())
+}
+
+/// Checks that the authority signed this certificate for this key, whenever it is valid. Returns its validity.
+pub fn check_certified_key(
+    certificate: &[u8],
+    anchor: &TrustAnchor,
+    key: &PublicKey,
+) -> Result<Validity, UnusableCertificate> {
     let unreadable = |_| UnusableCertificate::Unreadable;
     let (rest, parsed) = X509Certificate::from_der(certificate).map_err(unreadable)?;
     let validity = Validity::from_x509(&parsed).filter(|_| rest.is_empty());
@@ -130,11 +144,7 @@ pub fn check_issued_certificate(
     if ed25519_key(&parsed) != Some(*key) {
         return Err(UnusableCertificate::OtherKey);
     }
-    if !validity.contains(now) {
-        let (from, until) = (absolute_time(validity.not_before), absolute_time(validity.not_after));
-        return Err(UnusableCertificate::NotValid { from, until, now: absolute_time(now) });
-    }
-    Ok(())
+    Ok(validity)
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@
 //!
 //! Certificates expire. A stolen one is then worthless by itself, and a revocation needs to be stored no longer than
 //! that. A node requests a new certificate when a third of the lifetime is left. A node that was down for longer joins
-//! again with its key alone. Only the certificate of an etcd member lasts as long as the authority ([`PEER_LIFETIME`]
-//! says why).
+//! again with its key alone. Members of etcd that were all down for longer need an order of their shepherd
+//! ([`peer_renewal`](crate::peer_renewal)).
 //!
 //! Time, serial numbers and keys come from the caller.
 
@@ -40,9 +40,9 @@ pub const AUTHORITY_LIFETIME: Duration = Duration::from_hours(100 * 365 * 24);
 pub const NODE_LIFETIME: Duration = Duration::from_hours(30 * 24);
 /// Lifetime of the certificate that a curator shows.
 pub const CURATOR_LIFETIME: Duration = Duration::from_hours(24);
-/// Lifetime of an etcd member's peer certificate: that of the authority. Members that were all down for longer than
-/// their certificates last would have no quorum, and so nobody could issue new ones.
-pub const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
+/// Lifetime of an etcd member's peer certificate. Releases that renewed none issued certificates that last as long as the
+/// authority.
+pub const PEER_LIFETIME: Duration = Duration::from_hours(30 * 24);
 /// The longest lifetime of an owner's certificate.
 pub const MAX_OWNER_LIFETIME: Duration = Duration::from_hours(30 * 24);
 /// The common name in the peer certificate of every etcd member.

@@ -30,6 +30,7 @@ use ring::signature::Ed25519KeyPair;
 use uuid::Uuid;
 
 use crate::credential::{CertificateKind, Credential, CredentialHolder, Revocation};
+use crate::entitlement::{check_peer_certificate, peer_lifetime};
 use crate::node_labels;
 use crate::node_lifecycle;
 use crate::restore::{RestoreSource, restore_cluster};
@@ -231,6 +232,26 @@ pub async fn issue_curator_from_local_etcd(
     let validity = Validity::starting(now, CURATOR_LIFETIME);
     let issued = authority.issue_curator_certificate(&node_key, Serial::new(rand::random()), validity)?;
     record_issued(client, issued, node_key, CertificateKind::Curator).await
+}
+
+/// Signs a certificate for the member of etcd at this address, which is the one that `client` uses, without a curator. It
+/// is recorded before it is returned.
+///
+/// The reasons are those of [`renew_from_local_etcd`].
+pub async fn issue_peer_from_local_etcd(
+    client: &Client,
+    node_key: PublicKey,
+    address: IpAddr,
+    now: Timestamp,
+) -> Result<Vec<u8>, BootstrapError> {
+    let (authority, node, revoked) = read_local_etcd(client, &node_key).await?;
+    node_lifecycle::check_curator(node.as_ref(), &node_key, revoked)?;
+    let stated = client.get(&statement_record_key()?).await?.is_some();
+    let (lifetime, member) = (peer_lifetime(stated), client.status().await?.member_id);
+    let (serial, validity) = (Serial::new(rand::random()), Validity::starting(now, lifetime));
+    let issued = authority.issue_etcd_peer_certificate(&node_key, address, serial, validity)?;
+    check_peer_certificate(&issued.certificate, address, lifetime)?;
+    record_issued(client, issued, node_key, CertificateKind::EtcdPeer { member }).await
 }
 
 /// The authority of the cluster in this etcd, the record of the node with this key, and whether its credentials are

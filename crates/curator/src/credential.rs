@@ -308,7 +308,7 @@ fn parse_node_id(key: &str) -> Result<NodeId, RecordError> {
 mod tests {
     use std::time::Duration;
 
-    use curator_client::pki::{MAX_OWNER_LIFETIME, PEER_LIFETIME};
+    use curator_client::pki::{AUTHORITY_LIFETIME, MAX_OWNER_LIFETIME};
     use curator_client::testing::{at, key, node_id};
     use model::time::after;
 
@@ -352,9 +352,9 @@ mod tests {
             (&node, Duration::from_hours(24), CertificateKind::Node),
             (&node, node_lifetime, CertificateKind::Node),
             (&node, node_lifetime + Duration::from_secs(1), peer),
-            (&node, PEER_LIFETIME, peer),
+            (&node, AUTHORITY_LIFETIME, peer),
             (&owner, MAX_OWNER_LIFETIME, CertificateKind::Owner),
-            (&owner, PEER_LIFETIME, CertificateKind::Owner),
+            (&owner, AUTHORITY_LIFETIME, CertificateKind::Owner),
         ] {
             let validity = Validity { not_before: at(1), not_after: after(at(1), lifetime) };
             let credential = Credential { validity, ..credential(holder.clone()) };

@@ -8,7 +8,7 @@
 //! | --- | --- | --- | --- | --- | --- | --- |
 //! | node | none | node id | node id | none | servers and clients | 30 days |
 //! | curator | `curator` | node id | node id | none | servers and clients | a day |
-//! | member of etcd | none | `etcd peer` | none | its one address | servers and clients | 100 years |
+//! | member of etcd | none | `etcd peer` | none | its one address | servers and clients | 30 days |
 //! | owner | `owner` | its name | none | none | clients | 30 days |
 //! | component of Kubernetes | as its row | as its row | as its row | as its row | as its row | 7 days |
 //! | user of Kubernetes | its group | its name | none | none | clients | 7 days |
@@ -16,6 +16,9 @@
 //! The rows of components are in [`component_certificates`](crate::kubernetes::component_certificates). No certificate
 //! signs others, and none has another key usage than signatures. A certificate begins [`CLOCK_SKEW`] before it is
 //! issued, which the lifetimes here do not include.
+//!
+//! Until the authority of a cluster makes its first statement, a member of etcd may go back to a release that renews no
+//! certificate of it. Until then such a certificate lasts as long as the authority ([`peer_lifetime`]).
 //!
 //! A difference is a fault of the curator, and no answer to the caller's request: nothing is recorded or sent.
 
@@ -27,7 +30,7 @@ use std::time::Duration;
 use curator_client::certificate::{CLOCK_SKEW, Validity};
 use curator_client::node_id::NodeId;
 use curator_client::pki::{
-    CURATOR_LIFETIME, ETCD_PEER_NAME, MAX_OWNER_LIFETIME, NODE_LIFETIME, PEER_LIFETIME,
+    AUTHORITY_LIFETIME, CURATOR_LIFETIME, ETCD_PEER_NAME, MAX_OWNER_LIFETIME, NODE_LIFETIME, PEER_LIFETIME,
 };
 use model::cluster::kubernetes_user::LONGEST_LIFETIME;
 use model::time::between;
@@ -221,9 +224,20 @@ pub(crate) fn check_credential(der: &[u8], credential: &Credential) -> Result<()
     check_certificate(der, &entitled)
 }
 
-/// Checks the certificate of the etcd member at this address.
-pub(crate) fn check_peer_certificate(der: &[u8], address: IpAddr) -> Result<(), EntitlementError> {
-    check_certificate(der, &Entitlement::for_etcd_peer(address))
+/// How long the certificate of an etcd member may last that is issued now. `stated`: whether the authority has made its
+/// first statement.
+#[must_use]
+pub const fn peer_lifetime(stated: bool) -> Duration {
+    if stated { PEER_LIFETIME } else { AUTHORITY_LIFETIME }
+}
+
+/// Checks the certificate of the etcd member at this address, which may last for so long.
+pub(crate) fn check_peer_certificate(
+    der: &[u8],
+    address: IpAddr,
+    max_lifetime: Duration,
+) -> Result<(), EntitlementError> {
+    check_certificate(der, &Entitlement { max_lifetime, ..Entitlement::for_etcd_peer(address) })
 }
 
 /// Checks that a certificate in DER contains exactly this.

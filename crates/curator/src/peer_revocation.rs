@@ -1,8 +1,12 @@
 //! Decides which peer certificates etcd's members reject: those of memberships that have ended (pure).
 //!
-//! The certificate of an etcd member is valid as long as the authority. When the membership ends, its serial number gets
-//! on the list of revoked peers ([`pki_revocation_list`](curator_client::pki_revocation_list)), so that a copy of its
-//! disk opens no port of the remaining members.
+//! The certificate of an etcd member is valid for a month, and one of an earlier release as long as the authority. When
+//! the membership ends, the serial number of each of its certificates gets on the list of revoked peers
+//! ([`pki_revocation_list`](curator_client::pki_revocation_list)), so that a copy of its disk opens no port of the
+//! remaining members.
+//!
+//! The former certificates of a member that renewed its own are not on the list: a new entry restarts every member, and
+//! they are for the same key. They end by themselves, or with the membership.
 //!
 //! # The rule
 //!

@@ -1,8 +1,8 @@
 //! Tests of the table of entitlements.
 
 use curator_client::certificate::IssuedCertificate;
-use curator_client::pki::certificate_params;
-use curator_client::testing::{authority, member, node_id, public, serial, validity};
+use curator_client::pki::{Authority, certificate_params};
+use curator_client::testing::{at, authority, member, node_id, pkcs8, public, serial, validity};
 use proto::curator::v1::KubernetesComponent as Component;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -108,7 +108,7 @@ fn each_kind_is_entitled_to_its_row() {
     };
     let expected = [
         format!("O= CN={own} DNS={own} IP= server=true client=true days=30"),
-        "O= CN=etcd peer DNS= IP=10.0.0.1 server=true client=true days=36500".to_owned(),
+        "O= CN=etcd peer DNS= IP=10.0.0.1 server=true client=true days=30".to_owned(),
         "O=owner CN=kim DNS= IP= server=false client=true days=30".to_owned(),
         format!("O=curator CN={own} DNS={own} IP= server=true client=true days=1"),
         client("shepherd:viewers", "kim"),
@@ -134,6 +134,28 @@ fn each_kind_is_entitled_to_its_row() {
             let result = check_certificate(der, entitled);
             assert_eq!(result.is_ok(), entitled.kind == other.kind, "{} as {}", other.kind, entitled.kind);
         }
+    }
+}
+
+#[test]
+fn peer_certificate_lasts_for_long_only_before_the_first_statement() {
+    let address: IpAddr = "10.0.0.1".parse().unwrap();
+    // An authority that lasts longer than what it signs.
+    let now = at(0);
+    let authority = Authority::create(
+        uuid::Uuid::nil(),
+        &pkcs8(1),
+        serial(1),
+        Validity::starting(now, 2 * AUTHORITY_LIFETIME),
+    );
+    let authority = authority.unwrap();
+    let days =
+        [(PEER_LIFETIME, true, true), (AUTHORITY_LIFETIME, false, true), (PEER_LIFETIME * 2, true, false)];
+    for (lifetime, stated, allowed) in days {
+        let validity = Validity::starting(now, lifetime);
+        let issued = authority.issue_etcd_peer_certificate(&public(7), address, serial(4), validity).unwrap();
+        let checked = check_peer_certificate(&issued.certificate, address, peer_lifetime(stated));
+        assert_eq!(checked.is_ok(), allowed, "{lifetime:?} {stated}: {checked:?}");
     }
 }
 

@@ -17,7 +17,7 @@ use curator_client::cluster::{Cluster, OwnerKeyError};
 use curator_client::node::NodeState;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::{Peer, identify_peer};
-use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME, PEER_LIFETIME};
+use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME};
 use curator_client::pki_revocation_list::PeerRevocations;
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
 use crate::credential::{CertificateKind, Credential, CredentialHolder};
+use crate::entitlement::{check_peer_certificate, peer_lifetime};
 use crate::membership::{EtcdMember, Nodes, SyncAction, plan_sync};
 use crate::node_health::HeartbeatTracker;
 use crate::node_lifecycle;
@@ -274,20 +275,21 @@ impl LeaderContext {
 
     /// Signs a peer certificate for a node's etcd member; also returns the credential record to write. `member` is the
     /// number that etcd gave to the membership.
-    pub(super) fn issue_etcd_peer_certificate(
+    pub(super) async fn issue_etcd_peer_certificate(
         &self,
         key: &PublicKey,
         address: IpAddr,
         member: u64,
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
-        let validity = Validity::starting(self.clock.now(), PEER_LIFETIME);
+        let lifetime = peer_lifetime(self.store.statement().await?.is_some());
+        let validity = Validity::starting(self.clock.now(), lifetime);
         let issued = self.authority.issue_etcd_peer_certificate(
             key,
             address,
             Serial::new(rand::random()),
             validity,
         )?;
-        crate::entitlement::check_peer_certificate(&issued.certificate, address)?;
+        check_peer_certificate(&issued.certificate, address, lifetime)?;
         let holder = CredentialHolder::Node(NodeId::from_key(key));
         let change = credential_change(&issued, holder, *key, CertificateKind::EtcdPeer { member })?;
         Ok((issued, change))

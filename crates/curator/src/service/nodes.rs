@@ -149,7 +149,7 @@ impl nodes_server::Nodes for NodesService {
         let role = node.as_ref().and_then(|node| node.roles.consensus_member.as_ref());
         let member = role.map_or(0, |role| role.member_id);
         self.check_certificate_count(id, CertificateKind::EtcdPeer { member }).await?;
-        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member)?;
+        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address, member).await?;
         let revocation_list = leading.peer_revocation_list().await?;
         // Recorded before it is handed out: a serial number that nobody knows could never be revoked.
         leading.store.write(&[change]).await?;

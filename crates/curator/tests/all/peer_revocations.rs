@@ -6,11 +6,13 @@ use anyhow::{Context as _, Result};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::pki::PEER_LIFETIME;
 use curator_client::pki_revocation_list::{PeerRevocations, parse_peer_revocation_list};
+use model::time::between;
 use proto::curator::v1 as wire;
 use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
-use shepherd_curator::bootstrap::register_peer_certificate;
+use shepherd_curator::bootstrap::{issue_peer_from_local_etcd, register_peer_certificate};
+use shepherd_curator::statement_record::statement_record_key;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
@@ -87,6 +89,30 @@ async fn certificate_of_an_ended_membership_gets_on_the_list_and_stays_there() -
         ended.push(serial);
         until_listed(&cluster, &ended).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn member_without_a_leader_gets_a_recorded_certificate_from_its_own_etcd() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let (owner, client, founder) = (cluster.as_owner().await?, cluster.client_of(0), &cluster.nodes[0]);
+    let (address, now) = ("127.77.0.1".parse()?, cluster.time.now());
+    let issued = issue_peer_from_local_etcd(&client, founder.key, address, now).await?;
+    let serial = Serial::from_der(&issued).context("no serial number")?;
+    let member = client.status().await?.member_id;
+    let expected = (wire::CertificateKind::EtcdPeer, member);
+    assert_eq!(recorded(&owner, serial).await?, Some(expected), "it is recorded before it is used");
+    let stated = client.get(&statement_record_key()?).await?.is_some();
+    let validity = Validity::from_der(&issued).context("no validity")?;
+    let lifetime = between(now, validity.not_after);
+    assert!(stated && lifetime <= PEER_LIFETIME, "{lifetime:?}");
+
+    // One that may not be a member gets none.
+    let node = Holder::new()?;
+    cluster.take_in(&node).await?;
+    let refused = issue_peer_from_local_etcd(&client, node.key, address, now).await;
+    let error = refused.map(drop).unwrap_err().to_string();
+    assert!(error.contains("is no consensus member"), "{error}");
     Ok(())
 }
 

@@ -49,6 +49,7 @@ use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::peer_certificate::renew_peer_certificate;
 use crate::cluster::peer_restart::{record_start, restart_in_turn};
 use crate::cluster::peer_revocation::{
     has_usable_list, is_pair_revoked, store_received_list, watch_revocation_list,
@@ -346,6 +347,9 @@ async fn start_etcd(
     starting.start(etcd_member::NAME, keep_etcd(host, facts, spec_for.clone()))?;
     let client =
         Client::new(vec![etcd_member::client_endpoint(&host.files)], Namespace::new(CURATOR_NAMESPACE)?);
+    // Before etcd answers: without a valid certificate, it never may.
+    let renewing = renew_peer_certificate(host.clone(), facts.clone(), client.clone());
+    starting.start("peer_certificate", renewing)?;
     let answering = async {
         let mut complained = false;
         loop {

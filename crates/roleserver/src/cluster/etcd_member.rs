@@ -2,8 +2,9 @@
 //!
 //! Clients connect through a UNIX socket in a directory that only this user can enter, so they need no authentication.
 //! Other members connect through TLS, with certificates that the cluster's authority issues to consensus members only.
-//! etcd reads the certificate files for each connection, so a replaced certificate needs no restart. The same is true of
-//! the list of revoked peers ([`peer_revocation`](super::peer_revocation)).
+//! etcd reads the certificate files for each connection, so a replaced certificate needs no restart
+//! ([`peer_certificate`](super::peer_certificate)). The same is true of the list of revoked peers
+//! ([`peer_revocation`](super::peer_revocation)).
 //!
 //! The command line stays the same for as long as a membership lasts; otherwise etcd would be restarted whenever
 //! another member joins or leaves. It depends on two other things. The program's version decides the name of one flag:

@@ -16,8 +16,8 @@
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
-//!   etcd. [`peer_revocation`][]: the list of the certificates that etcd rejects. `beside_etcd`: steps that need the
-//!   running etcd, and stop nothing when they fail.
+//!   etcd. [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates
+//!   that etcd rejects. `beside_etcd`: steps that need the running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
@@ -73,6 +73,7 @@ pub mod node_order;
 pub mod node_status;
 pub mod order_decision;
 pub mod order_inbox;
+pub mod peer_certificate;
 pub mod peer_order;
 pub mod peer_restart;
 pub mod peer_revocation;

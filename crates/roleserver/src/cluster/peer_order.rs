@@ -17,8 +17,8 @@ use std::net::IpAddr;
 use curator::entitlement::{Entitlement, check_certificate};
 use curator_client::certificate::Validity;
 use curator_client::node_id::PublicKey;
-use curator_client::peer_renewal::check_issued_certificate;
-use curator_client::pki::TrustAnchor;
+use curator_client::peer_renewal::{check_certified_key, check_issued_certificate};
+use curator_client::pki::{AUTHORITY_LIFETIME, TrustAnchor};
 use model::time::Timestamp;
 
 use crate::cluster::etcd_member;
@@ -55,7 +55,20 @@ impl LocalPeer {
     pub fn check(&self, certificate: &[u8], now: Timestamp) -> Result<(), String> {
         check_issued_certificate(certificate, &self.anchor, &self.key, now)
             .map_err(|error| error.to_string())?;
-        check_certificate(certificate, &Entitlement::for_etcd_peer(self.address)).map_err(|error| {
+        self.check_purpose(certificate)
+    }
+
+    /// The same, whenever it is valid: the clock of this node may be wrong.
+    pub fn check_at_any_time(&self, certificate: &[u8]) -> Result<(), String> {
+        check_certified_key(certificate, &self.anchor, &self.key).map_err(|error| error.to_string())?;
+        self.check_purpose(certificate)
+    }
+
+    fn check_purpose(&self, certificate: &[u8]) -> Result<(), String> {
+        // How long it lasts is decided where it is signed.
+        let entitled =
+            Entitlement { max_lifetime: AUTHORITY_LIFETIME, ..Entitlement::for_etcd_peer(self.address) };
+        check_certificate(certificate, &entitled).map_err(|error| {
             tracing::warn!(%error, "a certificate for the etcd member of this node differs from what it should be");
             format!("it is not one for the member of etcd at {}", self.address)
         })

@@ -21,7 +21,7 @@
 //! | `kubernetes.json`, `kubernetes-*.json` | `kubernetes` | see [`kubernetes`][crate::cluster::kubernetes] |
 //! | `kubernetes/` | `kubernetes` | key material, and directories of components |
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
-//! | `etcd/` | etcd, `control_plane`, `peer_revocation` | its data, sockets, TLS files, revoked peers, last start |
+//! | `etcd/` | etcd, `control_plane`, `peer_*` | its data, sockets, TLS files, revoked peers, last start |
 //!
 //! Truth are the order, the key, the authority, the membership, the credentials, the epoch, the statement and etcd's
 //! data: nothing can replace them. Damaged truth is an error that names the file and the way back. Another key would make
