@@ -18,6 +18,7 @@ mod cluster_credentials;
 mod cluster_keys;
 mod cluster_kubernetes;
 mod cluster_model;
+mod cluster_peers;
 mod cluster_restore;
 mod clusters;
 mod command_line;

@@ -11,6 +11,7 @@ mod kubernetes_renewal;
 mod kubernetes_worker;
 mod node;
 mod owner;
+mod peer_renewal;
 mod peer_restart;
 mod peer_revocation;
 mod renewal;

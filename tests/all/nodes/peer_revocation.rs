@@ -88,7 +88,7 @@ impl PeerPair {
 
 /// The number of the membership that the cluster has recorded with this certificate of a member; `None` if it has no
 /// such record.
-async fn recorded_member(owner: &Owner, serial: Serial) -> Result<Option<u64>> {
+pub(super) async fn recorded_member(owner: &Owner, serial: Serial) -> Result<Option<u64>> {
     let mut credentials = CredentialsClient::new(owner.curators()?.channel());
     let listed = patiently(async || credentials.list(wire::ListCredentialsRequest {}).await).await?;
     let recorded = listed.credentials.into_iter().find(|credential| credential.serial == serial.to_string());
@@ -96,7 +96,7 @@ async fn recorded_member(owner: &Owner, serial: Serial) -> Result<Option<u64>> {
     Ok(peer.map(|recorded| recorded.member_id))
 }
 
-fn member_of(node: &Node) -> Result<u64> {
+pub(super) fn member_of(node: &Node) -> Result<u64> {
     let membership = node.files().read_membership()?;
     membership.and_then(|membership| membership.member).context("it is no member")
 }

@@ -17,7 +17,7 @@ use super::owner::{Owner, patiently};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
-async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
+pub(super) async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
     let mut snapshots = SnapshotsClient::new(owner.curators()?.channel());
     let mut pieces = patiently(async || snapshots.take(wire::TakeSnapshotRequest {}).await).await?;
     let mut encoded = Vec::new();

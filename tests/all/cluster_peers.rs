@@ -1,0 +1,111 @@
+//! Members of etcd whose certificates have all ended come back by one order of an operator.
+//!
+//! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result, ensure};
+use secrecy::ExposeSecret as _;
+use serde_json::Value;
+use shepherd::bmdb::cluster::sealed_snapshot::unseal_snapshot;
+use shepherd::bmdb::fleet::secret::SecretsKey;
+use shepherd::curator_client::certificate::{Serial, Validity};
+use shepherd::curator_client::cluster_snapshot::ClusterSnapshot;
+use shepherd::curator_client::node_id::PublicKey;
+use shepherd::curator_client::pki::Authority;
+use shepherd::model::time::before;
+use shepherd::roleserver::child::launch::{ChildRecord, read_record};
+use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::files::ClusterFiles;
+use uuid::Uuid;
+
+use crate::clusters::{Field, machines, settled};
+use crate::harness::aloud::TestResult;
+use crate::harness::fleet::PATIENCE;
+
+/// The authority of the one cluster, from its newest snapshot.
+async fn authority(field: &Field) -> Result<Authority> {
+    let newest = "SELECT snapshot_id, digest FROM cluster_snapshot ORDER BY taken_at DESC LIMIT 1";
+    let (snapshot, digest): (Uuid, Vec<u8>) = sqlx::query_as(newest).fetch_one(&field.fleet.pool).await?;
+    let chunks = "SELECT sealed FROM cluster_snapshot_chunk WHERE snapshot_id = $1 ORDER BY number";
+    let sealed: Vec<Vec<u8>> = sqlx::query_scalar(chunks).bind(snapshot).fetch_all(&field.fleet.pool).await?;
+    let secrets = SecretsKey::open(&field.fleet.directory().join("secrets.key"))?;
+    let encoded = unseal_snapshot(&secrets, &sealed.concat(), &digest)?;
+    Ok(ClusterSnapshot::decode(encoded.expose_secret())?.cluster_and_authority()?.1)
+}
+
+fn etcd(field: &Field, machine: &str) -> Result<ChildRecord> {
+    read_record(&field.disk(machine).join("children/etcd/process.json")).context("no etcd")
+}
+
+/// Gives the member of this machine a certificate that ended an hour ago.
+fn end_certificate(field: &Field, machine: &str, authority: &Authority) -> Result<()> {
+    let files = ClusterFiles::in_state_directory(&field.disk(machine));
+    let key = PublicKey(files.read_key()?.context("no key")?.public_key());
+    let address = files.read_membership()?.context("no membership")?.address;
+    let hours_ago = |hours| before(SystemTime::now().into(), Duration::from_hours(hours));
+    let validity = Validity { not_before: hours_ago(31 * 24), not_after: hours_ago(1) };
+    let serial = Serial::new(rand::random());
+    let issued = authority.issue_etcd_peer_certificate(&key, address, serial, validity)?;
+    Ok(etcd_member::replace_peer_certificate(&files, &issued.certificate)?)
+}
+
+/// Orders certificates until that is accepted. It is rejected while the last contact is less than a minute ago.
+async fn renew_peers(field: &Field) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match field.ctl(&["cluster", "renew-peers", "ams", "--reason", "it was dark for weeks"]) {
+            Ok(text) => {
+                let begin = "the cluster ams sends its members of etcd new certificates";
+                ensure!(text.starts_with(begin), "{text}");
+                return Ok(());
+            }
+            Err(refused) => {
+                let text = refused.to_string();
+                ensure!(text.contains("within a minute") || text.contains("after a minute"), "{text}");
+            }
+        }
+        ensure!(Instant::now() < end, "it is refused for ever");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_whose_certificates_have_ended_come_back_by_one_order() -> TestResult {
+    let field = Field::start("cluster_peers", 3).await?;
+    let cluster = field.make_ams(3, 0).await?;
+    let name = |machine: &Value| machine["name"].as_str().context("a name").map(str::to_owned);
+    let members: Vec<String> =
+        machines(&cluster, "control-plane").into_iter().map(name).collect::<Result<_>>()?;
+    field.ctl(&["cluster", "snapshot", "ams", "--reason", "all are members"])?;
+    let taken = "SELECT count(*) = 1 FROM cluster_snapshot WHERE why = 'ordered'";
+    field.fleet.until("a snapshot has all members", taken).await?;
+
+    // Members that work renew their certificates by themselves.
+    let refused = field.ctl(&["cluster", "renew-peers", "ams", "--reason", "a mistake"]);
+    let refused = refused.err().context("the order is accepted for a cluster that is well")?.to_string();
+    assert!(refused.contains("3 of the 3 members of its control plane answered"), "{refused}");
+
+    let authority = authority(&field).await?;
+    for machine in &members {
+        end_certificate(&field, machine, &authority)?;
+    }
+    for machine in &members {
+        etcd(&field, machine)?.instance.stop(Duration::ZERO)?;
+    }
+    let silent = "SELECT count(*) = 1 FROM cluster WHERE unreachable_since IS NOT NULL";
+    field.fleet.until("no curator answers", silent).await?;
+    renew_peers(&field).await?;
+    let sent = "SELECT count(*) = 3 FROM history WHERE event = 'ClusterCertificateSent'";
+    field.fleet.until("each member is sent a certificate", sent).await?;
+    let back = |cluster: &Value| settled(cluster) && cluster["voters_reached"] == 3;
+    let cluster = field.until("it is back", "ams", back).await?;
+    assert_eq!((&cluster["epoch"], &cluster["voters"]), (&0.into(), &3.into()), "{cluster:#}");
+    assert!(field.fleet.holds(sent).await?, "a member was sent more than one");
+    let over = "SELECT count(*) = 1 FROM cluster WHERE peer_renewal_requested_at IS NULL";
+    assert!(field.fleet.holds(over).await?, "the order has not ended");
+    let audited =
+        "SELECT count(*) = 1 FROM audit WHERE rpc LIKE '%Clusters/RenewPeers' AND outcome = 'changed'";
+    assert!(field.fleet.holds(audited).await?);
+    Ok(())
+}
