@@ -60,8 +60,7 @@ fn certificate(node: &Node) -> Result<(Serial, Validity)> {
 
 /// Waits until its member has another certificate than this one, and returns that one.
 async fn until_another(node: &Node, former: Serial) -> Result<(Serial, Validity)> {
-    let renewed = async || Ok(certificate(node)?.0 != former);
-    until("its member has another certificate", renewed)
+    until("its member has another certificate", async || Ok(certificate(node)?.0 != former))
         .await
         .with_context(|| format!("{:?}\n{}", node.facts.problem.latest(), node.report()))?;
     certificate(node)
@@ -100,12 +99,13 @@ async fn three_members_whose_certificates_have_ended_come_back_by_one_order() ->
         node.start()?;
     }
     for node in [&first, &second, &third] {
-        let problem = async || {
+        until("it reports that its certificate has ended", async || {
             let problem = node.facts.problem.latest().flatten();
             Ok(problem.is_some_and(|text| text.contains("has ended") && text.contains("renew-peers")))
-        };
-        until("it reports that its certificate has ended", problem).await.with_context(|| node.report())?;
-        ensure!(node.facts.control_plane.latest().flatten().is_none(), "it has a quorum");
+        })
+        .await
+        .with_context(|| node.report())?;
+        assert!(node.facts.control_plane.latest().flatten().is_none(), "it has a quorum");
     }
 
     let nodes = [&first, &second, &third];
@@ -124,8 +124,11 @@ async fn three_members_whose_certificates_have_ended_come_back_by_one_order() ->
         let etcd = node.etcd().context("no etcd")?;
         assert_eq!(etcd.instance, running, "etcd has restarted");
         let member = Some(member_of(node)?);
-        let recorded = async || Ok(recorded_member(&owner, serial).await? == member);
-        until("the ordered certificate is recorded", recorded).await.with_context(|| node.report())?;
+        until("the ordered certificate is recorded", async || {
+            Ok(recorded_member(&owner, serial).await? == member)
+        })
+        .await
+        .with_context(|| node.report())?;
     }
     owner.until_well(3, 3).await?;
 
