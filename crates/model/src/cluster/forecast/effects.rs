@@ -17,21 +17,8 @@ impl ForecastRun {
     pub(super) fn apply_step(&mut self, step: ClusterPlanStep) {
         match step {
             ClusterPlanStep::AddMember { machine, part } => self.apply_member_addition(machine, part),
-            ClusterPlanStep::SendOrder { machine, order: what } => {
-                let at = self.now;
-                if let Some(member) = self.member(machine) {
-                    let generation = member.last_order.map_or(0, |order| order.generation) + 1;
-                    member.last_order = Some(LastOrder { order: what, generation, sent_at: at });
-                }
-            }
-            ClusterPlanStep::RenewPeer { machine } => {
-                let at = self.now;
-                if let Some(member) = self.member(machine) {
-                    let generation = member.last_order.map_or(0, |order| order.generation) + 1;
-                    member.last_order =
-                        Some(LastOrder { order: MembershipOrder::Join, generation, sent_at: at });
-                }
-            }
+            ClusterPlanStep::SendOrder { machine, order: what } => self.apply_order(machine, what),
+            ClusterPlanStep::RenewPeer { machine } => self.apply_order(machine, MembershipOrder::Join),
             ClusterPlanStep::EndPeerRenewal => self.cluster().peer_renewal = None,
             ClusterPlanStep::RecordFounding { machine } => self.apply_founding(machine),
             ClusterPlanStep::ApproveNode { key, .. } => {
@@ -116,6 +103,14 @@ impl ForecastRun {
             }
             ClusterPlanStep::RecordUpgrade(turn) => self.apply_upgrade_event(turn),
             ClusterPlanStep::DeleteCluster => {}
+        }
+    }
+
+    fn apply_order(&mut self, machine: MachineId, what: MembershipOrder) {
+        let at = self.now;
+        if let Some(member) = self.member(machine) {
+            let generation = member.last_order.map_or(0, |order| order.generation) + 1;
+            member.last_order = Some(LastOrder { order: what, generation, sent_at: at });
         }
     }
 
