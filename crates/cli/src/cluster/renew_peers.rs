@@ -15,7 +15,8 @@ Example:
   shepherdctl cluster renew-peers ams --reason 'the hall was dark for six weeks'
 
 The members of etcd renew their certificates by themselves, as long as most of them work. Members that were
-all off until their certificates ended cannot: each rejects the others. Then this order is the way back.
+all off for more than ten days may have certificates that ended: each rejects the others. Then this order is
+the way back.
 The shepherd signs a certificate for each of them, with the authority in the newest snapshot, and sends it
 over the agent channel. Nothing is lost, and nothing restarts. While most members answer, the order is
 rejected. A member that is off gets its certificate when it reports again. Repeat the order if a machine
