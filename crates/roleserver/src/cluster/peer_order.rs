@@ -103,7 +103,7 @@ pub fn decide_peer_order(
     let rejected = |reason: &str| PeerOrderDecision::Reject(reason.to_owned());
     match stored {
         Some(stored) if generation <= stored.generation => return PeerOrderDecision::Ignore,
-        Some(stored) if stored.what == OrderKind::Leave {} => {
+        Some(stored) if matches!(stored.what, OrderKind::Leave {}) => {
             return rejected("this machine leaves its cluster, so its member of etcd gets no certificate");
         }
         Some(_) => {}
