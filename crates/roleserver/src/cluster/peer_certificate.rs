@@ -215,7 +215,7 @@ async fn record_present(
     match recording.await {
         Ok(()) => *recorded = serial,
         Err(reason) => {
-            tracing::debug!(reason, "the certificate of this node's etcd member is not recorded yet")
+            tracing::debug!(reason, "the certificate of this node's etcd member is not recorded yet");
         }
     }
 }
