@@ -158,8 +158,8 @@ mod tests {
     };
 
     fn renew(snapshot: &ClusterSnapshot, number: u8) -> Result<IssuedCertificate, String> {
-        let ca = &authority(1).anchor().certificate;
-        renew_peer(snapshot, ca, &key(number), serial(9), at(60)).map_err(|error| error.to_string())
+        let ca = authority(1).anchor().certificate.clone();
+        renew_peer(snapshot, &ca, &key(number), serial(9), at(60)).map_err(|error| error.to_string())
     }
 
     #[test]
