@@ -39,9 +39,11 @@ impl fmt::Display for ChildExit {
 ///
 /// Cancel-safe: after a drop, the exit can be waited for again.
 pub async fn wait_for_exit(handle: &OwnedFd) -> std::io::Result<ChildExit> {
-    // SAFETY: the descriptor is registered by its number. It stays open for as long as it is borrowed here, so the
-    // number refers to nothing else meanwhile. It is used only to wait and to read how the process ended.
-    let watched = unsafe { AsyncFd::register_with_interest(handle.as_fd(), Interest::READABLE) }?;
+    // A copy, because a runtime watches a descriptor only once, and an aborted wait for the same handle may not be gone yet.
+    let copy = handle.try_clone()?;
+    // SAFETY: the descriptor is registered by its number. The registration owns it, so the number refers to nothing else
+    // meanwhile. It is used only to wait.
+    let watched = unsafe { AsyncFd::register_with_interest(copy, Interest::READABLE) }?;
     watched.readable().await?.retain_ready();
     reap_child(handle)
 }
@@ -76,6 +78,17 @@ mod tests {
             pidfd_send_signal(&handle, signal).unwrap();
         }
         wait_for_exit(&handle).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn exit_can_be_waited_for_twice_at_once() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let (first, second) = (wait_for_exit(&handle), wait_for_exit(&handle));
+        let killing = async { pidfd_send_signal(&handle, Signal::KILL).unwrap() };
+        let (first, second, ()) = tokio::join!(first, second, killing);
+        assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
+        let _ = child.wait();
     }
 
     #[tokio::test]
