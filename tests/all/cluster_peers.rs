@@ -1,4 +1,4 @@
-//! Members of etcd whose certificates have all ended come back by one order of an operator.
+//! Members of etcd with ended certificates come back by one order of an operator.
 //!
 //! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
 

@@ -1,12 +1,12 @@
 //! Peer certificates for members of etcd that cannot connect to each other any more.
 //!
-//! Members renew their certificates through the leading curator, or beside their own etcd. Both need a quorum. Members
-//! whose certificates have all ended have no quorum, because each of them rejects the others. So the shepherd signs for
+//! Members renew their certificates through the leading curator, or beside their own etcd. Both need a quorum. When all
+//! certificates have ended there is none, because each member rejects the others. So the shepherd signs for
 //! them, with the authority in the newest snapshot of their cluster ([`renew_peer`]), and sends each member its
 //! certificate with an order. The member compares what it receives ([`check_issued_certificate`]).
 //!
-//! A snapshot is older than the cluster. So it decides who gets nothing: a node that was no consensus member, or whose
-//! credentials were revoked. A member that joined later gets its certificate from the leader, once the others have a
+//! A snapshot is older than the cluster. So it decides who gets nothing: a node that was no consensus member, or had
+//! revoked credentials. A member that joined later gets its certificate from the leader, once the others have a
 //! quorum.
 //!
 //! The certificate is for the key of the member, which stays on its disk, so the order is of no use to anybody else. Its

@@ -105,7 +105,7 @@ impl StatementTrust {
             }
             tracing::warn!(
                 reason,
-                "a newer statement that revokes nothing was not stored, and counts all the same"
+                "a newer statement that revokes nothing was not stored, and counts until the next start"
             );
         }
         let order = offered.statement.order();

@@ -2,7 +2,7 @@
 //!
 //! The leader's clock is in everything that it signs. Certificates of curators and statements count for a day. So nodes
 //! follow nobody while a leader is a day slow. If it is an hour fast, each of its statements is of the future until the
-//! next one replaces it. Such a leader keeps its lease all the same, and nobody else leads.
+//! next one replaces it. Such a leader keeps its lease, and no other one leads.
 //!
 //! A clock is wrong if more than half of all consensus members agree on another time. The leader is not one of them, so
 //! nothing is decided in a cluster of one or two members. A single member that lies decides nothing either.

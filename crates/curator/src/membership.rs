@@ -247,7 +247,7 @@ pub fn check_revocation(
 )]
 pub struct LastMember(pub NodeId);
 
-/// Checks that the membership of a node may end. `revoked` are the nodes whose certificates are revoked.
+/// Checks that the membership of a node may end. `revoked` are the nodes with revoked certificates.
 ///
 /// [`check_removal`] counts votes, and a revoked member has one. But its curator does not lead, and nobody could take
 /// the revocation back or add a member.

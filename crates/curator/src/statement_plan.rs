@@ -22,7 +22,7 @@
 //!
 //! The list has the certificates of curators that have not ended and must not be believed any more: those that were
 //! revoked, and all of a node that is revoked, unknown, out of the cluster, or no consensus member. They last a day, so
-//! the list stays short. A certificate leaves it a little after its end: a node whose clock is slow, as far as it accepts
+//! the list stays short. A certificate leaves it a little after its end: a node with a slow clock, as far as it accepts
 //! the statement at all, still takes the certificate for valid.
 //!
 //! The certificates are read before the nodes: a node gets its role first and its certificate after it, and the other

@@ -40,7 +40,7 @@ impl Client {
                 Ok(LockAttempt::Busy { holder })
             }
             Err(error) => {
-                // The key may have been written all the same. It goes with the lease.
+                // The key may have been written even so. It goes with the lease.
                 lease.revoke(self).await;
                 Err(error)
             }

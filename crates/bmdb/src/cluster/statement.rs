@@ -1,7 +1,7 @@
 //! The newest verified statement of a cluster's authority.
 //!
 //! It outlives the shepherds that work on the cluster: the next one follows only the curators that the statement
-//! permits, whatever the first curator that answers claims. What a statement is and who verifies it is not known here.
+//! permits, even if the first curator that answers denies it. How a statement is verified is not known here.
 //!
 //! A statement is written without the cluster's lease. Epoch and number decide, in the statement that writes: a shepherd
 //! that was away for too long lowers nothing, and a concurrent writer waits for the row and compares again.

@@ -24,7 +24,7 @@ could not use its certificate.
 
 Update the role servers first: a machine of an earlier release reports that it does not know the operation.";
 
-/// Arguments of `cluster renew-peers`: the cluster whose members get certificates.
+/// Arguments of `cluster renew-peers`: the cluster with the members that get certificates.
 #[derive(Debug, Args)]
 pub struct RenewClusterPeers {
     /// Name of the cluster, for example ams1

@@ -21,7 +21,7 @@
 //!
 //! Nodes are assigned a step one after the other ([`key_rollout`]). So for minutes some nodes run with a step and
 //! others with the step before, and their components show each other what was signed for them. None of them is rejected
-//! for that, whichever of the six kinds of keys is being rotated. The first node of each row is one step behind the
+//! for that, for each of the six kinds of keys. The first node of each row is one step behind the
 //! second:
 //!
 //! | first node | second node | the first accepts the second, because | the second accepts the first, because |

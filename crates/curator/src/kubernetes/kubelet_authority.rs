@@ -3,8 +3,8 @@
 //! Releases before this authority signed the serving certificates of kubelets with that of API servers. So the key of
 //! a kubelet could serve as an API server: all clients of API servers would trust it, and send it their tokens.
 //!
-//! The change is a rotation ([`key_rotation`](crate::kubernetes::key_rotation)) whose old key is the one of API
-//! servers. API servers first trust both for kubelets. Then kubelets get certificates of the new one, at once. Then API
+//! The change is a rotation ([`key_rotation`](crate::kubernetes::key_rotation)) from the key of API
+//! servers. These first trust both for kubelets. Then kubelets get certificates of the new one, at once. Then API
 //! servers trust the new one alone. The steps wait for every node, so no API server rejects a kubelet. What clients of
 //! API servers trust does not change. A certificate that a kubelet had before is an API server's for them until it
 //! expires, within a week, or until the authority of API servers is rotated as well.
@@ -48,7 +48,7 @@ mod tests {
 
     const OVERLAP: Duration = Duration::from_secs(100);
 
-    /// A worker whose components run with this generation.
+    /// A worker with components of this generation.
     fn worker(generation: u64) -> Node {
         let mut node = up(1);
         node.roles.kubernetes_worker = true;

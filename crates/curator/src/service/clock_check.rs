@@ -2,7 +2,7 @@
 //!
 //! What follows from the differences is decided in [`clock_comparison`](crate::clock_comparison). A curator sends its time
 //! with the statement. Its certificate must be that of the called node, but it may have ended by the leader's clock:
-//! otherwise a leader whose clock is wrong would reach nobody to compare it with.
+//! otherwise a leader with a wrong clock would reach nobody to compare it with.
 
 use std::time::Duration;
 

@@ -103,7 +103,7 @@ impl LeaderContext {
         Ok(check_member_removal(node, members, nodes, &revoked)?)
     }
 
-    /// The nodes of these members of etcd whose certificates are all revoked.
+    /// Those nodes of these members of etcd that have only revoked certificates.
     async fn revoked_members(
         &self,
         members: &[EtcdMember],

@@ -6,8 +6,8 @@
 //! calls that an earlier leadership of the same curator received are not served by the next one.
 //!
 //! Nodes do not follow the curator of a node whose credentials are revoked. So it takes part in no election, and one
-//! that leads steps down: otherwise a cluster would have a leader that nobody follows. For the same reason, a leader whose
-//! clock is wrong by those of most consensus members steps down.
+//! that leads steps down: otherwise a cluster would have a leader that nobody follows. For the same reason, a leader
+//! steps down if its clock is wrong by those of most consensus members.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ use crate::service::store::{Store, node_change, record_change};
 const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a stream checks its certificate again, which may have expired.
 const CERTIFICATE_RECHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// How long records stay after their end. Tickets stay visible, and a leader whose clock is some days fast forgets no
+/// How long records stay after their end. Tickets stay visible, and a leader with a clock some days fast forgets no
 /// certificate that is still valid, nor that it is revoked.
 const EXPIRED_RETENTION: Duration = Duration::from_hours(7 * 24);
 

@@ -76,6 +76,16 @@ impl Caller {
     }
 }
 
+/// Configures Kubernetes, and gives one node the role of a worker.
+async fn owner_and_worker(cluster: &Cluster) -> Result<(Channel, Caller)> {
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let node = Caller::come(cluster, 7).await?;
+    node.say(0).await?;
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    Ok((owner, node))
+}
+
 async fn roles(owner: &Channel, node: &Caller, give: &[&str], take: &[&str]) -> Result<(), tonic::Status> {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
     let request =
@@ -264,11 +274,7 @@ fn is_accepted(authorities: &[Vec<u8>], certificate: &[u8], host: [u8; 4], secon
 #[tokio::test]
 async fn client_of_an_api_server_refuses_the_certificate_of_a_kubelet() -> TestResult {
     let cluster = Cluster::start().await?;
-    let owner = cluster.as_owner().await?;
-    put_kubernetes(owner.clone()).await?;
-    let node = Caller::come(&cluster, 7).await?;
-    node.say(0).await?;
-    roles(&owner, &node, &[WORKER], &[]).await?;
+    let (owner, node) = owner_and_worker(&cluster).await?;
     let kubelet = node.certificate(wire::KubernetesComponent::KubeletServer).await?.certificate;
     let request = wire::IssueKubernetesUserRequest {
         public_key: KeyPair::generate()?.subject_public_key_info(),
@@ -363,11 +369,7 @@ async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
 async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResult {
     use wire::KubernetesKeys as Keys;
     let cluster = Cluster::start().await?;
-    let owner = cluster.as_owner().await?;
-    put_kubernetes(owner.clone()).await?;
-    let node = Caller::come(&cluster, 7).await?;
-    node.say(0).await?;
-    roles(&owner, &node, &[WORKER], &[]).await?;
+    let (_, node) = owner_and_worker(&cluster).await?;
     let trusted = |setup: &wire::KubernetesSetup, which: Keys| match which {
         Keys::ServiceAccounts => setup.service_account_keys.clone(),
         which => setup
@@ -427,11 +429,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
 #[tokio::test]
 async fn replacement_goes_on_under_another_leader() -> TestResult {
     let mut cluster = Cluster::start().await?;
-    let owner = cluster.as_owner().await?;
-    put_kubernetes(owner.clone()).await?;
-    let node = Caller::come(&cluster, 7).await?;
-    node.say(0).await?;
-    roles(&owner, &node, &[WORKER], &[]).await?;
+    let (owner, node) = owner_and_worker(&cluster).await?;
     let which = wire::KubernetesKeys::Clients;
     KubernetesClient::new(owner.clone()).rotate(wire::RotateKubernetesRequest { keys: which.into() }).await?;
     let both = get(&owner).await?.authorities[1].trusted.clone();

@@ -53,7 +53,7 @@ async fn connection_ends_with_the_certificate_of_its_curator() -> TestResult {
     let serial = Serial::new(rand::random());
     let shown = cluster.authority.issue_curator_certificate(&node.key, serial, validity)?.certificate;
     let curator = FalseCurator::start(node.with(&shown)?, replay(node.id, &first)).await?;
-    // The clock of the node stands still until the test moves it: a slow host loses no handshake to it.
+    // Only the test moves the clock of the node: a slow host loses no handshake to it.
     let now = Arc::new(Mutex::new(start));
     let time = now.clone();
     let clock = Clock::new(move || *time.lock().unwrap_or_else(PoisonError::into_inner), || Duration::ZERO);
@@ -103,7 +103,7 @@ async fn clocks_are_named_if_the_only_newer_statement_is_of_the_future() -> Test
     Ok(())
 }
 
-/// A node rejects what a leader signs whose clock is hours fast. As two of three members agree on the time, it gives way.
+/// A node rejects what a leader with a clock hours fast signs. As two of three members agree on the time, it gives way.
 #[tokio::test]
 async fn leader_whose_clock_is_wrong_steps_down() -> TestResult {
     let options = ClusterOptions { clock_interval: Duration::from_millis(200), ..three() };

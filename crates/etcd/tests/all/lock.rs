@@ -1,4 +1,4 @@
-//! Locks: one holder at a time, and the end of a lock whose holder has ended.
+//! Locks: one holder at a time, and the end of a lock after its holder has ended.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //! that becomes a member again gets another member ID, and etcd would not run on the data of the former member.
 //!
 //! While etcd runs, a step beside it that fails is repeated and reported, and stops nothing: the other members may need
-//! this one for their quorum. So a member whose credentials are revoked runs etcd without a curator until its role is
+//! this one for their quorum. So a member with revoked credentials runs etcd without a curator until its role is
 //! removed.
 //!
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
@@ -64,7 +64,7 @@ pub const CURATOR_PORT: u16 = 7835;
 /// Key namespace of the curator in etcd.
 pub(super) const CURATOR_NAMESPACE: &str = "curator";
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a curator whose node is revoked waits before it looks again.
+/// How long the curator of a revoked node waits before it looks again.
 const REVOKED_PAUSE: Duration = Duration::from_mins(1);
 
 /// What the control plane needs from the node.

@@ -9,7 +9,7 @@
 //! The command line stays the same for as long as a membership lasts; otherwise etcd would be restarted whenever
 //! another member joins or leaves. It depends on two other things. The program's version decides the name of one flag:
 //! see [`etcd_program`](super::etcd_program). And etcd reads a list of revoked peers only if there was one when it was
-//! started. An etcd that runs is adopted all the same; [`peer_restart`](super::peer_restart) restarts it when it is its
+//! started. An etcd that runs is adopted even so; [`peer_restart`](super::peer_restart) restarts it when it is its
 //! turn.
 
 use std::collections::BTreeMap;
@@ -249,7 +249,7 @@ pub fn write_peer_certificate(
     replace_peer_certificate(files, certificate)
 }
 
-/// Replaces the certificate of a member, DER, whose other TLS files stay. etcd reads it for its next connection.
+/// Replaces the certificate of a member, DER. Its other TLS files stay. etcd reads it for its next connection.
 pub fn replace_peer_certificate(files: &ClusterFiles, certificate: &[u8]) -> Result<(), ClusterFilesError> {
     files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes()).map(drop)
 }

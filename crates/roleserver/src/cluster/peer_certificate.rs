@@ -1,7 +1,7 @@
 //! Renew the certificate of this node's etcd member while etcd runs, and record the one that it uses.
 //!
 //! The certificate is valid for a month, and renewed when a third of that is left, ten days. The leading curator issues
-//! another one, whose clock is then the one that counts. If no leader can be called, or if what it issues is not for this
+//! another one, and its clock is then the one that counts. If no leader can be called, or if what it issues is not for this
 //! member, the node issues the certificate from its own etcd. Both record the serial number before anybody may see the
 //! certificate. Only the file of the certificate is replaced, atomically: the key stays, and etcd reads both for each
 //! connection.

@@ -1,6 +1,6 @@
 //! The shepherd's order to use another certificate for the etcd member of this node.
 //!
-//! Members whose certificates have all ended cannot renew them, because that needs a quorum. The shepherd then signs one
+//! Members cannot renew certificates that have all ended, because that needs a quorum. The shepherd then signs one
 //! for each of them, with the authority in a snapshot of the cluster, and sends it with an order
 //! ([`peer_renewal`](curator_client::peer_renewal)).
 //!

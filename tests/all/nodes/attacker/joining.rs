@@ -10,7 +10,6 @@ use shepherd::curator_client::node_id::NodeId;
 use shepherd::curator_client::statement::{SignedStatement, Statement};
 use shepherd::curator_client::testing::{pkcs8, public, serial};
 use shepherd::curator_client::tls::certified_key;
-use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::node_order::OrderKind;
 use uuid::Uuid;
 
@@ -42,13 +41,7 @@ async fn machine_that_joins_with_a_statement_follows_no_revoked_curator() -> Tes
     };
     let statement = statement.sign(&authority)?;
     let address = reserved()?;
-    let script = Script {
-        leader: NodeId::from_key(&public(5)),
-        epoch: 0,
-        statements: Vec::new(),
-        record: wire::Node::default(),
-        service: wire::Service::default(),
-    };
+    let script = Script::leading(NodeId::from_key(&public(5)));
     let attacker =
         FalseCurator::start(address, certified_key(&shown.certificate, &pkcs8(5))?, script).await?;
     let order = |statement: Option<&SignedStatement>| OrderKind::Join {

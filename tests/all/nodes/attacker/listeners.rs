@@ -55,6 +55,14 @@ pub(super) struct Script {
     pub(super) service: wire::Service,
 }
 
+impl Script {
+    /// Names this node as the leader, and has neither statements nor a service.
+    pub(super) fn leading(leader: NodeId) -> Self {
+        let (record, service) = (wire::Node::default(), wire::Service::default());
+        Self { leader, epoch: 0, statements: Vec::new(), record, service }
+    }
+}
+
 /// What those who connected to a false curator did.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Requests {

@@ -16,7 +16,6 @@ use shepherd::manager::cluster::curators::{CuratorCallError, CuratorClient};
 use shepherd::manager::cluster::statements::load_statement_trust;
 use shepherd::model::cluster::owner_key::OwnerKeySlot;
 use shepherd::model::cluster::state::ClusterIdentity;
-use shepherd::proto::curator::v1 as wire;
 
 use super::OPEN_CALL;
 use super::listeners::{FalseCurator, Script};
@@ -53,13 +52,7 @@ async fn shepherd_that_restarts_follows_no_revoked_curator() -> TestResult {
     // The curator was a true one. The statement lists its certificate.
     let shown = authority(1).issue_curator_certificate(&public(5), serial(3), validity())?;
     let address = reserved()?;
-    let script = Script {
-        leader: NodeId::from_key(&public(5)),
-        epoch: 0,
-        statements: Vec::new(),
-        record: wire::Node::default(),
-        service: wire::Service::default(),
-    };
+    let script = Script::leading(NodeId::from_key(&public(5)));
     let attacker =
         FalseCurator::start(address, certified_key(&shown.certificate, &pkcs8(5))?, script).await?;
     let founded = ClusterIdentity {

@@ -26,8 +26,8 @@
 //! [`plan_cluster`][] is the entry. It chooses by the state of the cluster which of the other files plan:
 //!
 //! * `members`: machines are chosen, marked as leaving and let go; scale-down. `placement`: which of them.
-//! * `founding` and `restore`: the first machine of a cluster. [`peer_renewal`][]: members of etcd whose certificates
-//!   have all ended.
+//! * `founding` and `restore`: the first machine of a cluster. [`peer_renewal`][]: members of etcd after all their
+//!   certificates have ended.
 //! * `joining`: a machine becomes a node. `roles`: roles of a node. `removal`: a node is removed.
 //! * `declarations` and `kubernetes`: what the curators have to know. [`upgrade`][]: another bundle, node by node.
 //! * [`step`][]: what all of them plan.

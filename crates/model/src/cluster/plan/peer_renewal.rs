@@ -91,7 +91,7 @@ mod tests {
     use crate::cluster::plan::tests::{at, healthy_cluster, machine, member, observed, order, plan_text};
     use crate::cluster::state::{Cluster, PendingRestore};
 
-    /// A cluster of three whose curators do not answer. An operator ordered certificates at second 900.
+    /// A cluster of three without a curator that answers. An operator ordered certificates at second 900.
     fn silent() -> Cluster {
         Cluster {
             observed: CuratorAnswer::Unreachable("off".to_owned()),
