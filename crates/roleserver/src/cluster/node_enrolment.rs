@@ -29,7 +29,8 @@ use uuid::Uuid;
 use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
 use crate::cluster::node_address::node_address;
 use crate::cluster::node_facts::{
-    ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, curator_channel, node_id_of_key,
+    ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate,
+    curator_channel, node_id_of_key,
 };
 use crate::cluster::node_order::{
     NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_statement, parse_ticket,
@@ -358,6 +359,7 @@ impl NodeEnroller {
                 return Err(RunnableError::msg("only a node that joins is given a membership"));
             }
         };
+        check_own_certificate(&membership.certificate, node_id_of_key(key), &anchor)?;
         let credentials = self.store_membership(membership, &anchor.certificate)?;
         let connection = CuratorConnection::new(key, &credentials, &self.files, &self.clock)?;
         self.facts.address.set(node_address(Some(order), connection.curators.directory())?);

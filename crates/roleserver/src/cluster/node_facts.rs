@@ -10,11 +10,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use curator::bootstrap::BootstrapRequest;
 use curator::service::gate_monitor::GateMonitor;
+use curator_client::certificate::Validity;
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::leader_channel::LeaderTracker;
 use curator_client::node::NodeRoles;
 use curator_client::node_id::NodeId;
+use curator_client::peer_identity::{Peer, Revocations, identify_peer};
 use curator_client::pki::{PkiError, TrustAnchor};
 use curator_client::statement::SignedStatement;
 use curator_client::statement_trust::{StatementTrust, persist_by};
@@ -93,6 +95,9 @@ pub enum CredentialsError {
     /// Key and certificate do not match, or TLS cannot use them.
     #[error("the certificate of this node cannot be used with its key: {0}")]
     Tls(#[from] rustls::Error),
+    /// A received certificate is not that of this node, or not by the authority of its cluster.
+    #[error("the certificate that was received is none of this node, and the former one stays: {0}")]
+    NotOwn(String),
 }
 
 impl CuratorConnection {
@@ -112,7 +117,8 @@ impl CuratorConnection {
     }
 
     /// Replaces the certificate of this node. The new one is durable before any peer sees it, so a node that is
-    /// interrupted has one of the two. A certificate that does not match the key replaces nothing.
+    /// interrupted has one of the two. A certificate that does not match the key, or is none of this node in its cluster,
+    /// replaces nothing.
     pub fn replace_certificate(
         &self,
         files: &ClusterFiles,
@@ -120,12 +126,30 @@ impl CuratorConnection {
         certificate: &[u8],
     ) -> Result<(), CredentialsError> {
         let next = certified_key(certificate, key.pkcs8())?;
+        check_own_certificate(certificate, self.id, &self.anchor)?;
         files.write_credentials(&Credentials {
             certificate: hex::encode(certificate),
             ca_certificate: hex::encode(&self.anchor.certificate),
         })?;
         self.certificate.replace(next);
         Ok(())
+    }
+}
+
+/// Checks a certificate before this node stores and shows it: curators would refuse another one, until a person acts.
+/// The clock of this node may be wrong, so the certificate is checked at the time of its beginning.
+pub(super) fn check_own_certificate(
+    certificate: &[u8],
+    own: NodeId,
+    anchor: &TrustAnchor,
+) -> Result<(), CredentialsError> {
+    let not_own = CredentialsError::NotOwn;
+    let validity = Validity::from_der(certificate).ok_or_else(|| not_own("it cannot be read".to_owned()))?;
+    let begin = validity.not_before.max(anchor.validity.not_before);
+    match identify_peer(&[certificate], anchor, &Revocations::default(), begin) {
+        Ok(Peer::Node { id, .. }) if id == own => Ok(()),
+        Ok(other) => Err(not_own(format!("it is that of {other}"))),
+        Err(error) => Err(not_own(error.to_string())),
     }
 }
 
@@ -243,5 +267,56 @@ impl fmt::Debug for NodeFacts {
             .field("address", &self.address.latest())
             .field("services", &self.services.latest())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use curator_client::node_id::PublicKey;
+    use curator_client::testing::{authority, public, serial, validity};
+
+    use super::*;
+
+    #[test]
+    fn certificate_of_the_leader_is_checked_before_it_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let key = files.read_or_create_key().unwrap();
+        let (own, cluster) = (PublicKey(key.public_key()), authority(1));
+        let first = cluster.issue_node_certificate(&own, serial(3), validity()).unwrap().certificate;
+        let credentials = Credentials {
+            certificate: hex::encode(&first),
+            ca_certificate: hex::encode(&cluster.anchor().certificate),
+        };
+        files.write_credentials(&credentials).unwrap();
+        let connection = CuratorConnection::new(&key, &credentials, &files, &Clock::system()).unwrap();
+        let address = "10.0.0.1".parse().unwrap();
+        let of_etcd = cluster.issue_etcd_peer_certificate(&own, address, serial(4), validity()).unwrap();
+        let of_owner = cluster.issue_owner_certificate("kim", &own, serial(4), validity()).unwrap();
+        let elsewhere = authority(2).issue_node_certificate(&own, serial(4), validity()).unwrap();
+        // Each has the key of this node.
+        for (what, certificate) in [
+            ("that of its member of etcd", of_etcd.certificate),
+            ("that of an owner", of_owner.certificate),
+            ("one of another cluster", elsewhere.certificate),
+            ("one that nobody signed but itself", key.certificate_der().to_vec()),
+        ] {
+            let error = connection.replace_certificate(&files, &key, &certificate).unwrap_err().to_string();
+            assert!(error.contains("is none of this node"), "{what}: {error}");
+            assert_eq!(files.read_credentials().unwrap().as_ref(), Some(&credentials), "{what}");
+            assert_eq!(connection.certificate.current().cert[0].to_vec(), first, "{what}");
+        }
+        let anchor = cluster.anchor();
+        let of_another = cluster.issue_node_certificate(&public(8), serial(4), validity()).unwrap();
+        assert!(check_own_certificate(&of_another.certificate, connection.id, anchor).is_err());
+        assert!(check_own_certificate(&[], connection.id, anchor).is_err());
+        let renewed = cluster.issue_node_certificate(&own, serial(5), validity()).unwrap().certificate;
+        connection.replace_certificate(&files, &key, &renewed).unwrap();
+        let stored = files.read_credentials().unwrap().unwrap();
+        assert_eq!(
+            stored.certificate,
+            hex::encode(&renewed),
+            "it has ended by this clock, which may be wrong"
+        );
     }
 }
