@@ -8,11 +8,12 @@
 //! not change between them. The status report, the services and the components of Kubernetes follow the new one. A
 //! consensus member does not: its address is a part of its membership of etcd.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
@@ -20,13 +21,18 @@ use crate::cluster::node_order::NodeOrder;
 
 /// How often the address of this node is compared with those of the host.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// How long all names of curators may take to resolve together. The thread that renews leases does not wait for them.
+const LOOKUP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The address at which other nodes connect to this one: from the order, or else from the route to a curator.
-pub fn node_address(
+pub async fn node_address(
     order: Option<&NodeOrder>,
     curators: impl IntoIterator<Item = String>,
 ) -> Result<IpAddr, RunnableError> {
-    order.and_then(|order| order.address).map_or_else(|| detect_address(curators), Ok)
+    match order.and_then(|order| order.address) {
+        Some(address) => Ok(address),
+        None => detect_address(curators, LOOKUP_DEADLINE).await,
+    }
 }
 
 /// What decides whether a running node has another address.
@@ -43,12 +49,17 @@ pub struct AddressState {
 }
 
 /// The other address that a running node has from now on; `None` while nothing changes.
-#[must_use]
-pub fn decide_address(state: &AddressState, detect: impl FnOnce() -> Option<IpAddr>) -> Option<IpAddr> {
+pub async fn decide_address<Detecting>(
+    state: &AddressState,
+    detect: impl FnOnce() -> Detecting,
+) -> Option<IpAddr>
+where
+    Detecting: Future<Output = Option<IpAddr>>,
+{
     if state.ordered.is_some() || state.is_present || state.is_member {
         return None;
     }
-    detect().filter(|detected| *detected != state.current)
+    detect().await.filter(|detected| *detected != state.current)
 }
 
 /// Makes the runnable that follows the address of this host.
@@ -70,8 +81,10 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                     is_present: has_address(current),
                     is_member: facts.roles.latest().is_some_and(|roles| roles.consensus_member.is_some()),
                 };
-                let detect = || detect_address(connection.curators.directory()).ok();
-                if let Some(address) = decide_address(&state, detect) {
+                let curators = connection.curators.directory();
+                let detect = || async move { detect_address(curators, LOOKUP_DEADLINE).await.ok() };
+                let changed = healthy.scope().until_cancelled(decide_address(&state, detect)).await?;
+                if let Some(address) = changed {
                     tracing::warn!(former = %current, %address, "the host lost its address: the node has another");
                     facts.address.set(address);
                 }
@@ -85,31 +98,44 @@ fn has_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The address that the host would use as source; no packet is sent.
-fn detect_address(curators: impl IntoIterator<Item = String>) -> Result<IpAddr, RunnableError> {
-    // A documentation address (TEST-NET-1) represents the default route.
-    let elsewhere = SocketAddr::from(([192, 0, 2, 1], 7835));
-    let towards = curators.into_iter().filter_map(|curator| curator.to_socket_addrs().ok()?.next());
-    for remote in towards.chain([elsewhere]) {
-        let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
-        let result = UdpSocket::bind(any).and_then(|socket| {
-            socket.connect(remote)?;
-            socket.local_addr()
-        });
-        match result {
-            Ok(local) if !local.ip().is_loopback() && !local.ip().is_unspecified() => return Ok(local.ip()),
-            _ => {}
+/// The address that the host would use as source; no packet is sent to a curator. Names that were not resolved within
+/// `deadline` are passed over.
+async fn detect_address(
+    curators: impl IntoIterator<Item = String>,
+    deadline: Duration,
+) -> Result<IpAddr, RunnableError> {
+    let deadline = Instant::now() + deadline;
+    for curator in curators {
+        // A number is resolved at once, also after the deadline.
+        let resolved = timeout_at(deadline, tokio::net::lookup_host(&curator)).await;
+        let remote = resolved.ok().and_then(Result::ok).and_then(|mut resolved| resolved.next());
+        if let Some(local) = remote.and_then(source_towards) {
+            return Ok(local);
         }
     }
-    Err(RunnableError::msg(
-        "no address is known at which other nodes can reach this one: it has no route to a curator; set the \
-         address in the order",
-    ))
+    // A documentation address (TEST-NET-1) represents the default route.
+    source_towards(SocketAddr::from(([192, 0, 2, 1], 7835))).ok_or_else(|| {
+        RunnableError::msg(
+            "no address is known at which other nodes can reach this one: it has no route to a curator; set the \
+             address in the order",
+        )
+    })
+}
+
+/// The source of connections to this address, unless only this host can reach it.
+fn source_towards(remote: SocketAddr) -> Option<IpAddr> {
+    let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(remote).ok()?;
+    let local = socket.local_addr().ok()?.ip();
+    (!local.is_loopback() && !local.is_unspecified()).then_some(local)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::pin::Pin;
+    use std::task::Poll;
 
     use super::*;
     use crate::cluster::node_order::OrderKind;
@@ -118,8 +144,17 @@ mod tests {
         text.parse().unwrap()
     }
 
-    #[test]
-    fn address_changes_only_when_the_host_lost_it_and_nothing_gives_it() {
+    /// The output of a future after its first poll; `None` while it waits.
+    async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+        std::future::poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn address_changes_only_when_the_host_lost_it_and_nothing_gives_it() {
         let (current, other) = (ip("10.0.0.1"), ip("10.0.0.2"));
         let lost = AddressState { current, ordered: None, is_present: false, is_member: false };
         for (case, state, detected, expected) in [
@@ -130,14 +165,39 @@ mod tests {
             ("of a member of etcd", AddressState { is_member: true, ..lost }, Some(other), None),
             ("in the order", AddressState { ordered: Some(current), ..lost }, Some(other), None),
         ] {
-            assert_eq!(decide_address(&state, || detected), expected, "{case}");
+            let decided = decide_address(&state, || std::future::ready(detected)).await;
+            assert_eq!(decided, expected, "{case}");
         }
         let present = AddressState { is_present: true, ..lost };
-        assert_eq!(decide_address(&present, || panic!("nothing is detected without need")), None);
+        let detect = || -> std::future::Ready<Option<IpAddr>> { panic!("nothing is detected without need") };
+        assert_eq!(decide_address(&present, detect).await, None);
     }
 
     #[test]
-    fn address_in_the_order_counts() {
+    fn names_are_resolved_on_another_thread_until_the_deadline() {
+        // Both threads of this runtime are those of the role server: one for the leases, one for what blocks. The second
+        // one is occupied, so that the resolver never answers.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        let (release, occupied) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let occupying = tokio::task::spawn_blocking(move || occupied.recv().is_err());
+            let (name, number) = ("curator.invalid:7835".to_owned(), "192.0.2.1:7835".to_owned());
+            let mut detecting =
+                std::pin::pin!(detect_address([name.clone(), number.clone()], Duration::from_mins(1)));
+            assert!(poll_once(detecting.as_mut()).await.is_none(), "the leases waited for the resolver");
+            // There may be no route where this test runs.
+            let expected = detect_address([number.clone()], Duration::ZERO).await.ok();
+            assert_eq!(detect_address([name, number], Duration::ZERO).await.ok(), expected);
+            drop(release);
+            assert!(occupying.await.unwrap());
+        });
+        // The lookups that nobody waits for may take seconds.
+        runtime.shutdown_background();
+    }
+
+    #[tokio::test]
+    async fn address_in_the_order_counts() {
         let address = Some(ip("127.0.0.7"));
         let order = NodeOrder {
             generation: 0,
@@ -146,7 +206,7 @@ mod tests {
             labels: BTreeMap::new(),
             address,
         };
-        assert_eq!(node_address(Some(&order), []).ok(), address);
+        assert_eq!(node_address(Some(&order), []).await.ok(), address);
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl NodeEnroller {
                 if let Some(order) = &order {
                     adopt_epoch(order, &self.files, &self.facts).map_err(RunnableError::msg)?;
                 }
-                self.rejoin_cluster(order.as_ref(), &credentials).map(|()| EnrolmentResult::Complete)
+                self.rejoin_cluster(order.as_ref(), &credentials).await.map(|()| EnrolmentResult::Complete)
             }
             (EnrolmentStep::Found, Some(order), _) => {
                 self.found_cluster(&order).await.map(|()| EnrolmentResult::Complete)
@@ -188,7 +188,7 @@ impl NodeEnroller {
             kept
         };
         let authority = Authority::load(&hex::decode(&kept.certificate)?, &hex::decode(&kept.private_key)?)?;
-        let address = node_address(Some(order), [])?;
+        let address = self.scope.until_cancelled(node_address(Some(order), [])).await??;
         let founding = BootstrapRequest {
             authority: Arc::new(authority),
             name: name.clone(),
@@ -295,7 +295,7 @@ impl NodeEnroller {
         };
         match Box::pin(self.with_leader(&leaders, becoming)).await?? {
             Some(membership) => {
-                self.accept_membership(order, &key, &membership).map(|()| EnrolmentResult::Complete)
+                self.accept_membership(order, &key, &membership).await.map(|()| EnrolmentResult::Complete)
             }
             None => Ok(EnrolmentResult::Superseded),
         }
@@ -310,7 +310,7 @@ impl NodeEnroller {
         Ok(())
     }
 
-    fn rejoin_cluster(
+    async fn rejoin_cluster(
         &self,
         order: Option<&NodeOrder>,
         credentials: &Credentials,
@@ -325,7 +325,8 @@ impl NodeEnroller {
         // The connection is published even if the certificate has expired, because only requests as a node need a valid
         // one. This node's own etcd and curator start, and may be needed to issue the new certificate;
         // `certificate_renewal.rs` does that.
-        let address = node_address(order, connection.curators.directory())?;
+        let detecting = node_address(order, connection.curators.directory());
+        let address = self.scope.until_cancelled(detecting).await??;
         self.facts.address.set(address);
         self.facts.connection.set(connection);
         Ok(())
@@ -347,7 +348,7 @@ impl NodeEnroller {
     }
 
     /// Stores what a node needs to rejoin, and only then publishes its connection.
-    fn accept_membership(
+    async fn accept_membership(
         &self,
         order: &NodeOrder,
         key: &Identity,
@@ -362,7 +363,8 @@ impl NodeEnroller {
         check_own_certificate(&membership.certificate, node_id_of_key(key), &anchor)?;
         let credentials = self.store_membership(membership, &anchor.certificate)?;
         let connection = CuratorConnection::new(key, &credentials, &self.files, &self.clock)?;
-        self.facts.address.set(node_address(Some(order), connection.curators.directory())?);
+        let detecting = node_address(Some(order), connection.curators.directory());
+        self.facts.address.set(self.scope.until_cancelled(detecting).await??);
         tracing::info!(node = %connection.id, "this machine is a node of cluster {}", connection.anchor.cluster);
         self.facts.connection.set(connection);
         Ok(())
