@@ -14,6 +14,7 @@
 //!   (pure). [`peer_order`][]: the order that has a certificate for etcd.
 //! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
+//!   `host_addresses`: the addresses of the host.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
 //!   etcd. [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates
@@ -64,6 +65,7 @@ pub mod curator_gate;
 pub mod etcd_member;
 pub mod etcd_program;
 pub mod files;
+mod host_addresses;
 pub mod kubernetes;
 pub mod node_address;
 pub mod node_enrolment;

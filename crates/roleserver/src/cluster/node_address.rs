@@ -8,6 +8,7 @@
 //! not change between them. The status report, the services and the components of Kubernetes follow the new one. A
 //! consensus member does not: its address is a part of its membership of etcd.
 
+use std::io::Error;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use supervisor::exit_reason::RunnableError;
 use tokio::time::{Instant, timeout_at};
 
 use crate::cluster::files::ClusterFiles;
+use crate::cluster::host_addresses::list_host_addresses;
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::NodeOrder;
 
@@ -78,7 +80,7 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 let state = AddressState {
                     current,
                     ordered: files.read_order()?.and_then(|order| order.address),
-                    is_present: has_address(current),
+                    is_present: has_address(current, list_host_addresses()),
                     is_member: facts.roles.latest().is_some_and(|roles| roles.consensus_member.is_some()),
                 };
                 let curators = connection.curators.directory();
@@ -93,9 +95,16 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
     })
 }
 
-/// Whether the host has this address: a socket can be bound to it.
-fn has_address(address: IpAddr) -> bool {
-    UdpSocket::bind((address, 0)).is_ok()
+/// Whether the host has this address. The loopback interface has all of its network. If the list cannot be read, nothing
+/// changes.
+fn has_address(address: IpAddr, listed: Result<Vec<IpAddr>, Error>) -> bool {
+    match listed {
+        Ok(listed) => address.is_loopback() || listed.contains(&address),
+        Err(error) => {
+            tracing::warn!(%error, "the addresses of this host cannot be listed, so this node keeps its own");
+            true
+        }
+    }
 }
 
 /// The address that the host would use as source; no packet is sent to a curator. Names that were not resolved within
@@ -210,8 +219,19 @@ mod tests {
     }
 
     #[test]
-    fn host_has_the_loopback_interface_and_no_address_for_documentation() {
-        assert!(has_address(ip("127.0.0.1")));
-        assert!(!has_address(ip("192.0.2.77")));
+    fn host_has_what_its_interfaces_have() {
+        let has = |address, listed: &[&str]| {
+            has_address(ip(address), Ok(listed.iter().map(|address| ip(address)).collect()))
+        };
+        assert!(has("10.0.0.1", &["127.0.0.1", "10.0.0.1"]));
+        assert!(has("fd00::1", &["127.0.0.1", "fd00::1"]));
+        assert!(has("127.0.0.7", &["127.0.0.1"]), "the whole network");
+        assert!(!has("10.0.0.1", &["127.0.0.1", "10.0.0.2"]));
+        assert!(
+            has_address(ip("10.0.0.1"), Err(Error::other("unreadable"))),
+            "an unknown input changes nothing"
+        );
+        // An address for documentation (TEST-NET-1) that no host has.
+        assert!(!has_address(ip("192.0.2.77"), list_host_addresses()));
     }
 }
