@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use shepherd::curator_client::certificate::Serial;
+use shepherd::curator_client::pki_revocation_list::{PeerRevocations, parse_peer_revocation_list};
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::CERTIFICATES;
 use shepherd::etcd::namespace::{KeySelector, Namespace};
@@ -205,5 +206,50 @@ async fn founders_serial_is_recorded() -> TestResult {
     first.start()?;
     first.until_control_plane(true).await?;
     assert_eq!(recorded_member(&owner, serial).await?, Some(member));
+    Ok(())
+}
+
+/// Whether the list of this node is one that etcd can read.
+fn has_whole_list(node: &Node) -> bool {
+    let list = std::fs::read(node.disk().join("etcd/peer.crl"));
+    list.is_ok_and(|list| parse_peer_revocation_list(&list).is_some())
+}
+
+fn damage_list(node: &Node) -> Result<()> {
+    Ok(std::fs::write(node.disk().join("etcd/peer.crl"), b"torn")?)
+}
+
+/// A running etcd rejects every peer while its list is damaged, and one that starts would not read it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_list_is_reported_and_replaced() -> TestResult {
+    let (owner, mut first) = founded().await?;
+    let mut node = joined(&owner, &first).await?;
+    become_member(&owner, &node).await?;
+    let endpoint = etcd_member::client_endpoint(&node.files());
+    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
+    until("the node has the recorded list", async || {
+        let Some(record) = client.get(&PeerRevocations::etcd_key()?).await? else { return Ok(false) };
+        let recorded = PeerRevocations::decode(&record.key, &record.value)?.list;
+        Ok(std::fs::read(node.disk().join("etcd/peer.crl"))? == recorded)
+    })
+    .await?;
+    damage_list(&node)?;
+    until("the list is whole again", async || Ok(has_whole_list(&node))).await?;
+
+    // Neither a leader nor a quorum, which the node is needed for.
+    node.cut_power().await?;
+    first.cut_power().await?;
+    damage_list(&node)?;
+    node.start()?;
+    let problem = node.facts.problem.clone();
+    until("the damaged list is reported", async || {
+        Ok(problem.latest().flatten().is_some_and(|problem| problem.contains("no list of revoked peers")))
+    })
+    .await
+    .with_context(|| node.report())?;
+    first.start()?;
+    node.until_control_plane(true).await?;
+    until("the list is whole again", async || Ok(has_whole_list(&node))).await?;
+    owner.until_well(2, 2).await?;
     Ok(())
 }

@@ -27,14 +27,11 @@ use curator::service::curator_server::{
 };
 use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
-use curator_client::identity::Identity;
 use curator_client::node::{ConsensusMember, NodeRoles};
 use curator_client::node_id::PublicKey;
 use curator_client::pki::PEER_LIFETIME;
 use etcd::client::Client;
 use etcd::namespace::Namespace;
-use proto::curator::v1 as wire;
-use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::combine::derive_value;
 use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
@@ -52,7 +49,7 @@ use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnectio
 use crate::cluster::peer_certificate::renew_peer_certificate;
 use crate::cluster::peer_restart::{record_start, restart_in_turn};
 use crate::cluster::peer_revocation::{
-    has_usable_list, is_pair_revoked, store_received_list, watch_revocation_list,
+    find_list, is_pair_revoked, request_peer_certificate, watch_revocation_list,
 };
 use crate::cluster::startup::{
     ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
@@ -282,11 +279,19 @@ async fn run_member(
         membership
     };
     let is_of_another = launched_for.is_some_and(|member| member != role.member_id);
-    if is_of_another
+    let needs_pair = is_of_another
         || etcd_member::read_peer_certificate(&host.files).is_none()
-        || is_pair_revoked(&host.files)
-    {
-        request_peer_certificate(scope, host, connection, &key).await?;
+        || is_pair_revoked(&host.files);
+    let damaged = find_list(&host.files).err();
+    if damaged.is_some() {
+        facts.problem.set(damaged.clone());
+    }
+    if needs_pair || damaged.is_some() {
+        match request_peer_certificate(scope, host, connection, &key).await {
+            // etcd starts without the list, because the other members may need it.
+            Err(error) if !needs_pair => tracing::warn!(%error, "no list of revoked peers was received"),
+            requested => requested?,
+        }
     }
     let cluster = connection.anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
@@ -295,36 +300,6 @@ async fn run_member(
     retry_beside_etcd(scope, facts, || renew_expired_certificate(host, connection, &client)).await?;
     start_curator(starting, scope, host, facts, connection, client, membership.address).await?;
     Ok(role.member_id)
-}
-
-/// Requests a pair for the etcd member of this node, and the list of revoked peers. If there is a pair, a failure is only
-/// logged: this member may be needed before any curator can lead.
-async fn request_peer_certificate(
-    scope: &Scope,
-    host: &ControlPlaneContext,
-    connection: &CuratorConnection,
-    key: &Identity,
-) -> Result<(), RunnableError> {
-    let mut nodes = NodesClient::new(connection.curators.channel());
-    let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
-    let issued = match scope.until_cancelled(issuing).await? {
-        Ok(issued) => issued.into_inner(),
-        Err(status) => {
-            let sentence = format!("requesting a certificate for etcd failed: {}", status.message());
-            if etcd_member::read_peer_certificate(&host.files).is_none() {
-                return Err(RunnableError::msg(sentence));
-            }
-            tracing::warn!("{sentence}; the present one is used");
-            return Ok(());
-        }
-    };
-    if issued.revocation_list.is_empty() {
-        tracing::info!("the leading curator is of a release that has no list of revoked peers of etcd");
-    } else {
-        store_received_list(&host.files, &issued.revocation_list)?;
-    }
-    let (certificate, authority) = (&issued.certificate, &connection.anchor.certificate);
-    Ok(etcd_member::write_peer_certificate(&host.files, key, certificate, authority)?)
 }
 
 /// Starts etcd, and waits until it responds and has become a voting member.
@@ -380,8 +355,8 @@ async fn start_etcd(
     Ok(client)
 }
 
-/// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one. While
-/// the version cannot be read, the reason is reported.
+/// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one. A
+/// version or a list that cannot be read is reported.
 fn keep_etcd(
     host: &ControlPlaneContext,
     facts: &NodeFacts,
@@ -398,16 +373,20 @@ fn keep_etcd(
                 tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
             let digest = |flags, listed| spec_for(flags, listed).digest();
             let with = running.as_ref().and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
-            let flags = if let Some(with) = with {
-                Ok(with)
+            let (flags, damaged) = if let Some(with) = with {
+                (Ok(with), None)
             } else {
-                let flags = ask_flags(&program, VERSION_DEADLINE).await;
-                flags.map(|flags| (flags, has_usable_list(&files)))
+                let (flags, list) = (ask_flags(&program, VERSION_DEADLINE).await, find_list(&files));
+                if list == Ok(false) {
+                    tracing::info!("etcd starts without a list of revoked peers, because there is none yet");
+                }
+                (flags.map(|flags| (flags, list == Ok(true))), list.err())
             };
+            let problem = flags.as_ref().err().map(ToString::to_string).or(damaged);
             // Do not overwrite a problem that another part has reported.
-            if flags.is_err() || reported.load(Ordering::Relaxed) {
-                trouble.set(flags.as_ref().err().map(ToString::to_string));
-                reported.store(flags.is_err(), Ordering::Relaxed);
+            if problem.is_some() || reported.load(Ordering::Relaxed) {
+                reported.store(problem.is_some(), Ordering::Relaxed);
+                trouble.set(problem);
             }
             let (flags, listed) = flags?;
             let spec = spec_for(flags, listed);

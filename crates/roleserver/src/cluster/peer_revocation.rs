@@ -11,26 +11,37 @@
 //!   then written as soon as the record exists, and etcd restarts to read it once the list has certificates.
 //! * A list is parsed before it is written, and replaces the file atomically. If writing fails, the former list stays,
 //!   the node reports the failure, and the write is repeated.
+//! * A file that was damaged is replaced within seconds while etcd runs. One that is damaged before etcd starts is
+//!   requested from the leader first. Without a leader etcd starts without the list, because the other members may need it
+//!   for their quorum. The node reports that, and the file is written from the record once etcd responds.
 //!
 //! etcd checks a peer when it accepts a connection. A connection that was open before a removal stays open until one of
 //! both ends restarts. So the members restart in turn after a removal ([`peer_restart`](super::peer_restart)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use curator_client::certificate::Serial;
+use curator_client::identity::Identity;
 use curator_client::pki_revocation_list::{PeerRevocations, parse_peer_revocation_list};
 use etcd::client::Client;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
-use supervisor::context::{Runnable, Starting};
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_client::NodesClient;
+use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
 
+use crate::cluster::control_plane::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::files::ClusterFiles;
-use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
 
-/// Makes the runnable that replaces the list of this node whenever the record in its own etcd changes.
+/// How often the file is compared with the record.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Makes the runnable that replaces the list of this node whenever it differs from the record in its own etcd.
 #[must_use]
 pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: NodeFacts) -> Runnable {
     let reported = Arc::new(AtomicBool::new(false));
@@ -43,16 +54,27 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
             let mut healthy = None;
+            let mut recorded = None::<PeerRevocations>;
             loop {
-                let stored = match scope.until_cancelled(watcher.next_event()).await? {
-                    Ok(KeyEvent::Put { value, .. }) => store_list(&files, &value),
+                let event = tokio::time::timeout(CHECK_INTERVAL, watcher.next_event());
+                let stored = match scope.until_cancelled(event).await? {
+                    Ok(Ok(KeyEvent::Put { value, .. })) => store_list(&files, recorded.insert(value)),
                     // Nothing deletes the record. The list that is there is better than none.
-                    Ok(KeyEvent::Deleted { .. }) => continue,
-                    Ok(KeyEvent::BacklogDone) => {
+                    Ok(Ok(KeyEvent::Deleted { .. })) => continue,
+                    Ok(Ok(KeyEvent::BacklogDone)) => {
                         healthy = starting.take().map(Starting::mark_healthy);
                         continue;
                     }
-                    Err(error) => Err(error.to_string()),
+                    Ok(Err(error)) => Err(error.to_string()),
+                    Err(_) => match recorded.as_ref().filter(|recorded| !is_stored(&files, recorded)) {
+                        Some(recorded) => {
+                            tracing::warn!(
+                                "the list of revoked peers of etcd is damaged, and is written again"
+                            );
+                            store_list(&files, recorded)
+                        }
+                        None => continue,
+                    },
                 };
                 let _ = &healthy;
                 // Do not overwrite a problem that another part has reported.
@@ -68,8 +90,7 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
 
 /// Writes this list unless it is there already. The error is a sentence.
 fn store_list(files: &ClusterFiles, revocations: &PeerRevocations) -> Result<(), String> {
-    let present = etcd_member::read_revocation_list(files).ok().flatten();
-    if present.as_ref() != Some(&revocations.list) {
+    if !is_stored(files, revocations) {
         etcd_member::write_revocation_list(files, &revocations.list).map_err(|error| {
             format!(
                 "the list of revoked peers of etcd was not written, so that a removed member may still connect to this \
@@ -88,8 +109,44 @@ fn store_list(files: &ClusterFiles, revocations: &PeerRevocations) -> Result<(),
     Ok(())
 }
 
+/// Whether the file has this list.
+fn is_stored(files: &ClusterFiles, revocations: &PeerRevocations) -> bool {
+    let present = etcd_member::read_revocation_list(files).ok().flatten();
+    present.as_ref() == Some(&revocations.list)
+}
+
+/// Requests a pair for the etcd member of this node, and the list of revoked peers. If there is a pair, a failure is only
+/// logged: this member may be needed before any curator can lead.
+pub(super) async fn request_peer_certificate(
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    connection: &CuratorConnection,
+    key: &Identity,
+) -> Result<(), RunnableError> {
+    let mut nodes = NodesClient::new(connection.curators.channel());
+    let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
+    let issued = match scope.until_cancelled(issuing).await? {
+        Ok(issued) => issued.into_inner(),
+        Err(status) => {
+            let sentence = format!("requesting a certificate for etcd failed: {}", status.message());
+            if etcd_member::read_peer_certificate(&host.files).is_none() {
+                return Err(RunnableError::msg(sentence));
+            }
+            tracing::warn!("{sentence}; the present one is used");
+            return Ok(());
+        }
+    };
+    if issued.revocation_list.is_empty() {
+        tracing::info!("the leading curator is of a release that has no list of revoked peers of etcd");
+    } else {
+        store_received_list(&host.files, &issued.revocation_list)?;
+    }
+    let (certificate, authority) = (&issued.certificate, &connection.anchor.certificate);
+    Ok(etcd_member::write_peer_certificate(&host.files, key, certificate, authority)?)
+}
+
 /// Writes a list that a curator sent. Rejects one that etcd could not parse.
-pub(super) fn store_received_list(files: &ClusterFiles, list: &[u8]) -> Result<(), RunnableError> {
+fn store_received_list(files: &ClusterFiles, list: &[u8]) -> Result<(), RunnableError> {
     if parse_peer_revocation_list(list).is_none() {
         let sentence = "the curator sent a list of revoked peers that etcd cannot parse; please report it";
         return Err(RunnableError::msg(sentence));
@@ -97,20 +154,18 @@ pub(super) fn store_received_list(files: &ClusterFiles, list: &[u8]) -> Result<(
     Ok(etcd_member::write_revocation_list(files, list)?)
 }
 
-/// Whether there is a list that etcd can parse.
-pub(super) fn has_usable_list(files: &ClusterFiles) -> bool {
-    let usable = |list: Option<Vec<u8>>| list.map(|list| parse_peer_revocation_list(&list).is_some());
-    match etcd_member::read_revocation_list(files).map(usable) {
-        Ok(Some(true)) => return true,
-        Ok(None) => tracing::info!("etcd starts without a list of revoked peers, because there is none yet"),
-        Ok(Some(false)) => {
-            tracing::warn!("the list of revoked peers is damaged, so etcd starts without it");
-        }
-        Err(error) => {
-            tracing::warn!(%error, "the list of revoked peers cannot be read, so etcd starts without it");
-        }
-    }
-    false
+/// Whether there is a list. Fails with a sentence if there is one that etcd could not read.
+pub(super) fn find_list(files: &ClusterFiles) -> Result<bool, String> {
+    let reason = match etcd_member::read_revocation_list(files) {
+        Ok(None) => return Ok(false),
+        Ok(Some(list)) if parse_peer_revocation_list(&list).is_some() => return Ok(true),
+        Ok(Some(_)) => format!("{} is damaged", files.etcd_directory().join("peer.crl").display()),
+        Err(error) => error.to_string(),
+    };
+    Err(format!(
+        "etcd of this node has no list of revoked peers, so that a removed member may connect to this one until another \
+         list is here; it is requested from the leader, and read from etcd as soon as etcd responds: {reason}"
+    ))
 }
 
 /// Whether the list of this node has the certificate of its etcd member.
@@ -126,7 +181,6 @@ pub(super) fn is_pair_revoked(files: &ClusterFiles) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
-    use curator_client::identity::Identity;
     use curator_client::testing::{at, authority, public, serial, validity};
 
     use super::*;
@@ -145,18 +199,18 @@ mod tests {
     #[test]
     fn list_is_replaced_and_a_failed_write_is_a_sentence_that_leaves_the_former_one() {
         let (_directory, files) = files();
-        assert!(!has_usable_list(&files));
+        assert_eq!(find_list(&files), Ok(false));
         for list in [revocations(&[], 1), revocations(&[3], 2), revocations(&[3], 2)] {
             store_list(&files, &list).unwrap();
             assert_eq!(etcd_member::read_revocation_list(&files).unwrap(), Some(list.list));
-            assert!(has_usable_list(&files));
+            assert_eq!(find_list(&files), Ok(true));
         }
         // No file can be made where a directory should be.
         let (_directory, files) = self::files();
         std::fs::create_dir_all(files.etcd_directory().join("peer.crl/full")).unwrap();
         let error = store_list(&files, &revocations(&[], 1)).unwrap_err();
         assert!(error.contains("was not written") && error.contains("peer.crl"), "{error}");
-        assert!(!has_usable_list(&files));
+        assert!(find_list(&files).unwrap_err().contains("reading"));
     }
 
     #[test]
@@ -168,10 +222,15 @@ mod tests {
         assert!(error.contains("cannot parse"), "{error}");
         assert_eq!(etcd_member::read_revocation_list(&files).unwrap(), None);
         store_received_list(&files, &list).unwrap();
-        assert!(has_usable_list(&files));
+        assert_eq!(find_list(&files), Ok(true));
+        // With such a list, etcd would reject every peer.
         for damaged in [torn, &[]] {
             etcd_member::write_revocation_list(&files, damaged).unwrap();
-            assert!(!has_usable_list(&files), "every peer would be rejected");
+            let sentence = find_list(&files).unwrap_err();
+            assert!(
+                sentence.contains("may connect") && sentence.contains("peer.crl is damaged"),
+                "{sentence}"
+            );
         }
     }
 
