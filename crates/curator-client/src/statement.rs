@@ -150,6 +150,9 @@ pub enum StatementError {
     /// The statement could not be stored; the text is a sentence.
     #[error("the new statement of the cluster could not be stored: {0}")]
     NotPersisted(String),
+    /// The stored statement cannot be read; the text is a sentence that names the way back.
+    #[error("no curator is followed, because the stored statement of the cluster cannot be read: {0}")]
+    Unreadable(String),
     /// The authority's key or certificate cannot be used.
     #[error(transparent)]
     Pki(#[from] PkiError),

@@ -5,13 +5,16 @@
 //! exception: a statement that revokes nothing further counts also if it cannot be stored. It permits what the stored one
 //! permits, and without it a node with a full disk would follow nobody within the hour.
 //!
+//! A statement that is stored and cannot be read permits nobody: it may revoke what this side would follow without it. It is
+//! read again at each attempt, so that a repaired or removed file needs no restart.
+//!
 //! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
 //! durable by itself: [`PersistStatement`] leaves a higher statement alone.
 
 use std::fmt;
 use std::pin::Pin;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::curator::v1 as wire;
 use tokio::sync::watch;
@@ -27,6 +30,9 @@ pub type StatementWrite = Pin<Box<dyn Future<Output = Result<(), String>> + Send
 
 /// Stores a statement durably, unless a higher one is stored already.
 pub type PersistStatement = Arc<dyn Fn(SignedStatement) -> StatementWrite + Send + Sync>;
+
+/// Reads the stored statement, if there is one; the error is a sentence.
+pub type ReadStatement = Arc<dyn Fn() -> Result<Option<SignedStatement>, String> + Send + Sync>;
 
 /// Stores statements by a function that is done when it returns.
 pub fn persist_by(
@@ -48,6 +54,8 @@ struct TrustInner {
     current: watch::Sender<Option<Arc<SignedStatement>>>,
     /// Number of statements that were accepted since the start.
     accepted: watch::Sender<u64>,
+    /// Reads the stored statement; `None` once it was read.
+    unread: Mutex<Option<ReadStatement>>,
 }
 
 impl StatementTrust {
@@ -65,7 +73,44 @@ impl StatementTrust {
             clock,
             current: watch::Sender::new(stored.map(Arc::new)),
             accepted: watch::Sender::new(0),
+            unread: Mutex::default(),
         }))
+    }
+
+    /// Starts with the statement that `read` returns. As long as it fails, no curator is followed.
+    #[must_use]
+    pub fn reading(
+        anchor: TrustAnchor,
+        read: ReadStatement,
+        persist: PersistStatement,
+        clock: Clock,
+    ) -> Self {
+        let trust = Self::new(anchor, None, persist, clock);
+        *trust.lock_unread() = Some(read);
+        if let Err(error) = trust.load() {
+            tracing::error!(%error, "the stored statement of the cluster");
+        }
+        trust
+    }
+
+    fn lock_unread(&self) -> MutexGuard<'_, Option<ReadStatement>> {
+        self.0.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the stored statement, unless it was read before.
+    pub(super) fn load(&self) -> Result<(), StatementError> {
+        let mut unread = self.lock_unread();
+        let Some(read) = unread.as_ref() else { return Ok(()) };
+        if let Some(stored) = read().map_err(StatementError::Unreadable)? {
+            self.0.current.send_replace(Some(Arc::new(stored)));
+        }
+        *unread = None;
+        Ok(())
+    }
+
+    /// Whether statements decide about curators: there is one, or the stored one cannot be read.
+    pub(super) fn decides(&self) -> bool {
+        self.current().is_some() || self.lock_unread().is_some()
     }
 
     /// Starts without a statement, and stores none.
@@ -89,6 +134,7 @@ impl StatementTrust {
     /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest epoch received. Returns
     /// whether the statement was newer.
     pub async fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
+        self.load()?;
         let current = self.current();
         let current = current.as_deref().map(|current| &current.statement);
         let anchors =
@@ -128,8 +174,9 @@ impl StatementTrust {
         Ok(published)
     }
 
-    /// How the certificate of a curator is checked now. Fails while the newest statement is stale.
+    /// How the certificate of a curator is checked now. Fails while the newest statement is stale, or cannot be read.
     pub fn curator_check(&self) -> Result<CuratorCheck, StatementError> {
+        self.load()?;
         let Some(current) = self.current() else { return Ok(CuratorCheck::AnyNode) };
         let statement = &current.statement;
         if !statement.is_fresh(self.0.clock.now()) {
@@ -169,7 +216,6 @@ impl fmt::Debug for StatementTrust {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicI64, Ordering};
     use std::time::Duration;
 
@@ -178,6 +224,7 @@ mod tests {
     use crate::testing::{at, authority, serial, statement};
 
     type Orders = Arc<Mutex<Vec<(u64, u64)>>>;
+    type StoredFile = Arc<Mutex<Result<Option<SignedStatement>, String>>>;
 
     /// The second of the clock, the orders of the stored statements, and the trust that has both.
     fn trust(second: i64) -> (Arc<AtomicI64>, Orders, StatementTrust) {
@@ -251,6 +298,35 @@ mod tests {
         let newer = Statement { issued_at: at(90_000), ..statement(0, 3) };
         trust.offer(&newer.sign(&authority(1)).unwrap().to_wire(), 0).await.unwrap();
         assert!(trust.curator_check().is_ok());
+    }
+
+    #[tokio::test]
+    async fn nobody_is_followed_until_the_stored_statement_can_be_read() {
+        let file: StoredFile = Arc::new(Mutex::new(Err("the file is damaged".to_owned())));
+        let anchor = authority(1).anchor().clone();
+        let trust_in = |file: &StoredFile| {
+            let (file, clock) = (file.clone(), Clock::new(|| at(0), || Duration::ZERO));
+            let read: ReadStatement = Arc::new(move || file.lock().unwrap().clone());
+            StatementTrust::reading(anchor.clone(), read, persist_by(|_| Ok(())), clock)
+        };
+        let trust = trust_in(&file);
+        for _ in 0..2 {
+            let error = trust.curator_check().unwrap_err().to_string();
+            assert!(error.contains("cannot be read: the file is damaged"), "{error}");
+            assert!(matches!(trust.offer(&sent(0, 3), 0).await, Err(StatementError::Unreadable(_))));
+            assert!(trust.decides() && trust.current().is_none());
+        }
+        // Repaired: it continues there.
+        *file.lock().unwrap() = Ok(Some(statement(0, 2).sign(&authority(1)).unwrap()));
+        assert!(matches!(trust.curator_check(), Ok(CuratorCheck::Curator { .. })));
+        assert_eq!(current_order(&trust), Some((0, 2)));
+        assert!(trust.offer(&sent(0, 3), 0).await.unwrap());
+        *file.lock().unwrap() = Err("the file is damaged".to_owned());
+        assert!(trust.curator_check().is_ok(), "it is read once");
+        // Removed: it begins as a new one does.
+        let trust = trust_in(&file);
+        *file.lock().unwrap() = Ok(None);
+        assert!(matches!(trust.curator_check(), Ok(CuratorCheck::AnyNode)) && !trust.decides());
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod attacker;
 mod crashes;
+mod damaged_files;
 mod etcd_flags;
 mod etcd_version;
 mod forming;

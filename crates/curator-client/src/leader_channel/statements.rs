@@ -19,7 +19,7 @@ const STATEMENT_INTERVAL: Duration = Duration::from_mins(1);
 impl LeaderTracker {
     /// Whether the authority's statements decide about curators and epochs.
     pub(super) fn has_statement(&self) -> bool {
-        self.0.authentication.trust().is_some_and(|trust| trust.current().is_some())
+        self.0.authentication.trust().is_some_and(StatementTrust::decides)
     }
 
     /// Believes the epoch that a curator reports, or requests the statement that proves it.
@@ -78,6 +78,9 @@ impl LeaderTracker {
 
     /// Requests the newest statement from a curator. Returns whether it ended the open connections.
     pub(super) async fn refresh_statement(&self, address: &str) -> Result<bool, FollowError> {
+        if let Some(trust) = self.0.authentication.trust() {
+            trust.load().map_err(FollowError::Statement)?;
+        }
         self.fetch_statement(address).await?;
         self.enforce_statement()
     }

@@ -19,7 +19,7 @@ use curator_client::node_id::NodeId;
 use curator_client::peer_identity::{Peer, Revocations, identify_peer};
 use curator_client::pki::{PkiError, TrustAnchor};
 use curator_client::statement::SignedStatement;
-use curator_client::statement_trust::{StatementTrust, persist_by};
+use curator_client::statement_trust::{ReadStatement, StatementTrust, persist_by};
 use curator_client::tls::certified_key;
 use proto::curator::v1::{KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -154,7 +154,8 @@ pub(super) fn check_own_certificate(
 }
 
 /// A channel to the leader of this cluster that presents `shown`. The newest statement of the cluster's authority and
-/// the highest epoch that it receives are stored in `files`.
+/// the highest epoch that it receives are stored in `files`. With a stored statement that cannot be read, it follows
+/// nobody, and the node runs its etcd all the same.
 pub fn curator_channel(
     anchor: &TrustAnchor,
     shown: &CurrentCertificate,
@@ -162,12 +163,16 @@ pub fn curator_channel(
     clock: &Clock,
 ) -> Result<LeaderTracker, ClusterFilesError> {
     let cluster = anchor.cluster;
-    let (stored, epoch) = (files.read_statement(anchor)?, files.epoch_of_cluster(cluster)?);
+    let epoch = files.epoch_of_cluster(cluster)?;
+    let read: ReadStatement = {
+        let (files, anchor) = (files.clone(), anchor.clone());
+        Arc::new(move || files.read_statement(&anchor).map_err(|error| error.to_string()))
+    };
     let persist = {
         let files = files.clone();
         move |signed: &SignedStatement| files.write_statement(signed).map_err(|error| error.to_string())
     };
-    let trust = StatementTrust::new(anchor.clone(), stored, persist_by(persist), clock.clone());
+    let trust = StatementTrust::reading(anchor.clone(), read, persist_by(persist), clock.clone());
     let (shown, files) = (shown.clone(), files.clone());
     let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
     let own = move || Some(shown.current());

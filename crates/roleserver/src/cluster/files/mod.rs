@@ -87,6 +87,19 @@ pub enum ClusterFilesError {
         /// What is wrong with the content.
         reason: String,
     },
+    /// The statement of the cluster's authority is damaged.
+    #[error(
+        "the file {path} is damaged ({reason}), so this node follows no curator; what runs here continues; find out what \
+         has damaged it, and restore it from a copy of this disk or remove it: without it this node trusts any node of \
+         its cluster, a revoked one too, until a curator sends the next statement",
+        path = path.display()
+    )]
+    DamagedStatement {
+        /// Path of the damaged file.
+        path: PathBuf,
+        /// What is wrong with the content.
+        reason: String,
+    },
     /// The node's key cannot be made or read.
     #[error(transparent)]
     Identity(#[from] IdentityError),

@@ -1,7 +1,8 @@
 //! The file `statement.json`: the newest statement of the cluster's authority that this node has verified.
 //!
-//! It is truth: without it, this node would follow any node of its cluster again, a revoked curator included. A damaged
-//! file is an error. A person who has found out why may remove it: the node then begins as a new one does.
+//! It is truth: without it, this node would follow any node of its cluster again, a revoked curator included. With a damaged
+//! file it follows nobody, and what runs on it continues: etcd starts, because the other members may need it. A person
+//! who has found out why may remove the file: the node then begins as a new one does, without a restart.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +36,7 @@ impl ClusterFiles {
         let Some(stored) = self.read_stored_statement(anchor.cluster)? else { return Ok(None) };
         let decode = |field: &str, text: &str| {
             hex::decode(text)
-                .map_err(|_| self.damaged_error(FILE_NAME, format!("its {field} is no hexadecimal text")))
+                .map_err(|_| self.damaged_statement(format!("its {field} is no hexadecimal text")))
         };
         let wire = wire::SignedStatement {
             statement: decode("statement", &stored.statement)?,
@@ -43,9 +44,9 @@ impl ClusterFiles {
             successors: Vec::new(),
         };
         let signed = SignedStatement::verify(&wire, std::slice::from_ref(anchor))
-            .map_err(|error| self.damaged_error(FILE_NAME, error.to_string()))?;
+            .map_err(|error| self.damaged_statement(error.to_string()))?;
         if signed.statement.order() != (stored.epoch, stored.number) {
-            return Err(self.damaged_error(FILE_NAME, "its number is not the signed one".to_owned()));
+            return Err(self.damaged_statement("its number is not the signed one".to_owned()));
         }
         Ok(Some(signed))
     }
@@ -75,8 +76,15 @@ impl ClusterFiles {
     }
 
     fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {
-        let stored = self.read_json::<StoredStatement>(FILE_NAME)?;
+        let stored = self.read_json::<StoredStatement>(FILE_NAME).map_err(|error| match error {
+            ClusterFilesError::Damaged { reason, .. } => self.damaged_statement(reason),
+            error => error,
+        })?;
         Ok(stored.filter(|stored| stored.cluster == cluster))
+    }
+
+    fn damaged_statement(&self, reason: String) -> ClusterFilesError {
+        ClusterFilesError::DamagedStatement { path: self.path.join(FILE_NAME), reason }
     }
 }
 
@@ -125,6 +133,7 @@ mod tests {
             std::fs::write(&path, damaged).unwrap();
             let error = files.read_statement(authority(1).anchor()).unwrap_err().to_string();
             assert!(error.contains("statement.json is damaged"), "{error}");
+            assert!(error.contains("or remove it") && error.contains("trusts any node"), "{error}");
         }
     }
 }
