@@ -51,6 +51,11 @@ impl CuratorAddresses {
         &self.directory
     }
 
+    /// `host:port` of curators that were in the directory before, and are not any more.
+    pub(super) fn former(&self) -> BTreeSet<String> {
+        self.former.difference(&self.directory).cloned().collect()
+    }
+
     pub(super) fn replace_directory(&mut self, directory: BTreeSet<String>) {
         let directory = directory.into_iter().take(MAX_LISTED).collect();
         for address in std::mem::replace(&mut self.directory, directory) {
@@ -88,10 +93,9 @@ impl CuratorAddresses {
             let mut round = all.iter().filter(is_behind).chain(all);
             round.find(|address| *address != followed).cloned()
         };
-        let former: BTreeSet<String> = self.former.difference(&self.directory).cloned().collect();
         NextOthers {
             listed: next(&self.directory, last.listed.as_ref()),
-            former: next(&former, last.former.as_ref()),
+            former: next(&self.former(), last.former.as_ref()),
         }
     }
 

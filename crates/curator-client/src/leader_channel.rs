@@ -29,7 +29,6 @@
 //! A statement that revokes something cuts off all open connections; they are made again, and checked by it. No connection
 //! outlasts the certificate that the curator showed, because a statement lists no certificate that has ended.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
@@ -51,7 +50,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use tokio_util::sync::CancellationToken;
 
-use crate::curator_addresses::{CuratorAddresses, MAX_LISTED};
+use crate::curator_addresses::CuratorAddresses;
 use crate::curator_authentication::{CuratorAuthentication, FetchError};
 use crate::curator_channel::open_channel_until;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
@@ -59,6 +58,7 @@ use crate::node_id::NodeId;
 use crate::statement::{SignedStatement, StatementError};
 use crate::statement_trust::StatementTrust;
 
+mod directory;
 mod statements;
 
 /// How long a call waits until a leader is known.
@@ -204,15 +204,6 @@ impl LeaderTracker {
         }))
     }
 
-    /// Replaces the known curators by the first 16 of these. An empty list is ignored: its sender knows less than this.
-    pub fn set_directory(&self, addresses: impl IntoIterator<Item = String>) {
-        let addresses: BTreeSet<String> = addresses.into_iter().take(MAX_LISTED).collect();
-        if !addresses.is_empty() {
-            self.0.addresses().replace_directory(addresses);
-            self.0.address_changes.send_modify(|count| *count += 1);
-        }
-    }
-
     /// The highest epoch of the cluster that was received.
     #[must_use]
     pub fn highest_epoch(&self) -> u64 {
@@ -236,18 +227,6 @@ impl LeaderTracker {
             higher
         });
         Ok(())
-    }
-
-    /// `host:port` of the curators in the cluster's directory.
-    #[must_use]
-    pub fn directory(&self) -> BTreeSet<String> {
-        self.0.addresses().directory().clone()
-    }
-
-    /// Sets the curator on this node, or `None` if none runs any more.
-    pub fn set_local(&self, local: Option<(NodeId, String)>) {
-        self.0.addresses().local = local;
-        self.0.address_changes.send_modify(|count| *count += 1);
     }
 
     /// The channel to the leader. It works while [`LeaderTracker::track_leader`] runs.

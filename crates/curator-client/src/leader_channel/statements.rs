@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use model::cluster::restore::MAX_EPOCH_LEAD;
+use model::time::Timestamp;
 use proto::curator::v1 as wire;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,13 @@ impl LeaderTracker {
     /// Whether the authority's statements decide about curators and epochs.
     pub(super) fn has_statement(&self) -> bool {
         self.0.authentication.trust().is_some_and(StatementTrust::decides)
+    }
+
+    /// When the statement was signed by which the open connections were checked; `None` if there is none.
+    #[must_use]
+    pub fn statement_time(&self) -> Option<Timestamp> {
+        let enforced = self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner);
+        enforced.as_ref().map(|enforced| enforced.statement.issued_at)
     }
 
     /// Believes the epoch that a curator reports, or requests the statement that proves it.

@@ -1,14 +1,24 @@
 //! Refresh the list of curators, and follow the leader.
 //!
 //! The list is stored, so that the node finds a curator after its next start. It counts before it is stored: a node with a
-//! full disk follows new curators, too. Why no curator is followed although one answers is shared with the report to the
+//! full disk follows new curators, too.
+//!
+//! A revoked curator that the node still follows could report a list without any honest one. The tracker remembers those
+//! that a list leaves out, and they are stored, so that this is also true after a restart. They are forgotten when a
+//! curator of the new list is verified: it leads, and the open connections were checked by a statement that was signed
+//! after the list changed. A curator that was revoked before the change does not pass that.
+//!
+//! Why no curator is followed although one answers is shared with the report to the
 //! shepherd.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use curator_client::leader_channel::LeaderTracker;
+use curator_client::certificate::CLOCK_SKEW;
+use curator_client::clock::Clock;
+use curator_client::leader_channel::{LeaderEndpoint, LeaderTracker};
+use model::time::{Timestamp, after};
 use proto::curator::v1 as wire;
 use proto::curator::v1::management_client::ManagementClient;
 use supervisor::context::{Runnable, Starting};
@@ -23,9 +33,9 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Makes the runnable that requests the list of curators and stores it.
 #[must_use]
-pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts) -> Runnable {
+pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts, clock: Clock) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (files, facts) = (files.clone(), facts.clone());
+        let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
         async move {
             let scope = starting.scope().clone();
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
@@ -36,6 +46,8 @@ pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts) -> Runna
             if facts.curators.latest().is_none() && !kept.is_empty() {
                 facts.curators.set(kept);
             }
+            // When the list last changed, or before that, when it was first looked at.
+            let (mut changed_at, mut was_verified) = (clock.now(), false);
             loop {
                 let answer =
                     scope.until_cancelled(management.get_cluster(wire::GetClusterRequest {})).await?;
@@ -46,7 +58,17 @@ pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts) -> Runna
                 let curators: BTreeSet<String> = curators.into_iter().collect();
                 // A leader to which no node has reported yet knows no curators; an empty list is ignored.
                 if !curators.is_empty() {
-                    adopt_curators(&files, &connection.curators, &facts, curators);
+                    let tracker = &connection.curators;
+                    let (leader, statement) = (tracker.leader(), tracker.statement_time());
+                    if adopt_curators(&files, tracker, &facts, &curators) {
+                        (changed_at, was_verified) = (clock.now(), false);
+                    }
+                    let verified = is_verified(leader.as_ref(), &curators, statement, changed_at);
+                    // Twice, because a new statement may be about to cut off the leader that answered.
+                    if verified && was_verified {
+                        forget_former_curators(&files);
+                    }
+                    was_verified = verified;
                 }
                 if let Some(starting) = starting.take() {
                     healthy = Some(starting.mark_healthy());
@@ -58,23 +80,53 @@ pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts) -> Runna
     })
 }
 
-/// Publishes a list of curators, and then stores it.
+/// Publishes a list of curators, and then stores it with those that it leaves out. Returns whether it is another list.
 fn adopt_curators(
     files: &ClusterFiles,
     tracker: &LeaderTracker,
     facts: &NodeFacts,
-    curators: BTreeSet<String>,
-) {
-    if tracker.directory() != curators {
-        tracker.set_directory(curators.clone());
+    curators: &BTreeSet<String>,
+) -> bool {
+    if tracker.directory() != *curators {
+        tracker.set_directory(curators.iter().cloned());
     }
-    if files.read_curators() != curators
-        && let Err(error) = files.write_curators(&curators)
-    {
+    if facts.curators.latest().as_ref() != Some(curators) {
+        facts.curators.set(curators.clone());
+    }
+    if files.read_curators() == *curators {
+        return false;
+    }
+    // First the former ones. If that fails, they stay in the other file.
+    let stored = files.write_former_curators(&tracker.former_directory());
+    if let Err(error) = stored.and_then(|()| files.write_curators(curators)) {
         tracing::warn!(%error, "the list of curators was not stored, and counts until the next start");
     }
-    if facts.curators.latest().as_ref() != Some(&curators) {
-        facts.curators.set(curators);
+    true
+}
+
+/// Whether a curator of the list leads that the authority trusted after the list changed. `statement` is when the statement
+/// was signed by which the open connections were checked.
+fn is_verified(
+    leader: Option<&LeaderEndpoint>,
+    curators: &BTreeSet<String>,
+    statement: Option<Timestamp>,
+    changed_at: Timestamp,
+) -> bool {
+    // A statement that was known before may be from a clock that is this much ahead.
+    let is_newer = statement.is_some_and(|signed_at| signed_at > after(changed_at, CLOCK_SKEW));
+    is_newer && leader.is_some_and(|leader| curators.contains(&leader.address))
+}
+
+/// Removes the former curators from the disk. The tracker remembers them until the next start.
+fn forget_former_curators(files: &ClusterFiles) {
+    if files.read_former_curators().is_empty() {
+        return;
+    }
+    match files.remove_former_curators() {
+        Ok(()) => {
+            tracing::info!("a curator of the present list is verified, so the former ones are forgotten");
+        }
+        Err(error) => tracing::warn!(%error, "the list of former curators was not removed"),
     }
 }
 
@@ -112,9 +164,8 @@ async fn report_refusals(mut refusal: watch::Receiver<Option<String>>, facts: &N
 
 #[cfg(test)]
 mod tests {
-    use curator_client::clock::Clock;
     use curator_client::node_id::PublicKey;
-    use curator_client::testing::{authority, serial, validity};
+    use curator_client::testing::{at, authority, node_id, serial, validity};
 
     use super::*;
     use crate::cluster::files::Credentials;
@@ -148,14 +199,53 @@ mod tests {
         // No file can be made where a directory is, as on a full disk.
         std::fs::create_dir_all(directory.path().join("cluster/curators.json/full")).unwrap();
         for curators in [list(&["a:1"]), list(&["a:1", "b:1"])] {
-            adopt_curators(&files, &tracker, &facts, curators.clone());
+            assert!(adopt_curators(&files, &tracker, &facts, &curators));
             assert_eq!(tracker.directory(), curators);
             assert_eq!(facts.curators.latest(), Some(curators));
             assert_eq!(files.read_curators(), list(&[]));
         }
         std::fs::remove_dir_all(directory.path().join("cluster/curators.json")).unwrap();
-        adopt_curators(&files, &tracker, &facts, list(&["a:1", "b:1"]));
-        assert_eq!(files.read_curators(), list(&["a:1", "b:1"]), "stored as soon as that is possible");
-        assert_eq!(start(&files).directory(), list(&["a:1", "b:1"]));
+        let curators = list(&["a:1", "b:1"]);
+        assert!(adopt_curators(&files, &tracker, &facts, &curators));
+        assert_eq!(files.read_curators(), curators, "stored as soon as that is possible");
+        assert_eq!(start(&files).directory(), curators);
+        assert!(!adopt_curators(&files, &tracker, &facts, &curators), "it is the same list");
+    }
+
+    #[test]
+    fn curators_that_a_false_leader_leaves_out_are_known_after_a_restart() {
+        let (_directory, files) = files();
+        let (honest, reported) = (list(&["a:1", "b:1"]), list(&["b:1", "false:1"]));
+        files.write_curators(&honest).unwrap();
+        let facts = NodeFacts::default();
+        assert!(adopt_curators(&files, &start(&files), &facts, &reported));
+        for _ in 0..2 {
+            let tracker = start(&files);
+            assert_eq!(tracker.directory(), reported);
+            assert_eq!(tracker.former_directory(), list(&["a:1"]));
+            assert!(!adopt_curators(&files, &tracker, &facts, &reported));
+        }
+        // Neither does a second list displace them.
+        assert!(adopt_curators(&files, &start(&files), &facts, &list(&["false:2"])));
+        assert_eq!(start(&files).former_directory(), list(&["a:1", "b:1", "false:1"]));
+        forget_former_curators(&files);
+        assert_eq!(start(&files).former_directory(), list(&[]));
+        assert_eq!(start(&files).directory(), list(&["false:2"]));
+    }
+
+    #[test]
+    fn former_curators_are_forgotten_once_a_new_one_is_verified() {
+        let leader = |address: &str| LeaderEndpoint { node: node_id(1), address: address.to_owned() };
+        let (listed, another) = (leader("a:1"), leader("x:1"));
+        let skew = i64::try_from(CLOCK_SKEW.as_secs()).unwrap();
+        for (leader, signed_at, verified, why) in [
+            (Some(&listed), Some(at(skew + 1)), true, "signed after the change"),
+            (Some(&listed), Some(at(skew)), false, "it may have been known before"),
+            (Some(&listed), None, false, "any node could lead"),
+            (Some(&another), Some(at(skew + 1)), false, "the list has another address"),
+            (None, Some(at(skew + 1)), false, "nobody leads"),
+        ] {
+            assert_eq!(is_verified(leader, &list(&["a:1"]), signed_at, at(0)), verified, "{why}");
+        }
     }
 }

@@ -112,6 +112,8 @@ impl CuratorConnection {
         let shown =
             CurrentCertificate::new(certified_key(&hex::decode(&credentials.certificate)?, key.pkcs8())?);
         let curators = curator_channel(&anchor, &shown, files, clock)?;
+        // In this order: the tracker remembers what the second list leaves out.
+        curators.set_directory(files.read_former_curators());
         curators.set_directory(files.read_curators());
         Ok(Self { id: node_id_of_key(key), anchor, curators, certificate: shown })
     }

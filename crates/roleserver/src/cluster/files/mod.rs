@@ -12,6 +12,7 @@
 //! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | both certificates |
 //! | `curator.json` | `curator_certificate` | the certificate that the curator of the node shows |
 //! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
+//! | `former_curators.json` | `curator_directory` | those before the last change, until one of the new ones is verified |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
@@ -32,7 +33,6 @@
 //! curators counts as empty, and a damaged certificate of a curator as absent. A curator itself stores nothing here: its
 //! records are in etcd.
 
-use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -49,6 +49,7 @@ use crate::cluster::node_order::NodeOrder;
 use crate::disk::{self, PendingWrite};
 
 mod curator_certificate;
+mod curators;
 mod etcd_files;
 mod roles;
 mod statement;
@@ -292,17 +293,6 @@ impl ClusterFiles {
     /// Stores the node's certificate.
     pub fn write_credentials(&self, credentials: &Credentials) -> Result<(), ClusterFilesError> {
         self.write_json("credentials.json", credentials)
-    }
-
-    /// Reads the last known addresses of curators; empty also for a damaged file.
-    #[must_use]
-    pub fn read_curators(&self) -> BTreeSet<String> {
-        self.read_json("curators.json").ok().flatten().unwrap_or_default()
-    }
-
-    /// Stores the addresses of curators.
-    pub fn write_curators(&self, curators: &BTreeSet<String>) -> Result<(), ClusterFilesError> {
-        self.write_json("curators.json", curators)
     }
 
     /// Reads the highest epoch that this machine has seen, and its cluster.
