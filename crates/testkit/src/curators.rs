@@ -16,6 +16,7 @@ use curator::membership::peer_url;
 use curator::node_address::AddressRule;
 use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
 use curator::service::gate_monitor::{GateMonitor, GateNumbers};
+use curator::service::statement_monitor::StatementMonitor;
 use curator::statement_record::statement_record_key;
 use curator_client::certificate::{Serial, Validity};
 use curator_client::cluster::{authority_record_key, decode_authority};
@@ -159,6 +160,8 @@ pub struct Cluster {
     pub authority: Authority,
     /// The clock of curators and clients.
     pub time: Shifted,
+    /// Why the curator that leads signs no statement.
+    pub statements: StatementMonitor,
     /// The certificates that the curators show, or showed last.
     curator_certificates: Vec<Vec<u8>>,
     /// By how many seconds the clock of each curator is ahead of `time`.
@@ -218,6 +221,7 @@ impl Cluster {
             anchor,
             authority,
             time,
+            statements: StatementMonitor::default(),
             curator_certificates,
             clocks_ahead,
             wanted,
@@ -284,6 +288,7 @@ impl Cluster {
             clock: self.time.clock_ahead(self.clocks_ahead[etcd].clone()),
             files: self.wanted.files,
             gate,
+            statements: self.statements.clone(),
             address_rule: self.wanted.address_rule,
         });
         Ok(curator.await?)

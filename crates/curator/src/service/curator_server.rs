@@ -47,6 +47,7 @@ use crate::service::leader_context::LeaderContext;
 use crate::service::leader_service::LeaderService;
 use crate::service::listener::{open_gate, reject_connections, serve_connections};
 use crate::service::record_cache::RecordCache;
+use crate::service::statement_monitor::StatementMonitor;
 use crate::service::statements::StatementCache;
 use crate::service::store::Store;
 
@@ -91,6 +92,8 @@ pub struct CuratorSettings {
     pub files: u64,
     /// Receives what happens to connections.
     pub gate: GateMonitor,
+    /// Receives why this curator signs no statement while it leads.
+    pub statements: StatementMonitor,
     /// Where the addresses of nodes come from.
     pub address_rule: AddressRule,
 }
@@ -315,6 +318,7 @@ impl Curator {
                         never = leading.keep_statements(
                             self.settings.sync_interval,
                             self.settings.first_statement_wait,
+                            &self.settings.statements,
                         ) => match never {},
                         wrong = Box::pin(leading.wait_for_wrong_clock(self.settings.clock_interval)) => {
                             Err(CuratorError::WrongClock { own: wrong.own, others: wrong.others })

@@ -16,6 +16,7 @@
 //!   election. `record_cache` watches etcd once for all watches of clients (except those that follow the leader), and
 //!   [`node_watch_cache`][] keeps the nodes in it by the order of their changes.
 //! * `statements` signs the statement of the cluster's authority, and every curator serves the newest one.
+//!   [`statement_monitor`][] has the reason why the leader signs none.
 //! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
 //!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
 //!   curator whose etcd leads etcd, whether that curator leads or not.
@@ -59,6 +60,7 @@ mod nodes;
 mod record_cache;
 mod registration;
 mod snapshots;
+pub mod statement_monitor;
 mod statements;
 pub mod store;
 mod tickets;

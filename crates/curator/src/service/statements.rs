@@ -39,6 +39,7 @@ use crate::credential::{CertificateKind, Credential, CredentialHolder, Revocatio
 use crate::membership::{Nodes, plan_sync};
 use crate::service::error::ServiceError;
 use crate::service::leader_context::LeaderContext;
+use crate::service::statement_monitor::{StatementMonitor, WithdrawnAtEnd};
 use crate::service::store::record_change;
 use crate::statement_plan::{
     StatementInputs, StatementStep, may_be_valid, plan_statement, remaining_wait, revoked_curators,
@@ -130,8 +131,15 @@ fn decode_cached(key: &str, value: &[u8]) -> Result<CachedStatement, RecordError
 impl LeaderContext {
     /// Keeps the statement right and fresh, for as long as this curator leads.
     ///
-    /// `first_wait`: how long every curator must have been ready before the first statement.
-    pub(super) async fn keep_statements(&self, interval: Duration, first_wait: Duration) -> Infallible {
+    /// `first_wait`: how long every curator must have been ready before the first statement. `monitor` gets what a person
+    /// has to repair.
+    pub(super) async fn keep_statements(
+        &self,
+        interval: Duration,
+        first_wait: Duration,
+        monitor: &StatementMonitor,
+    ) -> Infallible {
+        let _withdrawn = WithdrawnAtEnd(monitor);
         let mut tick = tokio::time::interval(interval);
         let mut ready_since = None;
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -150,12 +158,19 @@ impl LeaderContext {
                 self.keep_statement(&ready, first_in).await.map(Some)
             };
             match Box::pin(kept).await {
-                Ok(Some(step)) => self.report_step(&step),
+                Ok(Some(step)) => {
+                    monitor.set(None);
+                    self.report_step(&step);
+                }
                 Ok(None) => {
                     tracing::debug!("the first statement waits until etcd's members and records agree");
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the statement of the cluster was not brought up to date");
+                    // A call to etcd that failed says nothing about a problem that is known.
+                    if let Some(problem) = lasting_problem(&error) {
+                        monitor.set(Some(problem));
+                    }
                 }
             }
         }
@@ -322,6 +337,25 @@ impl LeaderContext {
     }
 }
 
+/// The problem that a person has to solve, as a sentence; `None` if the next attempt may succeed.
+fn lasting_problem(error: &ServiceError) -> Option<String> {
+    let lasts = matches!(
+        error,
+        ServiceError::Record(_)
+            | ServiceError::InvalidRecord(_)
+            | ServiceError::Statement(_)
+            | ServiceError::Pki(_)
+            | ServiceError::Key(_)
+    );
+    lasts.then(|| {
+        format!(
+            "the leading curator signs no statement of the cluster, so nodes follow no curator a day after the last one: \
+             {error}. If a newer release wrote the record, update the consensus members to that release; otherwise \
+             restore the cluster from a snapshot of before"
+        )
+    })
+}
+
 /// The error with its causes.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -336,6 +370,8 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use curator_client::statement::StatementError;
+
     use super::*;
 
     #[test]
@@ -347,5 +383,15 @@ mod tests {
         assert_eq!((cached.number, cached.signed), (7, signed));
         let broken = wire::SignedStatement { statement: vec![0xff], ..Default::default() };
         assert!(decode_cached(&key, &encode_statement(&broken)).is_err());
+    }
+
+    #[test]
+    fn only_what_lasts_is_a_problem() {
+        let damaged = RecordError::new("/statement", "it has no statement");
+        let problem = lasting_problem(&damaged.into()).unwrap();
+        assert!(problem.contains("/statement") && problem.contains("restore the cluster"), "{problem}");
+        assert!(lasting_problem(&StatementError::BadSignature.into()).is_some());
+        let passing = ServiceError::rejected(Code::Unavailable, "etcd does not answer");
+        assert_eq!(lasting_problem(&passing), None);
     }
 }

@@ -437,3 +437,25 @@ async fn last_curator_is_not_removed() -> TestResult {
     assert_eq!(client.list_members().await?.len(), 3, "a member was removed");
     Ok(())
 }
+
+/// Without this, nobody would know of it until nodes follow no curator, a day later.
+#[tokio::test]
+async fn record_that_cannot_be_read_is_reported_at_once() -> TestResult {
+    let cluster = Cluster::start().await?;
+    until_stated(&cluster, 0, 1).await?;
+    assert_eq!(cluster.statements.problem(), None);
+    let (client, key) = (cluster.client_of(0), statement_record_key()?);
+    let whole = client.get(&key).await?.context("no record")?.value;
+    // Damaged, and of a format that a later release may have (field 1).
+    for (record, reason) in [(&[0xff][..], "cannot be read"), (&[0x08, 99][..], "format 99")] {
+        client.put_unguarded(&key, record).await?;
+        until(reason, async || {
+            let problem = cluster.statements.problem().unwrap_or_default();
+            Ok(problem.contains(reason) && problem.contains("signs no statement"))
+        })
+        .await?;
+    }
+    client.put_unguarded(&key, &whole).await?;
+    until("nothing is reported any more", async || Ok(cluster.statements.problem().is_none())).await?;
+    Ok(())
+}

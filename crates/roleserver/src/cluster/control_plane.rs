@@ -444,6 +444,7 @@ async fn start_curator(
         clock: host.clock.clone(),
         files: available_files(),
         gate: facts.curator_gate.clone(),
+        statements: facts.statements.clone(),
         address_rule: host.address_rule,
     };
     let listening = WatchCell::new();

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use curator::bootstrap::BootstrapRequest;
 use curator::service::gate_monitor::GateMonitor;
+use curator::service::statement_monitor::StatementMonitor;
 use curator_client::certificate::Validity;
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
@@ -239,6 +240,8 @@ pub struct NodeFacts {
     pub host_findings: HostFindings,
     /// What the gate of this node's curator has done since this process started.
     pub curator_gate: GateMonitor,
+    /// Why this node's curator signs no statement while it leads. The curator withdraws it.
+    pub statements: StatementMonitor,
     /// Set whenever another order was stored.
     pub order_changed: WatchCell<()>,
 }

@@ -191,6 +191,7 @@ impl OrderInbox {
         }
         errors.extend(facts.problem.latest().flatten());
         errors.extend(facts.refusal.latest().flatten());
+        errors.extend(facts.statements.problem());
         // An order to found or to join waits for other things.
         if !report.ca_certificate.is_empty() {
             errors.extend(facts.unprotected.latest().unwrap_or_default());
@@ -443,6 +444,9 @@ mod tests {
         facts.problem.set(None);
         assert_eq!(order_inbox.report().error, "no curator is followed", "another part has no say in it");
         facts.refusal.set(None);
+        facts.statements.set(Some("no statement is signed".to_owned()));
+        assert_eq!(order_inbox.report().error, "no statement is signed", "by the curator that leads here");
+        facts.statements.set(None);
         assert_eq!(order_inbox.report().error, "");
     }
 
