@@ -181,15 +181,16 @@ impl Credential {
 ///
 /// The lists of revoked certificates have bounds: a statement has 4,096 of curators, and etcd stores no record beyond
 /// 1.5 MiB, which bounds the list of peers. Without this limit, the key of a consensus member would be enough to request
-/// so many that its own revocation fits into neither list. A curator needs two a day, and a membership needs one.
+/// so many that its own revocation fits into neither list. A curator needs two a day, a membership needs one, and a node
+/// two a month: a node whose disk is full would leave a record in etcd with each attempt to renew its own.
 const MAX_CERTIFICATES: usize = 64;
 
 /// A node has so many certificates of one kind that it gets no further one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no certificate was issued: {0} has {max} of this kind that have not ended, and needs one. If somebody else has its \
-     key, revoke its credentials. If it loses what it gets, mend its disk, remove its role consensus-member and add the \
-     role again",
+     key, revoke its credentials. If it loses what it gets, mend its disk. A consensus member gets others after its role \
+     was removed and added again, and a node gets another one for its key when its own has ended",
     max = MAX_CERTIFICATES
 )]
 pub(crate) struct TooManyCertificates(pub(crate) NodeId);
@@ -387,6 +388,7 @@ mod tests {
             ("they end now", issued(curator, full), curator, 100, refused),
             ("they have ended", issued(curator, full), curator, 101, Ok(())),
             ("of another kind", issued(CertificateKind::Node, full), curator, 1, Ok(())),
+            ("of the node", issued(CertificateKind::Node, full), CertificateKind::Node, 1, refused),
             ("for one membership", issued(peer, full), peer, 1, refused),
             (
                 "for another membership",

@@ -117,11 +117,13 @@ impl nodes_server::Nodes for NodesService {
         let caller = Caller::from_request(&request)?;
         let id = caller.require_node()?;
         let leading = &self.0;
+        let _alone = leading.lock_membership().await;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
         let revoked = leading.store.is_node_revoked(id).await?;
         let key =
             node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
         node_lifecycle::check_join(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        self.check_certificate_count(id, CertificateKind::Node).await?;
         let (issued, change) = leading.issue_node_certificate(&key)?;
         leading.store.write(&[change]).await?;
         Ok(Response::new(wire::RenewCertificateResponse {

@@ -231,3 +231,25 @@ async fn member_gets_no_more_certificates_than_can_be_revoked() -> TestResult {
     issue_curator_from_local_etcd(&client, cluster.nodes[0].key, cluster.time.now()).await?;
     Ok(())
 }
+
+/// The same for the certificates of any node, of which each leaves a record in etcd.
+#[tokio::test]
+async fn node_renews_its_certificate_a_bounded_number_of_times() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let nodes = nodes_of(&cluster, &cluster.nodes[0], 0)?;
+    let mut issued = 0;
+    for _ in 0..4 {
+        let calls = (0..20).map(|_| {
+            let mut nodes = nodes.clone();
+            async move { nodes.renew_certificate(wire::RenewCertificateRequest {}).await.is_ok() }
+        });
+        let outcomes = futures::future::join_all(calls).await;
+        issued += outcomes.into_iter().filter(|issued| *issued).count();
+    }
+    // It has one more from the founding of the cluster.
+    assert_eq!(issued, 63);
+    let renewal = nodes.clone().renew_certificate(wire::RenewCertificateRequest {}).await;
+    let (code, text) = refusal(renewal)?;
+    assert_eq!((code, text.contains("64 of this kind")), (Code::ResourceExhausted, true), "{text}");
+    Ok(())
+}
