@@ -51,7 +51,7 @@ use crate::harness::etcd_servers::until;
 mod attempts;
 mod calls;
 mod joining;
-mod listeners;
+pub(super) mod listeners;
 mod raft;
 mod restart;
 

@@ -1,6 +1,6 @@
 //! Nodes of a test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use shepherd::backoff::ExponentialBackoff;
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::pki_revocation_list::parse_peer_revocation_list;
 use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::child::cgroup::CgroupMounts;
 use shepherd::roleserver::child::launch::{ChildRecord, read_record};
@@ -20,6 +21,7 @@ use shepherd::roleserver::cluster::kubernetes::components::ComponentPorts;
 use shepherd::roleserver::cluster::kubernetes::pod_cgroups::PodCgroups;
 use shepherd::roleserver::cluster::node_facts::NodeFacts;
 use shepherd::roleserver::cluster::node_order::{NodeOrder, OrderKind};
+use shepherd::roleserver::cluster::peer_restart::StartRecord;
 use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::server_pool::ServerPool;
@@ -221,6 +223,21 @@ impl Node {
     pub(crate) async fn until_etcd_is_another(&self, former: &ProcessInstance) -> Result<()> {
         until("etcd has restarted", async || {
             Ok(self.etcd().is_some_and(|etcd| etcd.instance != *former && etcd.instance.is_alive()))
+        })
+        .await
+        .with_context(|| format!("{:?}\n{}", self.facts.problem.latest(), self.report()))
+    }
+
+    /// Waits until its etcd runs with the present list of revoked peers, so that it restarts for none of them any more.
+    pub(crate) async fn until_no_restart_is_due(&self) -> Result<()> {
+        let files = self.files();
+        until("etcd runs with the present list of revoked peers", async || {
+            let Some(started) = files.read_etcd_file("started.json")? else { return Ok(false) };
+            let started: StartRecord = serde_json::from_slice(&started)?;
+            let list = files.read_etcd_file("peer.crl")?;
+            let listed = list.and_then(|list| parse_peer_revocation_list(&list)).unwrap_or_default();
+            let listed: BTreeSet<String> = listed.iter().map(ToString::to_string).collect();
+            Ok(started.revoked == listed && self.etcd().is_some_and(|etcd| etcd.instance.is_alive()))
         })
         .await
         .with_context(|| format!("{:?}\n{}", self.facts.problem.latest(), self.report()))

@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore};
 use shepherd::curator_client::certificate::Serial;
 use shepherd::curator_client::pki_revocation_list::{PeerRevocations, parse_peer_revocation_list};
+use shepherd::curator_client::tls::certified_key;
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::CERTIFICATES;
 use shepherd::etcd::namespace::{KeySelector, Namespace};
@@ -22,6 +24,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::attacker::listeners::{PeerAnswer, peer_port, request_members};
 use super::node::Node;
 use super::owner::{Owner, patiently};
 use super::services::{founded, joined};
@@ -36,6 +39,7 @@ const OPEN_CONNECTION_BOUND: Duration = Duration::from_mins(3);
 /// The pair of a member, copied from its disk.
 struct PeerPair {
     serial: Serial,
+    own: Arc<CertifiedKey>,
     config: Arc<ClientConfig>,
 }
 
@@ -48,30 +52,37 @@ impl PeerPair {
         let certificate = CertificateDer::from_pem_file(directory.join("peer.crt"))?;
         let key = PrivateKeyDer::from_pem_file(directory.join("peer.key"))?;
         let serial = Serial::from_der(&certificate).context("no certificate of a member")?;
+        let own = certified_key(&certificate, key.secret_der())?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(directory.join("ca.crt"))?)?;
         let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_client_auth_cert(vec![certificate], key)?;
-        Ok(Self { serial, config: Arc::new(config) })
+        Ok(Self { serial, own, config: Arc::new(config) })
     }
 
     /// Whether etcd on this node answers a request of a peer with this pair: for the list of members, which needs no
-    /// other proof.
+    /// other proof. An error if it neither answers nor refuses the certificate.
     async fn opens(&self, node: &Node) -> Result<bool> {
-        let stream = TcpStream::connect(SocketAddr::new(node.address, PEER_PORT)).await?;
-        let connector = TlsConnector::from(self.config.clone());
-        let requesting = async {
-            // With TLS 1.3 the handshake may succeed at this end, and etcd closes the connection then.
-            let mut stream = connector.connect(ServerName::from(node.address), stream).await?;
-            stream.write_all(b"GET /members HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
-            let mut answer = [0; 12];
-            stream.read_exact(&mut answer).await?;
-            Ok::<_, std::io::Error>(answer)
-        };
-        let answered = in_time("an answer of etcd, or the end of the connection", requesting).await?;
-        Ok(answered.is_ok_and(|answer| answer == *b"HTTP/1.1 200"))
+        match request_members(peer_port(node)?, self.own.clone()).await? {
+            PeerAnswer::Served(answer) => {
+                ensure!(answer.starts_with("HTTP/1.1 200"), "etcd answers {answer}");
+                Ok(true)
+            }
+            PeerAnswer::Refused => Ok(false),
+        }
+    }
+
+    /// Whether etcd on this node refuses this pair, and the same process serves that of a member. An etcd that ends closes
+    /// connections, too, and an error says that.
+    async fn is_refused(&self, node: &Node, member: &Self) -> Result<bool> {
+        let serving = node.etcd().context("no etcd")?.instance;
+        let is_refused = !self.opens(node).await?;
+        ensure!(member.opens(node).await?, "etcd refuses a member");
+        let present = node.etcd().context("no etcd")?.instance;
+        ensure!(present == serving && present.is_alive(), "etcd has restarted meanwhile");
+        Ok(is_refused)
     }
 
     /// A connection to the etcd of this node, as a peer, on which it has answered a request.
@@ -116,15 +127,15 @@ async fn end_membership(owner: &Owner, node: &Node, pair: &PeerPair, first: &Nod
     let former = first.etcd().context("no etcd")?.instance;
     owner.roles(node, &[], &["consensus-member"]).await?;
     node.until_control_plane(false).await?;
-    // While it restarts, nothing listens there.
-    until("the remaining member rejects the pair", async || Ok(!pair.opens(first).await.unwrap_or(true)))
-        .await
-        .with_context(|| first.report())?;
     first.until_etcd_is_another(&former).await?;
     let own = PeerPair::copy(first)?;
-    until("the remaining member accepts peers again", async || Ok(own.opens(first).await.unwrap_or(false)))
-        .await
-        .with_context(|| first.report())?;
+    // While it restarts, nothing listens there.
+    until("the remaining member rejects the pair and accepts its own", async || {
+        Ok(pair.is_refused(first, &own).await.unwrap_or(false))
+    })
+    .await
+    .with_context(|| first.report())?;
+    first.until_no_restart_is_due().await?;
     owner.until_well(1, 2).await
 }
 
@@ -136,13 +147,15 @@ async fn removed_member_opens_no_peer_port() -> TestResult {
     assert!(pair.opens(&first).await?, "a member opens it");
 
     end_membership(&owner, &node, &pair, &first).await?;
+    let own = PeerPair::copy(&first)?;
+    let serving = first.etcd().map(|etcd| etcd.instance);
     let mut accepted = 0;
     for _ in 0..20 {
         accepted += u32::from(pair.opens(&first).await?);
     }
     assert_eq!(accepted, 0, "requests of 20 with the pair of a removed member were accepted");
-    let own = PeerPair::copy(&first)?;
-    assert!(own.opens(&first).await?, "a member opens it all the same");
+    assert!(pair.is_refused(&first, &own).await?, "a member opens it all the same");
+    assert_eq!(first.etcd().map(|etcd| etcd.instance), serving, "it refused nothing while it restarted");
     let etcd = node.disk().join("etcd");
     until("its disk has no pair any more", async || {
         Ok(!etcd.join("peer.crt").exists() && !etcd.join("peer.key").exists())
@@ -166,8 +179,11 @@ async fn connection_that_was_open_before_a_removal_ends() -> TestResult {
     let ended = tokio::time::timeout(OPEN_CONNECTION_BOUND, open.read_to_end(&mut rest)).await;
     assert!(ended.is_ok(), "the connection of the removed member is still open\n{}", first.report());
     first.until_etcd_is_another(&former).await?;
-    until("etcd listens again, and rejects the pair", async || Ok(!pair.opens(&first).await.unwrap_or(true)))
-        .await?;
+    let own = PeerPair::copy(&first)?;
+    until("etcd listens again, and rejects the pair", async || {
+        Ok(pair.is_refused(&first, &own).await.unwrap_or(false))
+    })
+    .await?;
     owner.until_well(1, 2).await?;
     Ok(())
 }
@@ -185,8 +201,9 @@ async fn member_that_comes_back_has_another_serial() -> TestResult {
     assert_eq!(recorded_member(&owner, former.serial).await?, Some(former_member));
     assert_eq!(recorded_member(&owner, present.serial).await?, Some(member_of(&node)?));
     for (where_to, member) in [("the other member", &first), ("its own etcd", &node)] {
-        assert!(present.opens(member).await?, "the present pair opens {where_to}");
-        assert!(!former.opens(member).await?, "the pair of its former membership opens {where_to}");
+        member.until_no_restart_is_due().await?;
+        let refused = former.is_refused(member, &present).await;
+        assert!(refused.context(where_to)?, "the pair of its former membership opens {where_to}");
     }
     Ok(())
 }

@@ -247,7 +247,7 @@ impl<M: Send + 'static> StreamingService<wire::GetClusterRequest> for OneMessage
 
 /// What a peer port of etcd did with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PeerAnswer {
+pub(crate) enum PeerAnswer {
     /// It refused the certificate, or closed the connection without an answer.
     Refused,
     /// It answered with this head and body.
@@ -255,13 +255,13 @@ pub(super) enum PeerAnswer {
 }
 
 /// The port at which a member of etcd serves the others.
-pub(super) fn peer_port(member: &Node) -> Result<SocketAddr> {
+pub(crate) fn peer_port(member: &Node) -> Result<SocketAddr> {
     let url = peer_url(member.address);
     Ok(url.strip_prefix("https://").context("another URL")?.parse()?)
 }
 
 /// Requests the list of members from the peer port of a member of etcd.
-pub(super) async fn request_members(at: SocketAddr, own: Arc<CertifiedKey>) -> Result<PeerAnswer> {
+pub(crate) async fn request_members(at: SocketAddr, own: Arc<CertifiedKey>) -> Result<PeerAnswer> {
     request_peer(at, own, b"GET /members HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await
 }
 

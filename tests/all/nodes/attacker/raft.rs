@@ -20,7 +20,7 @@ use super::super::node::Node;
 use super::super::owner::Owner;
 use super::super::services::{founded, joined};
 use super::attempts::{Attempt, Attempts};
-use super::listeners::{PeerAnswer, peer_port, request_peer};
+use super::listeners::{PeerAnswer, peer_port, request_members, request_peer};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
@@ -168,6 +168,9 @@ async fn removed_member_proposes_nothing_and_reads_no_entries() -> TestResult {
     for (node, former) in remaining.into_iter().zip(former) {
         node.until_etcd_is_another(&former.context("no etcd")?).await?;
     }
+    for node in remaining {
+        node.until_no_restart_is_due().await?;
+    }
     owner.until_well(2, 3).await?;
     for (to, impostor) in &impostors {
         until("the pair of the removed member is refused", async || {
@@ -176,6 +179,8 @@ async fn removed_member_proposes_nothing_and_reads_no_entries() -> TestResult {
         .await
         .with_context(|| format!("at {to}\n{}\n{}", first.report(), second.report()))?;
     }
+    // An etcd that restarts closes connections, too. So none of both may, and each serves a living member.
+    let serving = remaining.map(|node| node.etcd().map(|etcd| etcd.instance));
     let mut attempts = Attempts::default();
     for (to, impostor) in &impostors {
         let key = format!("/attacker/after/{:x}", impostor.to);
@@ -195,6 +200,18 @@ async fn removed_member_proposes_nothing_and_reads_no_entries() -> TestResult {
     }
     attempts.print("the pair of a removed member");
     assert_eq!((attempts.count(Attempt::Answered), attempts.count(Attempt::Refused)), (0, 4 * TRIES));
+    let certificate = read_peer_certificate(&second.files()).context("the second member has no pair")?;
+    let key = second.files().read_key()?.context("the second member has no key")?;
+    let living = certified_key(&certificate, key.pkcs8())?;
+    for node in remaining {
+        let answer = request_members(peer_port(node)?, living.clone()).await?;
+        assert!(is_accepted(&answer), "the pair of a member: {answer:?}");
+    }
+    assert_eq!(
+        remaining.map(|node| node.etcd().map(|etcd| etcd.instance)),
+        serving,
+        "it restarted meanwhile"
+    );
     owner.until_well(2, 3).await?;
     Ok(())
 }
