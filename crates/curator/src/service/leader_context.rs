@@ -35,6 +35,7 @@ use crate::node_lifecycle;
 use crate::peer_revocation::revoked_peer_serials;
 use crate::permissions::{self, MethodPermission};
 use crate::role_orders::MemberChange;
+use crate::service::curator_certificates::CuratorCertificates;
 use crate::service::error::ServiceError;
 use crate::service::etcd_members;
 use crate::service::record_cache::{CachedRecords, RecordCache};
@@ -120,6 +121,8 @@ pub(super) struct LeaderContext {
     pub(super) token_overlap: Duration,
     /// The nodes of the curators that the first statement waits for.
     pub(super) statement_waits: Mutex<BTreeSet<NodeId>>,
+    /// The certificates of curators, from the task that has read them.
+    pub(super) curator_certificates: CuratorCertificates,
     heartbeats: Mutex<HeartbeatTracker>,
     membership_lock: tokio::sync::Mutex<()>,
 }
@@ -164,6 +167,7 @@ impl LeaderContext {
             ended,
             token_overlap,
             statement_waits: Mutex::default(),
+            curator_certificates: CuratorCertificates::default(),
             heartbeats,
             membership_lock: membership,
         })
@@ -391,8 +395,8 @@ impl LeaderContext {
         nodes: &Nodes,
     ) -> Result<(), ServiceError> {
         let stored = self.store.peer_revocations().await?;
-        let credentials = self.store.credentials().await?.into_iter().map(|stored| stored.value);
-        let credentials: Vec<Credential> = credentials.collect();
+        let (credentials, revision) = self.store.credentials_at().await?;
+        self.curator_certificates.pass_on(revision, &credentials);
         let (none, now) = (BTreeSet::new(), self.clock.now());
         let former = stored.as_ref().map(|stored| &stored.value);
         let listed = former.map_or(&none, |former| &former.serials);

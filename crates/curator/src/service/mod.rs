@@ -16,7 +16,8 @@
 //!   election. `record_cache` watches etcd once for all watches of clients (except those that follow the leader), and
 //!   [`node_watch_cache`][] keeps the nodes in it by the order of their changes.
 //! * `statements` signs the statement of the cluster's authority, and every curator serves the newest one.
-//!   [`statement_monitor`][] has the reason why the leader signs none.
+//!   [`statement_monitor`][] has the reason why the leader signs none. `curator_certificates` passes on to it which
+//!   certificates there are.
 //! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
 //!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
 //!   curator whose etcd leads etcd, whether that curator leads or not.
@@ -43,6 +44,7 @@ mod auth_router;
 mod clock_check;
 mod cluster_members;
 mod credentials;
+mod curator_certificates;
 pub mod curator_server;
 mod declarations;
 pub mod error;

@@ -145,17 +145,24 @@ impl LeaderContext {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut distrust = self.cache.subscribe_trust_changes();
         loop {
-            tokio::select! {
-                _ = tick.tick() => {}
-                // Unreachable while `self` lives.
-                changed = distrust.changed() => if changed.is_err() { std::future::pending::<()>().await },
-            }
+            let by_tick = tokio::select! {
+                _ = tick.tick() => true,
+                changed = distrust.changed() => {
+                    // Unreachable while `self` lives.
+                    if changed.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    false
+                }
+            };
+            // What was just revoked may be newer than what was read at the last tick.
+            let certificates = if by_tick { self.curator_certificates.take() } else { None };
             let kept = async {
                 let Some(ready) = self.find_ready_curators().await? else { return Ok(None) };
                 let now = self.clock.monotonic();
                 ready_since = ready.values().all(|ready| *ready).then(|| ready_since.unwrap_or(now));
                 let first_in = remaining_wait(ready_since, now, first_wait);
-                self.keep_statement(&ready, first_in).await.map(Some)
+                self.keep_statement(&ready, first_in, certificates).await.map(Some)
             };
             match Box::pin(kept).await {
                 Ok(Some(step)) => {
@@ -179,17 +186,18 @@ impl LeaderContext {
     /// Compares the stored statement with the cluster, and signs and stores another one if that is due.
     ///
     /// `ready`: each consensus member, and whether its curator knows statements. Only the first statement needs it, and
-    /// waits for `first_in`.
+    /// waits for `first_in`. `certificates`: those of curators, if they were read before.
     async fn keep_statement(
         &self,
         ready: &BTreeMap<NodeId, bool>,
         first_in: Duration,
+        certificates: Option<Vec<Credential>>,
     ) -> Result<StatementStep, ServiceError> {
         let stored = self.store.statement().await?;
         let authorities = [self.authority.anchor().clone()];
         let current =
             stored.as_ref().map(|stored| SignedStatement::verify(&stored.value, &authorities)).transpose()?;
-        let revoked = self.read_revoked_curators().await?;
+        let revoked = self.read_revoked_curators(certificates).await?;
         let inputs = StatementInputs {
             cluster: self.cluster.id,
             epoch: self.cluster.epoch,
@@ -209,12 +217,22 @@ impl LeaderContext {
     }
 
     /// The certificates of curators that nodes must reject, with the end of each.
-    async fn read_revoked_curators(&self) -> Result<BTreeMap<Serial, Timestamp>, ServiceError> {
+    async fn read_revoked_curators(
+        &self,
+        certificates: Option<Vec<Credential>>,
+    ) -> Result<BTreeMap<Serial, Timestamp>, ServiceError> {
         let now = self.clock.now();
         // Credentials first, as `revoked_curators` requires. Few nodes have a curator's certificate, so only the records
         // of these are read.
-        let credentials = self.store.credentials().await?.into_iter().map(|stored| stored.value);
+        let credentials = if let Some(passed) = certificates {
+            passed
+        } else {
+            let (credentials, revision) = self.store.credentials_at().await?;
+            self.curator_certificates.record_use(revision);
+            credentials
+        };
         let credentials: Vec<Credential> = credentials
+            .into_iter()
             .filter(|one| one.kind == CertificateKind::Curator && may_be_valid(one.validity, now))
             .collect();
         let holders: BTreeSet<NodeId> = credentials

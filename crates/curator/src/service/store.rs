@@ -196,6 +196,12 @@ impl Store {
         self.read_all(&CERTIFICATES, Credential::decode).await
     }
 
+    /// Like [`Store::credentials`], without the revisions of the records. Also returns etcd's revision at the reading.
+    pub(super) async fn credentials_at(&self) -> Result<(Vec<Credential>, i64), ServiceError> {
+        let (stored, revision) = self.read_all_at(&CERTIFICATES, Credential::decode).await?;
+        Ok((stored.into_iter().map(|stored| stored.value).collect(), revision))
+    }
+
     /// Whether all certificates of a node are revoked.
     pub(super) async fn is_node_revoked(&self, node: NodeId) -> Result<bool, ServiceError> {
         let key = Revocation::Node(node).etcd_key()?;
@@ -296,12 +302,17 @@ impl Store {
         prefix: &KeyPrefix,
         decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
     ) -> Result<Vec<Versioned<T>>, ServiceError> {
+        Ok(self.read_all_at(prefix, decode).await?.0)
+    }
+
+    async fn read_all_at<T>(
+        &self,
+        prefix: &KeyPrefix,
+        decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
+    ) -> Result<(Vec<Versioned<T>>, i64), ServiceError> {
         let listing = self.client.list(&KeySelector::Prefix(prefix.range().start)).await?;
-        Ok(listing
-            .records
-            .iter()
-            .map(|record| decode_versioned(record, &decode))
-            .collect::<Result<_, _>>()?)
+        let records = listing.records.iter().map(|record| decode_versioned(record, &decode));
+        Ok((records.collect::<Result<_, _>>()?, listing.revision))
     }
 }
 
