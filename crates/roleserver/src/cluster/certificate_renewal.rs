@@ -4,11 +4,14 @@
 //! left for that. A node that was off or cut off for longer has an expired certificate. It then requests a new one from
 //! the curator with its key alone. A node that runs etcd issues the certificate from its own etcd instead, because all
 //! curators may have expired certificates, and no client accepts a curator whose certificate has expired.
+//!
+//! To a clock that is fast by weeks, each new certificate has expired, too. Such a one is kept for an hour, because each
+//! further one would leave a record in etcd.
 
 use std::time::Duration;
 
 use curator::bootstrap::renew_from_local_etcd;
-use curator_client::certificate::{Renewal, RenewalPoint, Validity, decide_renewal};
+use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::node_id::PublicKey;
@@ -98,9 +101,16 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                 let certificate = result?;
                 connection.replace_certificate(&files, &node_key(&files)?, &certificate)?;
                 tracing::info!("the certificate of this node was renewed");
+                let pause = pause_after_renewal(Validity::from_der(&certificate), clock.now());
+                scope.until_cancelled(tokio::time::sleep(pause)).await?;
             }
         }
     })
+}
+
+/// The time until the next check after a renewal.
+fn pause_after_renewal(validity: Option<Validity>, now: Timestamp) -> Duration {
+    if validity.is_some_and(|validity| validity.has_ended(now)) { MAX_PAUSE } else { Duration::ZERO }
 }
 
 fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
@@ -145,7 +155,6 @@ async fn issue_from_etcd(files: &ClusterFiles, clock: &Clock) -> Result<Vec<u8>,
 
 #[cfg(test)]
 mod tests {
-    use curator_client::certificate::MAX_PAUSE;
     use model::time::after;
 
     use super::*;
@@ -167,6 +176,13 @@ mod tests {
                 decide_renewal_action(validity, after(from, day * days), control_plane),
                 expected,
                 "after {days} days"
+            );
+        }
+        for (days, pause) in [(0, Duration::ZERO), (30, Duration::ZERO), (31, MAX_PAUSE)] {
+            assert_eq!(
+                pause_after_renewal(Some(validity), after(from, day * days)),
+                pause,
+                "to a clock that is {days} days ahead"
             );
         }
         let soon = model::time::before(after(from, day * 20), Duration::from_millis(5));

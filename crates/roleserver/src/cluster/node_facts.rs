@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(
             stored.certificate,
             hex::encode(&renewed),
-            "it has ended by this clock, which may be wrong"
+            "it is not valid by this clock, which may be wrong"
         );
     }
 }
