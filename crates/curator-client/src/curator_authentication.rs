@@ -18,7 +18,7 @@ use crate::leader_channel::{OwnCertificate, TlsConfigProvider};
 use crate::node_id::NodeId;
 use crate::statement::StatementError;
 use crate::statement_trust::StatementTrust;
-use crate::tls::{client_config, curator_client_config};
+use crate::tls::{CuratorCheck, CuratorCheckProvider, authorities_client_config};
 
 /// How long one curator may take to send its statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,8 +77,8 @@ impl CuratorAuthentication {
         match self {
             Self::Configured(configure) => configure(expected),
             Self::Statements { trust, own } => {
-                let (anchor, clock) = (trust.anchor().clone(), trust.clock().clone());
-                curator_client_config(anchor, trust.check_provider(), expected, own(), clock)
+                let (anchors, clock) = (trust.authorities(), trust.clock().clone());
+                authorities_client_config(anchors, trust.check_provider(), expected, own(), clock)
             }
         }
     }
@@ -88,7 +88,9 @@ impl CuratorAuthentication {
     /// A curator that has none changes nothing. What else changes nothing is decided by [`is_passed_over`].
     pub(super) async fn fetch_statement(&self, address: &str, epoch: u64) -> Result<(), FetchError> {
         let Self::Statements { trust, own } = self else { return Ok(()) };
-        let config = client_config(trust.anchor().clone(), None, own(), trust.clock().clone())?;
+        let any_node: CuratorCheckProvider = Arc::new(|| Ok(CuratorCheck::AnyNode));
+        let (anchors, clock) = (trust.authorities(), trust.clock().clone());
+        let config = authorities_client_config(anchors, any_node, None, own(), clock)?;
         let mut client = LeaderClient::new(open_channel(address, config));
         let response = client.get_statement(wire::GetStatementRequest {});
         let response =

@@ -18,6 +18,8 @@
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Statements. The authority of a cluster states its epoch and which curators are revoked ([`statement`][]).
 //!   [`statement_trust`][] has the newest one that was verified.
+//! * Successions. While a cluster replaces its authority, certificates of two of them count ([`peer_authorities`][]). The
+//!   old one names the new one ([`succession`][]), also for nodes that are off meanwhile.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator, and
 //!   [`curator_refusal`][] has the reason why it was not accepted. [`leader_channel`][] finds the curator that leads and
 //!   follows it.
@@ -65,6 +67,7 @@ pub mod leader_channel;
 pub mod node;
 pub mod node_id;
 pub mod node_status;
+pub mod peer_authorities;
 pub mod peer_identity;
 pub mod peer_renewal;
 pub mod pki;
@@ -72,6 +75,7 @@ mod pki_curator;
 pub mod pki_revocation_list;
 pub mod statement;
 pub mod statement_trust;
+pub mod succession;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod ticket_id;

@@ -118,6 +118,9 @@ pub enum PeerError {
     /// The certificate has expired.
     #[error("the certificate expired at {0}: a node joins again with its key, an owner claims another one")]
     Expired(Timestamp),
+    /// There is no authority that could have signed the certificate.
+    #[error("nobody is identified: no authority of the cluster is trusted")]
+    NoAuthority,
     /// This certificate was revoked.
     #[error("certificate {0} is revoked")]
     Revoked(Serial),

@@ -10,6 +10,11 @@
 //! number that may be lower than one of before, and with a higher epoch. A lower statement than the stored one is
 //! rejected, and so are two different ones of one order: the authority signs one statement under each number.
 //!
+//! # Authorities
+//!
+//! While an authority is replaced, certificates of two of them count. Statements are signed by the first one, and later
+//! by an authority that it named as its successor ([`succession`](crate::succession)).
+//!
 //! # Time
 //!
 //! The certificate of a curator lives for [`CURATOR_LIFETIME`]. So the list of revoked ones stays short, and a statement
@@ -32,6 +37,7 @@ use uuid::Uuid;
 use crate::certificate::{CLOCK_SKEW, Serial};
 use crate::node_id::PublicKey;
 use crate::pki::{Authority, CURATOR_LIFETIME, PkiError, TrustAnchor};
+use crate::succession::{SuccessionPath, find_path};
 
 /// How often the leader signs an unchanged statement again.
 pub const STATEMENT_REFRESH: Duration = Duration::from_hours(1);
@@ -71,6 +77,8 @@ pub struct SignedStatement {
     pub statement: Statement,
     encoded: Vec<u8>,
     signature: Vec<u8>,
+    /// Encoded successions from the authority that is trusted here to the one that signed, oldest first.
+    successors: Vec<Vec<u8>>,
 }
 
 /// Why a statement is not signed, not accepted, or not enough.
@@ -173,7 +181,7 @@ impl Statement {
         let key = Ed25519KeyPair::from_pkcs8_maybe_unchecked(authority.pkcs8())
             .map_err(|_| PkiError::InvalidKey)?;
         let signature = key.sign(&signed_bytes(&encoded)).as_ref().to_vec();
-        Ok(SignedStatement { statement, encoded, signature })
+        Ok(SignedStatement { statement, encoded, signature, successors: Vec::new() })
     }
 
     /// The place of the statement among all statements of the cluster: epoch and number.
@@ -254,14 +262,15 @@ impl Statement {
 }
 
 impl SignedStatement {
-    /// Verifies a statement. One of these authorities must have signed it.
+    /// Verifies a statement. One of these authorities must have signed it, or one of their successors.
     pub fn verify(wire: &wire::SignedStatement, anchors: &[TrustAnchor]) -> Result<Self, StatementError> {
         let made_signature = |key: &PublicKey| {
             UnparsedPublicKey::new(&ED25519, &key.0)
                 .verify(&signed_bytes(&wire.statement), &wire.signature)
                 .is_ok()
         };
-        let Some(signer) = anchors.iter().find(|anchor| made_signature(&anchor.key)) else {
+        let path = find_path(anchors, &wire.successors, |anchor| made_signature(&anchor.key));
+        let Some(SuccessionPath { end: signer, successions: successors }) = path else {
             let named = Statement::decode(&wire.statement).ok();
             let named = named.and_then(|statement| statement.authorities.into_iter().next());
             let named = named.filter(|authority| made_signature(&authority.key));
@@ -280,7 +289,19 @@ impl SignedStatement {
         if statement.authorities.first().is_none_or(|first| first.key != signer.key) {
             return Err(StatementError::Malformed("its first authority is not the one that signed it"));
         }
-        Ok(Self { statement, encoded: wire.statement.clone(), signature: wire.signature.clone() })
+        Ok(Self { statement, encoded: wire.statement.clone(), signature: wire.signature.clone(), successors })
+    }
+
+    /// The statement with these successions, which lead to its authority.
+    #[must_use]
+    pub fn with_successors(self, successors: Vec<Vec<u8>>) -> Self {
+        Self { successors, ..self }
+    }
+
+    /// The statement, verified by the first authority of `former`, as one that the authority behind `former` verifies.
+    pub(super) fn continuing(self, former: &Self) -> Self {
+        let successors = former.successors.iter().chain(&self.successors).cloned().collect();
+        self.with_successors(successors)
     }
 
     /// The statement as it is sent and stored.
@@ -289,7 +310,7 @@ impl SignedStatement {
         wire::SignedStatement {
             statement: self.encoded.clone(),
             signature: self.signature.clone(),
-            successors: Vec::new(),
+            successors: self.successors.clone(),
         }
     }
 }
@@ -339,149 +360,4 @@ fn parse_moment(milliseconds: i64, fault: &'static str) -> Result<Timestamp, Sta
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::certificate::Validity;
-    use crate::testing::{at, authority, pkcs8, serial, statement};
-
-    fn anchors(numbers: &[u8]) -> Vec<TrustAnchor> {
-        numbers.iter().map(|number| authority(*number).anchor().clone()).collect()
-    }
-
-    #[test]
-    fn statement_round_trips_and_any_changed_byte_is_refused() {
-        let signed = statement(2, 7).sign(&authority(1)).unwrap();
-        assert_eq!(signed.statement, statement(2, 7));
-        let sent = signed.to_wire();
-        assert_eq!(SignedStatement::verify(&sent, &anchors(&[1])).unwrap(), signed);
-        assert_eq!(SignedStatement::verify(&sent, &anchors(&[2, 1])).unwrap(), signed, "one of two");
-        let refused = |changed: wire::SignedStatement| {
-            let error = SignedStatement::verify(&changed, &anchors(&[1])).unwrap_err();
-            assert!(matches!(error, StatementError::BadSignature), "{error}");
-        };
-        for position in 0..sent.statement.len() {
-            let mut changed = sent.clone();
-            changed.statement[position] ^= 1;
-            refused(changed);
-        }
-        for position in 0..sent.signature.len() {
-            let mut changed = sent.clone();
-            changed.signature[position] ^= 1;
-            refused(changed);
-        }
-        let between = after(at(0), Duration::from_micros(1_500));
-        let rounded = Statement { issued_at: between, ..statement(2, 7) }.sign(&authority(1)).unwrap();
-        assert_eq!(rounded.statement.issued_at, after(at(0), Duration::from_millis(1)));
-        assert_eq!(SignedStatement::verify(&rounded.to_wire(), &anchors(&[1])).unwrap(), rounded);
-    }
-
-    #[test]
-    fn statement_of_an_untrusted_authority_is_refused_by_its_reason() {
-        let cluster = authority(2).anchor().cluster;
-        let elsewhere = Statement { cluster, authorities: anchors(&[2]), ..statement(0, 1) };
-        let elsewhere = elsewhere.sign(&authority(2)).unwrap();
-        let error = SignedStatement::verify(&elsewhere.to_wire(), &anchors(&[1])).unwrap_err();
-        assert!(matches!(error, StatementError::OtherCluster { .. }), "{error}");
-        let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };
-        let next = Authority::create(statement(0, 1).cluster, &pkcs8(9), serial(9), long).unwrap();
-        let former = statement(0, 1).sign(&authority(1)).unwrap();
-        let trusted = [next.anchor().clone()];
-        let error = SignedStatement::verify(&former.to_wire(), &trusted).unwrap_err();
-        assert!(matches!(error, StatementError::RetiredAuthority), "{error}");
-        let error = statement(0, 1).sign(&next).unwrap_err();
-        assert!(matches!(error, StatementError::Malformed(_)), "{error}");
-    }
-
-    #[test]
-    fn statement_lists_4096_certificates_and_no_more() {
-        let serials = (0..=4096_u16).map(|number| {
-            let mut bytes = [0x40; 16];
-            bytes[14..].copy_from_slice(&number.to_be_bytes());
-            (Serial::new(bytes), at(500))
-        });
-        let mut long = Statement { revoked: serials.collect(), ..statement(0, 1) };
-        assert!(matches!(long.sign(&authority(1)), Err(StatementError::TooLong(4097))));
-        long.revoked.pop_last();
-        let longest = long.sign(&authority(1)).unwrap();
-        assert_eq!(SignedStatement::verify(&longest.to_wire(), &anchors(&[1])).unwrap(), longest);
-    }
-
-    #[test]
-    fn statements_are_ordered_by_epoch_and_number() {
-        let ordered = [(0, 1), (0, 2), (0, u64::MAX), (1, 1), (1, 3), (2, 2)];
-        for pair in ordered.windows(2) {
-            let [(epoch, number), (later_epoch, later_number)] = pair else { unreachable!() };
-            let (former, later) = (statement(*epoch, *number), statement(*later_epoch, *later_number));
-            assert!(former.order() < later.order(), "{pair:?}");
-            assert!(accept_statement(Some(&former), 0, &later, at(0)).unwrap(), "{pair:?}");
-            assert!(accept_statement(Some(&later), 0, &former, at(0)).is_err(), "{pair:?}");
-        }
-    }
-
-    #[test]
-    fn offered_statement_is_accepted_or_refused_in_one_sentence() {
-        let stored = statement(2, 7);
-        let signed_at = |issued_at| Statement { issued_at, ..statement(2, 8) };
-        let other = Statement { revoked: BTreeMap::new(), ..statement(2, 7) };
-        let elsewhere = Statement { cluster: Uuid::from_u128(5), ..statement(2, 8) };
-        for (stored, epoch, offered, expected) in [
-            (None, 0, statement(0, 1), Ok(true)),
-            (None, 2, statement(2, 1), Ok(true)),
-            (
-                None,
-                2,
-                statement(1, 9),
-                Err("statement 9 of epoch 1 is lower than what is known here: epoch 2"),
-            ),
-            (None, 0, statement(1_000, 1), Ok(true)),
-            (None, 0, statement(1_001, 1), Err("epoch 1001 of the statement is too far beyond 0")),
-            (None, 2, signed_at(at(300)), Ok(true)),
-            (None, 2, signed_at(at(301)), Err("was signed at")),
-            (Some(&stored), 2, stored.clone(), Ok(false)),
-            (Some(&stored), 3, stored.clone(), Ok(false)),
-            (Some(&stored), 2, statement(2, 8), Ok(true)),
-            (Some(&stored), 2, statement(3, 1), Ok(true)),
-            (Some(&stored), 3, statement(2, 8), Err("lower than what is known here: epoch 3")),
-            (Some(&stored), 2, statement(2, 6), Err("lower than what is known here: epoch 2, number 7")),
-            (Some(&stored), 2, statement(1, 99), Err("lower than what is known here: epoch 2, number 7")),
-            (Some(&stored), 2, other, Err("there are two different statements with number 7 of epoch 2")),
-            (Some(&stored), 2, signed_at(at(301)), Err("is one of the two clocks wrong?")),
-            // It is stale, and yet newer than the stored one: its revocations count.
-            (Some(&stored), 2, signed_at(at(-200_000)), Ok(true)),
-            (Some(&stored), 2, elsewhere, Err("is about cluster 00000000-0000-0000-0000-000000000005")),
-        ] {
-            let accepted =
-                accept_statement(stored, epoch, &offered, at(0)).map_err(|error| error.to_string());
-            match (&accepted, expected) {
-                (Ok(accepted), Ok(expected)) => assert_eq!(*accepted, expected, "{epoch} {offered:?}"),
-                (Err(error), Err(text)) => {
-                    assert!(error.contains(text) && !error.contains(". "), "{text}: {error}");
-                }
-                _ => panic!("{epoch} {offered:?}: {accepted:?}, and {expected:?} was expected"),
-            }
-        }
-    }
-
-    #[test]
-    fn statement_is_fresh_for_as_long_as_a_curators_certificate_lives() {
-        for (second, fresh) in [(-90_000, true), (0, true), (86_399, true), (86_400, false), (999_999, false)]
-        {
-            assert_eq!(statement(0, 1).is_fresh(at(second)), fresh, "{second}");
-        }
-    }
-
-    #[test]
-    fn refresh_alone_ends_no_connection() {
-        let former = statement(2, 7);
-        let refreshed = Statement { issued_at: at(3_600), ..statement(2, 8) };
-        assert!(!refreshed.ends_connections_of(Some(&former)));
-        let shorter = Statement { revoked: BTreeMap::from([(serial(4), at(600))]), ..statement(2, 8) };
-        assert!(!shorter.ends_connections_of(Some(&former)), "an expired certificate left the list");
-        let further = Statement { revoked: BTreeMap::from([(serial(5), at(600))]), ..statement(2, 8) };
-        assert!(further.ends_connections_of(Some(&former)));
-        assert!(statement(3, 8).ends_connections_of(Some(&former)), "the cluster was restored");
-        let rotated = Statement { authorities: anchors(&[1, 2]), ..statement(2, 8) };
-        assert!(rotated.ends_connections_of(Some(&former)));
-        assert!(former.ends_connections_of(None), "any node could be at the other end");
-    }
-}
+mod tests;

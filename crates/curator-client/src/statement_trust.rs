@@ -135,11 +135,16 @@ impl StatementTrust {
     /// whether the statement was newer.
     pub async fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
         self.load()?;
-        let current = self.current();
-        let current = current.as_deref().map(|current| &current.statement);
-        let anchors =
-            current.map_or(slice::from_ref(&self.0.anchor), |statement| statement.authorities.as_slice());
-        let offered = SignedStatement::verify(wire, anchors)?;
+        let former = self.current();
+        let former = former.as_deref();
+        let current = former.map(|former| &former.statement);
+        // Certificates of the other authority count, and its statements do not: it is retired, or does not sign yet.
+        let signer = current.and_then(|statement| statement.authorities.first()).unwrap_or(&self.0.anchor);
+        let mut offered = SignedStatement::verify(wire, slice::from_ref(signer))?;
+        // A stored statement is verified by the anchor again.
+        if let Some(former) = former {
+            offered = offered.continuing(former);
+        }
         if !accept_statement(current, epoch, &offered.statement, self.0.clock.now())? {
             return Ok(false);
         }
@@ -172,6 +177,15 @@ impl StatementTrust {
             self.0.accepted.send_modify(|count| *count += 1);
         }
         Ok(published)
+    }
+
+    /// The authorities whose certificates count now: those of the newest statement, or the one that is trusted without.
+    #[must_use]
+    pub fn authorities(&self) -> Vec<TrustAnchor> {
+        match self.current() {
+            Some(current) => current.statement.authorities.clone(),
+            None => vec![self.0.anchor.clone()],
+        }
     }
 
     /// How the certificate of a curator is checked now. Fails while the newest statement is stale, or cannot be read.
@@ -220,8 +234,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::node_id::PublicKey;
     use crate::statement::Statement;
-    use crate::testing::{at, authority, serial, statement};
+    use crate::succession::Succession;
+    use crate::testing::{at, authority, authority_of, public, serial, statement};
 
     type Orders = Arc<Mutex<Vec<(u64, u64)>>>;
     type StoredFile = Arc<Mutex<Result<Option<SignedStatement>, String>>>;
@@ -338,5 +354,61 @@ mod tests {
         let foreign = foreign.sign(&authority(2)).unwrap().to_wire();
         assert!(matches!(trust.offer(&foreign, 0).await, Err(StatementError::OtherCluster { .. })));
         assert_eq!(*stored.lock().unwrap(), [(0, 2)]);
+    }
+
+    /// A statement of the first cluster by the authority with that key, which also lists another one.
+    fn by(number: u64, signer: u8, other: Option<u8>, chain: &[Vec<u8>]) -> wire::SignedStatement {
+        let anchor = |key| authority_of(1, key).anchor().clone();
+        let authorities = [signer].into_iter().chain(other).map(anchor).collect();
+        let statement = Statement { authorities, ..statement(0, number) };
+        statement.sign(&authority_of(1, signer)).unwrap().with_successors(chain.to_vec()).to_wire()
+    }
+
+    fn link(old: u8, new: u8) -> Vec<u8> {
+        Succession::sign(&authority_of(1, old), authority_of(1, new).anchor()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn authority_is_replaced_by_its_successor_alone() {
+        let (_, _, trust) = trust(0);
+        let chain = [link(1, 5)];
+        let trusted = |trust: &StatementTrust| -> Vec<PublicKey> {
+            trust.authorities().into_iter().map(|authority| authority.key).collect()
+        };
+        assert_eq!(trusted(&trust), [public(1)]);
+        for (what, sent, keys) in [
+            ("another authority begins", by(1, 5, None, &[]), None),
+            ("the authority itself", by(2, 1, None, &[]), Some(vec![1])),
+            ("the next one is trusted", by(3, 1, Some(5), &chain), Some(vec![1, 5])),
+            ("it signs, and nothing names it", by(4, 5, Some(1), &[]), None),
+            ("it signs", by(4, 5, Some(1), &chain), Some(vec![5, 1])),
+            ("the former one signs again", by(5, 1, Some(5), &chain), None),
+            ("the former one names another", by(5, 6, None, &[link(1, 6)]), None),
+            ("the former one is dropped", by(5, 5, None, &chain), Some(vec![5])),
+            ("the former one comes back", by(6, 1, None, &chain), None),
+        ] {
+            let before = trusted(&trust);
+            let accepted = trust.offer(&sent, 0).await;
+            assert_eq!(accepted.is_ok(), keys.is_some(), "{what}: {accepted:?}");
+            if let Err(error) = accepted {
+                assert!(matches!(error, StatementError::RetiredAuthority), "{what}: {error}");
+            }
+            let keys = keys.map(|keys| keys.into_iter().map(public).collect());
+            assert_eq!(trusted(&trust), keys.unwrap_or(before), "{what}");
+        }
+    }
+
+    #[tokio::test]
+    async fn stored_statement_is_verified_by_the_anchor_after_a_restart() {
+        let (_, _, trust) = trust(0);
+        let chain = [link(1, 5), link(5, 6)];
+        // The node was off during the first replacement, and received each step of the second.
+        for sent in [by(2, 5, Some(1), &chain[..1]), by(3, 5, Some(6), &chain), by(4, 6, None, &chain)] {
+            assert!(trust.offer(&sent, 0).await.unwrap());
+            let stored = trust.current().unwrap().to_wire();
+            let verified = SignedStatement::verify(&stored, slice::from_ref(trust.anchor())).unwrap();
+            assert_eq!(verified.to_wire(), stored);
+        }
+        assert_eq!(trust.current().unwrap().to_wire().successors, chain);
     }
 }

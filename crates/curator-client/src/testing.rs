@@ -91,8 +91,14 @@ pub fn validity() -> Validity {
 /// The authority of the cluster whose id repeats that number.
 #[must_use]
 pub fn authority(number: u8) -> Authority {
+    authority_of(number, number)
+}
+
+/// An authority of the cluster whose id repeats the first number, with the key of the second one.
+#[must_use]
+pub fn authority_of(cluster: u8, key: u8) -> Authority {
     let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };
-    Authority::create(Uuid::from_bytes([number; 16]), &pkcs8(number), serial(number), long).unwrap()
+    Authority::create(Uuid::from_bytes([cluster; 16]), &pkcs8(key), serial(key), long).unwrap()
 }
 
 /// A statement of the first authority that was signed at second 0 and lists two revoked certificates.

@@ -10,8 +10,10 @@
 //! the signatures, and resumes no session.
 
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
+use model::time::Timestamp;
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::ResolvesServerCert;
@@ -27,7 +29,8 @@ use crate::certificate::Validity;
 use crate::clock::Clock;
 use crate::curator_role::{CuratorError, identify_curator};
 use crate::node_id::NodeId;
-use crate::peer_identity::{Peer, PeerError, Revocations, identify_peer};
+use crate::peer_authorities::identify_peer_by_any;
+use crate::peer_identity::{Peer, PeerError, Revocations};
 use crate::pki::TrustAnchor;
 
 /// What a caller demands of a curator.
@@ -83,7 +86,19 @@ pub fn curator_client_config(
     own: Option<Arc<CertifiedKey>>,
     clock: Clock,
 ) -> Result<Arc<ClientConfig>, Error> {
-    let node = ClusterNode { anchor, check, expected, clock };
+    authorities_client_config(vec![anchor], check, expected, own, clock)
+}
+
+/// TLS to a curator of the cluster with these authorities, which replace one another. All else is as in
+/// [`curator_client_config`].
+pub fn authorities_client_config(
+    anchors: Vec<TrustAnchor>,
+    check: CuratorCheckProvider,
+    expected: Option<NodeId>,
+    own: Option<Arc<CertifiedKey>>,
+    clock: Clock,
+) -> Result<Arc<ClientConfig>, Error> {
+    let node = ClusterNode { anchors, check, expected, clock };
     transport::config::client_config(ServerVerifier::new(node, AcceptedSignatures::Ed25519), own)
 }
 
@@ -122,7 +137,7 @@ impl fmt::Debug for WrongServer {
 
 /// Accepts a node of the cluster as the check demands it, or the expected node alone.
 struct ClusterNode {
-    anchor: TrustAnchor,
+    anchors: Vec<TrustAnchor>,
     check: CuratorCheckProvider,
     expected: Option<NodeId>,
     clock: Clock,
@@ -131,7 +146,8 @@ struct ClusterNode {
 impl fmt::Debug for ClusterNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("ClusterNode");
-        shown.field("cluster", &self.anchor.cluster).field("expected", &self.expected).finish_non_exhaustive()
+        let cluster = self.anchors.first().map(|anchor| anchor.cluster);
+        shown.field("cluster", &cluster).field("expected", &self.expected).finish_non_exhaustive()
     }
 }
 
@@ -142,19 +158,14 @@ impl ClusterNode {
         }
         let (shown, now) = ([end_entity], self.clock.now());
         let found = match (self.check)().map_err(WrongServer::NoCheck)? {
-            CuratorCheck::CuratorAtAnyTime => {
-                // Both its certificate and that of the authority are valid at this moment.
-                let begin = Validity::from_der(end_entity).map_or(now, |validity| validity.not_before);
-                let begin = begin.max(self.anchor.validity.not_before);
-                let anchors = std::slice::from_ref(&self.anchor);
-                identify_curator(&shown, anchors, &Revocations::default(), begin)?
-            }
+            CuratorCheck::CuratorAtAnyTime => self.identify_at_its_begin(&shown, now)?,
             // No revocations are known here.
-            CuratorCheck::AnyNode => match identify_peer(&shown, &self.anchor, &Revocations::default(), now)?
-            {
-                Peer::Node { id, .. } => id,
-                other => return Err(WrongServer::NotANode(other)),
-            },
+            CuratorCheck::AnyNode => {
+                match identify_peer_by_any(&shown, &self.anchors, &Revocations::default(), now)? {
+                    Peer::Node { id, .. } => id,
+                    other => return Err(WrongServer::NotANode(other)),
+                }
+            }
             CuratorCheck::Curator { anchors, revocations } => {
                 identify_curator(&shown, &anchors, &revocations, now)?
             }
@@ -163,6 +174,22 @@ impl ClusterNode {
             Some(expected) if expected != found => Err(WrongServer::OtherNode { found, expected }),
             _ => Ok(()),
         }
+    }
+
+    /// Identifies a curator at the moment from which its certificate and that of its authority are valid.
+    fn identify_at_its_begin(&self, shown: &[&[u8]], now: Timestamp) -> Result<NodeId, CuratorError> {
+        let begin = shown.first().and_then(|shown| Validity::from_der(shown));
+        let begin = begin.map_or(now, |validity| validity.not_before);
+        let mut refused = CuratorError::NoAuthority;
+        for anchor in &self.anchors {
+            let moment = begin.max(anchor.validity.not_before);
+            match identify_curator(shown, slice::from_ref(anchor), &Revocations::default(), moment) {
+                Ok(found) => return Ok(found),
+                Err(error) if refused == CuratorError::NoAuthority => refused = error,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
     }
 }
 
@@ -193,7 +220,7 @@ mod tests {
     fn verifier(check: Result<CuratorCheck, String>, expected: Option<NodeId>) -> ClusterNode {
         let clock = Clock::new(|| at(1), || Duration::ZERO);
         let check: CuratorCheckProvider = Arc::new(move || check.clone());
-        ClusterNode { anchor: authority(1).anchor().clone(), check, expected, clock }
+        ClusterNode { anchors: vec![authority(1).anchor().clone()], check, expected, clock }
     }
 
     /// A check that demands a curator, of which these certificates are revoked.

@@ -28,6 +28,10 @@ struct StoredStatement {
     statement: String,
     /// The signature, in hexadecimal digits.
     signature: String,
+    /// The successions from the authority that this node trusts to the one that signed, in hexadecimal digits, oldest
+    /// first. Releases that could not replace an authority stored none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    successors: Vec<String>,
 }
 
 impl ClusterFiles {
@@ -41,7 +45,11 @@ impl ClusterFiles {
         let wire = wire::SignedStatement {
             statement: decode("statement", &stored.statement)?,
             signature: decode("signature", &stored.signature)?,
-            successors: Vec::new(),
+            successors: stored
+                .successors
+                .iter()
+                .map(|succession| decode("successors", succession))
+                .collect::<Result<_, _>>()?,
         };
         let signed = SignedStatement::verify(&wire, std::slice::from_ref(anchor))
             .map_err(|error| self.damaged_statement(error.to_string()))?;
@@ -64,6 +72,7 @@ impl ClusterFiles {
             number: statement.number,
             statement: hex::encode(wire.statement),
             signature: hex::encode(wire.signature),
+            successors: wire.successors.iter().map(hex::encode).collect(),
         };
         disk::run_beside(&self.path, || {
             let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +99,9 @@ impl ClusterFiles {
 
 #[cfg(test)]
 mod tests {
-    use curator_client::testing::{authority, statement};
+    use curator_client::statement::Statement;
+    use curator_client::succession::Succession;
+    use curator_client::testing::{authority, authority_of, statement};
 
     use super::*;
     use crate::cluster::files::tests::files;
@@ -98,6 +109,23 @@ mod tests {
     fn order(files: &ClusterFiles) -> Option<(u64, u64)> {
         let read = files.read_statement(authority(1).anchor()).unwrap();
         read.map(|signed| signed.statement.order())
+    }
+
+    #[test]
+    fn statement_of_a_successor_is_read_by_the_former_authority() {
+        let (_directory, files) = files();
+        let (old, new) = (authority(1), authority_of(1, 5));
+        let authorities = vec![new.anchor().clone(), old.anchor().clone()];
+        let signed = Statement { authorities, ..statement(0, 2) }.sign(&new).unwrap();
+        let chain = vec![Succession::sign(&old, new.anchor()).unwrap()];
+        files.write_statement(&signed.clone().with_successors(chain.clone())).unwrap();
+        let read = files.read_statement(old.anchor()).unwrap().unwrap();
+        assert_eq!((&read.statement, read.to_wire().successors), (&signed.statement, chain));
+        assert_eq!(files.read_statement(new.anchor()).unwrap(), Some(signed.clone()), "it signed");
+        // Without the succession, nothing tells that it replaces the old authority.
+        files.write_statement(&Statement { number: 3, ..signed.statement }.sign(&new).unwrap()).unwrap();
+        let error = files.read_statement(old.anchor()).unwrap_err().to_string();
+        assert!(error.contains("is not trusted"), "{error}");
     }
 
     #[test]
