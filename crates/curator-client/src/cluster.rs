@@ -158,11 +158,13 @@ pub fn encode_authority(authority: &Authority) -> Vec<u8> {
         format: record::FORMAT,
         certificate: authority.anchor().certificate.clone(),
         private_key: authority.pkcs8().to_vec(),
+        ..Default::default()
     }
     .encode_to_vec()
 }
 
-/// Decodes the authority that is stored under `key`. The error reveals nothing of it.
+/// Decodes the authority that signs, which is stored under `key`. The error reveals nothing of it. The whole record is an
+/// [`AuthorityRing`](crate::authority_ring::AuthorityRing).
 pub fn decode_authority(key: &str, bytes: &[u8]) -> Result<Authority, RecordError> {
     let record = record::decode(key, bytes, |record: &wire::AuthorityRecord| record.format)?;
     Authority::load(&record.certificate, &record.private_key)
@@ -229,6 +231,7 @@ mod tests {
             format: record::FORMAT,
             certificate: authority(1).anchor().certificate.clone(),
             private_key: authority(2).pkcs8().to_vec(),
+            ..Default::default()
         };
         let error = decode_authority("/a", &other.encode_to_vec()).unwrap_err();
         assert!(error.to_string().contains("one of the two is of another cluster"), "{error}");

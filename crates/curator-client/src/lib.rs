@@ -19,7 +19,8 @@
 //! * Statements. The authority of a cluster states its epoch and which curators are revoked ([`statement`][]).
 //!   [`statement_trust`][] has the newest one that was verified.
 //! * Successions. While a cluster replaces its authority, certificates of two of them count ([`peer_authorities`][]). The
-//!   old one names the new one ([`succession`][]), also for nodes that are off meanwhile.
+//!   old one names the new one ([`succession`][]), also for nodes that are off meanwhile. The record has both
+//!   ([`authority_ring`][]).
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator, and
 //!   [`curator_refusal`][] has the reason why it was not accepted. [`leader_channel`][] finds the curator that leads and
 //!   follows it.
@@ -52,6 +53,7 @@
 //! * The feature `testing` offers keys, nodes, certificates, a statement and a snapshot for tests (`testing.rs`).
 //!   Programs are built without it.
 
+pub mod authority_ring;
 pub mod certificate;
 pub mod clock;
 pub mod cluster;

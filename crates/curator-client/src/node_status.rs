@@ -16,8 +16,12 @@ use crate::kubernetes_status;
 
 /// Most services in the status of a node.
 const MAX_SERVICES: usize = 256;
+/// Most authorities of each kind in the status of a node.
+const MAX_AUTHORITIES: usize = 4;
 /// Longest text in the status of a node, in bytes.
 const MAX_TEXT_BYTES: usize = 1000;
+/// Length of the hash that identifies an authority, in bytes.
+const SHA256_BYTES: usize = 32;
 
 /// The status that a node reported.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +38,8 @@ pub struct NodeStatus {
     pub services: Vec<wire::ServiceStatus>,
     /// The status of its Kubernetes components; checked to be well-formed.
     pub kubernetes: Option<wire::KubernetesStatus>,
+    /// The authorities that the node uses; checked to be well-formed. `None`: its release cannot replace one.
+    pub authority: Option<wire::AuthorityStatus>,
     /// When the curator received it.
     pub reported_at: Timestamp,
 }
@@ -66,6 +72,7 @@ impl NodeStatus {
         }
         report.services.iter().try_for_each(validate_service)?;
         report.kubernetes.as_ref().map_or(Ok(()), kubernetes_status::validate_status)?;
+        report.authority.as_ref().map_or(Ok(()), validate_authority)?;
         Ok(Self {
             address,
             curator_port,
@@ -73,6 +80,7 @@ impl NodeStatus {
             boot_id: report.boot_id.clone(),
             services: report.services.clone(),
             kubernetes: report.kubernetes.clone(),
+            authority: report.authority.clone(),
             reported_at: now,
         })
     }
@@ -87,8 +95,35 @@ impl NodeStatus {
             services: self.services.clone(),
             reported_at_ms: self.reported_at.timestamp_millis(),
             kubernetes: self.kubernetes.clone(),
+            authority: self.authority.clone(),
         }
     }
+}
+
+fn validate_authority(authority: &wire::AuthorityStatus) -> Result<(), String> {
+    let lists = [("trusted", &authority.trusted), ("etcd_trusted", &authority.etcd_trusted)];
+    for (field, list) in lists {
+        if list.len() > MAX_AUTHORITIES {
+            return Err(format!(
+                "authority.{field} has {} entries; {MAX_AUTHORITIES} are enough",
+                list.len()
+            ));
+        }
+        if list.iter().any(|one| one.len() != SHA256_BYTES) {
+            return Err(format!("authority.{field} has an entry that is no SHA-256"));
+        }
+    }
+    let issuers = [
+        ("node_issuer", &authority.node_issuer),
+        ("curator_issuer", &authority.curator_issuer),
+        ("peer_issuer", &authority.peer_issuer),
+    ];
+    for (field, issuer) in issuers {
+        if !issuer.is_empty() && issuer.len() != SHA256_BYTES {
+            return Err(format!("authority.{field} is no SHA-256"));
+        }
+    }
+    Ok(())
 }
 
 fn validate_service(service: &wire::ServiceStatus) -> Result<(), String> {
@@ -132,6 +167,12 @@ pub(crate) mod tests {
             }],
             reported_at_ms: 1,
             kubernetes: Some(kubernetes_status::tests::sample_status()),
+            authority: Some(wire::AuthorityStatus {
+                trusted: vec![vec![1; 32], vec![2; 32]],
+                node_issuer: vec![1; 32],
+                etcd_trusted: vec![vec![1; 32]],
+                ..Default::default()
+            }),
         }
     }
 
@@ -141,6 +182,8 @@ pub(crate) mod tests {
         assert!(NodeStatus::from_report(&good(), at(9)).is_ok());
         let service = || good().services[0].clone();
         let with = |service: wire::ServiceStatus| wire::NodeStatus { services: vec![service], ..good() };
+        let authority = || good().authority.unwrap();
+        let of = |authority: wire::AuthorityStatus| wire::NodeStatus { authority: Some(authority), ..good() };
         for (field, report) in [
             ("external_address", wire::NodeStatus { external_address: String::new(), ..good() }),
             ("external_address", wire::NodeStatus { external_address: "host".to_owned(), ..good() }),
@@ -154,6 +197,13 @@ pub(crate) mod tests {
             ("services", with(wire::ServiceStatus { kind: 0, ..service() })),
             ("services", with(wire::ServiceStatus { kind: 99, ..service() })),
             ("services", with(wire::ServiceStatus { message: "m".repeat(1001), ..service() })),
+            ("authority.trusted", of(wire::AuthorityStatus { trusted: vec![vec![1; 32]; 5], ..authority() })),
+            ("authority.trusted", of(wire::AuthorityStatus { trusted: vec![vec![1; 31]], ..authority() })),
+            (
+                "authority.etcd_trusted",
+                of(wire::AuthorityStatus { etcd_trusted: vec![vec![]], ..authority() }),
+            ),
+            ("authority.peer_issuer", of(wire::AuthorityStatus { peer_issuer: vec![1], ..authority() })),
             (
                 "kubernetes.bundle",
                 wire::NodeStatus {

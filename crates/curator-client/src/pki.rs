@@ -114,6 +114,12 @@ impl TrustAnchor {
             Validity::from_x509(&certificate).ok_or_else(|| refused("its time is out of range"))?;
         Ok(Self { certificate: der.to_vec(), cluster, key, validity })
     }
+
+    /// SHA-256 of the certificate, by which nodes report the authority.
+    #[must_use]
+    pub fn fingerprint(&self) -> Vec<u8> {
+        ring::digest::digest(&ring::digest::SHA256, &self.certificate).as_ref().to_vec()
+    }
 }
 
 /// The authority of a cluster. `Debug` shows the public part alone.

@@ -340,6 +340,7 @@ fn first_node_record(founding: &BootstrapRequest, member: u64, now: Timestamp) -
         boot_id: String::new(),
         services: Vec::new(),
         kubernetes: None,
+        authority: None,
         reported_at: now,
     });
     Node {

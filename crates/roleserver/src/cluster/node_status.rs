@@ -60,6 +60,7 @@ pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Optio
         services: known.services.clone(),
         reported_at_ms: 0,
         kubernetes: known.kubernetes.clone(),
+        authority: None,
     })
 }
 
