@@ -53,6 +53,7 @@
 //! * `tests/all/cluster_model` runs the decisions with everything else simulated, and `tests` of this crate runs
 //!   curators against a real etcd.
 
+mod authority_rotation;
 pub mod bootstrap;
 mod clock_comparison;
 mod credential;

@@ -100,6 +100,12 @@ impl HeartbeatTracker {
         evaluate_health(node.state, since, now.saturating_sub(self.listening_since))
     }
 
+    /// How long the node has been silent at `now`: since its last heartbeat, or since heartbeats are received at all.
+    #[must_use]
+    pub fn silence(&self, node: &NodeId, now: Duration) -> Duration {
+        now.saturating_sub(*self.last_heartbeat.get(node).unwrap_or(&self.listening_since))
+    }
+
     /// Forgets nodes that no longer exist, so that memory does not grow.
     pub fn retain_nodes(&mut self, exists: impl Fn(&NodeId) -> bool) {
         self.last_heartbeat.retain(|node, _| exists(node));

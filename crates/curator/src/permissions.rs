@@ -116,6 +116,7 @@ pub const PERMISSIONS: &[MethodPermission] = &[
     leader_call("Management/Decommission", OWNERS),
     leader_call("Management/Delete", OWNERS),
     leader_call("Management/GetConsensus", READERS),
+    leader_call("Management/RotateAuthority", OWNERS),
     leader_call("Tickets/Create", OWNERS),
     leader_call("Tickets/List", OWNERS),
     leader_call("Tickets/Revoke", OWNERS),

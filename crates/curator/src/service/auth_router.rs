@@ -88,8 +88,8 @@ impl AuthRouter {
     #[must_use]
     pub(super) fn for_leader(service: LeaderService, leading: Arc<LeaderContext>) -> Self {
         let ended = leading.ended.clone();
-        let anchor = leading.authority.anchor().clone();
-        let members = ClusterMembers::new(anchor, leading.cache.clone(), leading.clock.clone());
+        let authorities = leading.authorities.subscribe();
+        let members = ClusterMembers::new(authorities, leading.cache.clone(), leading.clock.clone());
         let leader = LeaderOnlyServices {
             registration: RegistrationServer::new(RegistrationService(leading.clone())),
             nodes: NodesServer::new(NodesService(leading.clone())),

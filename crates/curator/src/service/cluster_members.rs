@@ -7,9 +7,11 @@
 
 use std::sync::Arc;
 
+use curator_client::authority_ring::AuthorityRing;
 use curator_client::clock::Clock;
-use curator_client::peer_identity::{Peer, identify_peer};
-use curator_client::pki::TrustAnchor;
+use curator_client::peer_authorities::identify_peer_by_any;
+use curator_client::peer_identity::Peer;
+use tokio::sync::watch;
 
 use crate::node_lifecycle::check_credentials;
 use crate::service::record_cache::RecordCache;
@@ -17,23 +19,28 @@ use crate::service::record_cache::RecordCache;
 /// The members of the cluster, as this curator has cached them.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterMembers {
-    anchor: Arc<TrustAnchor>,
+    authorities: watch::Receiver<Arc<AuthorityRing>>,
     cache: Arc<RecordCache>,
     clock: Clock,
 }
 
 impl ClusterMembers {
-    /// The members of the cluster with this authority.
+    /// The members of the cluster with these authorities.
     #[must_use]
-    pub(super) fn new(anchor: TrustAnchor, cache: Arc<RecordCache>, clock: Clock) -> Self {
-        Self { anchor: Arc::new(anchor), cache, clock }
+    pub(super) fn new(
+        authorities: watch::Receiver<Arc<AuthorityRing>>,
+        cache: Arc<RecordCache>,
+        clock: Clock,
+    ) -> Self {
+        Self { authorities, cache, clock }
     }
 
     /// Whether these are the certificates of a node or an owner of the cluster, which count at this moment.
     #[must_use]
     pub(super) fn include(&self, shown: &[Vec<u8>]) -> bool {
+        let trusted = self.authorities.borrow().trusted();
         let seen = self.cache.records();
-        match identify_peer(shown, &self.anchor, &seen.revocations, self.clock.now()) {
+        match identify_peer_by_any(shown, &trusted, &seen.revocations, self.clock.now()) {
             Ok(Peer::Node { id, key, .. }) => {
                 check_credentials(seen.nodes.get(&id).map(AsRef::as_ref), id, &key).is_ok()
             }

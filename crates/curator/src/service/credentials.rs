@@ -46,7 +46,7 @@ impl CredentialsService {
         tracing::info!(owner = name, serial = %credential.serial, "an owner's certificate was issued");
         Ok(Response::new(wire::IssueOwnerResponse {
             certificate: issued.certificate,
-            ca_certificate: self.0.authority.anchor().certificate.clone(),
+            ca_certificate: self.0.authority().anchor().certificate.clone(),
             credential: Some(credential.to_wire(false)),
         }))
     }

@@ -13,11 +13,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::authority_ring::AuthorityRing;
 use curator_client::clock::Clock;
 use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
-use curator_client::pki::TrustAnchor;
 use curator_client::tls;
 use etcd::client::Client;
 use etcd::election::{Candidate, campaign};
@@ -39,6 +39,7 @@ use crate::credential::Revocation;
 use crate::membership::Nodes;
 use crate::node_address::AddressRule;
 use crate::service::auth_router::AuthRouter;
+use crate::service::authority_rotation::watch_authorities;
 use crate::service::cluster_members::ClusterMembers;
 use crate::service::error::ServiceError;
 use crate::service::etcd_members;
@@ -272,7 +273,9 @@ impl Curator {
                 let (cache, statements) = (Arc::new(RecordCache::new()), Arc::new(StatementCache::new()));
                 let (ready, mut is_ready) = watch::channel(false);
                 let follow = async {
-                    let Some(known) = self.load_cluster_info(&over).await else { return };
+                    let Some((authorities, epoch)) = self.load_cluster_info(&over).await else { return };
+                    let authorities = watch::Sender::new(Arc::new(authorities));
+                    let known = ClusterInfo { authorities: authorities.subscribe(), epoch };
                     // Nodes come at once, and their watches last long. Before the cache has them, their connections
                     // would count as those of strangers. And a cluster that has a statement must not seem to have none.
                     let cached = async {
@@ -283,10 +286,13 @@ impl Curator {
                         return;
                     }
                     let clock = self.settings.clock.clone();
-                    let members = ClusterMembers::new(known.anchor.clone(), cache.clone(), clock);
+                    let members = ClusterMembers::new(authorities.subscribe(), cache.clone(), clock);
                     let leader_service = self.leader_service(known, standing, &statements, over.clone());
                     let router = AuthRouter::for_follower(leader_service, members, over.clone());
-                    self.serve(router, over.clone()).await;
+                    tokio::select! {
+                        () = self.serve(router, over.clone()) => {}
+                        never = watch_authorities(&self.settings.client, &authorities) => match never {},
+                    }
                 };
                 tokio::select! {
                     () = follow => {}
@@ -307,7 +313,7 @@ impl Curator {
                     }
                     let leading = Arc::new(leading);
                     let known = ClusterInfo {
-                        anchor: leading.authority.anchor().clone(),
+                        authorities: leading.authorities.subscribe(),
                         epoch: leading.cluster.epoch,
                     };
                     let leader_service = self.leader_service(known, standing, &statements, over.clone());
@@ -420,33 +426,30 @@ impl Curator {
 
     fn leader_service(
         &self,
-        ClusterInfo { anchor, epoch }: ClusterInfo,
+        ClusterInfo { authorities, epoch }: ClusterInfo,
         role: watch::Receiver<CandidateRole>,
         statements: &Arc<StatementCache>,
         ended: CancellationToken,
     ) -> LeaderService {
         let (node_id, port, client) =
             (self.settings.node_id, self.address.port(), self.settings.client.clone());
-        let (ca_certificate, statements) = (anchor.certificate.into(), statements.clone());
-        let clock = self.settings.clock.clone();
-        LeaderService { node_id, port, ca_certificate, epoch, role, client, statements, clock, ended }
+        let (statements, clock) = (statements.clone(), self.settings.clock.clone());
+        LeaderService { node_id, port, authorities, epoch, role, client, statements, clock, ended }
     }
 
-    /// Reads authority and epoch, as soon as etcd answers; `None` if `over` is cancelled before.
-    async fn load_cluster_info(&self, over: &CancellationToken) -> Option<ClusterInfo> {
+    /// Reads authorities and epoch, as soon as etcd answers; `None` if `over` is cancelled before.
+    async fn load_cluster_info(&self, over: &CancellationToken) -> Option<(AuthorityRing, u64)> {
         let mut failures = 0;
         let reading = async {
             loop {
                 let read = async {
                     let key = cluster::authority_record_key()?;
                     let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
-                    let authority = cluster::decode_authority(&key, &record.value)?;
+                    let authorities = AuthorityRing::decode(&key, &record.value)?;
                     let key = cluster::cluster_record_key()?;
                     let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
-                    Ok::<_, ServiceError>(Some(ClusterInfo {
-                        anchor: authority.anchor().clone(),
-                        epoch: Cluster::decode(&key, &record.value)?.epoch,
-                    }))
+                    let epoch = Cluster::decode(&key, &record.value)?.epoch;
+                    Ok::<_, ServiceError>(Some((authorities, epoch)))
                 };
                 match read.await {
                     Ok(Some(known)) => return known,
@@ -463,7 +466,7 @@ impl Curator {
 
 /// What every curator reports to callers about the cluster.
 struct ClusterInfo {
-    anchor: TrustAnchor,
+    authorities: watch::Receiver<Arc<AuthorityRing>>,
     epoch: u64,
 }
 

@@ -6,6 +6,7 @@
 use curator_client::cluster::OwnerKeyError;
 use curator_client::pki::PkiError;
 use curator_client::statement::StatementError;
+use curator_client::succession::SuccessionError;
 use etcd::client::EtcdError;
 use etcd::guard::{LostLeadership, WriteError};
 use etcd::key_space::KeyError;
@@ -45,6 +46,9 @@ pub enum ServiceError {
     /// The stored statement of the authority is not valid, or another one was not signed.
     #[error(transparent)]
     Statement(#[from] StatementError),
+    /// The authority did not name its successor.
+    #[error(transparent)]
+    Succession(#[from] SuccessionError),
     /// A decision rejected the call.
     #[error("{message}")]
     Rejected {
@@ -93,7 +97,8 @@ impl ServiceError {
             | Self::InvalidRecord(_)
             | Self::Key(_)
             | Self::Pki(_)
-            | Self::Statement(_) => Code::Internal,
+            | Self::Statement(_)
+            | Self::Succession(_) => Code::Internal,
         }
     }
 }

@@ -11,19 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use curator_client::authority_ring::AuthorityRing;
 use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::clock::Clock;
 use curator_client::cluster::{Cluster, OwnerKeyError};
 use curator_client::node::NodeState;
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::peer_identity::{Peer, identify_peer};
-use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME};
+use curator_client::peer_authorities::identify_peer_by_any;
+use curator_client::peer_identity::Peer;
+use curator_client::pki::{CURATOR_LIFETIME, NODE_LIFETIME};
 use curator_client::pki_revocation_list::PeerRevocations;
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
 use model::time::before;
 use proto::curator::v1 as wire;
-use tokio::sync::MutexGuard as AsyncMutexGuard;
+use tokio::sync::{MutexGuard as AsyncMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
@@ -111,7 +113,8 @@ pub(super) struct LeaderContext {
     pub(super) cache: Arc<RecordCache>,
     /// The cluster as it was when the leadership began. Its owner keys may have changed since.
     pub(super) cluster: Cluster,
-    pub(super) authority: Authority,
+    /// The authority that signs, and the other one while it is replaced.
+    pub(super) authorities: watch::Sender<Arc<AuthorityRing>>,
     pub(super) clock: Clock,
     /// Where the addresses of nodes come from.
     pub(super) address_rule: crate::node_address::AddressRule,
@@ -153,7 +156,7 @@ impl LeaderContext {
             ServiceError::rejected(Code::Internal, sentence)
         };
         let cluster = store.cluster().await?.ok_or_else(none)?.value;
-        let authority = store.authority().await?.ok_or_else(none)?.value;
+        let authorities = store.authorities().await?.ok_or_else(none)?.value;
         let heartbeats = Mutex::new(HeartbeatTracker::start_at(clock.monotonic()));
         let membership = tokio::sync::Mutex::new(());
         Ok(Self {
@@ -161,7 +164,7 @@ impl LeaderContext {
             store,
             cache: view,
             cluster,
-            authority,
+            authorities: watch::Sender::new(Arc::new(authorities)),
             clock,
             address_rule,
             ended,
@@ -188,8 +191,8 @@ impl LeaderContext {
         let refused =
             |error: &dyn std::fmt::Display| ServiceError::rejected(Code::Unauthenticated, error.to_string());
         let judged = {
-            let seen = self.cache.records();
-            identify_peer(shown, self.authority.anchor(), &seen.revocations, self.clock.now())
+            let (trusted, seen) = (self.authority_ring().trusted(), self.cache.records());
+            identify_peer_by_any(shown, &trusted, &seen.revocations, self.clock.now())
         };
         let peer = judged.map_err(|error| refused(&error))?;
         if let Peer::Node { id, key, .. } = &peer {
@@ -259,7 +262,7 @@ impl LeaderContext {
         key: &PublicKey,
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
         let validity = Validity::starting(self.clock.now(), NODE_LIFETIME);
-        let issued = self.authority.issue_node_certificate(key, Serial::new(rand::random()), validity)?;
+        let issued = self.authority().issue_node_certificate(key, Serial::new(rand::random()), validity)?;
         let holder = CredentialHolder::Node(NodeId::from_key(key));
         let change = credential_change(&issued, holder, *key, CertificateKind::Node)?;
         Ok((issued, change))
@@ -271,7 +274,8 @@ impl LeaderContext {
         key: &PublicKey,
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
         let validity = Validity::starting(self.clock.now(), CURATOR_LIFETIME);
-        let issued = self.authority.issue_curator_certificate(key, Serial::new(rand::random()), validity)?;
+        let issued =
+            self.authority().issue_curator_certificate(key, Serial::new(rand::random()), validity)?;
         let holder = CredentialHolder::Node(NodeId::from_key(key));
         let change = credential_change(&issued, holder, *key, CertificateKind::Curator)?;
         Ok((issued, change))
@@ -287,7 +291,7 @@ impl LeaderContext {
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
         let lifetime = peer_lifetime(self.store.statement().await?.is_some());
         let validity = Validity::starting(self.clock.now(), lifetime);
-        let issued = self.authority.issue_etcd_peer_certificate(
+        let issued = self.authority().issue_etcd_peer_certificate(
             key,
             address,
             Serial::new(rand::random()),
@@ -316,7 +320,7 @@ impl LeaderContext {
         }
         let validity = Validity::starting(self.clock.now(), lifetime);
         let issued =
-            self.authority.issue_owner_certificate(name, key, Serial::new(rand::random()), validity)?;
+            self.authority().issue_owner_certificate(name, key, Serial::new(rand::random()), validity)?;
         let holder = CredentialHolder::Owner(name.to_owned());
         let change = credential_change(&issued, holder.clone(), *key, CertificateKind::Owner)?;
         let credential = Credential::from_issued(&issued, holder, *key, CertificateKind::Owner);
@@ -334,7 +338,7 @@ impl LeaderContext {
         });
         wire::Directory {
             cluster_id: self.cluster.id.to_string(),
-            ca_certificate: self.authority.anchor().certificate.clone(),
+            ca_certificate: self.authority().anchor().certificate.clone(),
             curators: curators.collect(),
         }
     }
@@ -383,7 +387,7 @@ impl LeaderContext {
     pub(super) async fn peer_revocation_list(&self) -> Result<Vec<u8>, ServiceError> {
         match self.store.peer_revocations().await? {
             Some(stored) => Ok(stored.value.list),
-            None => Ok(self.authority.sign_peer_revocation_list(&BTreeSet::new(), 0, self.clock.now())?),
+            None => Ok(self.authority().sign_peer_revocation_list(&BTreeSet::new(), 0, self.clock.now())?),
         }
     }
 
@@ -406,7 +410,7 @@ impl LeaderContext {
             return Ok(());
         }
         let number = former.map_or(1, |former| former.number.saturating_add(1));
-        let next = PeerRevocations::sign(&self.authority, serials, number, now)?;
+        let next = PeerRevocations::sign(&self.authority(), serials, number, now)?;
         let change = record_change(PeerRevocations::etcd_key()?, next.encode(), stored.as_ref());
         self.store.write(&[change]).await?;
         tracing::info!(number, serials = next.serials.len(), "the list of revoked peers of etcd was written");

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::authority_ring::AuthorityRing;
 use curator_client::clock::Clock;
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
@@ -46,8 +47,8 @@ pub(super) struct LeaderService {
     pub(super) node_id: NodeId,
     /// The port that this curator listens on.
     pub(super) port: u16,
-    /// The certificate of the cluster's authority, DER.
-    pub(super) ca_certificate: Arc<[u8]>,
+    /// The authorities of the cluster.
+    pub(super) authorities: watch::Receiver<Arc<AuthorityRing>>,
     /// How often the cluster was restored.
     pub(super) epoch: u64,
     /// The role of this curator in the election.
@@ -110,7 +111,8 @@ impl leader_server::Leader for LeaderService {
         &self,
         _: Request<wire::GetCaCertificateRequest>,
     ) -> Result<Response<wire::GetCaCertificateResponse>, Status> {
-        Ok(Response::new(wire::GetCaCertificateResponse { ca_certificate: self.ca_certificate.to_vec() }))
+        let ca_certificate = self.authorities.borrow().signer.anchor().certificate.clone();
+        Ok(Response::new(wire::GetCaCertificateResponse { ca_certificate }))
     }
 
     async fn get_statement(

@@ -55,11 +55,13 @@ impl management_server::Management for ManagementService {
         &self,
         _: Request<wire::GetClusterRequest>,
     ) -> Result<Response<wire::GetClusterResponse>, Status> {
+        let authority_rotation = self.0.describe_replacement().await?;
         Ok(Response::new(wire::GetClusterResponse {
             directory: Some(self.0.directory()),
             name: self.0.cluster.name.clone(),
             created_at_ms: self.0.cluster.created_at.timestamp_millis(),
             statement_waits_for: self.0.statement_waits_for().iter().map(ToString::to_string).collect(),
+            authority_rotation,
         }))
     }
 
@@ -261,6 +263,25 @@ impl management_server::Management for ManagementService {
             reachable: member.reachable,
         });
         Ok(Response::new(wire::GetConsensusResponse { members: members.collect() }))
+    }
+
+    async fn rotate_authority(
+        &self,
+        request: Request<wire::RotateAuthorityRequest>,
+    ) -> Result<Response<wire::RotateAuthorityResponse>, Status> {
+        let caller = Caller::from_request(&request)?;
+        let named = request.into_inner().cluster_id;
+        let own = self.0.cluster.id.to_string();
+        if named != own {
+            return Err(ServiceError::invalid_argument(format!(
+                "the request names cluster {named:?}, and this is cluster {own}: is the address right?"
+            ))
+            .into());
+        }
+        self.0.begin_replacement().await?;
+        tracing::warn!(actor = %caller.peer, "the authority of the cluster is being replaced");
+        let rotation = self.0.describe_replacement().await?;
+        Ok(Response::new(wire::RotateAuthorityResponse { rotation }))
     }
 }
 

@@ -41,6 +41,7 @@
 //! * A handler that watches passes its stream to `LeaderContext::guard_stream`.
 
 mod auth_router;
+mod authority_rotation;
 mod clock_check;
 mod cluster_members;
 mod credentials;

@@ -21,7 +21,7 @@ use curator_client::node::Node;
 use curator_client::node_id::NodeId;
 use curator_client::peer_identity::Revocations;
 use curator_client::statement::SignedStatement;
-use curator_client::tls::{CuratorCheck, CuratorCheckProvider, curator_client_config};
+use curator_client::tls::{CuratorCheck, CuratorCheckProvider, authorities_client_config};
 use etcd::client::Client;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
@@ -155,6 +155,8 @@ impl LeaderContext {
                     false
                 }
             };
+            // First, so that the statement of the next stage follows at once.
+            Box::pin(self.continue_replacement()).await;
             // What was just revoked may be newer than what was read at the last tick.
             let certificates = if by_tick { self.curator_certificates.take() } else { None };
             let kept = async {
@@ -194,9 +196,10 @@ impl LeaderContext {
         certificates: Option<Vec<Credential>>,
     ) -> Result<StatementStep, ServiceError> {
         let stored = self.store.statement().await?;
-        let authorities = [self.authority.anchor().clone()];
+        let ring = self.authority_ring();
+        let (authorities, signers) = (ring.trusted(), ring.signers());
         let current =
-            stored.as_ref().map(|stored| SignedStatement::verify(&stored.value, &authorities)).transpose()?;
+            stored.as_ref().map(|stored| SignedStatement::verify(&stored.value, &signers)).transpose()?;
         let revoked = self.read_revoked_curators(certificates).await?;
         let inputs = StatementInputs {
             cluster: self.cluster.id,
@@ -209,7 +212,7 @@ impl LeaderContext {
         let step =
             plan_statement(current.as_ref().map(|current| &current.statement), &inputs, self.clock.now());
         if let StatementStep::Sign(statement) = &step {
-            let signed = statement.sign(&self.authority)?;
+            let signed = statement.sign(&ring.signer)?.with_successors(ring.successors.clone());
             let record = encode_statement(&signed.to_wire());
             self.store.write(&[record_change(statement_record_key()?, record, stored.as_ref())]).await?;
         }
@@ -291,7 +294,7 @@ impl LeaderContext {
 
     /// Checks that the curator of a node shows a curator's certificate and knows statements; the error is a sentence.
     async fn probe_curator(&self, node: &Node) -> Result<(), String> {
-        let anchors = vec![self.authority.anchor().clone()];
+        let anchors = self.authority_ring().trusted();
         let check = CuratorCheck::Curator { anchors, revocations: Arc::default() };
         let mut client = self.dial_curator(node, check)?;
         let answer = client.get_statement(wire::GetStatementRequest {});
@@ -312,9 +315,9 @@ impl LeaderContext {
         let reported = node.status.as_ref();
         let address = reported.and_then(|status| Some(SocketAddr::new(status.address, status.curator_port?)));
         let address = address.ok_or("it has not reported where its curator listens")?;
-        let anchor = self.authority.anchor().clone();
+        let anchors = self.authority_ring().trusted();
         let provider: CuratorCheckProvider = Arc::new(move || Ok(check.clone()));
-        let config = curator_client_config(anchor, provider, Some(node.id), None, self.clock.clone())
+        let config = authorities_client_config(anchors, provider, Some(node.id), None, self.clock.clone())
             .map_err(|error| error.to_string())?;
         Ok(LeaderClient::new(open_channel(&address.to_string(), config)))
     }

@@ -15,11 +15,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use curator_client::authority_ring::AuthorityRing;
 use curator_client::certificate::Serial;
 use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::pki::Authority;
 use curator_client::pki_revocation_list::PeerRevocations;
 use curator_client::ticket_id::TicketId;
 use etcd::client::{Client, Record};
@@ -135,9 +135,9 @@ impl Store {
         self.read_one(cluster::cluster_record_key()?, Cluster::decode).await
     }
 
-    /// Reads the cluster's authority.
-    pub(super) async fn authority(&self) -> Result<Option<Versioned<Authority>>, ServiceError> {
-        self.read_one(cluster::authority_record_key()?, cluster::decode_authority).await
+    /// Reads the cluster's authorities.
+    pub(super) async fn authorities(&self) -> Result<Option<Versioned<AuthorityRing>>, ServiceError> {
+        self.read_one(cluster::authority_record_key()?, AuthorityRing::decode).await
     }
 
     /// Reads the newest statement of the cluster's authority.

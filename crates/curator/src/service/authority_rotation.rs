@@ -1,0 +1,144 @@
+//! Carries out the replacement of the cluster's authority, for as long as this curator leads.
+//!
+//! What is done next follows from the record and from what nodes report
+//! ([`authority_rotation`](crate::authority_rotation)). Each step is one write of the record. The statement that belongs to
+//! it is signed right after, by what signs all statements (`statements`). A leader that is lost in between leaves a record
+//! whose statement is of the stage before, and its successor signs the next one.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
+use curator_client::cluster::authority_record_key;
+use curator_client::pki::Authority;
+use etcd::client::Client;
+use etcd::key_watcher::{KeyEvent, KeyWatcher};
+use etcd::namespace::KeySelector;
+use proto::curator::v1 as wire;
+use tokio::sync::watch;
+use tonic::Code;
+
+use crate::authority_rotation::{NodeView, ReplacementPlan, describe_replacement, plan_replacement};
+use crate::bootstrap::create_authority;
+use crate::membership::Nodes;
+use crate::service::error::ServiceError;
+use crate::service::leader_context::LeaderContext;
+use crate::service::store::{Versioned, record_change};
+
+/// Follows the record of the authorities in etcd, until the future is dropped.
+pub(super) async fn watch_authorities(
+    client: &Client,
+    authorities: &watch::Sender<Arc<AuthorityRing>>,
+) -> Infallible {
+    let key = match authority_record_key() {
+        Ok(key) => key,
+        Err(error) => {
+            tracing::error!(%error, "the authorities of the cluster cannot be read");
+            return std::future::pending().await;
+        }
+    };
+    let mut record = KeyWatcher::new(client, KeySelector::One(key), AuthorityRing::decode);
+    loop {
+        match record.next_event().await {
+            Ok(KeyEvent::Put { value, .. }) => {
+                authorities.send_replace(Arc::new(value));
+            }
+            Ok(KeyEvent::Deleted { .. } | KeyEvent::BacklogDone) => {}
+            Err(error) => {
+                tracing::error!(%error, "the authorities of the cluster cannot be read; the former ones are used");
+            }
+        }
+    }
+}
+
+impl LeaderContext {
+    /// The authorities of the cluster.
+    pub(super) fn authority_ring(&self) -> Arc<AuthorityRing> {
+        self.authorities.borrow().clone()
+    }
+
+    /// The authority that signs.
+    pub(super) fn authority(&self) -> Arc<Authority> {
+        self.authorities.borrow().signer.clone()
+    }
+
+    /// Begins to replace the authority of the cluster.
+    pub(super) async fn begin_replacement(&self) -> Result<(), ServiceError> {
+        if self.store.statement().await?.is_none() {
+            return Err(ServiceError::rejected(
+                Code::FailedPrecondition,
+                "the authority of the cluster is not replaced: it has made no statement yet, so nodes could not follow. \
+                 Update all role servers of the cluster first",
+            ));
+        }
+        let begun = self.store.retry_on_conflict(|| async {
+            let stored = self.load_authorities().await?;
+            let next = create_authority(self.cluster.id, self.clock.now())
+                .map_err(|error| ServiceError::rejected(Code::Internal, error.to_string()))?;
+            let Some(begun) = stored.value.begin(next, self.clock.now())? else {
+                return Err(ServiceError::rejected(
+                    Code::AlreadyExists,
+                    "the authority of the cluster is being replaced already: wait until that has ended",
+                ));
+            };
+            self.store
+                .write(&[record_change(authority_record_key()?, begun.encode(), Some(&stored))])
+                .await?;
+            Ok(begun)
+        });
+        let begun = begun.await?;
+        self.authorities.send_replace(Arc::new(begun));
+        Ok(())
+    }
+
+    /// Makes the next step of a replacement, if one is due. What fails is logged, and tried again at the next tick.
+    pub(super) async fn continue_replacement(&self) {
+        match self.make_due_step().await {
+            Ok(None) => {}
+            Ok(Some(step)) => {
+                let stage = self.authority_ring().replacement.as_ref().map(|one| one.stage.to_wire());
+                tracing::warn!(?step, ?stage, "the authority of the cluster is being replaced");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the replacement of the cluster's authority did not continue");
+            }
+        }
+    }
+
+    async fn make_due_step(&self) -> Result<Option<ReplacementStep>, ServiceError> {
+        let stored = self.load_authorities().await?;
+        if stored.value.replacement.is_none() && self.authority_ring().replacement.is_none() {
+            return Ok(None);
+        }
+        // The response to an earlier write may have been lost.
+        self.authorities.send_replace(Arc::new(stored.value.clone()));
+        let nodes = self.store.nodes().await?.nodes;
+        let ReplacementPlan::Step(step) = plan_replacement(&stored.value, &self.view_nodes(&nodes)) else {
+            return Ok(None);
+        };
+        let Some(next) = stored.value.apply_step(step, self.clock.now()) else { return Ok(None) };
+        self.store.write(&[record_change(authority_record_key()?, next.encode(), Some(&stored))]).await?;
+        self.authorities.send_replace(Arc::new(next));
+        Ok(Some(step))
+    }
+
+    /// The replacement as the API shows it; `None` if there is none.
+    pub(super) async fn describe_replacement(&self) -> Result<Option<wire::AuthorityRotation>, ServiceError> {
+        let ring = self.authority_ring();
+        if ring.replacement.is_none() {
+            return Ok(None);
+        }
+        let nodes = self.store.nodes().await?.nodes;
+        Ok(describe_replacement(&ring, &self.view_nodes(&nodes)))
+    }
+
+    async fn load_authorities(&self) -> Result<Versioned<AuthorityRing>, ServiceError> {
+        let gone = || ServiceError::rejected(Code::Internal, "the record of the cluster's authority is gone");
+        self.store.authorities().await?.ok_or_else(gone)
+    }
+
+    fn view_nodes<'a>(&self, nodes: &'a Nodes) -> Vec<NodeView<'a>> {
+        let (tracker, now) = (self.lock_heartbeats(), self.clock.monotonic());
+        nodes.values().map(|node| NodeView { node, silence: tracker.silence(&node.id, now) }).collect()
+    }
+}
