@@ -88,11 +88,11 @@ impl fmt::Display for Lack {
 /// What the leader must do about a replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReplacementPlan {
-    /// There is none.
+    /// The authority is not being replaced.
     Idle,
     /// Wait for these nodes. Empty: no consensus member is known.
     Wait(BTreeMap<NodeId, Lack>),
-    /// End the stage.
+    /// End the stage by this step.
     Step(ReplacementStep),
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod addresses;
+mod authority_rotation;
 mod consensus;
 mod curator_role;
 mod false_curator;

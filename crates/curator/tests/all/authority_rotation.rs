@@ -1,0 +1,128 @@
+//! The replacement of the cluster's authority, as a node and an owner see it.
+
+use std::slice;
+
+use anyhow::{Context as _, Result};
+use curator_client::peer_authorities::identify_peer_by_any;
+use curator_client::peer_identity::{Peer, Revocations};
+use curator_client::pki::TrustAnchor;
+use curator_client::statement::SignedStatement;
+use proto::curator::v1 as wire;
+use proto::curator::v1::leader_client::LeaderClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, certificate, refusal, status};
+use testkit::etcd_servers::until;
+
+use crate::statements::trust_of;
+
+/// What the first node reports: the authorities that it trusts, the one that signed all that it shows, and those that its
+/// etcd was started with.
+fn report(
+    cluster: &Cluster,
+    trusted: &[&TrustAnchor],
+    issuer: &TrustAnchor,
+    etcd: &[&TrustAnchor],
+) -> Result<wire::UpdateStatusRequest> {
+    let prints = |anchors: &[&TrustAnchor]| anchors.iter().map(|anchor| anchor.fingerprint()).collect();
+    let authority = wire::AuthorityStatus {
+        trusted: prints(trusted),
+        node_issuer: issuer.fingerprint(),
+        curator_issuer: issuer.fingerprint(),
+        peer_issuer: issuer.fingerprint(),
+        etcd_trusted: prints(etcd),
+    };
+    let status = wire::NodeStatus { authority: Some(authority), ..status(cluster.address(0)?.parse()?) };
+    Ok(wire::UpdateStatusRequest { node_id: cluster.nodes[0].id.to_string(), status: Some(status) })
+}
+
+async fn served_statement(cluster: &Cluster) -> Result<wire::SignedStatement> {
+    let mut leader = LeaderClient::new(cluster.channel(0, None)?);
+    let response = leader.get_statement(wire::GetStatementRequest {}).await?.into_inner();
+    response.statement.context("no statement")
+}
+
+/// Waits until the statement lists these authorities, as a node verifies it that trusts the first one.
+async fn until_listed(
+    cluster: &Cluster,
+    is_listed: impl Fn(&[TrustAnchor]) -> bool,
+) -> Result<Vec<TrustAnchor>> {
+    let mut listed = Vec::new();
+    until("the statement lists the authorities", async || {
+        let served = served_statement(cluster).await?;
+        let verified = SignedStatement::verify(&served, slice::from_ref(&cluster.anchor))?;
+        listed = verified.statement.authorities;
+        Ok(is_listed(&listed))
+    })
+    .await?;
+    Ok(listed)
+}
+
+/// The replacement as an owner sees it.
+async fn rotation(management: &mut ManagementClient<Channel>) -> Result<Option<wire::AuthorityRotation>> {
+    Ok(management.get_cluster(wire::GetClusterRequest {}).await?.into_inner().authority_rotation)
+}
+
+#[tokio::test]
+async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let (founder, old) = (&cluster.nodes[0], cluster.anchor.clone());
+    let by_old = certificate(&cluster.authority, founder, cluster.time.now())?;
+    let mut nodes = NodesClient::new(cluster.channel(0, Some(founder.with(&by_old)?))?);
+    let mut management = ManagementClient::new(cluster.as_owner().await?);
+    assert_eq!(rotation(&mut management).await?, None);
+
+    let (code, text) = refusal(management.rotate_authority(wire::RotateAuthorityRequest::default()).await)?;
+    assert_eq!(code, Code::InvalidArgument, "{text}");
+    let request = || wire::RotateAuthorityRequest { cluster_id: cluster.id.to_string() };
+    let begun = management.rotate_authority(request()).await?.into_inner().rotation.context("nothing")?;
+    assert_eq!(begun.stage(), wire::AuthorityStage::Trusted);
+    let wait = begun.waits_for.first().context("it waits for nobody")?;
+    assert_eq!(wait.node_id, founder.id.to_string());
+    assert!(wait.reason.contains("update its role server"), "{}", wait.reason);
+    let (code, text) = refusal(management.rotate_authority(request()).await)?;
+    assert_eq!(code, Code::AlreadyExists, "{text}");
+    assert!(text.contains("wait until that has ended"), "{text}");
+
+    let both = until_listed(&cluster, |listed| listed.len() == 2).await?;
+    assert_eq!(both[0], old, "it still signs");
+    let new = both[1].clone();
+    nodes.update_status(report(&cluster, &[&old, &new], &old, &[&old])?).await?;
+    let waiting = rotation(&mut management).await?.context("it ended")?;
+    let reason = waiting.waits_for.first().map(|wait| wait.reason.as_str()).unwrap_or_default();
+    assert!(
+        reason.contains("its etcd has not restarted with"),
+        "the new authority signs, although etcd does not trust it: {waiting:?}"
+    );
+    assert_eq!(until_listed(&cluster, |_| true).await?, [old.clone(), new.clone()]);
+
+    nodes.update_status(report(&cluster, &[&old, &new], &old, &[&old, &new])?).await?;
+    until_listed(&cluster, |listed| *listed == [new.clone(), old.clone()]).await?;
+    // Both authorities count: the old one for the node, and the new one for what is issued now.
+    let by_new = nodes.renew_certificate(wire::RenewCertificateRequest {}).await?.into_inner().certificate;
+    let none = Revocations::default();
+    let peer = identify_peer_by_any(&[&by_new], slice::from_ref(&new), &none, cluster.time.now())?;
+    assert!(matches!(peer, Peer::Node { id, .. } if id == founder.id), "{peer}");
+    let mut renewed = NodesClient::new(cluster.channel(0, Some(founder.with(&by_new)?))?);
+    let mut management = ManagementClient::new(cluster.as_owner().await?);
+    renewed.update_status(report(&cluster, &[&new, &old], &new, &[&old, &new])?).await?;
+
+    until_listed(&cluster, |listed| *listed == [new.clone()]).await?;
+    let late = report(&cluster, &[&new, &old], &new, &[&old, &new])?;
+    let (code, text) = refusal(nodes.update_status(late).await)?;
+    assert_eq!(code, Code::Unauthenticated, "a certificate of the old authority: {text}");
+    let dropping = rotation(&mut management).await?.context("it ended")?;
+    assert_eq!(dropping.stage(), wire::AuthorityStage::Dropping);
+
+    renewed.update_status(report(&cluster, &[&new], &new, &[&new])?).await?;
+    until("the replacement has ended", async || Ok(rotation(&mut management).await?.is_none())).await?;
+    // A node that was off meanwhile follows the succession.
+    let trust = trust_of(&cluster);
+    assert!(trust.offer(&served_statement(&cluster).await?, 0).await?);
+    assert_eq!(trust.authorities(), [new]);
+    Ok(())
+}
