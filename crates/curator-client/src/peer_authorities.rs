@@ -4,7 +4,9 @@
 //! rejected only if none of them signed it. In all else, one authority decides as it would alone ([`identify_peer`]).
 
 use model::time::Timestamp;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use crate::certificate::is_signed_by;
 use crate::peer_identity::{Peer, PeerError, Revocations, identify_peer};
 use crate::pki::TrustAnchor;
 
@@ -31,6 +33,13 @@ pub fn identify_peer_by_any(
         }
     }
     Err(refused)
+}
+
+/// The authority that signed a certificate, whatever it is for; `None` if none of these did, or if it cannot be parsed.
+#[must_use]
+pub fn find_issuer<'a>(certificate: &[u8], anchors: &'a [TrustAnchor]) -> Option<&'a TrustAnchor> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    anchors.iter().find(|anchor| is_signed_by(&parsed, &anchor.key))
 }
 
 #[cfg(test)]

@@ -280,6 +280,7 @@ impl NodeLife {
                 control_plane: facts.control_plane.then_some(ControlPlane { port: CURATOR_PORT }),
                 services: Vec::new(),
                 kubernetes: None,
+                authority: None,
             };
             let now = node_status::build_status(&known, "1", "boot");
             if let Some(now) = now.filter(|now| known.connection.is_some() && status.as_ref() != Some(now)) {

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::child::cgroup::CgroupMounts;
 use crate::child::lifecycle::{ChildContext, stop_leftovers};
 use crate::child::placement::Scopes;
+use crate::cluster::authority_status::follow_authorities;
 use crate::cluster::certificate_renewal::renew_certificate;
 use crate::cluster::child_placement::{keep_children_placed, place_children};
 use crate::cluster::control_plane::{ControlPlaneContext, run_control_plane};
@@ -95,6 +96,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
             ("status", report_node_status(facts.clone(), boot_id.clone())),
             ("heartbeat", send_heartbeats(facts.clone())),
             ("certificate", renew_certificate(files.clone(), facts.clone(), clock.clone())),
+            ("authorities", follow_authorities(files.clone(), facts.clone())),
             ("directory", refresh_curator_directory(files.clone(), facts.clone(), clock.clone())),
             (
                 "services",

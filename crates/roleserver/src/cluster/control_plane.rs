@@ -55,6 +55,7 @@ use crate::cluster::startup::{
     ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
     startup_inputs,
 };
+use crate::cluster::stored_authorities::prepare_ca_file;
 
 /// TCP port that curators listen on.
 pub const CURATOR_PORT: u16 = 7835;
@@ -293,6 +294,7 @@ async fn run_member(
             requested => requested?,
         }
     }
+    prepare_ca_file(&host.files);
     let cluster = connection.anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     let node_key = PublicKey(key.public_key());

@@ -269,6 +269,29 @@ pub fn read_authority_certificate(files: &ClusterFiles) -> Result<Option<Vec<u8>
     files.read_etcd_file(CA_CERTIFICATE)
 }
 
+/// Replaces the certificates of the authorities that etcd trusts from its next start on, PEM.
+pub fn replace_authorities(files: &ClusterFiles, bundle: &str) -> Result<(), ClusterFilesError> {
+    files.write_etcd_file(CA_CERTIFICATE, bundle.as_bytes()).map(drop)
+}
+
+/// Decodes the certificates of a PEM file to DER. What cannot be decoded is left out.
+#[must_use]
+pub fn decode_pem_bundle(text: &str) -> Vec<Vec<u8>> {
+    use base64::Engine as _;
+    let (mut found, mut body) = (Vec::new(), String::new());
+    for line in text.lines() {
+        if line.starts_with("-----END") {
+            found.extend(base64::engine::general_purpose::STANDARD.decode(&body).ok());
+            body.clear();
+        } else if line.starts_with("-----") {
+            body.clear();
+        } else {
+            body.push_str(line.trim());
+        }
+    }
+    found
+}
+
 /// The member's peer certificate as DER; `None` if it does not exist or cannot be decoded.
 #[must_use]
 pub fn read_peer_certificate(files: &ClusterFiles) -> Option<Vec<u8>> {

@@ -25,6 +25,8 @@
 //! * [`child_placement`][]: keeps what the node runs in scopes of systemd, outside the role server's unit.
 //! * [`certificate_renewal`][]: renews the node's certificate. [`curator_certificate`][]: issues and renews that of its
 //!   curator. [`curator_directory`][]: stores the addresses of curators.
+//! * [`stored_authorities`][]: the authorities that the node trusts. [`authority_status`][]: reports them, and who signed
+//!   what the node shows, while the authority of the cluster is replaced.
 //! * [`services`][]: runs services of operators' roles. [`kubernetes`][]: runs Kubernetes components.
 //! * [`cluster_node`][]: the root runnable.
 //!
@@ -54,6 +56,7 @@
 //! * A runnable must not be marked as healthy before its first success, or its backoff does not grow.
 //! * What a person has to know about a failing order goes into `NodeFacts::problem`, which the shepherd shows.
 
+pub mod authority_status;
 mod beside_etcd;
 pub mod certificate_renewal;
 pub mod child_placement;
@@ -82,3 +85,4 @@ pub mod peer_revocation;
 pub mod roles;
 pub mod services;
 pub mod startup;
+pub mod stored_authorities;

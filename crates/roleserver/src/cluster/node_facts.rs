@@ -22,7 +22,7 @@ use curator_client::pki::{PkiError, TrustAnchor};
 use curator_client::statement::SignedStatement;
 use curator_client::statement_trust::{ReadStatement, StatementTrust, persist_by};
 use curator_client::tls::certified_key;
-use proto::curator::v1::{KubernetesStatus, ServiceStatus};
+use proto::curator::v1::{AuthorityStatus, KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use supervisor::watch_cell::WatchCell;
@@ -229,6 +229,8 @@ pub struct NodeFacts {
     pub setup: WatchCell<Option<NodeSetup>>,
     /// Kubernetes status; `None` if the node has no Kubernetes role and no component.
     pub kubernetes: WatchCell<Option<KubernetesStatus>>,
+    /// The authorities of the cluster that this node uses.
+    pub authority: WatchCell<AuthorityStatus>,
     /// Why the order cannot be executed at the moment; `None` if there is no problem.
     pub problem: WatchCell<Option<String>>,
     /// Why this node follows no curator although one answers; `None` while it follows one.
@@ -265,6 +267,7 @@ impl NodeFacts {
         self.services.clear();
         self.setup.clear();
         self.kubernetes.clear();
+        self.authority.clear();
     }
 }
 

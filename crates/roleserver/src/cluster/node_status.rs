@@ -34,6 +34,8 @@ pub struct StatusInputs {
     pub services: Vec<wire::ServiceStatus>,
     /// Kubernetes status; `None` without Kubernetes.
     pub kubernetes: Option<wire::KubernetesStatus>,
+    /// The authorities of the cluster that it uses; `None` until they are known.
+    pub authority: Option<wire::AuthorityStatus>,
 }
 
 /// Combines the inputs of the status.
@@ -47,6 +49,7 @@ pub fn status_inputs(facts: &NodeFacts) -> CombinedInputs<StatusInputs> {
         })
         .with(&facts.services, |known: &mut StatusInputs, services| known.services = services)
         .with(&facts.kubernetes, |known: &mut StatusInputs, kubernetes| known.kubernetes = kubernetes)
+        .with(&facts.authority, |known: &mut StatusInputs, authority| known.authority = Some(authority))
 }
 
 /// Builds the status; `None` while the node's address is unknown.
@@ -60,7 +63,7 @@ pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Optio
         services: known.services.clone(),
         reported_at_ms: 0,
         kubernetes: known.kubernetes.clone(),
-        authority: None,
+        authority: known.authority.clone(),
     })
 }
 

@@ -6,7 +6,7 @@
 //! * its command line has other flags than this release gives it. An update adopts an etcd with the flags of another
 //!   release; this is what restarts it.
 //! * it was started without the list of revoked peers, and the list has certificates now.
-//! * the certificate of the authority in `ca.crt` is another one.
+//! * `ca.crt` has other authorities.
 //! * a certificate was added to the list of revoked peers. A connection that was open before stays open until one of both
 //!   ends restarts, and the removed member need not do that.
 //!
@@ -74,10 +74,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The content of etcd's files at its start. A hint: without it, one restart too many may happen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRecord {
-    /// SHA-256 of the authority's certificate, in hexadecimal digits.
+    /// SHA-256 of the file with the authorities' certificates, in hexadecimal digits.
     pub authority_sha256: String,
     /// Serial numbers on the list of revoked peers, in hexadecimal digits.
     pub revoked: BTreeSet<String>,
+    /// SHA-256 of each certificate of an authority in that file, in hexadecimal digits. A record of a release that could not
+    /// replace an authority has none.
+    #[serde(default)]
+    pub authorities: BTreeSet<String>,
 }
 
 /// Why the etcd of this node should restart.
@@ -87,7 +91,7 @@ pub enum RestartReason {
     Flags,
     /// It was started without the list of revoked peers, which has certificates now.
     NoList,
-    /// The certificate of the authority is another one.
+    /// It was started with other authorities of the cluster.
     Authority,
     /// This many certificates were revoked since its start.
     Revoked(usize),
@@ -147,13 +151,22 @@ fn read_inputs(files: &ClusterFiles) -> Result<StartRecord, ClusterFilesError> {
     let list = etcd_member::read_revocation_list(files)?;
     let listed = list.and_then(|list| parse_peer_revocation_list(&list)).unwrap_or_default();
     let revoked = listed.iter().map(ToString::to_string).collect();
-    Ok(StartRecord { authority_sha256: hex::encode(digest), revoked })
+    let certificates = etcd_member::decode_pem_bundle(&String::from_utf8_lossy(&authority));
+    let hash = |der: &Vec<u8>| hex::encode(ring::digest::digest(&ring::digest::SHA256, der));
+    let authorities = certificates.iter().map(hash).collect();
+    Ok(StartRecord { authority_sha256: hex::encode(digest), revoked, authorities })
 }
 
 /// The record of the last start; `None` if there is none, or if it is damaged.
 fn read_start_record(files: &ClusterFiles) -> Result<Option<StartRecord>, ClusterFilesError> {
     let bytes = files.read_etcd_file(START_RECORD)?;
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
+/// SHA-256 of the certificates of the authorities that the running etcd was started with.
+pub(super) fn read_started_authorities(files: &ClusterFiles) -> Result<Vec<Vec<u8>>, ClusterFilesError> {
+    let started = read_start_record(files)?.unwrap_or_default();
+    Ok(started.authorities.iter().filter_map(|hash| hex::decode(hash).ok()).collect())
 }
 
 /// Makes the runnable that restarts the etcd of this node when that is due and its turn. `digest` computes the digest of
@@ -319,7 +332,7 @@ mod tests {
 
     fn record(authority: &str, revoked: &[u8]) -> StartRecord {
         let revoked = revoked.iter().map(|number| serial(*number).to_string()).collect();
-        StartRecord { authority_sha256: authority.to_owned(), revoked }
+        StartRecord { authority_sha256: authority.to_owned(), revoked, ..StartRecord::default() }
     }
 
     #[test]

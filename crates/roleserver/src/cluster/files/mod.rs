@@ -421,7 +421,7 @@ fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
 pub(super) mod tests {
     use super::*;
 
-    pub(super) fn files() -> (tempfile::TempDir, ClusterFiles) {
+    pub(in crate::cluster) fn files() -> (tempfile::TempDir, ClusterFiles) {
         let directory = tempfile::tempdir().unwrap();
         let files = ClusterFiles::in_state_directory(directory.path());
         (directory, files)
