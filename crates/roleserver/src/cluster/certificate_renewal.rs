@@ -1,9 +1,10 @@
 //! Renew the node's certificate in time, or by key or from etcd once it has expired.
 //!
 //! Renewal is due when a third of the validity is left. A failed renewal is repeated with growing pauses; ten days are
-//! left for that. A node that was off or cut off for longer has an expired certificate. It then requests a new one from
-//! the curator with its key alone. A node that runs etcd issues the certificate from its own etcd instead, because all
-//! curators may have expired certificates, and no client accepts a curator whose certificate has expired.
+//! left for that. It is also due when another authority of the cluster signs now. A node that was off or cut off for
+//! longer has an expired certificate. It then requests a new one from the curator with its key alone. A node that runs
+//! etcd issues the certificate from its own etcd instead, because all curators may have expired certificates, and no
+//! client accepts a curator whose certificate has expired.
 //!
 //! To a clock that is fast by weeks, each new certificate has expired, too. Such a one is kept for an hour, because each
 //! further one would leave a record in etcd.
@@ -24,11 +25,18 @@ use proto::curator::v1::nodes_client::NodesClient;
 use proto::curator::v1::registration_client::RegistrationClient;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tokio::time::Instant;
 
 use crate::cluster::control_plane::CURATOR_NAMESPACE;
 use crate::cluster::etcd_member;
-use crate::cluster::files::ClusterFiles;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::{CuratorConnection, CurrentCertificate, NodeFacts, curator_channel};
+use crate::cluster::stored_authorities::is_by_former_authority;
+
+/// How often the authority that signed the certificate is compared with the newest statement.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause between two renewals because another authority signs. The leader may be ahead of the statement here.
+const CHANGE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What to do about the expiry of the node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,19 +73,33 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
             let mut starting = Some(starting);
             let mut healthy = None;
+            let mut last_change: Option<Instant> = None;
             loop {
                 let shown = connection.certificate.current();
                 let validity = shown.cert.first().and_then(|certificate| Validity::from_der(certificate));
                 let validity =
                     validity.ok_or_else(|| RunnableError::msg("this node's certificate cannot be read"))?;
                 let control_plane = facts.control_plane.latest().flatten().is_some();
-                let result = match decide_renewal_action(validity, clock.now(), control_plane) {
+                let action = decide_renewal_action(validity, clock.now(), control_plane);
+                let by_former = match shown.cert.first() {
+                    Some(certificate) => is_by_former_authority(&files, certificate)?,
+                    None => false,
+                };
+                let result = match action {
+                    RenewalAction::Wait(_) if by_former && is_over(last_change) => {
+                        last_change = Some(Instant::now());
+                        scope.until_cancelled(request_certificate(&connection)).await?
+                    }
                     RenewalAction::Wait(pause) => {
                         if let Some(starting) = starting.take() {
                             healthy = Some(starting.mark_healthy());
                         }
                         let _ = &healthy;
-                        scope.until_cancelled(tokio::time::sleep(pause)).await?;
+                        if by_former {
+                            scope.until_cancelled(tokio::time::sleep(CHECK_INTERVAL)).await?;
+                        } else {
+                            scope.until_cancelled(wait_for_change(&files, &connection, pause)).await??;
+                        }
                         continue;
                     }
                     RenewalAction::RequestFromCurator => {
@@ -111,6 +133,30 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
 /// The time until the next check after a renewal.
 fn pause_after_renewal(validity: Option<Validity>, now: Timestamp) -> Duration {
     if validity.is_some_and(|validity| validity.has_ended(now)) { MAX_PAUSE } else { Duration::ZERO }
+}
+
+/// Waits for this long, or until another authority signs than the one that signed the certificate.
+async fn wait_for_change(
+    files: &ClusterFiles,
+    connection: &CuratorConnection,
+    pause: Duration,
+) -> Result<(), ClusterFilesError> {
+    let end = Instant::now() + pause;
+    while Instant::now() < end {
+        tokio::time::sleep_until(end.min(Instant::now() + CHECK_INTERVAL)).await;
+        let shown = connection.certificate.current();
+        if let Some(certificate) = shown.cert.first()
+            && is_by_former_authority(files, certificate)?
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a renewal because of the authority may be tried again.
+fn is_over(last_change: Option<Instant>) -> bool {
+    last_change.is_none_or(|last| last.elapsed() >= CHANGE_INTERVAL)
 }
 
 fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {

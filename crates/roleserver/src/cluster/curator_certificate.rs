@@ -41,8 +41,9 @@ use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 
-use crate::cluster::files::ClusterFiles;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::{CurrentCertificate, NodeFacts, node_id_of_key};
+use crate::cluster::stored_authorities::{is_by_former_authority, stored_authorities};
 
 /// How often the certificate is compared with the clock.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -69,9 +70,11 @@ pub async fn prepare_curator_certificate(
     let key = read_key(files)?;
     let credentials = files.read_credentials()?;
     let credentials = credentials.ok_or_else(|| RunnableError::msg("this node has no certificate"))?;
-    let anchor = TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
+    // The error of a certificate that cannot be read.
+    TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
+    let authorities = stored_authorities(files)?.unwrap_or_default();
     let (own, now) = (node_id_of_key(&key), clock.now());
-    let stored = files.read_curator_certificate().filter(|stored| is_good(stored, own, &anchor, now));
+    let stored = files.read_curator_certificate().filter(|stored| is_good(stored, own, &authorities, now));
     if let Some(stored) = stored {
         return Ok(CurrentCertificate::new(certified_key(&stored, key.pkcs8())?));
     }
@@ -102,9 +105,9 @@ pub fn renew_curator_certificate(
             loop {
                 let mut pause = CHECK_INTERVAL;
                 let revoked = is_revoked.load(Ordering::Relaxed);
-                if revoked || decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
+                if revoked || is_renewal_due(&files, &shown, &clock)? {
                     let key = read_key(&files)?;
-                    let issuing = issue_certificate(&facts, &client, &key, &clock);
+                    let issuing = issue_certificate(&files, &facts, &client, &key, &clock);
                     let issued = scope.until_cancelled(issuing).await??;
                     shown.replace(certified_key(&issued, key.pkcs8())?);
                     is_revoked.store(false, Ordering::Relaxed);
@@ -129,7 +132,7 @@ pub fn renew_curator_certificate(
                         is_revoked.store(true, Ordering::Relaxed);
                         break;
                     }
-                    if decide_curator_renewal(validity_of(&shown), clock.now()).is_due() {
+                    if is_renewal_due(&files, &shown, &clock)? {
                         break;
                     }
                     pause = CHECK_INTERVAL;
@@ -137,6 +140,20 @@ pub fn renew_curator_certificate(
             }
         }
     })
+}
+
+/// Whether the certificate ends soon, or another authority signs now.
+fn is_renewal_due(
+    files: &ClusterFiles,
+    shown: &CurrentCertificate,
+    clock: &Clock,
+) -> Result<bool, ClusterFilesError> {
+    let current = shown.current();
+    let by_former = match current.cert.first() {
+        Some(certificate) => is_by_former_authority(files, certificate)?,
+        None => false,
+    };
+    Ok(by_former || decide_curator_renewal(validity_of(shown), clock.now()).is_due())
 }
 
 /// The time until the next check after a renewal.
@@ -149,8 +166,7 @@ fn validity_of(shown: &CurrentCertificate) -> Option<Validity> {
 }
 
 /// Whether the stored certificate is that of this node's curator, and valid at `now`.
-fn is_good(certificate: &[u8], own: NodeId, anchor: &TrustAnchor, now: Timestamp) -> bool {
-    let anchors = std::slice::from_ref(anchor);
+fn is_good(certificate: &[u8], own: NodeId, anchors: &[TrustAnchor], now: Timestamp) -> bool {
     identify_curator(&[certificate], anchors, &Revocations::default(), now) == Ok(own)
 }
 
@@ -181,12 +197,13 @@ fn store_certificate(files: &ClusterFiles, certificate: &[u8]) {
 
 /// Gets a certificate from the leader, or else from this node's etcd.
 async fn issue_certificate(
+    files: &ClusterFiles,
     facts: &NodeFacts,
     client: &Client,
     key: &Identity,
     clock: &Clock,
 ) -> Result<Vec<u8>, RunnableError> {
-    let refused = match request_certificate(facts).await {
+    let refused = match request_certificate(files, facts).await {
         Ok(issued) => return Ok(issued),
         Err(reason) => reason,
     };
@@ -201,22 +218,22 @@ async fn issue_certificate(
 }
 
 /// Requests a certificate from the leader; the error is a sentence.
-async fn request_certificate(facts: &NodeFacts) -> Result<Vec<u8>, String> {
+async fn request_certificate(files: &ClusterFiles, facts: &NodeFacts) -> Result<Vec<u8>, String> {
     let connection = facts.connection.latest().ok_or("this node is not connected to a leader yet")?;
     let mut nodes = NodesClient::new(connection.curators.channel());
     let answer = nodes.issue_curator_certificate(wire::IssueCuratorCertificateRequest {}).await;
     let certificate = answer.map_err(|status| status.message().to_owned())?.into_inner().certificate;
-    check_issued(&certificate, connection.id, &connection.anchor)?;
+    let authorities = stored_authorities(files).map_err(|error| error.to_string())?.unwrap_or_default();
+    check_issued(&certificate, connection.id, &authorities)?;
     Ok(certificate)
 }
 
 /// Checks a certificate that the leader sent, before the curator shows it: clients would refuse another one until it
 /// ends. The clock of this node may be wrong, so the certificate is checked at the time of its beginning.
-fn check_issued(certificate: &[u8], own: NodeId, anchor: &TrustAnchor) -> Result<(), String> {
+fn check_issued(certificate: &[u8], own: NodeId, anchors: &[TrustAnchor]) -> Result<(), String> {
     let wrong =
         |why: String| format!("the leader sent a certificate that is none of this node's curator: {why}");
     let validity = Validity::from_der(certificate).ok_or_else(|| wrong("it cannot be read".to_owned()))?;
-    let anchors = std::slice::from_ref(anchor);
     match identify_curator(&[certificate], anchors, &Revocations::default(), validity.not_before) {
         Ok(id) if id == own => Ok(()),
         Ok(id) => Err(wrong(format!("it is that of node {id}"))),
@@ -265,6 +282,7 @@ mod tests {
         let mut damaged = issue(&cluster, 7);
         *damaged.last_mut().unwrap() ^= 1;
         let of_node = cluster.issue_node_certificate(&public(7), serial(3), validity).unwrap().certificate;
+        let anchors = [cluster.anchor().clone()];
         for (what, certificate, second, expected) in [
             ("its own", issue(&cluster, 7), 0, true),
             ("its own, at its end", issue(&cluster, 7), 24 * 3600, true),
@@ -276,7 +294,7 @@ mod tests {
             ("a damaged one", damaged, 0, false),
             ("nothing", Vec::new(), 0, false),
         ] {
-            assert_eq!(is_good(&certificate, own, cluster.anchor(), at(second)), expected, "{what}");
+            assert_eq!(is_good(&certificate, own, &anchors, at(second)), expected, "{what}");
         }
     }
 
@@ -288,7 +306,8 @@ mod tests {
         let issue = |authority: &curator_client::pki::Authority, key| {
             authority.issue_curator_certificate(&public(key), serial(3), validity).unwrap().certificate
         };
-        assert_eq!(check_issued(&issue(&cluster, 7), own, cluster.anchor()), Ok(()));
+        let anchors = [cluster.anchor().clone()];
+        assert_eq!(check_issued(&issue(&cluster, 7), own, &anchors), Ok(()));
         let of_node = cluster.issue_node_certificate(&public(7), serial(3), validity).unwrap().certificate;
         for (what, certificate) in [
             ("that of the node", of_node),
@@ -296,7 +315,7 @@ mod tests {
             ("one of another cluster", issue(&other, 7)),
             ("nothing", Vec::new()),
         ] {
-            let error = check_issued(&certificate, own, cluster.anchor()).unwrap_err();
+            let error = check_issued(&certificate, own, &anchors).unwrap_err();
             assert!(error.contains("is none of this node's curator"), "{what}: {error}");
         }
     }

@@ -11,6 +11,8 @@
 //! and the shepherd sends certificates by an order ([`peer_order`](super::peer_order)). Such a certificate is recorded as
 //! soon as etcd has a quorum.
 //!
+//! It is renewed before its time if another authority of the cluster signs now.
+//!
 //! # An update
 //!
 //! Releases that renewed nothing issued certificates that are valid as long as the authority. They stay until the
@@ -25,7 +27,7 @@ use curator::bootstrap::{issue_peer_from_local_etcd, register_peer_certificate};
 use curator_client::certificate::{
     CLOCK_SKEW, MAX_PAUSE, Renewal, RenewalPoint, Serial, Validity, decide_renewal,
 };
-use curator_client::pki::PEER_LIFETIME;
+use curator_client::pki::{PEER_LIFETIME, TrustAnchor};
 use etcd::client::Client;
 use model::humanize::absolute_time;
 use model::time::{Timestamp, between};
@@ -39,6 +41,7 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::peer_order::LocalPeer;
 use crate::cluster::peer_revocation::is_pair_revoked;
+use crate::cluster::stored_authorities::{CertificateIssuer, identify_issuer};
 
 /// How often the certificate is compared with the clock, and with what is recorded.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -107,15 +110,24 @@ pub(super) fn renew_peer_certificate(
 }
 
 fn is_due(host: &ControlPlaneContext, member: &LocalPeer) -> Result<bool, ClusterFilesError> {
-    let validity =
-        etcd_member::read_peer_certificate(&host.files).and_then(|present| Validity::from_der(&present));
-    // Only a long certificate depends on the statement, which takes a signature to verify.
+    let present = etcd_member::read_peer_certificate(&host.files);
+    let validity = present.as_ref().and_then(|present| Validity::from_der(present));
+    // Only a long certificate depends on whether there is a statement.
     let stated = match validity {
-        Some(validity) if is_long(validity) => host.files.read_statement(&member.anchor)?.is_some(),
+        Some(validity) if is_long(validity) => has_statement(host)?,
         _ => true,
     };
+    let by_former = present
+        .is_some_and(|present| identify_issuer(&present, &member.authorities) == CertificateIssuer::Other);
     let revoked = is_pair_revoked(&host.files);
-    Ok(decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
+    Ok(by_former || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
+}
+
+fn has_statement(host: &ControlPlaneContext) -> Result<bool, ClusterFilesError> {
+    let Some(credentials) = host.files.read_credentials()? else { return Ok(false) };
+    let anchor = hex::decode(credentials.ca_certificate).ok();
+    let anchor = anchor.and_then(|certificate| TrustAnchor::parse(&certificate).ok());
+    Ok(anchor.map(|anchor| host.files.read_statement(&anchor)).transpose()?.flatten().is_some())
 }
 
 /// Replaces the certificate. Returns whether the new one is valid by the clock of this node; the error is a sentence.

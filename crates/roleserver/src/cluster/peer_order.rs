@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use curator::entitlement::{Entitlement, check_certificate};
 use curator_client::certificate::Validity;
 use curator_client::node_id::PublicKey;
+use curator_client::peer_authorities::find_issuer;
 use curator_client::peer_renewal::{check_certified_key, check_issued_certificate};
 use curator_client::pki::{AUTHORITY_LIFETIME, TrustAnchor};
 use model::time::Timestamp;
@@ -25,12 +26,13 @@ use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_order::{NodeOrder, OrderKind};
 use crate::cluster::peer_revocation::is_pair_revoked;
+use crate::cluster::stored_authorities::stored_authorities;
 
 /// The etcd member of this node, as its files show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPeer {
-    /// The authority of the cluster.
-    pub anchor: TrustAnchor,
+    /// The authorities of the cluster whose certificates count.
+    pub authorities: Vec<TrustAnchor>,
     /// The key of the node, which its member uses.
     pub key: PublicKey,
     /// The address in the URL of the member.
@@ -40,12 +42,10 @@ pub struct LocalPeer {
 impl LocalPeer {
     /// Reads the member of this node; `None` if it has none.
     pub fn read(files: &ClusterFiles) -> Result<Option<Self>, ClusterFilesError> {
-        let (key, credentials) = (files.read_key()?, files.read_credentials()?);
-        let anchor = credentials
-            .and_then(|credentials| TrustAnchor::parse(&hex::decode(credentials.ca_certificate).ok()?).ok());
+        let (key, authorities) = (files.read_key()?, stored_authorities(files)?);
         let membership = files.read_membership()?;
-        Ok(key.zip(anchor).zip(membership).map(|((key, anchor), membership)| Self {
-            anchor,
+        Ok(key.zip(authorities).zip(membership).map(|((key, authorities), membership)| Self {
+            authorities,
             key: PublicKey(key.public_key()),
             address: membership.address,
         }))
@@ -53,15 +53,22 @@ impl LocalPeer {
 
     /// Checks that other members accept this certificate as that of this one. The error is a part of a sentence.
     pub fn check(&self, certificate: &[u8], now: Timestamp) -> Result<(), String> {
-        check_issued_certificate(certificate, &self.anchor, &self.key, now)
-            .map_err(|error| error.to_string())?;
+        let anchor = self.find_issuer(certificate)?;
+        check_issued_certificate(certificate, anchor, &self.key, now).map_err(|error| error.to_string())?;
         self.check_purpose(certificate)
     }
 
     /// The same, whenever it is valid: the clock of this node may be wrong.
     pub fn check_at_any_time(&self, certificate: &[u8]) -> Result<(), String> {
-        check_certified_key(certificate, &self.anchor, &self.key).map_err(|error| error.to_string())?;
+        let anchor = self.find_issuer(certificate)?;
+        check_certified_key(certificate, anchor, &self.key).map_err(|error| error.to_string())?;
         self.check_purpose(certificate)
+    }
+
+    /// The authority that signed the certificate. If there is none, the first one, which then finds out why.
+    fn find_issuer(&self, certificate: &[u8]) -> Result<&TrustAnchor, String> {
+        let issuer = find_issuer(certificate, &self.authorities).or_else(|| self.authorities.first());
+        issuer.ok_or_else(|| "no authority of the cluster is trusted here".to_owned())
     }
 
     fn check_purpose(&self, certificate: &[u8]) -> Result<(), String> {
@@ -182,7 +189,7 @@ mod tests {
     #[test]
     fn certificate_is_taken_once_and_only_by_its_member() {
         let member = LocalPeer {
-            anchor: authority(1).anchor().clone(),
+            authorities: vec![authority(1).anchor().clone()],
             key: public(7),
             address: "10.0.0.1".parse().unwrap(),
         };
