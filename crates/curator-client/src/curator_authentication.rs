@@ -2,6 +2,10 @@
 //!
 //! A statement proves itself, so it may come from any node of the cluster, over a connection that demands no more. That
 //! also holds for a node with a stale statement: it would accept no curator, and yet it needs a newer one.
+//!
+//! A node that was off while the authority of its cluster was replaced trusts none that signed the curators' certificates.
+//! It requests the statement from any server then, without showing its certificate. The successions that come with the
+//! statement lead from the authority that it trusts to the one that signed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +13,7 @@ use std::time::Duration;
 use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use rustls::ClientConfig;
+use rustls::sign::CertifiedKey;
 use tonic::{Code, Status};
 
 use crate::clock::Clock;
@@ -16,6 +21,7 @@ use crate::curator_channel::open_channel;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
 use crate::leader_channel::{OwnCertificate, TlsConfigProvider};
 use crate::node_id::NodeId;
+use crate::peer_identity::PeerError;
 use crate::statement::StatementError;
 use crate::statement_trust::StatementTrust;
 use crate::tls::{CuratorCheck, CuratorCheckProvider, authorities_client_config};
@@ -88,19 +94,18 @@ impl CuratorAuthentication {
     /// A curator that has none changes nothing. What else changes nothing is decided by [`is_passed_over`].
     pub(super) async fn fetch_statement(&self, address: &str, epoch: u64) -> Result<(), FetchError> {
         let Self::Statements { trust, own } = self else { return Ok(()) };
-        let any_node: CuratorCheckProvider = Arc::new(|| Ok(CuratorCheck::AnyNode));
-        let (anchors, clock) = (trust.authorities(), trust.clock().clone());
-        let config = authorities_client_config(anchors, any_node, None, own(), clock)?;
-        let mut client = LeaderClient::new(open_channel(address, config));
-        let response = client.get_statement(wire::GetStatementRequest {});
-        let response =
-            tokio::time::timeout(STATEMENT_TIMEOUT, response).await.map_err(|_| FetchError::TimedOut)?;
-        let statement = match response {
-            Ok(response) => response.into_inner().statement,
-            Err(status) if has_none(&status) => None,
-            Err(status) => return Err(FetchError::from_status(status)),
+        let requested = match request_statement(trust, address, CuratorCheck::AnyNode, own()).await {
+            Err(FetchError::Refused(refused)) if is_by_another_authority(&refused, trust) => {
+                let sent = request_statement(trust, address, CuratorCheck::AnyServer, None).await;
+                let Ok(Some(statement)) = sent else { return Err(FetchError::Refused(refused)) };
+                return match trust.offer(&statement, epoch).await {
+                    Ok(true) => Ok(()),
+                    Ok(false) | Err(_) => Err(FetchError::Refused(refused)),
+                };
+            }
+            requested => requested?,
         };
-        let Some(statement) = statement else { return Ok(()) };
+        let Some(statement) = requested else { return Ok(()) };
         match trust.offer(&statement, epoch).await {
             Ok(_) => Ok(()),
             Err(error) if is_passed_over(&error, trust.curator_check().is_ok()) => {
@@ -110,6 +115,33 @@ impl CuratorAuthentication {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Requests the newest statement; `None` if the curator has none.
+async fn request_statement(
+    trust: &StatementTrust,
+    address: &str,
+    check: CuratorCheck,
+    own: Option<Arc<CertifiedKey>>,
+) -> Result<Option<wire::SignedStatement>, FetchError> {
+    let check: CuratorCheckProvider = Arc::new(move || Ok(check.clone()));
+    let (anchors, clock) = (trust.authorities(), trust.clock().clone());
+    let config = authorities_client_config(anchors, check, None, own, clock)?;
+    let mut client = LeaderClient::new(open_channel(address, config));
+    let response = client.get_statement(wire::GetStatementRequest {});
+    let response =
+        tokio::time::timeout(STATEMENT_TIMEOUT, response).await.map_err(|_| FetchError::TimedOut)?;
+    match response {
+        Ok(response) => Ok(response.into_inner().statement),
+        Err(status) if has_none(&status) => Ok(None),
+        Err(status) => Err(FetchError::from_status(status)),
+    }
+}
+
+/// Whether a curator was refused because its certificate names the authority of the cluster and another key signed it. It
+/// may be a successor's.
+fn is_by_another_authority(refused: &CuratorRefused, trust: &StatementTrust) -> bool {
+    refused.reason == PeerError::Forged(trust.anchor().cluster).to_string()
 }
 
 /// Whether a rejected statement changes nothing, so that its curator is followed as far as the known statement permits.
