@@ -17,11 +17,14 @@ use model::humanize::absolute_time;
 use model::time::Timestamp;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use crate::authority_ring::AuthorityRing;
 use crate::certificate::{IssuedCertificate, Serial, Validity, ed25519_key, is_signed_by};
+use crate::cluster;
 use crate::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError};
 use crate::node::NodeState;
 use crate::node_id::{NodeId, PublicKey};
 use crate::pki::{PEER_LIFETIME, PkiError, TrustAnchor};
+use crate::succession::find_path;
 
 /// Why no peer certificate is signed from a snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +68,7 @@ pub fn renew_peer(
 ) -> Result<IssuedCertificate, PeerRenewalError> {
     let (_, authority) = snapshot.cluster_and_authority()?;
     let taken_at = || absolute_time(snapshot.taken_at);
-    if authority.anchor().certificate != ca_certificate {
+    if !is_successor(snapshot, ca_certificate, authority.anchor())? {
         return Err(PeerRenewalError::OtherAuthority { taken_at: taken_at() });
     }
     let id = NodeId::from_key(key);
@@ -86,6 +89,21 @@ pub fn renew_peer(
     let address = address.ok_or_else(|| refused("the node has no address in it"))?;
     let validity = Validity::starting(now, PEER_LIFETIME);
     Ok(authority.issue_etcd_peer_certificate(key, address, serial, validity)?)
+}
+
+/// Whether the authority in the snapshot is the trusted one, or one that the successions in the snapshot lead to.
+fn is_successor(
+    snapshot: &ClusterSnapshot,
+    ca_certificate: &[u8],
+    signer: &TrustAnchor,
+) -> Result<bool, PeerRenewalError> {
+    let key = cluster::authority_record_key().map_err(ClusterSnapshotError::from)?;
+    let record = snapshot.records.get(&key);
+    let ring = record.map(|record| AuthorityRing::decode(&key, record)).transpose();
+    let ring = ring.map_err(ClusterSnapshotError::from)?;
+    let successors = ring.map(|ring| ring.successors).unwrap_or_default();
+    let trusted = [TrustAnchor::parse(ca_certificate)?];
+    Ok(find_path(&trusted, &successors, |found| found.certificate == signer.certificate).is_some())
 }
 
 /// Why a certificate that was received is not used, as a part of a sentence.
@@ -150,11 +168,11 @@ pub fn check_certified_key(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster;
+    use crate::authority_ring::ReplacementStep;
     use crate::node::Node;
     use crate::pki::Authority;
     use crate::testing::{
-        at, authority, key, member, node_id, pkcs8, public, serial, snapshot, up, validity,
+        at, authority, authority_of, key, member, node_id, pkcs8, public, serial, snapshot, up, validity,
     };
 
     fn renew(snapshot: &ClusterSnapshot, number: u8) -> Result<IssuedCertificate, String> {
@@ -193,6 +211,17 @@ mod tests {
             let error = renew(&snapshot, number).unwrap_err();
             assert!(error.contains(reason) && error.contains(&node_id(number).to_string()), "{error}");
         }
+    }
+
+    #[test]
+    fn successor_of_the_trusted_authority_signs() {
+        let mut later = snapshot();
+        let begun = AuthorityRing::new(authority(1)).begin(authority_of(1, 5), at(1)).unwrap().unwrap();
+        let signing = begun.apply_step(ReplacementStep::Sign, at(2)).unwrap();
+        later.records.insert(cluster::authority_record_key().unwrap(), signing.encode());
+        let issued = renew(&later, 2).unwrap();
+        let new = authority_of(1, 5).anchor().clone();
+        assert_eq!(check_issued_certificate(&issued.certificate, &new, &key(2), at(60)), Ok(()));
     }
 
     #[test]

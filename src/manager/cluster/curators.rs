@@ -29,6 +29,7 @@ use crate::curator_client::cluster_snapshot::{
 };
 use crate::curator_client::identity::{Identity, IdentityError};
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCertificate};
+use crate::curator_client::peer_authorities::find_issuer;
 use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
@@ -144,6 +145,9 @@ pub async fn load_owner_key(
 pub struct CuratorClient {
     curators: LeaderTracker,
     validity: Option<Validity>,
+    /// The certificate that it shows.
+    certificate: Vec<u8>,
+    trust: StatementTrust,
     /// Which of the shepherd's keys claimed the certificate.
     pub key_slot: OwnerKeySlot,
     follow_task: tokio::task::JoinHandle<()>,
@@ -170,7 +174,14 @@ impl CuratorClient {
         curators.set_directory(founded.curators.iter().cloned());
         let follower = curators.clone();
         let following = tokio::spawn(async move { match follower.track_leader().await {} });
-        Ok(Self { curators, validity: Validity::from_der(certificate), key_slot: by, follow_task: following })
+        Ok(Self {
+            curators,
+            validity: Validity::from_der(certificate),
+            certificate: certificate.to_vec(),
+            trust: trust.clone(),
+            key_slot: by,
+            follow_task: following,
+        })
     }
 
     /// Claims a certificate with one of the owner's keys, and uses that certificate from then on.
@@ -204,10 +215,15 @@ impl CuratorClient {
         }
     }
 
-    /// Whether its certificate needs renewal.
+    /// Whether its certificate needs renewal: it ends soon, or another authority of the cluster signs now.
     #[must_use]
     pub fn needs_renewal(&self) -> bool {
         let now = Clock::system().now();
+        let authorities = self.trust.authorities();
+        let issuer = find_issuer(&self.certificate, &authorities).map(|issuer| issuer.key);
+        if issuer != authorities.first().map(|signer| signer.key) {
+            return true;
+        }
         self.validity.is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())
     }
 
