@@ -36,6 +36,7 @@ use crate::cluster::node_order::{
     NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_statement, parse_ticket,
 };
 use crate::cluster::order_inbox::adopt_epoch;
+use crate::cluster::stored_authorities::authorities_above;
 use crate::server_pool::ServerPool;
 
 /// Pause between two attempts, and the shortest pause that a curator can request.
@@ -360,7 +361,8 @@ impl NodeEnroller {
                 return Err(RunnableError::msg("only a node that joins is given a membership"));
             }
         };
-        check_own_certificate(&membership.certificate, node_id_of_key(key), &anchor)?;
+        let authorities = authorities_above(&self.files, &anchor)?;
+        check_own_certificate(&membership.certificate, node_id_of_key(key), &authorities)?;
         let credentials = self.store_membership(membership, &anchor.certificate)?;
         let connection = CuratorConnection::new(key, &credentials, &self.files, &self.clock)?;
         let detecting = node_address(Some(order), connection.curators.directory());

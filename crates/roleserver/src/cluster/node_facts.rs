@@ -31,6 +31,7 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
 use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
+use crate::cluster::stored_authorities::authorities_above;
 use crate::host_findings::HostFindings;
 
 /// The certificate that this node presents; it can be replaced while the process runs.
@@ -129,7 +130,7 @@ impl CuratorConnection {
         certificate: &[u8],
     ) -> Result<(), CredentialsError> {
         let next = certified_key(certificate, key.pkcs8())?;
-        check_own_certificate(certificate, self.id, &self.anchor)?;
+        check_own_certificate(certificate, self.id, &authorities_above(files, &self.anchor)?)?;
         files.write_credentials(&Credentials {
             certificate: hex::encode(certificate),
             ca_certificate: hex::encode(&self.anchor.certificate),
@@ -140,20 +141,26 @@ impl CuratorConnection {
 }
 
 /// Checks a certificate before this node stores and shows it: curators would refuse another one, until a person acts.
-/// The clock of this node may be wrong, so the certificate is checked at the time of its beginning.
+/// One of `authorities` has to have signed it. The clock of this node may be wrong, so the certificate is checked at the
+/// time of its beginning.
 pub(super) fn check_own_certificate(
     certificate: &[u8],
     own: NodeId,
-    anchor: &TrustAnchor,
+    authorities: &[TrustAnchor],
 ) -> Result<(), CredentialsError> {
     let not_own = CredentialsError::NotOwn;
     let validity = Validity::from_der(certificate).ok_or_else(|| not_own("it cannot be read".to_owned()))?;
-    let begin = validity.not_before.max(anchor.validity.not_before);
-    match identify_peer(&[certificate], anchor, &Revocations::default(), begin) {
-        Ok(Peer::Node { id, .. }) if id == own => Ok(()),
-        Ok(other) => Err(not_own(format!("it is that of {other}"))),
-        Err(error) => Err(not_own(error.to_string())),
+    let mut reasons = Vec::new();
+    for authority in authorities {
+        let begin = validity.not_before.max(authority.validity.not_before);
+        match identify_peer(&[certificate], authority, &Revocations::default(), begin) {
+            Ok(Peer::Node { id, .. }) if id == own => return Ok(()),
+            Ok(other) => reasons.push(format!("it is that of {other}")),
+            Err(error) => reasons.push(error.to_string()),
+        }
     }
+    reasons.dedup();
+    Err(not_own(reasons.join("; ")))
 }
 
 /// A channel to the leader of this cluster that presents `shown`. The newest statement of the cluster's authority and
@@ -285,6 +292,8 @@ impl fmt::Debug for NodeFacts {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use curator_client::node_id::PublicKey;
     use curator_client::testing::{authority, public, serial, validity};
 
@@ -319,10 +328,10 @@ mod tests {
             assert_eq!(files.read_credentials().unwrap().as_ref(), Some(&credentials), "{what}");
             assert_eq!(connection.certificate.current().cert[0].to_vec(), first, "{what}");
         }
-        let anchor = cluster.anchor();
+        let anchors = slice::from_ref(cluster.anchor());
         let of_another = cluster.issue_node_certificate(&public(8), serial(4), validity()).unwrap();
-        assert!(check_own_certificate(&of_another.certificate, connection.id, anchor).is_err());
-        assert!(check_own_certificate(&[], connection.id, anchor).is_err());
+        assert!(check_own_certificate(&of_another.certificate, connection.id, anchors).is_err());
+        assert!(check_own_certificate(&[], connection.id, anchors).is_err());
         let renewed = cluster.issue_node_certificate(&own, serial(5), validity()).unwrap().certificate;
         connection.replace_certificate(&files, &key, &renewed).unwrap();
         let stored = files.read_credentials().unwrap().unwrap();

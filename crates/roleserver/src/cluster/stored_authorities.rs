@@ -38,9 +38,16 @@ pub fn stored_authorities(files: &ClusterFiles) -> Result<Option<Vec<TrustAnchor
     let anchor = files
         .read_credentials()?
         .and_then(|credentials| TrustAnchor::parse(&hex::decode(credentials.ca_certificate).ok()?).ok());
-    let Some(anchor) = anchor else { return Ok(None) };
-    let stated = files.read_statement(&anchor)?;
-    Ok(Some(stated.map_or_else(|| vec![anchor], |signed| signed.statement.authorities)))
+    anchor.map(|anchor| authorities_above(files, &anchor)).transpose()
+}
+
+/// The authorities of the newest stored statement, the one that signs first; without a statement, `anchor`.
+pub(super) fn authorities_above(
+    files: &ClusterFiles,
+    anchor: &TrustAnchor,
+) -> Result<Vec<TrustAnchor>, ClusterFilesError> {
+    let stated = files.read_statement(anchor)?;
+    Ok(stated.map_or_else(|| vec![anchor.clone()], |signed| signed.statement.authorities))
 }
 
 /// Lets `ca.crt` have all authorities whose certificates count. A node that is no member has no such file.
