@@ -21,16 +21,12 @@ use curator::statement_record::statement_record_key;
 use curator_client::certificate::{Serial, Validity};
 use curator_client::cluster::{authority_record_key, decode_authority};
 use curator_client::curator_channel::open_channel;
-use curator_client::identity::Identity;
 use curator_client::leader_channel::{LeaderTracker, TlsConfigProvider};
 use curator_client::node::{ConsensusMember, Node, NodeState};
-use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::node_status::NodeStatus;
 use curator_client::peer_identity::Revocations;
 use curator_client::pki::{Authority, CURATOR_LIFETIME, NODE_LIFETIME, TrustAnchor};
-use curator_client::tls::{
-    CuratorCheck, CuratorCheckProvider, certified_key, client_config, curator_client_config,
-};
+use curator_client::tls::{CuratorCheck, CuratorCheckProvider, client_config, curator_client_config};
 use etcd::client::Client;
 use etcd::namespace::KeySelector;
 use model::time::Timestamp;
@@ -48,6 +44,7 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::etcd_servers::{self, PATIENCE, in_time};
+use crate::key_holder::Holder;
 use crate::shifted_clock::Shifted;
 
 /// The desired Kubernetes settings of a test's cluster.
@@ -73,35 +70,6 @@ pub async fn put_kubernetes(owner: Channel) -> Result<()> {
 
 /// Lifetime that a certificate request has by default.
 pub const AN_HOUR_MS: u64 = 3_600_000;
-
-/// A key with its node id.
-pub struct Holder {
-    /// The private key, in memory only.
-    pub identity: Identity,
-    /// The public key of `identity`.
-    pub key: PublicKey,
-    /// The id of a node with this key.
-    pub id: NodeId,
-}
-
-impl Holder {
-    /// Generates a new key.
-    pub fn new() -> Result<Self> {
-        let identity = Identity::generate()?;
-        let key = PublicKey(identity.public_key());
-        Ok(Self { identity, key, id: NodeId::from_key(&key) })
-    }
-
-    /// The key with the certificate that it signed for itself.
-    pub fn itself(&self) -> Result<Arc<CertifiedKey>> {
-        Ok(certified_key(self.identity.certificate_der(), self.identity.pkcs8())?)
-    }
-
-    /// The key with a certificate that another key signed.
-    pub fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
-        Ok(certified_key(certificate, self.identity.pkcs8())?)
-    }
-}
 
 /// The options of a cluster of curators.
 pub struct ClusterOptions {

@@ -44,6 +44,8 @@ pub mod etcd_program;
 #[cfg(feature = "etcd")]
 pub mod etcd_servers;
 pub mod flood;
+#[cfg(feature = "curator")]
+pub mod key_holder;
 pub mod memory;
 pub mod port;
 #[cfg(feature = "postgres")]

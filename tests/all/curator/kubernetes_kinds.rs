@@ -33,8 +33,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use uuid::Uuid;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::curators::{Holder, kubernetes_settings, status};
+use crate::harness::curators::{kubernetes_settings, status};
 use crate::harness::etcd_servers::in_time;
+use crate::harness::key_holder::Holder;
 use crate::objects::real::{Files, Real};
 
 /// The subject of a signed certificate.

@@ -21,8 +21,9 @@ use tonic_prost::ProstCodec;
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{AN_HOUR_MS, Cluster, Holder, certificate, refusal, status};
+use testkit::curators::{AN_HOUR_MS, Cluster, certificate, refusal, status};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 /// Makes a call by its name with an empty request, and returns the code of the first response.
 async fn call(channel: &Channel, method: &str) -> Result<Code> {

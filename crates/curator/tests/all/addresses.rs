@@ -22,8 +22,9 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, ClusterOptions, Holder, put_kubernetes, refusal, status};
+use testkit::curators::{Cluster, ClusterOptions, put_kubernetes, refusal, status};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 const WORKER: &str = "kubernetes-worker";
 

@@ -14,8 +14,9 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, ClusterOptions, Holder, peer_url_of, refusal, status};
+use testkit::curators::{Cluster, ClusterOptions, peer_url_of, refusal, status};
 use testkit::etcd_servers::until;
+use testkit::key_holder::Holder;
 
 fn roles(node: &Holder, give: &[&str], take: &[&str]) -> wire::UpdateRolesRequest {
     wire::UpdateRolesRequest {

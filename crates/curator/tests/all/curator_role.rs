@@ -20,8 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, ClusterOptions, Holder, certificate, refusal, status};
+use testkit::curators::{Cluster, ClusterOptions, certificate, refusal, status};
 use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
 
 use crate::leading::{call_leader, way, way_of};
 

@@ -11,8 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, Holder, ticket};
+use testkit::curators::{Cluster, ticket};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 async fn health(owner: &Channel, node: &Holder) -> Result<Kind> {
     let listed = ManagementClient::new(owner.clone()).list_nodes(wire::ListNodesRequest::default()).await?;

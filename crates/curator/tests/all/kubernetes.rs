@@ -24,8 +24,9 @@ use tonic::{Code, Streaming};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{AN_HOUR_MS, Cluster, Holder, kubernetes_settings, put_kubernetes, refusal, status};
+use testkit::curators::{AN_HOUR_MS, Cluster, kubernetes_settings, put_kubernetes, refusal, status};
 use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
 
 const WORKER: &str = "kubernetes-worker";
 

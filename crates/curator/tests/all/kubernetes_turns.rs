@@ -21,8 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::leading::{call_leader, three, way, way_of};
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, Holder, certificate, kubernetes_settings, status};
+use testkit::curators::{Cluster, certificate, kubernetes_settings, status};
 use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
 
 const CONTROLLER: &str = "kubernetes-controller";
 const WORKER: &str = "kubernetes-worker";

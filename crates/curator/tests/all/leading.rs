@@ -18,8 +18,9 @@ use tokio::task::JoinSet;
 use tonic::{Code, Status, Streaming};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, certificate, found_no_leader, refusal};
+use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, certificate, found_no_leader, refusal};
 use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
 
 pub(super) fn three() -> ClusterOptions {
     ClusterOptions {

@@ -20,8 +20,9 @@ use uuid::Uuid;
 
 use testkit::aloud::TestResult;
 use testkit::curators::found_no_leader;
-use testkit::curators::{Cluster, Holder, founding, refusal, ticket};
+use testkit::curators::{Cluster, founding, refusal, ticket};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 fn register(ticket: &[u8]) -> wire::RegisterRequest {
     wire::RegisterRequest {

@@ -9,8 +9,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, refusal};
+use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, refusal};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 const CLAIM: wire::ClaimOwnerRequest = wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS };
 

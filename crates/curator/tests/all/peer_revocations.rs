@@ -16,8 +16,9 @@ use shepherd_curator::statement_record::statement_record_key;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, Holder, status};
+use testkit::curators::{Cluster, status};
 use testkit::etcd_servers::until;
+use testkit::key_holder::Holder;
 
 /// The serial numbers on the list in etcd; `None` before there is one.
 async fn listed(cluster: &Cluster) -> Result<Option<BTreeSet<Serial>>> {

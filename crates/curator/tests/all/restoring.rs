@@ -22,8 +22,9 @@ use shepherd_curator::restore::RestoreSource;
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Holder, founding, kubernetes_settings};
+use testkit::curators::{founding, kubernetes_settings};
 use testkit::etcd_servers;
+use testkit::key_holder::Holder;
 
 async fn all(client: &Client) -> Result<BTreeMap<String, Vec<u8>>> {
     let listing = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;

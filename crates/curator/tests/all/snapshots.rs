@@ -12,8 +12,9 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, Holder, refusal};
+use testkit::curators::{Cluster, refusal};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 use crate::statements::until_first_statement;
 

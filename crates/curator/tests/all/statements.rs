@@ -22,8 +22,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, ClusterOptions, Holder, certificate};
+use testkit::curators::{Cluster, ClusterOptions, certificate};
 use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
 
 use crate::false_curator::{FalseClaims, FalseCurator};
 use crate::leading::{call_leader, three, way};

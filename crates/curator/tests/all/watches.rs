@@ -10,8 +10,9 @@ use proto::curator::v1::nodes_client::NodesClient;
 use tonic::{Code, Streaming};
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, Holder, refusal, status};
+use testkit::curators::{Cluster, refusal, status};
 use testkit::etcd_servers::in_time;
+use testkit::key_holder::Holder;
 
 async fn one(watching: &mut Streaming<wire::WatchResponse>) -> Result<Event> {
     let response = in_time("news of the node", watching.message()).await??.context("it ended")?;
