@@ -63,6 +63,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_mins(1);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const CALLS_PER_CONNECTION: u32 = 100;
 const HEADER_LIMIT: u32 = 16 << 10;
+/// Database connections for the credentials of streams, one look-up per second and credential. In the pool of
+/// authentication they would wait behind the calls of busy clients, and streams end if they wait for ten seconds.
+const CHECK_CONNECTIONS: u32 = 1;
 
 /// Settings with which an API server starts.
 #[derive(Clone, Debug)]
@@ -137,7 +140,8 @@ pub async fn serve_api(
         .map_err(|error| ServerError::ApiDescriptors(error.to_string()))?;
     let read_pool = ReadPool::connect(&bmdb, settings.read_pool_connections).await?;
     let auth_pool = ReadPool::connect(&bmdb, settings.auth_pool_connections).await?;
-    let checks = CredentialChecks::new(auth_pool.clone());
+    let check_pool = ReadPool::connect(&bmdb, CHECK_CONNECTIONS).await?;
+    let checks = CredentialChecks::new(check_pool.clone());
     let auth = Arc::new(AuthLayer::new(
         auth_pool.clone(),
         checks.clone(),
@@ -185,7 +189,7 @@ pub async fn serve_api(
         router,
         health,
         sessions,
-        read_pools: [read_pool, auth_pool],
+        read_pools: [read_pool, auth_pool, check_pool],
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "answering operators");
@@ -231,7 +235,7 @@ struct ApiServerTasks {
     router: Router,
     health: HealthReporter,
     sessions: Sessions,
-    read_pools: [ReadPool; 2],
+    read_pools: [ReadPool; 3],
     stop: CancellationToken,
 }
 
