@@ -14,19 +14,16 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
-use curator::node_address::AddressRule;
 use curator::service::curator_server::{
     CLOCK_INTERVAL, Curator, CuratorError, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
 };
 use curator_client::certificate::{Serial, Validity};
-use curator_client::clock::Clock;
 use curator_client::node::{ConsensusMember, NodeRoles};
 use curator_client::node_id::PublicKey;
 use curator_client::pki::PEER_LIFETIME;
@@ -38,9 +35,10 @@ use supervisor::exit_reason::RunnableError;
 use supervisor::watch_cell::{WatchCell, Watcher};
 use transport::gate::open_files::available_files;
 
-use crate::child::lifecycle::{ChildContext, find_running, run_child};
+use crate::child::lifecycle::{find_running, run_child};
 use crate::child::spec::ChildSpec;
 use crate::cluster::beside_etcd::{register_pair, retry_beside_etcd};
+use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
@@ -64,21 +62,6 @@ pub(super) const CURATOR_NAMESPACE: &str = "curator";
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the curator of a revoked node waits before it looks again.
 const REVOKED_PAUSE: Duration = Duration::from_mins(1);
-
-/// What the control plane needs from the node.
-#[derive(Clone, Debug)]
-pub struct ControlPlaneContext {
-    /// Cluster files of this node.
-    pub files: ClusterFiles,
-    /// Where children of the role server are recorded and started.
-    pub children: Arc<ChildContext>,
-    /// Path of the program etcd.
-    pub etcd: PathBuf,
-    /// Clock for validities and timestamps.
-    pub clock: Clock,
-    /// Where the curator takes the addresses of nodes from.
-    pub address_rule: AddressRule,
-}
 
 /// Makes the runnable: one child decides what to run from `facts`, another one runs it.
 #[must_use]

@@ -62,6 +62,7 @@ pub mod certificate_renewal;
 pub mod child_placement;
 pub mod cluster_node;
 pub mod control_plane;
+pub mod control_plane_context;
 pub mod curator_certificate;
 pub mod curator_directory;
 pub mod curator_gate;

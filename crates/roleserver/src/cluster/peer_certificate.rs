@@ -35,7 +35,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
 
-use crate::cluster::control_plane::ControlPlaneContext;
+use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;

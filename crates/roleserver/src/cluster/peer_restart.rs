@@ -52,7 +52,7 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::child::launch::ChildRecord;
 use crate::child::lifecycle::find_running;
-use crate::cluster::control_plane::ControlPlaneContext;
+use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};

@@ -33,7 +33,7 @@ use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
 
-use crate::cluster::control_plane::ControlPlaneContext;
+use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
