@@ -142,7 +142,13 @@ fn last_observation(found: &ClusterDetails) -> ObservedCluster {
         let digest = hex::decode(&declared.digest).ok()?.try_into().ok()?;
         Some((declared.role.clone(), digest))
     });
-    ObservedCluster { etcd_members: etcd.collect(), declared_digests: declared.collect(), kubernetes, nodes }
+    ObservedCluster {
+        etcd_members: etcd.collect(),
+        declared_digests: declared.collect(),
+        kubernetes,
+        nodes,
+        ..ObservedCluster::default()
+    }
 }
 
 fn node_from_record(line: &ClusterMachineRecord) -> Option<ClusterNode> {

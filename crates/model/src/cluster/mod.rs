@@ -21,6 +21,7 @@
 //!   order. [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
 //! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
+//! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is.
 //! * `quorum`: majority and tolerated failures.
 //!
 //! # Invariants
@@ -29,6 +30,7 @@
 //! * No step relies on another step of the same pass. A pass may end after any step.
 //! * A voting member of etcd is removed only while the other members keep a majority.
 
+pub mod authority_rotation;
 pub mod certificate_request;
 pub mod credential;
 pub mod declaration;

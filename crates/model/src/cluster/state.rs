@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::cluster::authority_rotation::ObservedAuthority;
 use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
@@ -248,6 +249,8 @@ pub struct ObservedCluster {
     pub declared_digests: BTreeMap<String, Digest>,
     /// What the curators have of Kubernetes.
     pub kubernetes: kubernetes::ObservedKubernetes,
+    /// The authority of the cluster.
+    pub authority: ObservedAuthority,
 }
 
 impl ObservedCluster {
