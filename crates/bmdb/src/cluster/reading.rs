@@ -13,6 +13,7 @@ use crate::cluster::upgrade::read_upgrade;
 use crate::connection::error::BmdbError;
 use crate::connection::{DbContext as _, database_now};
 use crate::machine::traits::hardware_from_columns;
+use model::cluster::authority_rotation::{AuthorityRotationOrder, RotationKind};
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
@@ -48,6 +49,9 @@ pub(crate) async fn list_clusters(
                 }),
                 _ => None,
             };
+            let rotation_columns =
+                (row.authority_rotation, row.authority_rotation_ordered_at, row.authority_rotation_ordered_by);
+            let authority_rotation = parse_rotation_order(rotation_columns, row.authority_rotation_from)?;
             let spec = SpecColumns {
                 name: row.name,
                 control_plane: row.control_plane,
@@ -90,6 +94,11 @@ pub(crate) async fn list_clusters(
                     .peer_renewal_requested_at
                     .zip(row.peer_renewal_requested_by)
                     .map(|(requested_at, requested_by)| PeerRenewal { requested_at, requested_by }),
+                authority_rotation,
+                // What another release wrote and this one cannot read is written again by the next pass.
+                authority_progress: row
+                    .authority_rotation_progress
+                    .and_then(|value| serde_json::from_value(value).ok()),
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
                 key_since: row.key_since,
@@ -98,6 +107,18 @@ pub(crate) async fn list_clusters(
             })
         })
         .collect()
+}
+
+/// The order to replace the authority, from its kind, its time and the operator; `None` without one.
+fn parse_rotation_order(
+    columns: (Option<String>, Option<Timestamp>, Option<String>),
+    replaces: Option<Vec<u8>>,
+) -> Result<Option<AuthorityRotationOrder>, BmdbError> {
+    let (Some(kind), Some(ordered_at), Some(ordered_by)) = columns else { return Ok(None) };
+    let kind = kind
+        .parse::<RotationKind>()
+        .map_err(|error| BmdbError::Corrupt(format!("an order to replace an authority: {error}")))?;
+    Ok(Some(AuthorityRotationOrder { kind, ordered_at, ordered_by, replaces }))
 }
 
 /// The machines of a cluster, in the order in which they were chosen.

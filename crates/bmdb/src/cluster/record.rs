@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::cluster::kubernetes::KubernetesRecord;
 use crate::cluster::upgrade::UpgradeRecord;
 use crate::connection::error::BmdbError;
+use model::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
 use model::cluster::declaration::{DeclarationView, DesiredDeclaration, ServiceView};
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::plan::MachineLocations;
@@ -58,6 +59,10 @@ pub struct ClusterRecord {
     pub restoring: Option<PendingRestore>,
     /// The order for new certificates of etcd's members that is carried out.
     pub peer_renewal: Option<PeerRenewal>,
+    /// The order to replace its authority that is carried out.
+    pub authority_rotation: Option<AuthorityRotationOrder>,
+    /// How far a replacement of its authority is, as its curators last reported; `None` without one.
+    pub authority_progress: Option<AuthorityProgress>,
     /// The snapshot of the restore under way; `None` without one.
     pub restoring_from: Option<Uuid>,
     /// Operator who ordered the restore under way; `None` without one.
