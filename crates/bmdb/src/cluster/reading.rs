@@ -49,8 +49,11 @@ pub(crate) async fn list_clusters(
                 }),
                 _ => None,
             };
-            let rotation_columns =
-                (row.authority_rotation, row.authority_rotation_ordered_at, row.authority_rotation_ordered_by);
+            let rotation_columns = (
+                row.authority_rotation,
+                row.authority_rotation_ordered_at,
+                row.authority_rotation_ordered_by,
+            );
             let authority_rotation = parse_rotation_order(rotation_columns, row.authority_rotation_from)?;
             let spec = SpecColumns {
                 name: row.name,

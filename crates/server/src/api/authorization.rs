@@ -98,6 +98,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Operator, CallSubject::Fleet),
     // It revokes only the shepherd's own access, after the new key is proven to work.
     role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Operator, CallSubject::Fleet),
+    // After a theft, all certificates of people and all snapshots until then are worthless.
+    role_rule("shepherd.fleet.v1.Clusters/RotateAuthority", AccessRole::Admin, CallSubject::Fleet),
     // The certificates are for the keys of members, and nothing is lost.
     role_rule("shepherd.fleet.v1.Clusters/RenewPeers", AccessRole::Operator, CallSubject::Fleet),
     // Changes since the snapshot are lost.

@@ -3,6 +3,7 @@
 use crate::api::convert::encode_timestamp;
 use crate::api::services::kubernetes_messages::{encode_kubernetes, encode_node_kubernetes, encode_upgrade};
 use bmdb::cluster::record::{ClusterDetails, ClusterMachineRecord};
+use model::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder, AuthorityWait};
 use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::view::{RESTORING_STAGE, cluster_stage};
 use proto::fleet::v1;
@@ -45,7 +46,31 @@ pub(super) fn encode_cluster(details: ClusterDetails) -> v1::Cluster {
         keys_rejected_since: cluster.keys_rejected_since.map(encode_timestamp),
         kubernetes: kubernetes.map(encode_kubernetes),
         upgrade: upgrade.map(encode_upgrade),
+        authority_rotation: encode_authority_rotation(cluster.authority_rotation, cluster.authority_progress),
     }
+}
+
+/// Encodes the replacement of an authority: the order, and how far the curators are.
+fn encode_authority_rotation(
+    order: Option<AuthorityRotationOrder>,
+    progress: Option<AuthorityProgress>,
+) -> Option<v1::ClusterAuthorityRotation> {
+    if order.is_none() && progress.is_none() {
+        return None;
+    }
+    let mut rotation = v1::ClusterAuthorityRotation::default();
+    if let Some(order) = order {
+        rotation.kind = Some(order.kind.as_str().to_owned());
+        rotation.ordered_at = Some(encode_timestamp(order.ordered_at));
+        rotation.ordered_by = Some(order.ordered_by);
+    }
+    if let Some(progress) = progress {
+        let wait = |wait: AuthorityWait| v1::ClusterAuthorityWait { node: wait.node, reason: wait.reason };
+        rotation.stage = Some(progress.stage);
+        rotation.since = progress.since.map(encode_timestamp);
+        rotation.waits_for = progress.waits_for.into_iter().map(wait).collect();
+    }
+    Some(rotation)
 }
 
 fn encode_machine(record: ClusterMachineRecord) -> v1::ClusterMachine {

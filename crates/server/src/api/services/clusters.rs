@@ -1,4 +1,4 @@
-//! gRPC service Clusters: create, change, plan, snapshot, restore, certificates of etcd's members.
+//! gRPC service Clusters: create, change, plan, snapshot, restore, authority, certificates of etcd's members.
 
 use tonic::{Request, Response, Status};
 
@@ -13,6 +13,7 @@ use bmdb::cluster::lock::{no_such_cluster, order_target};
 use bmdb::cluster::reading::list_cluster_details;
 use bmdb::cluster::restore::RestoreRequest;
 use bmdb::cluster::snapshot::list_cluster_snapshots;
+use model::cluster::authority_rotation::{RotationKind, check_rotation_confirmation};
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
@@ -27,6 +28,7 @@ const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
 const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
+const ROTATE_AUTHORITY: &str = "shepherd.fleet.v1.Clusters/RotateAuthority";
 const RENEW_PEERS: &str = "shepherd.fleet.v1.Clusters/RenewPeers";
 const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
@@ -206,6 +208,24 @@ impl Clusters for ClustersService {
         IncomingOrder { rpc: ROTATE_KEY, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_cluster_key(order, body.name.clone())
+            })
+            .await
+    }
+
+    async fn rotate_authority(
+        &self,
+        request: Request<v1::RotateClusterAuthorityRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let body = request.get_ref();
+        let kind = match body.kind.as_str() {
+            "" => RotationKind::Planned,
+            text => text.parse().map_err(|error: UnknownName| invalid_argument("kind", error.to_string()))?,
+        };
+        check_rotation_confirmation(kind, &body.name, &body.confirmation)
+            .map_err(|problem| invalid_argument("confirmation", problem))?;
+        IncomingOrder { rpc: ROTATE_AUTHORITY, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.rotate_cluster_authority(order, body.name.clone(), kind)
             })
             .await
     }
