@@ -19,6 +19,9 @@ use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kub
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
 use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
 use crate::cluster::renew_peers::{RENEW_PEERS_EXAMPLES, RenewClusterPeers, renew_cluster_peers};
+use crate::cluster::rotate_authority::{
+    ROTATE_AUTHORITY_EXAMPLES, RotateClusterAuthority, rotate_cluster_authority,
+};
 use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, RotateClusterKey, rotate_cluster_key};
 use crate::cluster::snapshots::{
     RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, SnapshotCluster,
@@ -74,6 +77,9 @@ pub enum ClusterCommand {
     /// Issue, list and revoke client certificates of people for the curators of a cluster
     #[command(subcommand)]
     Credentials(CredentialsCommand),
+    /// Replace the authority that signs the certificates of a cluster
+    #[command(after_help = ROTATE_AUTHORITY_EXAMPLES)]
+    RotateAuthority(RotateClusterAuthority),
     /// Rotate the shepherd's own key for a cluster now
     #[command(after_help = ROTATE_KEY_EXAMPLES)]
     RotateKey(RotateClusterKey),
@@ -124,6 +130,7 @@ pub async fn run_cluster_command(
         ClusterCommand::Snapshots(of) => show_snapshots(&context.client, &of.name, context.format).await,
         ClusterCommand::Restore(args) => restore_cluster(context, args).await,
         ClusterCommand::RenewPeers(args) => renew_cluster_peers(context, args).await,
+        ClusterCommand::RotateAuthority(args) => rotate_cluster_authority(context, args).await,
         ClusterCommand::RotateKey(args) => rotate_cluster_key(context, args).await,
         ClusterCommand::Credentials(command) => run_credentials_command(context, command).await,
         ClusterCommand::Kubernetes(command) => run_kubernetes_command(context, command).await,

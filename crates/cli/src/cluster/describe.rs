@@ -8,6 +8,7 @@ use crate::client::fleet_client::FleetClient;
 use crate::cluster::fetch::fetch_clusters;
 use crate::cluster::get::format_votes;
 use crate::cluster::kubernetes::status::{format_components, summary_lines};
+use crate::cluster::rotate_authority::authority_lines;
 use crate::cluster::rotate_key::format_key_status;
 use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
@@ -86,6 +87,9 @@ fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {
     }
     if let Some(key) = format_key_status(cluster, now) {
         line("shepherd's key", &key);
+    }
+    for (name, value) in authority_lines(cluster, now) {
+        line(name, &value);
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };

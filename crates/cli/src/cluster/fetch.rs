@@ -3,8 +3,9 @@
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::kubernetes::decode::{decode_kubernetes, decode_node_kubernetes, decode_upgrade};
-use crate::cluster::view::{ClusterMachineView, ClusterView};
+use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
 use crate::error::CliError;
+use model::cluster::authority_rotation::AuthorityWait;
 use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::time::Timestamp;
 use proto::fleet::v1;
@@ -52,7 +53,20 @@ fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
         declarations: cluster.declarations.into_iter().map(decode_declaration).collect::<Result<_, _>>()?,
         kubernetes: cluster.kubernetes.map(decode_kubernetes).transpose()?,
         upgrade: cluster.upgrade.map(decode_upgrade).transpose()?,
+        authority_rotation: cluster.authority_rotation.map(decode_authority_rotation),
     })
+}
+
+fn decode_authority_rotation(rotation: v1::ClusterAuthorityRotation) -> AuthorityRotationView {
+    let wait = |wait: v1::ClusterAuthorityWait| AuthorityWait { node: wait.node, reason: wait.reason };
+    AuthorityRotationView {
+        kind: rotation.kind,
+        ordered_at: rotation.ordered_at.and_then(decode_timestamp),
+        ordered_by: rotation.ordered_by,
+        stage: rotation.stage,
+        since: rotation.since.and_then(decode_timestamp),
+        waits_for: rotation.waits_for.into_iter().map(wait).collect(),
+    }
 }
 
 fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {

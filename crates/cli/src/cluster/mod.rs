@@ -27,6 +27,7 @@ pub mod outcome;
 pub mod plan;
 pub mod renew_peers;
 pub mod role_file;
+pub mod rotate_authority;
 pub mod rotate_key;
 pub mod snapshots;
 pub mod upgrade;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use model::cluster::authority_rotation::AuthorityWait;
 use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::kubernetes::{ComponentStatus, ObjectConflict, VolumeDriver};
 use model::time::Timestamp;
@@ -70,6 +71,25 @@ pub struct ClusterView {
     pub kubernetes: Option<KubernetesView>,
     /// The upgrade that is under way, or else the newest one.
     pub upgrade: Option<UpgradeView>,
+    /// The replacement of its authority that is ordered or under way.
+    pub authority_rotation: Option<AuthorityRotationView>,
+}
+
+/// A replacement of a cluster's authority.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AuthorityRotationView {
+    /// `planned` or `compromised`; `None` if no operator ordered it.
+    pub kind: Option<String>,
+    /// When an operator ordered it.
+    pub ordered_at: Option<Timestamp>,
+    /// Operator who ordered it.
+    pub ordered_by: Option<String>,
+    /// Stage by the last answer of the curators: `trusted`, `signing` or `dropping`; `None` until it has begun.
+    pub stage: Option<String>,
+    /// When the stage began.
+    pub since: Option<Timestamp>,
+    /// Nodes that the stage waits for.
+    pub waits_for: Vec<AuthorityWait>,
 }
 
 /// A machine of a cluster.
