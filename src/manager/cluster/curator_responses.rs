@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use chrono::DateTime;
 
+use crate::curator_client::pki::TrustAnchor;
+use crate::model::cluster::authority_rotation::{AuthorityProgress, AuthorityWait, ObservedAuthority};
 use crate::model::cluster::declaration::ServiceView;
 use crate::model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KeyPurpose, KubernetesKeyRotation, NodeKubernetes,
@@ -96,6 +98,36 @@ fn parse_rotation(rotation: wire::KubernetesRotation) -> KubernetesKeyRotation {
     }
 }
 
+/// Parses what the curators report of the authority. A certificate that is none is treated as not reported.
+pub(super) fn parse_authority(cluster: &wire::GetClusterResponse) -> ObservedAuthority {
+    let certificate = cluster.directory.as_ref().map(|directory| directory.ca_certificate.as_slice());
+    ObservedAuthority {
+        signer: certificate
+            .and_then(|certificate| TrustAnchor::parse(certificate).ok())
+            .map(|anchor| anchor.fingerprint()),
+        progress: cluster.authority_rotation.as_ref().map(parse_authority_rotation),
+    }
+}
+
+fn parse_authority_rotation(rotation: &wire::AuthorityRotation) -> AuthorityProgress {
+    let wait = |wait: &wire::AuthorityWait| AuthorityWait {
+        node: wait.node_id.clone(),
+        reason: wait.reason.clone(),
+    };
+    AuthorityProgress {
+        stage: match rotation.stage() {
+            wire::AuthorityStage::Trusted => "trusted",
+            wire::AuthorityStage::Signing => "signing",
+            wire::AuthorityStage::Dropping => "dropping",
+            // Newer curators may have stages that this release does not have.
+            wire::AuthorityStage::Unspecified => "unknown",
+        }
+        .to_owned(),
+        since: DateTime::from_timestamp_millis(rotation.since_ms),
+        waits_for: rotation.waits_for.iter().map(wait).collect(),
+    }
+}
+
 /// Parses the Kubernetes status that a node reported.
 fn parse_node_kubernetes(status: wire::KubernetesStatus) -> NodeKubernetes {
     let component = |status: wire::KubernetesComponentStatus| ComponentStatus {
@@ -132,5 +164,45 @@ const fn service_state_name(kind: ServiceKind) -> &'static str {
         ServiceKind::BackingOff => "backing off",
         ServiceKind::Ended => "ended",
         ServiceKind::Stopping => "stopping",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curator_client::testing::authority;
+
+    #[test]
+    fn authority_is_known_by_its_certificate() {
+        let signer = authority(1).anchor().clone();
+        let answer = |ca_certificate: &[u8], stage: i32| wire::GetClusterResponse {
+            directory: Some(wire::Directory {
+                ca_certificate: ca_certificate.to_vec(),
+                ..Default::default()
+            }),
+            authority_rotation: Some(wire::AuthorityRotation {
+                stage,
+                since_ms: 1_000,
+                waits_for: vec![wire::AuthorityWait {
+                    node_id: "n".to_owned(),
+                    reason: "it is slow".to_owned(),
+                }],
+            }),
+            ..Default::default()
+        };
+        let digest = Some(signer.fingerprint());
+        for (certificate, stage, expected) in [
+            (signer.certificate.as_slice(), 2, (digest.clone(), "signing")),
+            // A stage of a later release.
+            (signer.certificate.as_slice(), 99, (digest, "unknown")),
+            (b"none".as_slice(), 1, (None, "trusted")),
+        ] {
+            let observed = parse_authority(&answer(certificate, stage));
+            let progress = observed.progress.unwrap();
+            assert_eq!((observed.signer, progress.stage.as_str()), expected);
+            assert_eq!(progress.since, DateTime::from_timestamp(1, 0));
+            assert_eq!(progress.waits_for[0].node, "n");
+        }
+        assert_eq!(parse_authority(&wire::GetClusterResponse::default()), ObservedAuthority::default());
     }
 }

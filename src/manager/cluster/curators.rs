@@ -34,7 +34,7 @@ use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::curator_client::tls::certified_key;
-use crate::manager::cluster::curator_responses::parse_node;
+use crate::manager::cluster::curator_responses::{parse_authority, parse_node};
 use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::credential::IssuedCertificate;
 use crate::model::cluster::declaration::digests_by_role;
@@ -54,6 +54,9 @@ const CERTIFICATE_LIFETIME: Duration = Duration::from_hours(1);
 pub const CURATOR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a whole snapshot. Nothing else is done for the cluster meanwhile.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The operation of a call that has the authority replaced.
+const REPLACING: &str = "having the authority of the cluster replaced";
 
 /// Why a call to the curators failed.
 #[derive(Debug, thiserror::Error)]
@@ -273,10 +276,17 @@ impl CuratorClient {
             learner: member.learner,
             reachable: member.reachable,
         });
+        let authority = parse_authority(&cluster);
         let curators = cluster.directory.unwrap_or_default().curators;
         self.curators.set_directory(curators.iter().cloned());
         Ok((
-            ObservedCluster { nodes, etcd_members: etcd.collect(), declared_digests: declared, kubernetes },
+            ObservedCluster {
+                nodes,
+                etcd_members: etcd.collect(),
+                declared_digests: declared,
+                kubernetes,
+                authority,
+            },
             curators,
         ))
     }
@@ -425,6 +435,24 @@ impl CuratorClient {
         let mut credentials = CredentialsClient::new(self.channel());
         let removed = credentials.remove_owner_key(request);
         call_curator("having a former key of the shepherd refused", removed).await.map(drop)
+    }
+
+    /// Has the authority with this digest replaced. Curators that have begun already are no error.
+    pub async fn rotate_authority(&self, cluster: Uuid, replaces: &[u8]) -> Result<(), CuratorCallError> {
+        let request =
+            wire::RotateAuthorityRequest { cluster_id: cluster.to_string(), replaces: replaces.to_vec() };
+        let mut management = self.management();
+        let begun = management.rotate_authority(request);
+        match call_curator(REPLACING, begun).await {
+            Err(CuratorCallError::Rejected { status, .. }) => match status.code() {
+                Code::AlreadyExists => Ok(()),
+                Code::Unimplemented => Err(CuratorCallError::OrderUnavailable(
+                    "its leading curator is of a release that cannot replace the authority: update its role servers",
+                )),
+                _ => Err(CuratorCallError::Rejected { operation: REPLACING, status }),
+            },
+            other => other.map(drop),
+        }
     }
 
     /// Decommissions a node. It cannot join again.

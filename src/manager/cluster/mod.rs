@@ -12,6 +12,7 @@
 //! * An epoch that was drawn for a machine to restore the cluster, but never sent, stays unused.
 //! * If a curator changed something but its answer was lost, the next pass observes the change.
 //! * A key that was created replaces the current one in a later pass, or continues to do so.
+//! * An authority that the curators began to replace is not replaced twice: the order has the one that it replaces.
 //!
 //! # While the loop is paused
 //!
@@ -26,6 +27,7 @@
 //! state. Curators know no fence, but their leader guards each change with what it knows, and each change can be
 //! repeated.
 
+mod authority_rotation;
 mod certificate_requests;
 mod curator_responses;
 pub mod curators;
@@ -309,6 +311,8 @@ impl ClusterWorker<'_> {
         {
             planned.wait_reasons.extend(self.rotate_owner_keys(founded, cluster.epoch).await?);
         }
+        // Nor does this: a cluster works as specified while its authority is replaced.
+        let rotates = self.follow_authority(&found, &cluster, &mut planned).await?;
         self.bmdb
             .record_cluster_observation(
                 &self.lease,
@@ -316,7 +320,8 @@ impl ClusterWorker<'_> {
                 &build_observation(&cluster, &planned, settled, now),
             )
             .await?;
-        Ok(ClusterPassOutcome::RequeueAfter(if settled { CONVERGED_INTERVAL } else { ACTIVE_INTERVAL }))
+        let calm = settled && !rotates;
+        Ok(ClusterPassOutcome::RequeueAfter(if calm { CONVERGED_INTERVAL } else { ACTIVE_INTERVAL }))
     }
 
     /// What the curators report. If none answers, that is the observation, and the pass does not fail.

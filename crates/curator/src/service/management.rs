@@ -11,7 +11,7 @@ use etcd::guard::{ExpectedRevision, KeyChange};
 use model::node_role::{DeclaredRole, NodeRole, RoleNameError};
 use proto::curator::v1 as wire;
 use proto::curator::v1::management_server;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::credential::Revocation;
 use crate::kubernetes::node_allocation::{self, NodeAllocation};
@@ -270,12 +270,19 @@ impl management_server::Management for ManagementService {
         request: Request<wire::RotateAuthorityRequest>,
     ) -> Result<Response<wire::RotateAuthorityResponse>, Status> {
         let caller = Caller::from_request(&request)?;
-        let named = request.into_inner().cluster_id;
+        let wire::RotateAuthorityRequest { cluster_id: named, replaces } = request.into_inner();
         let own = self.0.cluster.id.to_string();
         if named != own {
             return Err(ServiceError::invalid_argument(format!(
                 "the request names cluster {named:?}, and this is cluster {own}: is the address right?"
             ))
+            .into());
+        }
+        if !replaces.is_empty() && replaces != self.0.authority().anchor().fingerprint() {
+            return Err(ServiceError::rejected(
+                Code::FailedPrecondition,
+                "the authority that the request names does not sign any more: it was replaced already",
+            )
             .into());
         }
         self.0.begin_replacement().await?;

@@ -78,7 +78,8 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
 
     let (code, text) = refusal(management.rotate_authority(wire::RotateAuthorityRequest::default()).await)?;
     assert_eq!(code, Code::InvalidArgument, "{text}");
-    let request = || wire::RotateAuthorityRequest { cluster_id: cluster.id.to_string() };
+    let request =
+        || wire::RotateAuthorityRequest { cluster_id: cluster.id.to_string(), ..Default::default() };
     let begun = management.rotate_authority(request()).await?.into_inner().rotation.context("nothing")?;
     assert_eq!(begun.stage(), wire::AuthorityStage::Trusted);
     let wait = begun.waits_for.first().context("it waits for nobody")?;
@@ -120,6 +121,11 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
 
     renewed.update_status(report(&cluster, &[&new], &new, &[&new])?).await?;
     until("the replacement has ended", async || Ok(rotation(&mut management).await?.is_none())).await?;
+    // A request that was delayed until now does not replace the successor.
+    let late = wire::RotateAuthorityRequest { replaces: old.fingerprint(), ..request() };
+    let (code, text) = refusal(management.rotate_authority(late).await)?;
+    assert_eq!(code, Code::FailedPrecondition, "{text}");
+    assert_eq!(rotation(&mut management).await?, None);
     // A node that was off meanwhile follows the succession.
     let trust = trust_of(&cluster);
     assert!(trust.offer(&served_statement(&cluster).await?, 0).await?);

@@ -31,7 +31,7 @@ pub enum RotationKind {
 }
 
 impl RotationKind {
-    /// All kinds.
+    /// All kinds of a replacement.
     pub const ALL: [Self; 2] = [Self::Planned, Self::Compromised];
 
     /// The name used in the database and in the API.
@@ -115,8 +115,8 @@ pub enum RotationPlan {
     Wait(String),
     /// Store the digest of the authority that the order replaces.
     RecordReplaced(Vec<u8>),
-    /// Call the curators to begin.
-    Begin,
+    /// Call the curators to begin, with the digest of the authority that the order replaces.
+    Begin(Vec<u8>),
     /// The order is carried out: end it.
     End,
 }
@@ -139,7 +139,7 @@ pub fn plan_rotation(order: Option<&AuthorityRotationOrder>, observed: &Observed
         )),
         (None, None) => RotationPlan::RecordReplaced(signer.clone()),
         (Some(_), Some(_)) => RotationPlan::Follow,
-        (Some(replaced), None) if replaced == signer => RotationPlan::Begin,
+        (Some(replaced), None) if replaced == signer => RotationPlan::Begin(signer.clone()),
         (Some(_), None) => RotationPlan::End,
     }
 }
@@ -254,7 +254,12 @@ mod tests {
                 observed(Some(1), false),
                 RotationPlan::RecordReplaced(vec![1; 32]),
             ),
-            ("recorded", Some(order(Planned, Some(1))), observed(Some(1), false), RotationPlan::Begin),
+            (
+                "recorded",
+                Some(order(Planned, Some(1))),
+                observed(Some(1), false),
+                RotationPlan::Begin(vec![1; 32]),
+            ),
             ("trusted", Some(order(Planned, Some(1))), observed(Some(1), true), RotationPlan::Follow),
             ("signing", Some(order(Planned, Some(1))), observed(Some(2), true), RotationPlan::Follow),
             ("ended", Some(order(Planned, Some(1))), observed(Some(2), false), RotationPlan::End),
