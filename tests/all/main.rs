@@ -14,6 +14,7 @@ mod callback;
 mod checker;
 mod children;
 mod cli;
+mod cluster_authority;
 mod cluster_credentials;
 mod cluster_keys;
 mod cluster_kubernetes;
