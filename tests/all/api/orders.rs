@@ -155,9 +155,11 @@ pub(super) fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> 
         }
         "Clusters/UndeclareRole" => json!({ "name": "ams", "role": "front" }),
         "Clusters/ApproveMachine" => json!({ "name": "ams", "machine": machine }),
-        "Clusters/Snapshot" | "Clusters/RotateKey" | "Clusters/RenewPeers" | "Clusters/Delete" => {
-            json!({ "name": "ams" })
-        }
+        "Clusters/Snapshot"
+        | "Clusters/RotateKey"
+        | "Clusters/RotateAuthority"
+        | "Clusters/RenewPeers"
+        | "Clusters/Delete" => json!({ "name": "ams" }),
         // Its curators never answered.
         "Clusters/Restore" => json!({ "name": "ams", "bypassQuorum": true }),
         "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),

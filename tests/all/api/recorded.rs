@@ -116,6 +116,8 @@ const SCRIPT: &[&str] = &[
     "cluster snapshot ams --reason before",
     "cluster rotate-key ams --reason lost",
     "cluster renew-peers ams --reason ended",
+    "cluster rotate-authority ams --reason old",
+    "cluster rotate-authority ams --compromised --reason stolen",
     "cluster restore ams --reason burnt --dry_run",
     "cluster restore ams --reason burnt",
     "cluster credentials issue ams --output_dir HOME/ams --reason look --dry_run",
