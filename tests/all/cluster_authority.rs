@@ -33,8 +33,8 @@ async fn first_authority(field: &Field) -> Result<TrustAnchor> {
     Ok(TrustAnchor::parse(&certificate)?)
 }
 
-/// Waits until the shepherd has stored a statement of one authority alone that is not `old`. Returns that authority, and
-/// how many authorities succeeded the first one.
+/// Waits until the shepherd has stored a statement of one authority alone that is not `old`. Returns that authority,
+/// and how many authorities succeeded the first one.
 async fn new_authority(field: &Field, old: &TrustAnchor) -> Result<(TrustAnchor, usize)> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,8 +1,8 @@
 //! Carries out planned orders to replace the authority of a cluster.
 //!
-//! [`crate::model::cluster::authority_rotation`] decides the next step, from the order and from what the curators report.
-//! The curators replace the authority by themselves once they have begun. A shepherd that dies leaves the order: its
-//! successor finds out from the report whether they have begun, and whether they have ended.
+//! [`crate::model::cluster::authority_rotation`] decides the next step, from the order and from what the curators
+//! report. The curators replace the authority by themselves once they have begun. A shepherd that dies leaves the order:
+//! its successor finds out from the report whether they have begun, and whether they have ended.
 //!
 //! A frozen shepherd that resumes may call the curators to begin what has ended long ago. The call names the authority
 //! that it replaces, so they reject it.

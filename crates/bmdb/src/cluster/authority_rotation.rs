@@ -119,8 +119,8 @@ async fn rotate_authority_in_tx(
             "replaces its authority as soon as its curators answer; watch it with: shepherdctl cluster describe {name}"
         ),
         RotationKind::Compromised => format!(
-            "replaces its compromised authority, by orders to its machines; watch it with: shepherdctl cluster describe \
-             {name}"
+            "replaces its compromised authority, by orders to its machines; watch it with: shepherdctl cluster \
+             describe {name}"
         ),
     };
     Ok(OrderEffect::changed(text, None, Some(json!({ "cluster": name, "rotation": kind.as_str() }))))

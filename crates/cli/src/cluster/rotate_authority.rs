@@ -92,11 +92,15 @@ pub(super) async fn rotate_cluster_authority(
     format_outcome(context, &args.name, &OrderOutcome { changed: response.changed, message })
 }
 
-/// Waits until no replacement is ordered or under way, and reports each change. The order stays if this wait ends early.
+/// Waits until no replacement is ordered or under way, and reports each change.
 async fn wait_until_replaced(client: &FleetClient, name: &str) -> Result<(), CliError> {
     let mut reported = String::new();
     loop {
-        let (clusters, _) = fetch_clusters(client, Some(name)).await?;
+        let (clusters, _) = fetch_clusters(client, Some(name)).await.map_err(|error| {
+            CliError::Failed(format!(
+                "{error}. The order stays; watch it with: shepherdctl cluster describe {name}"
+            ))
+        })?;
         let Some(cluster) = clusters.into_iter().find(|cluster| cluster.name == name) else {
             return Err(CliError::Failed(format!(
                 "{} was deleted while its authority was being replaced",
@@ -263,8 +267,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "authority: being replaced: the new authority signs, nodes reject the old one, and etcd restarts without \
-                 it, for 2m; as kim ordered",
+                "authority: being replaced: the new authority signs, nodes reject the old one, and etcd restarts \
+                 without it, for 2m; as kim ordered",
                 "waits for: rack-2: it is slow",
                 "waits for: x: it is slow",
             ]

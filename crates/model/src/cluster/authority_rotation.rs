@@ -174,8 +174,8 @@ pub fn rotation_objection(
         (None, None) => return None,
     };
     Some(format!(
-        "the authority of the cluster {name} {running}: wait until that has ended; watch it with: shepherdctl cluster \
-         describe {name}"
+        "the authority of the cluster {name} {running}: wait until that has ended; watch it with: shepherdctl \
+         cluster describe {name}"
     ))
 }
 
@@ -192,9 +192,9 @@ pub fn check_rotation_confirmation(kind: RotationKind, name: &str, typed: &str) 
         return Ok(());
     }
     Err(format!(
-        "after a theft, nothing that the former authority signed counts: the etcd of each member restarts twice, tickets \
-         and certificates of people end, a person has to visit each node without an agent, and every snapshot until now is \
-         worthless. Confirm that with the words \"{words}\". Nothing was changed"
+        "after a theft, nothing that the former authority signed counts: the etcd of each member restarts twice, \
+         tickets and certificates of people end, a person has to visit each node without an agent, and every snapshot \
+         until now is worthless. Confirm that with the words \"{words}\". Nothing was changed"
     ))
 }
 
