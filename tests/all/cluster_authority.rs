@@ -33,9 +33,10 @@ async fn first_authority(field: &Field) -> Result<TrustAnchor> {
     Ok(TrustAnchor::parse(&certificate)?)
 }
 
-/// Waits until the shepherd has stored a statement of one authority alone that is not `old`. Returns that authority,
+/// Waits until the shepherd has stored a statement of one authority alone that is not `former`. Returns that authority,
 /// and how many authorities succeeded the first one.
-async fn new_authority(field: &Field, old: &TrustAnchor) -> Result<(TrustAnchor, usize)> {
+async fn new_authority(field: &Field, former: &TrustAnchor) -> Result<(TrustAnchor, usize)> {
+    let first = first_authority(field).await?;
     let end = Instant::now() + PATIENCE;
     loop {
         let encoded: Vec<u8> =
@@ -43,9 +44,9 @@ async fn new_authority(field: &Field, old: &TrustAnchor) -> Result<(TrustAnchor,
                 .fetch_one(&field.fleet.pool)
                 .await?;
         let sent = wire::SignedStatement::decode(encoded.as_slice())?;
-        let signed = SignedStatement::verify(&sent, slice::from_ref(old))?;
+        let signed = SignedStatement::verify(&sent, slice::from_ref(&first))?;
         match signed.statement.authorities.as_slice() {
-            [only] if only != old => return Ok((only.clone(), sent.successors.len())),
+            [only] if only != former => return Ok((only.clone(), sent.successors.len())),
             listed => ensure!(Instant::now() < end, "the newest statement has {} authorities", listed.len()),
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -178,21 +179,33 @@ async fn authority_is_replaced_once_by_one_order_although_shepherds_die() -> Tes
     Ok(())
 }
 
-/// etcd of a cluster of one has nobody to wait for.
+/// A cluster of one, whose etcd has nobody to wait for: once after a pause, and once while the command waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn command_waits_until_the_authority_of_a_cluster_of_one_is_replaced() -> TestResult {
+async fn authority_of_a_cluster_of_one_is_replaced_twice() -> TestResult {
     let field = Field::start("cluster_authority_of_one", 1).await?;
     let cluster = field.make_ams(1, 0).await?;
     let machine = cluster["machines"][0]["name"].as_str().context("a name")?.to_owned();
-    let old = first_authority(&field).await?;
+    let first = first_authority(&field).await?;
     let compromised = [&ROTATE[..], &["--compromised"]].concat();
     let text = field.ctl(&compromised).err().context("an unconfirmed order is accepted")?.to_string();
     assert!(text.contains("\"the authority of ams is compromised\". Nothing was changed"), "{text}");
 
+    field.ctl(&["loops", "pause", "cluster", "--reason", "the switch is changed"])?;
+    field.ctl(&ROTATE)?;
+    let step = "the next step would be: its authority is replaced; it goes on with: ";
+    let paused = |cluster: &Value| cluster["wait_reasons"].to_string().contains(step);
+    field.until("it shows why nothing is begun", "ams", paused).await?;
+    assert_eq!(trusted_by(&field, &machine)?, slice::from_ref(&first));
+    field.ctl(&["loops", "resume", "cluster", "--reason", "the switch is new"])?;
+    field.fleet.until("the order has ended", ENDED).await?;
+    let (second, successors) = new_authority(&field, &first).await?;
+    assert_eq!(successors, 1, "the authority was replaced more than once");
+    check_node(&field, &machine, "control-plane", &second)?;
+
     let output = field.ctl(&[&ROTATE[..], &["--wait"]].concat())?;
     assert_eq!(output.trim_end(), "the cluster ams has a new authority, and rejects the former one");
-    let (new, successors) = new_authority(&field, &old).await?;
-    assert_eq!(successors, 1, "the authority was replaced more than once");
-    check_node(&field, &machine, "control-plane", &new)?;
+    let (third, successors) = new_authority(&field, &second).await?;
+    assert_eq!((successors, third == first), (2, false));
+    check_node(&field, &machine, "control-plane", &third)?;
     Ok(())
 }
