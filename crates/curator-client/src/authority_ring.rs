@@ -10,6 +10,9 @@
 //! Since everything is in one record, no stage is half-done. A curator of a release that replaces no authority reads the
 //! one that signs, and never writes the record.
 //!
+//! A member that is removed meanwhile has the keys of both authorities. So the end of a replacement begins the next one if
+//! the record demands it.
+//!
 //! The record also has the successions, which statements are sent with ([`succession`](crate::succession)). It is the
 //! secret of the cluster. `Debug` shows no key.
 
@@ -41,6 +44,8 @@ pub struct AuthorityReplacement {
     pub stage: ReplacementStage,
     /// When the stage began.
     pub since: Timestamp,
+    /// Whether its end begins the next one.
+    pub again: bool,
 }
 
 /// The stage of a replacement.
@@ -127,8 +132,15 @@ impl AuthorityRing {
         let too_many = successors.len().saturating_sub(MAX_SUCCESSIONS);
         successors.drain(..too_many);
         let stage = ReplacementStage::Trusted { next: Arc::new(next) };
-        let replacement = Some(AuthorityReplacement { stage, since: now });
+        let replacement = Some(AuthorityReplacement { stage, since: now, again: false });
         Ok(Some(Self { signer: self.signer.clone(), replacement, successors }))
+    }
+
+    /// The ring in which the end of the replacement begins the next one; `None` if there is no replacement.
+    #[must_use]
+    pub fn repeat(&self) -> Option<Self> {
+        let replacement = AuthorityReplacement { again: true, ..self.replacement.clone()? };
+        Some(Self { replacement: Some(replacement), ..self.clone() })
     }
 
     /// The ring after this step; `None` if the step does not end the present stage.
@@ -146,7 +158,8 @@ impl AuthorityRing {
             (ReplacementStage::Dropping { .. }, ReplacementStep::End) => (self.signer.clone(), None),
             _ => return None,
         };
-        let replacement = stage.map(|stage| AuthorityReplacement { stage, since: now });
+        let again = replacement.again;
+        let replacement = stage.map(|stage| AuthorityReplacement { stage, since: now, again });
         Some(Self { signer, replacement, successors: self.successors.clone() })
     }
 
@@ -163,6 +176,7 @@ impl AuthorityRing {
         if let Some(replacement) = &self.replacement {
             message.stage = replacement.stage.to_wire().into();
             message.since_ms = replacement.since.timestamp_millis();
+            message.again = replacement.again;
             match &replacement.stage {
                 ReplacementStage::Trusted { next } => {
                     message.other_certificate.clone_from(&next.anchor().certificate);
@@ -210,7 +224,7 @@ impl AuthorityRing {
         let replacement = match stage {
             Some(stage) => {
                 let since = parse_timestamp("since", message.since_ms).map_err(fault)?;
-                Some(AuthorityReplacement { stage, since })
+                Some(AuthorityReplacement { stage, since, again: message.again })
             }
             None => None,
         };
@@ -294,6 +308,32 @@ mod tests {
         }
         assert!(STEPS.iter().all(|step| ring.apply_step(*step, at(2)).is_none()));
         assert!(ring.begin(authority(2), at(2)).is_err(), "that of another cluster");
+    }
+
+    #[test]
+    fn order_for_the_next_replacement_lasts_until_the_end() {
+        let key = authority_record_key().unwrap();
+        let is_repeated = |ring: &AuthorityRing| ring.replacement.as_ref().is_some_and(|one| one.again);
+        assert!(AuthorityRing::new(authority(1)).repeat().is_none());
+        let stages = STEPS.into_iter().scan(begun(), |ring, step| {
+            let before = ring.clone();
+            *ring = ring.apply_step(step, at(2)).unwrap();
+            Some(before)
+        });
+        for stage in stages {
+            assert!(!is_repeated(&AuthorityRing::decode(&key, &stage.encode()).unwrap()));
+            let repeated = stage.repeat().unwrap();
+            assert_eq!(authorities(&repeated), authorities(&stage));
+            assert_eq!(repeated.repeat().unwrap().encode(), repeated.encode());
+            let read = AuthorityRing::decode(&key, &repeated.encode()).unwrap();
+            assert!(is_repeated(&read));
+            for step in STEPS {
+                let Some(next) = read.apply_step(step, at(3)) else { continue };
+                assert_eq!(is_repeated(&next), step != ReplacementStep::End, "{step:?}");
+                let after = next.begin(authority_of(1, 6), at(4)).unwrap();
+                assert!(after.is_none_or(|after| !is_repeated(&after)), "one more, and no more than that");
+            }
+        }
     }
 
     #[test]

@@ -24,6 +24,13 @@
 //! other node that is silent for [`ABSENT_AFTER`] blocks nothing. When it returns, it follows the successions that come with
 //! the statement, and gets a certificate by its key. A node whose release reports no authorities blocks the replacement
 //! until it is updated.
+//!
+//! # Why a removal begins one
+//!
+//! The authority's key is in etcd, so a former consensus member has it on its disk. Unless the disk is known to be wiped,
+//! the authority is replaced when the membership ends: the new key is made after etcd has removed the member, which
+//! receives nothing from then on. If a replacement is under way, the former member has the key of the next authority, too.
+//! So the end of that replacement begins another one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,6 +101,8 @@ pub(crate) enum ReplacementPlan {
     Wait(BTreeMap<NodeId, Lack>),
     /// End the stage by this step.
     Step(ReplacementStep),
+    /// End the replacement, and begin the next one by the same write.
+    EndAndBegin,
 }
 
 /// Plans the next step of the replacement in this record.
@@ -111,8 +120,37 @@ pub(crate) fn plan_replacement(ring: &AuthorityRing, nodes: &[NodeView<'_>]) -> 
     ReplacementPlan::Step(match replacement.stage {
         ReplacementStage::Trusted { .. } => ReplacementStep::Sign,
         ReplacementStage::Signing { .. } => ReplacementStep::Drop,
+        ReplacementStage::Dropping { .. } if replacement.again => return ReplacementPlan::EndAndBegin,
         ReplacementStage::Dropping { .. } => ReplacementStep::End,
     })
+}
+
+/// What the end of a membership does to the authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RemovalEffect {
+    /// Nothing: it is replaced once more already.
+    None,
+    /// Nothing, because there is no statement yet, and nodes could not follow.
+    Impossible,
+    /// Begin to replace it.
+    Begin,
+    /// Let the end of the replacement that is under way begin the next one.
+    Repeat,
+}
+
+/// Decides what the end of a membership does to the authorities of this record.
+pub(crate) fn plan_removal_effect(ring: &AuthorityRing, has_statement: bool) -> RemovalEffect {
+    match &ring.replacement {
+        None if has_statement => RemovalEffect::Begin,
+        None => RemovalEffect::Impossible,
+        Some(replacement) if replacement.again => RemovalEffect::None,
+        Some(_) => RemovalEffect::Repeat,
+    }
+}
+
+/// Whether this change of a node's record ends its membership. `after` is `None` if the record is deleted.
+pub(crate) fn ends_membership(before: &Node, after: Option<&Node>) -> bool {
+    is_member(before) && !after.is_some_and(is_member)
 }
 
 fn is_member(node: &Node) -> bool {
@@ -169,7 +207,7 @@ pub(crate) fn describe_replacement(
     let replacement = ring.replacement.as_ref()?;
     let waits_for = match plan_replacement(ring, nodes) {
         ReplacementPlan::Wait(waits_for) => waits_for,
-        ReplacementPlan::Idle | ReplacementPlan::Step(_) => BTreeMap::new(),
+        ReplacementPlan::Idle | ReplacementPlan::Step(_) | ReplacementPlan::EndAndBegin => BTreeMap::new(),
     };
     let waits_for = waits_for
         .into_iter()
@@ -316,6 +354,47 @@ mod tests {
         assert_eq!(plan(&[(&out, second)]), ReplacementPlan::Step(SIGN), "it is not up");
         let both = plan(&[(&silent, second), (&lost, second)]);
         assert_eq!(both, waits(&[(2, Lack::Trust), (3, Lack::Report)]));
+    }
+
+    #[test]
+    fn end_begins_the_next_replacement_if_a_member_was_removed_meanwhile() {
+        let stages: [(&[ReplacementStep], &[u8], [u8; 3], &[u8]); 3] = [
+            (&[], &[1, 5], [1; 3], &[1, 5]),
+            (&[SIGN], &[5, 1], [5; 3], &[1, 5]),
+            (&[SIGN, DROP], &[5], [5; 3], &[5]),
+        ];
+        for (steps, trusted, issuers, etcd) in stages {
+            let ring = ring(steps);
+            let node = reporting(member(1), Some(report(trusted, issuers, etcd)));
+            let plan = |ring: &AuthorityRing| plan(ring, &[(&node, Duration::ZERO)]);
+            let repeated = ring.repeat().unwrap();
+            let expected = match plan(&ring) {
+                ReplacementPlan::Step(END) => ReplacementPlan::EndAndBegin,
+                other => other,
+            };
+            assert_eq!(plan(&repeated), expected, "{steps:?}");
+            for has_statement in [false, true] {
+                assert_eq!(plan_removal_effect(&ring, has_statement), RemovalEffect::Repeat);
+                assert_eq!(plan_removal_effect(&repeated, has_statement), RemovalEffect::None);
+            }
+        }
+        let idle = AuthorityRing::new(authority(1));
+        assert_eq!(plan_removal_effect(&idle, true), RemovalEffect::Begin);
+        assert_eq!(plan_removal_effect(&idle, false), RemovalEffect::Impossible);
+    }
+
+    #[test]
+    fn membership_ends_with_the_role_or_with_the_record() {
+        for (what, before, after, expected) in [
+            ("it stays", member(1), Some(member(1)), false),
+            ("its role is taken", member(1), Some(up(1)), true),
+            ("it is deleted", member(1), None, true),
+            ("it becomes one", up(1), Some(member(1)), false),
+            ("it was none", up(1), Some(up(1)), false),
+            ("it was none, and is deleted", up(1), None, false),
+        ] {
+            assert_eq!(ends_membership(&before, after.as_ref()), expected, "{what}");
+        }
     }
 
     #[test]

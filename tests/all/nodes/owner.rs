@@ -125,6 +125,7 @@ impl Owner {
             node_id: node.id()?.to_string(),
             add_roles: give.iter().map(|&name| name.to_owned()).collect(),
             remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
+            ..Default::default()
         };
         let answer = patiently(async || management.update_roles(request.clone()).await).await?;
         answer.node.context("no node")

@@ -12,13 +12,16 @@ use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
 use curator_client::cluster::authority_record_key;
 use curator_client::pki::Authority;
 use etcd::client::Client;
+use etcd::guard::KeyChange;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
 use proto::curator::v1 as wire;
 use tokio::sync::watch;
 use tonic::Code;
 
-use crate::authority_rotation::{NodeView, ReplacementPlan, describe_replacement, plan_replacement};
+use crate::authority_rotation::{
+    NodeView, RemovalEffect, ReplacementPlan, describe_replacement, plan_removal_effect, plan_replacement,
+};
 use crate::bootstrap::create_authority;
 use crate::membership::Nodes;
 use crate::service::error::ServiceError;
@@ -73,9 +76,7 @@ impl LeaderContext {
         }
         let begun = self.store.retry_on_conflict(|| async {
             let stored = self.load_authorities().await?;
-            let next = create_authority(self.cluster.id, self.clock.now())
-                .map_err(|error| ServiceError::rejected(Code::Internal, error.to_string()))?;
-            let Some(begun) = stored.value.begin(next, self.clock.now())? else {
+            let Some(begun) = self.begin_next(&stored.value)? else {
                 return Err(ServiceError::rejected(
                     Code::AlreadyExists,
                     "the authority of the cluster is being replaced already: wait until that has ended",
@@ -88,6 +89,41 @@ impl LeaderContext {
         });
         let begun = begun.await?;
         self.authorities.send_replace(Arc::new(begun));
+        Ok(())
+    }
+
+    /// The record with a replacement begun by an authority that is made now; `None` if one is under way.
+    fn begin_next(&self, ring: &AuthorityRing) -> Result<Option<AuthorityRing>, ServiceError> {
+        let now = self.clock.now();
+        let next = create_authority(self.cluster.id, now)
+            .map_err(|error| ServiceError::rejected(Code::Internal, error.to_string()))?;
+        Ok(ring.begin(next, now)?)
+    }
+
+    /// Adds what the end of a membership writes into the record of the authorities, so that both are written or none.
+    /// etcd has removed the member before, so it never receives the key that is made here.
+    pub(super) async fn add_rotation_after_removal(
+        &self,
+        changes: &mut Vec<KeyChange>,
+    ) -> Result<(), ServiceError> {
+        let stored = self.load_authorities().await?;
+        let has_statement = self.store.statement().await?.is_some();
+        let next = match plan_removal_effect(&stored.value, has_statement) {
+            RemovalEffect::None => None,
+            RemovalEffect::Impossible => {
+                tracing::warn!(
+                    "a consensus member was removed, and the authority of the cluster is not replaced: it has made no \
+                     statement yet, so nodes could not follow. Replace it once all role servers are updated"
+                );
+                None
+            }
+            RemovalEffect::Begin => self.begin_next(&stored.value)?,
+            RemovalEffect::Repeat => stored.value.repeat(),
+        };
+        if let Some(next) = next {
+            tracing::warn!("a consensus member was removed: the authority of the cluster is replaced");
+            changes.push(record_change(authority_record_key()?, next.encode(), Some(&stored)));
+        }
         Ok(())
     }
 
@@ -113,10 +149,17 @@ impl LeaderContext {
         // The response to an earlier write may have been lost.
         self.authorities.send_replace(Arc::new(stored.value.clone()));
         let nodes = self.store.nodes().await?.nodes;
-        let ReplacementPlan::Step(step) = plan_replacement(&stored.value, &self.view_nodes(&nodes)) else {
-            return Ok(None);
+        let apply = |step| stored.value.apply_step(step, self.clock.now());
+        let (step, next) = match plan_replacement(&stored.value, &self.view_nodes(&nodes)) {
+            ReplacementPlan::Idle | ReplacementPlan::Wait(_) => return Ok(None),
+            ReplacementPlan::Step(step) => (step, apply(step)),
+            ReplacementPlan::EndAndBegin => {
+                let ended = apply(ReplacementStep::End);
+                let next = ended.as_ref().map(|ended| self.begin_next(ended)).transpose()?;
+                (ReplacementStep::End, next.flatten())
+            }
         };
-        let Some(next) = stored.value.apply_step(step, self.clock.now()) else { return Ok(None) };
+        let Some(next) = next else { return Ok(None) };
         self.store.write(&[record_change(authority_record_key()?, next.encode(), Some(&stored))]).await?;
         self.authorities.send_replace(Arc::new(next));
         Ok(Some(step))

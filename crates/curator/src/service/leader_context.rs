@@ -378,7 +378,12 @@ impl LeaderContext {
         // The record is written only if the node has not changed since it was read; otherwise the next tick decides.
         if let Some(changed) = change.updated_record(&stored.nodes) {
             let revision = stored.revisions.get(&changed.id).copied();
-            self.store.write(&[node_change(&changed, revision)?]).await?;
+            let mut changes = vec![node_change(&changed, revision)?];
+            if matches!(change, SyncAction::RemoveRoles { .. }) {
+                // The call that ended the membership is lost, and what it demanded. Without it, no disk counts as wiped.
+                Box::pin(self.add_rotation_after_removal(&mut changes)).await?;
+            }
+            self.store.write(&changes).await?;
         }
         Ok(Some(change))
     }

@@ -13,6 +13,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::management_server;
 use tonic::{Code, Request, Response, Status};
 
+use crate::authority_rotation::ends_membership;
 use crate::credential::Revocation;
 use crate::kubernetes::node_allocation::{self, NodeAllocation};
 use crate::membership::match_members_to_nodes;
@@ -108,6 +109,7 @@ impl management_server::Management for ManagementService {
         let id = parse_node_id(&body.node_id)?;
         let order =
             RoleOrder { add: parse_roles(&body.add_roles)?, remove: parse_roles(&body.remove_roles)? };
+        let start_rotation = body.start_rotation;
         let leading = &self.0;
         let _alone = leading.lock_membership().await;
         let node = leading.store.retry_on_conflict(|| async {
@@ -137,6 +139,9 @@ impl management_server::Management for ManagementService {
             };
             if changed != *node {
                 let mut changes = vec![node_change(&changed, stored.revisions.get(&id).copied())?];
+                if start_rotation && ends_membership(node, Some(&changed)) {
+                    Box::pin(leading.add_rotation_after_removal(&mut changes)).await?;
+                }
                 if let Some(given) = given {
                     changes.push(allotments.allocation_change(&id, &given)?);
                     leading.store.write_if_unchanged(&changes, &allotments.unchanged_keys()).await?;
@@ -222,7 +227,7 @@ impl management_server::Management for ManagementService {
                     .revisions
                     .get(&id)
                     .map_or(ExpectedRevision::Absent, |at| ExpectedRevision::At(*at));
-                let changes = [
+                let mut changes = vec![
                     KeyChange::Delete { key: Node::etcd_key(&id)?, expected },
                     KeyChange::Delete {
                         key: Revocation::Node(id).etcd_key()?,
@@ -233,6 +238,10 @@ impl management_server::Management for ManagementService {
                         expected: ExpectedRevision::Any,
                     },
                 ];
+                let known = stored.nodes.get(&id);
+                if body.start_rotation && known.is_some_and(|node| ends_membership(node, None)) {
+                    Box::pin(leading.add_rotation_after_removal(&mut changes)).await?;
+                }
                 leading.store.write(&changes).await
             });
             deleted.await?;

@@ -151,7 +151,7 @@ async fn worker_gets_no_certificate_for_another_address() -> TestResult {
     let roles = wire::UpdateRolesRequest {
         node_id: worker.holder.id.to_string(),
         add_roles: vec![WORKER.to_owned()],
-        remove_roles: Vec::new(),
+        ..Default::default()
     };
     ManagementClient::new(owner).update_roles(roles).await?;
     worker.report("127.0.0.2").await?;

@@ -23,6 +23,7 @@ fn roles(node: &Holder, give: &[&str], take: &[&str]) -> wire::UpdateRolesReques
         node_id: node.id.to_string(),
         add_roles: give.iter().map(|&name| name.to_owned()).collect(),
         remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
+        ..Default::default()
     }
 }
 

@@ -178,6 +178,7 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
         node_id: former.id.to_string(),
         add_roles: Vec::new(),
         remove_roles: vec!["consensus-member".to_owned()],
+        ..Default::default()
     };
     let management = ManagementClient::new(curators.channel());
     call_leader("its end", async || management.clone().update_roles(take.clone()).await).await?;

@@ -89,8 +89,12 @@ async fn owner_and_worker(cluster: &Cluster) -> Result<(Channel, Caller)> {
 
 async fn roles(owner: &Channel, node: &Caller, give: &[&str], take: &[&str]) -> Result<(), tonic::Status> {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    let request =
-        wire::UpdateRolesRequest { node_id: node.id(), add_roles: names(give), remove_roles: names(take) };
+    let request = wire::UpdateRolesRequest {
+        node_id: node.id(),
+        add_roles: names(give),
+        remove_roles: names(take),
+        ..Default::default()
+    };
     ManagementClient::new(owner.clone()).update_roles(request).await.map(drop)
 }
 
@@ -354,8 +358,12 @@ async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
     assert_eq!(before.len(), 4, "two nodes have one part: {before:?}");
     let gone = nodes.remove(0);
     let its = wait_for_setup(&mut gone.watch().await?, |_| true).await?.pod_range;
-    let delete =
-        wire::DeleteRequest { node_id: gone.id(), bypass_has_roles: true, bypass_not_decommissioned: true };
+    let delete = wire::DeleteRequest {
+        node_id: gone.id(),
+        bypass_has_roles: true,
+        bypass_not_decommissioned: true,
+        ..Default::default()
+    };
     ManagementClient::new(owner.clone()).delete(delete).await?;
     nodes.push(Caller::come(&cluster, 9).await?);
     roles(&owner, &nodes[3], &[WORKER], &[]).await?;

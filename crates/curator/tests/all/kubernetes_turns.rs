@@ -171,6 +171,7 @@ impl Fleet {
             node_id: node.id.clone(),
             add_roles: names(give),
             remove_roles: names(take),
+            ..Default::default()
         };
         ManagementClient::new(self.owner.channel()).update_roles(request).await?;
         Ok(())

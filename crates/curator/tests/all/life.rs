@@ -231,6 +231,7 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
         node_id: one.id.to_string(),
         add_roles: give.iter().map(|&name| name.to_owned()).collect(),
         remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
+        ..Default::default()
     };
     let refused = refusal(management.update_roles(roles(&["kubernetes-worker"], &[])).await)?;
     assert_eq!(
@@ -249,6 +250,7 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
         node_id: one.id.to_string(),
         bypass_has_roles,
         bypass_not_decommissioned,
+        ..Default::default()
     };
     for (roles, up, protects) in [
         (false, false, "bypass_has_roles"),

@@ -43,6 +43,7 @@ fn roles(node: &Holder, add: &[&str], remove: &[&str]) -> wire::UpdateRolesReque
         node_id: node.id.to_string(),
         add_roles: add.iter().map(|&name| name.to_owned()).collect(),
         remove_roles: remove.iter().map(|&name| name.to_owned()).collect(),
+        ..Default::default()
     }
 }
 

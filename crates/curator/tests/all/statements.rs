@@ -426,10 +426,15 @@ async fn last_curator_is_not_removed() -> TestResult {
         node_id: last.clone(),
         add_roles: Vec::new(),
         remove_roles: vec!["consensus-member".to_owned()],
+        ..Default::default()
     };
     let taken = management.update_roles(order).await.err().context("its role was taken")?;
-    let request =
-        wire::DeleteRequest { node_id: last, bypass_has_roles: true, bypass_not_decommissioned: true };
+    let request = wire::DeleteRequest {
+        node_id: last,
+        bypass_has_roles: true,
+        bypass_not_decommissioned: true,
+        ..Default::default()
+    };
     let deleted = management.delete(request).await.err().context("it was deleted")?;
     for refused in [taken, deleted] {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");

@@ -220,6 +220,7 @@ async fn node_gets_the_declarations_of_its_own_roles_and_no_others() -> TestResu
         node_id: node.id.to_string(),
         add_roles: give.iter().map(|&name| name.to_owned()).collect(),
         remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
+        ..Default::default()
     };
     let (code, text) = refusal(management.update_roles(roles(&["nowhere"], &[])).await)?;
     assert_eq!((code, text.contains("not declared")), (Code::NotFound, true), "{text}");

@@ -238,7 +238,7 @@ async fn attempt_order(channel: &Channel, method: &str, target: &Target) -> Resu
         }
         "Management/UpdateRoles" => {
             let add_roles = vec!["consensus-member".to_owned()];
-            let body = wire::UpdateRolesRequest { node_id, add_roles, remove_roles: Vec::new() };
+            let body = wire::UpdateRolesRequest { node_id, add_roles, ..Default::default() };
             request(channel, method, body).await
         }
         "Management/UpdateLabels" => {
@@ -248,8 +248,12 @@ async fn attempt_order(channel: &Channel, method: &str, target: &Target) -> Resu
         }
         "Management/Decommission" => request(channel, method, wire::DecommissionRequest { node_id }).await,
         "Management/Delete" => {
-            let body =
-                wire::DeleteRequest { node_id, bypass_has_roles: true, bypass_not_decommissioned: true };
+            let body = wire::DeleteRequest {
+                node_id,
+                bypass_has_roles: true,
+                bypass_not_decommissioned: true,
+                ..Default::default()
+            };
             request(channel, method, body).await
         }
         "Tickets/Create" => {
