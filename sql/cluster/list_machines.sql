@@ -4,6 +4,7 @@ SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.wait_reason, 
        p.location AS "location?", h.manufacturer AS "manufacturer?", h.product AS "product?",
        h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?",
        t.machine_id IS NOT NULL AS "retiring!",
+       c.keep_authority OR COALESCE(t.keep_authority, FALSE) AS "keep_authority!",
        o.what AS "what?", o.generation AS "ordered_generation?", o.ordered_at AS "ordered_at?",
        r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",
        r.address AS "address?", r.error AS "error?", r.epoch AS "epoch?", r.reported_at AS "reported_at?"

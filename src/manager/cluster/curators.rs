@@ -312,17 +312,19 @@ impl CuratorClient {
         call_curator("approving a node", self.management().approve(request)).await.map(drop)
     }
 
-    /// Adds roles to a node and removes roles from it.
+    /// Adds roles to a node and removes roles from it. `start_rotation`: if that ends its membership of etcd, the authority
+    /// of the cluster is replaced.
     pub async fn update_roles(
         &self,
         node: &str,
-        give: &[String],
-        take: &[String],
+        (give, take): (&[String], &[String]),
+        start_rotation: bool,
     ) -> Result<(), CuratorCallError> {
         let request = wire::UpdateRolesRequest {
             node_id: node.to_owned(),
             add_roles: give.to_vec(),
             remove_roles: take.to_vec(),
+            start_rotation,
         };
         call_curator("changing roles", self.management().update_roles(request)).await.map(drop)
     }
@@ -461,9 +463,11 @@ impl CuratorClient {
         call_curator("decommissioning a node", self.management().decommission(request)).await.map(drop)
     }
 
-    /// Deletes a node's record from the cluster.
+    /// Deletes a node's record from the cluster. Its membership of etcd has ended before: if a race with a curator left
+    /// one, its disk counts as not wiped.
     pub async fn delete_node(&self, node: &str) -> Result<(), CuratorCallError> {
-        let request = wire::DeleteRequest { node_id: node.to_owned(), ..Default::default() };
+        let request =
+            wire::DeleteRequest { node_id: node.to_owned(), start_rotation: true, ..Default::default() };
         call_curator("deleting a node", self.management().delete(request)).await.map(drop)
     }
 }

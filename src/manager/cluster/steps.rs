@@ -76,9 +76,10 @@ impl ClusterWorker<'_> {
                     planned.machine_waits.insert(*machine, error.to_string());
                 }
             }
-            ClusterPlanStep::ChangeRoles { node, add: give, remove: take } => {
+            ClusterPlanStep::ChangeRoles { node, add: give, remove: take, keep_authority } => {
                 if let Some(client) = &self.curators {
-                    push_wait_reason(planned, client.update_roles(node, give, take).await.err());
+                    let changed = client.update_roles(node, (give, take), !keep_authority).await;
+                    push_wait_reason(planned, changed.err());
                 }
             }
             ClusterPlanStep::DecommissionNode { node } => {
@@ -113,8 +114,8 @@ impl ClusterWorker<'_> {
             | ClusterPlanStep::AssignBundle { .. }
             | ClusterPlanStep::ClearBundle { .. }
             | ClusterPlanStep::RecordUpgrade(_) => self.apply_kubernetes_step(cluster, step, planned).await?,
-            ClusterPlanStep::MarkLeaving { machine, reason: why } => {
-                self.bmdb.mark_leaving_cluster(&self.lease, about, *machine, why).await?;
+            ClusterPlanStep::MarkLeaving { machine, reason: why, surplus } => {
+                self.bmdb.mark_leaving_cluster(&self.lease, about, *machine, (why, *surplus)).await?;
             }
             ClusterPlanStep::RemoveMember { machine, reason: how } => {
                 self.bmdb.remove_from_cluster(&self.lease, about, *machine, how).await?;

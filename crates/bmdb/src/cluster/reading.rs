@@ -173,6 +173,7 @@ pub(crate) async fn list_cluster_machines(
                     report,
                     phase: row.phase.parse::<Phase>().map_err(|error| odd(&error))?,
                     retiring: row.retiring,
+                    keep_authority: row.keep_authority,
                 },
                 location: row.location,
                 hardware: hardware_from_columns(

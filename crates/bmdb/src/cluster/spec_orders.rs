@@ -130,14 +130,18 @@ async fn change_cluster_in_tx(
         let text = "already has these settings; nothing was changed";
         return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
     }
+    // An order about workers alone does not change what the last one about the control plane demanded.
+    let keep_authority = change.control_plane.map(|_| change.keep_authority);
     sqlx::query!(
         "UPDATE cluster
-         SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1
+         SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1,
+             keep_authority = COALESCE($5::BOOL, keep_authority)
          WHERE cluster_id = $1",
         id,
         i64::from(wanted.control_plane),
         i64::from(wanted.workers),
-        json!(wanted.roles)
+        json!(wanted.roles),
+        keep_authority
     )
     .execute(&mut *tx)
     .await
@@ -151,7 +155,11 @@ async fn change_cluster_in_tx(
         count_noun(wanted.control_plane, "member of the control plane", "members of the control plane"),
         count_noun(wanted.workers, "worker", "workers"),
     );
-    Ok(OrderEffect::changed(text, Some(audit_json(&spec)), Some(audit_json(&wanted))))
+    let mut after = audit_json(&wanted);
+    if keep_authority == Some(true) {
+        after["keep_authority"] = json!(true);
+    }
+    Ok(OrderEffect::changed(text, Some(audit_json(&spec)), Some(after)))
 }
 
 async fn approve_member_in_tx(

@@ -186,25 +186,29 @@ impl Bmdb {
         .await
     }
 
-    /// Marks that a machine has to leave its cluster, from now on.
+    /// Marks that a machine has to leave its cluster, from now on. `surplus`: it leaves because an operator made the
+    /// cluster smaller, who may have ordered to keep the authority of the cluster.
     pub async fn mark_leaving_cluster(
         &self,
         lease: &NamedLease,
         (cluster, name): (Uuid, &str),
         machine: MachineId,
-        why: &str,
+        (why, surplus): (&str, bool),
     ) -> Result<(), BmdbError> {
         let doing = "having a machine leave its cluster";
         let arguments = (why.to_owned(), format!("cluster {name}: {why}"));
         self.transact_for_machine(doing, (lease, machine), arguments, move |tx, (why, detail)| {
             Box::pin(async move {
                 let changed = sqlx::query_scalar!(
-                    "UPDATE machine_cluster SET leaving = $3
+                    "UPDATE machine_cluster
+                     SET leaving = $3, keep_authority = $4::BOOL AND EXISTS (
+                         SELECT 1 FROM cluster k WHERE k.cluster_id = $2 AND k.keep_authority)
                      WHERE machine_id = $1 AND cluster_id = $2 AND leaving IS NULL
                      RETURNING machine_id",
                     machine.0,
                     cluster,
-                    why
+                    why,
+                    surplus
                 )
                 .fetch_optional(&mut *tx)
                 .await

@@ -66,6 +66,8 @@ pub enum MachineOrder {
     Retire {
         /// Whether to wipe it first.
         wipe: bool,
+        /// Whether its cluster keeps its authority when the machine leaves it.
+        keep_authority: bool,
     },
     /// Reboot it, or switch its power.
     Power(PowerOrderKind),
@@ -119,8 +121,11 @@ impl MachineOrder {
             }
             Self::Retry => retry_machine(facts, &format_attribution(who, reason)),
             Self::Quarantine => quarantine_machine(facts, &format_attribution(who, reason)),
-            Self::Retire { wipe } => retire_machine(&known.snapshot, *wipe, reason.unwrap_or_default(), who)
-                .map_err(|(reason, text)| order_rejected(reason, text))?,
+            Self::Retire { wipe, keep_authority } => {
+                let how = (*wipe, *keep_authority);
+                retire_machine(&known.snapshot, how, reason.unwrap_or_default(), who)
+                    .map_err(|(reason, text)| order_rejected(reason, text))?
+            }
             Self::Power(switch) => order_switch(&known.snapshot, *switch, reason.unwrap_or_default(), who)
                 .map_err(|(reason, text)| order_rejected(reason, text))?,
             Self::Prioritize { level, until } => {

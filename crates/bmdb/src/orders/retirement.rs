@@ -26,15 +26,29 @@ use model::process::Process;
 use model::retirement::{RetirementStage, check_waiver};
 
 /// Begins a retirement, on behalf of `who`.
+///
+/// With `keep_authority` the authority of the machine's cluster is not replaced when the machine leaves it. That can be
+/// ordered for a retirement that is under way as well, and not be taken back.
 pub fn retire_machine(
     snapshot: &MachineSnapshot,
-    wipe: bool,
+    (wipe, keep_authority): (bool, bool),
     reason: &str,
     who: &str,
 ) -> Result<Decision<OrderOutcome>, OrderRejection> {
     if let Some(present) = &snapshot.facts.retirement {
         if present.finished_at.is_some() {
             return Ok(OrderOutcome::unchanged("is retired already; nothing was changed"));
+        }
+        if present.wipe == wipe && keep_authority {
+            return Ok(OrderOutcome::changed(
+                vec![FactChange::Retirement(RetirementChange::AuthorityKept)],
+                "AuthorityKept",
+                format_attribution(who, Some(reason)),
+                format!(
+                    "is being retired already, by {}: {}; its cluster keeps its authority from now on",
+                    present.by, present.reason
+                ),
+            ));
         }
         if present.wipe == wipe {
             let text = format!(
@@ -59,6 +73,7 @@ pub fn retire_machine(
         None => String::new(),
     };
     let mut changes = vec![FactChange::Retirement(requested)];
+    changes.extend(keep_authority.then_some(FactChange::Retirement(RetirementChange::AuthorityKept)));
     // A machine that is being released is not switched any more.
     changes.extend(snapshot.facts.power_order.as_ref().map(|_| FactChange::Power(PowerChange::Ended)));
     Ok(OrderOutcome::changed(
@@ -239,7 +254,10 @@ mod tests {
         let over = Retirement { finished_at: Some(order.recorded_at), ..retiring() };
         let wiping = Retirement { wipe: true, ..retiring() };
         let retire = |found: Option<Retirement>, wipe| {
-            outcome(retire_machine(&snapshot(found), wipe, "new one", "lee"))
+            outcome(retire_machine(&snapshot(found), (wipe, false), "new one", "lee"))
+        };
+        let keep = |found: Option<Retirement>, wipe| {
+            outcome(retire_machine(&snapshot(found), (wipe, true), "it is shredded", "lee"))
         };
         let cancel_as =
             |found: Option<Retirement>, role| outcome(cancel_retirement(&snapshot(found), "by lee", role));
@@ -262,6 +280,14 @@ mod tests {
                 "RETIRING_OTHERWISE: is being retired already, without a wipe",
             ),
             (retire(Some(over.clone()), false), 0, "is retired already"),
+            (keep(None, false), 2, "is being retired: work under way"),
+            (
+                keep(Some(retiring()), false),
+                1,
+                "is being retired already, by kim: old; its cluster keeps its authority",
+            ),
+            (keep(Some(retiring()), true), 0, "RETIRING_OTHERWISE: is being retired already, without a wipe"),
+            (keep(Some(over.clone()), false), 0, "is retired already"),
             (cancel(None), 0, "is not being retired"),
             (cancel(Some(retiring())), 3, "stays"),
             (cancel(Some(ordered)), 0, "RELEASE_ORDERED: cannot stay any more"),
@@ -302,7 +328,7 @@ mod tests {
         let mut held = snapshot(None);
         let hold = Hold { scope: HoldScope::Power, reason: "r".into(), by: "kim".into(), until: None };
         held.facts.hold = Some(hold);
-        let (_, text) = outcome(retire_machine(&held, false, "old", "lee"));
+        let (_, text) = outcome(retire_machine(&held, (false, false), "old", "lee"));
         assert!(text.ends_with("kim holds it, and it is not returned before the hold ends"), "{text}");
     }
 }

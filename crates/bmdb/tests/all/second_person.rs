@@ -216,7 +216,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     );
 
     // To leave out a stage needs approval, and the order before it does not.
-    let retire = MachineOrder::Retire { wipe: true };
+    let retire = MachineOrder::Retire { wipe: true, keep_authority: false };
     kit.bmdb
         .execute_machine_order(order("kim@a", retire.rpc(), Some("3"), "r"), row[0], retire, "kim@a".into())
         .await?;

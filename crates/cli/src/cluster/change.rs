@@ -17,7 +17,12 @@ Examples:
   shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
 
 When a cluster shrinks, unhealthy machines leave first, then those that were chosen last.
-Members of the control plane leave one at a time.";
+Members of the control plane leave one at a time.
+
+The disk of such a member has the key of the cluster's authority. So the authority is replaced
+after it has left, and etcd of the other members restarts twice. Until the replacement has ended,
+the disk opens etcd of the cluster. If somebody has the disk, replacing the authority is not
+enough: see docs/security.md.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
 Example:
@@ -42,6 +47,9 @@ pub struct ScaleCluster {
     /// Number of workers
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
+    /// Keep the authority of the cluster: the disks of the machines that leave are destroyed or wiped by other means
+    #[arg(long = "keep_authority", alias = "keep-authority", requires = "control_plane")]
+    pub keep_authority: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -79,6 +87,7 @@ pub(super) async fn change_cluster(
             workers: change.workers,
             add_roles: change.add_roles.iter().cloned().collect(),
             remove_roles: change.remove_roles.iter().cloned().collect(),
+            keep_authority: change.keep_authority,
         };
         ClustersClient::new(service).change(request).await
     };

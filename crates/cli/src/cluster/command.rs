@@ -111,6 +111,7 @@ pub async fn run_cluster_command(
             let change = ClusterSpecChange {
                 control_plane: args.control_plane,
                 workers: args.workers,
+                keep_authority: args.keep_authority,
                 ..ClusterSpecChange::default()
             };
             change_cluster(context, &args.name, &change, &args.reason).await

@@ -192,7 +192,9 @@ fn encode_operation(each: &MachineOrder) -> Operation {
         }
         MachineOrder::Retry => Operation::Retry(v1::RetryOperation {}),
         MachineOrder::Quarantine => Operation::Quarantine(v1::QuarantineOperation {}),
-        MachineOrder::Retire { wipe } => Operation::Retire(v1::RetireOperation { wipe: *wipe }),
+        MachineOrder::Retire { wipe, keep_authority } => {
+            Operation::Retire(v1::RetireOperation { wipe: *wipe, keep_authority: *keep_authority })
+        }
         MachineOrder::Power(PowerOrderKind::Reboot) => Operation::Reboot(v1::RebootOperation {}),
         MachineOrder::Power(switch) => {
             Operation::Power(v1::PowerOperation { action: switch.as_str().to_owned() })

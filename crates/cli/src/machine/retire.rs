@@ -18,8 +18,14 @@ pub(crate) const RETIRE_EXAMPLES: &str = "\
 Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
   shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire sim-0007 --keep_authority --reason 'its disks are shredded'
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
-  shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
+  shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'
+
+A member of the control plane of a cluster has the key of the cluster's authority on its disk.
+So the authority is replaced after the machine has left, and etcd of the other members restarts
+twice. Until the replacement has ended, the disk opens etcd of the cluster. If somebody has the
+disk, replacing the authority is not enough: see docs/security.md.";
 
 const RETIRE_CANCEL_EXAMPLES: &str = "\
 Example:
@@ -42,6 +48,9 @@ pub struct RetireArgs {
     /// Wipe the machine first (not supported by any agent or provider of this release)
     #[arg(long)]
     pub wipe: bool,
+    /// Keep the authority of its cluster, because the disk of the machine is destroyed or wiped by other means
+    #[arg(long = "keep_authority", alias = "keep-authority")]
+    pub keep_authority: bool,
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
@@ -104,13 +113,14 @@ pub async fn run_retire_command(
 /// Runs `retire M`: orders the retirement of a machine.
 async fn retire_machine(context: &CommandContext, arguments: &RetireArgs) -> Result<String, CliError> {
     let reason = require_why_reason(arguments.reason.as_deref().unwrap_or_default())?;
-    let wipe = arguments.wipe;
+    let (wipe, keep_authority) = (arguments.wipe, arguments.keep_authority);
     let Some(machine) = arguments.machine.as_deref() else {
-        return give_bulk_order(context, &arguments.selection, MachineOrder::Retire { wipe }, Some(reason))
-            .await;
+        let retire = MachineOrder::Retire { wipe, keep_authority };
+        return give_bulk_order(context, &arguments.selection, retire, Some(reason)).await;
     };
     let give = async |service, order| {
-        let request = v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe };
+        let request =
+            v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe, keep_authority };
         MachinesClient::new(service).retire(request).await
     };
     format_response(context, send_order(context, reason, give).await?)

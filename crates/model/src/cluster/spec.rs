@@ -171,6 +171,8 @@ pub struct ClusterSpecChange {
     pub add_roles: BTreeSet<String>,
     /// Roles that workers lose.
     pub remove_roles: BTreeSet<String>,
+    /// Whether the authority of the cluster stays when members of the control plane leave by this change.
+    pub keep_authority: bool,
 }
 
 /// Checks a cluster's name; the error is a sentence.

@@ -115,6 +115,8 @@ pub struct ClusterMember {
     pub phase: Phase,
     /// Whether an operator retires it.
     pub retiring: bool,
+    /// Whether the operator by whose order it leaves keeps the authority of the cluster.
+    pub keep_authority: bool,
 }
 
 impl ClusterMember {

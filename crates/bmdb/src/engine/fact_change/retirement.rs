@@ -1,4 +1,4 @@
-//! Changes of a machine's retirement: requested, cleared, wipe waived, release ordered, finished.
+//! Changes of a machine's retirement: requested, cleared, authority kept, wipe waived, release ordered, finished.
 
 use sqlx::PgConnection;
 
@@ -20,6 +20,8 @@ pub enum RetirementChange {
     },
     /// It stays, unless its release was sent to its provider.
     Cleared,
+    /// Its cluster keeps its authority when the machine leaves it.
+    AuthorityKept,
     /// The wipe is waived, by this operator.
     WipeWaived(String),
     /// Its release is about to be sent to its provider, under this intent.
@@ -57,6 +59,10 @@ pub(crate) async fn apply_retirement_change(
                 id
             )
         }
+        RetirementChange::AuthorityKept => sqlx::query!(
+            "UPDATE machine_retirement SET keep_authority = TRUE WHERE machine_id = $1 AND finished_at IS NULL",
+            id
+        ),
         RetirementChange::WipeWaived(by) => sqlx::query!(
             "UPDATE machine_retirement SET wipe_waived_at = clock_timestamp(), wipe_waived_by = $2
              WHERE machine_id = $1 AND wipe_waived_at IS NULL AND finished_at IS NULL",

@@ -27,7 +27,7 @@ impl ForecastRun {
                     node.state = NodeState::Standby;
                 }
             }
-            ClusterPlanStep::ChangeRoles { node, add: give, remove: take } => {
+            ClusterPlanStep::ChangeRoles { node, add: give, remove: take, .. } => {
                 self.apply_role_change(&node, &give, &take);
             }
             ClusterPlanStep::DecommissionNode { node } => {
@@ -41,7 +41,7 @@ impl ForecastRun {
                     seen.nodes.retain(|one| one.id != node);
                 }
             }
-            ClusterPlanStep::MarkLeaving { machine, reason: why } => {
+            ClusterPlanStep::MarkLeaving { machine, reason: why, .. } => {
                 if let Some(member) = self.member(machine) {
                     member.leave_reason = Some(why);
                 }
@@ -131,6 +131,7 @@ impl ForecastRun {
             report: None,
             phase: Phase::Ready,
             retiring: false,
+            keep_authority: false,
         });
     }
 

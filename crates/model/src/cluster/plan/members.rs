@@ -97,7 +97,11 @@ impl ClusterPlanner<'_> {
             } else {
                 continue;
             };
-            self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why.to_owned() });
+            self.push_step(ClusterPlanStep::MarkLeaving {
+                machine: member.machine,
+                reason: why.to_owned(),
+                surplus: false,
+            });
         }
     }
 
@@ -119,7 +123,11 @@ impl ClusterPlanner<'_> {
             };
             let why = format!("the cluster should have {desired} {}", member_noun(part, desired));
             for member in order.into_iter().take(at_once) {
-                self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why.clone() });
+                self.push_step(ClusterPlanStep::MarkLeaving {
+                    machine: member.machine,
+                    reason: why.clone(),
+                    surplus: true,
+                });
             }
         }
     }
@@ -138,7 +146,8 @@ const fn member_noun(part: ClusterPart, count: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::plan::tests::{healthy_cluster, member, order, plan_text};
+    use crate::cluster::plan::plan_cluster;
+    use crate::cluster::plan::tests::{at, healthy_cluster, member, order, plan_text};
     use crate::cluster::spec::tests::spec;
     use crate::cluster::state::{Cluster, CuratorAnswer, MemberReport};
     use crate::phase::Phase;
@@ -173,6 +182,10 @@ mod tests {
             "leaving 5: the cluster should have 3 members of the control plane; \
              leaving 9: the cluster should have 0 workers"
         );
+        let plan = plan_cluster(&cluster, &[], &MachineLocations::new(), at(1000));
+        let by_order =
+            |step: &ClusterPlanStep| matches!(step, ClusterPlanStep::MarkLeaving { surplus: true, .. });
+        assert!(plan.steps.iter().all(by_order), "its operator may keep the authority: {plan:?}");
         cluster.members[4].leave_reason = Some("too many".to_owned());
         cluster.members[5].leave_reason = Some("too many".to_owned());
         assert_eq!(plan_text(&cluster, &[]), "decommission node-9; node-5 + -consensus-member");

@@ -2,6 +2,13 @@
 //!
 //! A node gives up its vote in etcd first, if the quorum permits. Then it loses its roles, is decommissioned, and its
 //! record is deleted: one step per pass.
+//!
+//! # The authority of the cluster
+//!
+//! The disk of a member of etcd has the key of the cluster's authority. So the curators replace the authority when a
+//! membership ends, unless the operator by whose order the machine leaves keeps it. A disk that is known to be wiped would
+//! be another reason to keep it, and there is none: no agent and no provider of this release wipes a machine, and a machine
+//! is retired only after its node is removed. That a machine reports to have left means that it deleted its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,7 +148,16 @@ impl ClusterPlanner<'_> {
             node: node.id.clone(),
             add: Vec::new(),
             remove: vec![first.to_owned()],
+            keep_authority: self.keeps_authority(node),
         })
+    }
+
+    /// Whether an operator keeps the authority of the cluster although this node's membership ends.
+    fn keeps_authority(&self, node: &ClusterNode) -> bool {
+        let leaving = self.cluster.members.iter().filter(|member| member.leave_reason.is_some());
+        let mut own =
+            leaving.filter(|member| member.key() == Some(node.key) || node.machine == Some(member.machine));
+        own.any(|member| member.keep_authority)
     }
 }
 
@@ -162,6 +178,7 @@ fn next_removal_step(node: &ClusterNode) -> NodeRemoval {
             node: id(),
             add: Vec::new(),
             remove: node.roles.iter().cloned().collect(),
+            keep_authority: false,
         },
         NodeState::Up => ClusterPlanStep::DecommissionNode { node: id() },
         NodeState::New | NodeState::Standby | NodeState::Decommissioned => {
@@ -216,6 +233,40 @@ mod tests {
         observed(&mut cluster).nodes[4] = node(4, &[CONSENSUS_MEMBER_ROLE]);
         observed(&mut cluster).etcd_members.push(etcd(4));
         assert_eq!(plan_text(&cluster, &[]), "node-1 + -consensus-member");
+    }
+
+    #[test]
+    fn authority_is_kept_only_by_the_order_that_removes_the_member() {
+        let mut cluster = healthy_cluster(3);
+        cluster.members[2].phase = Phase::NeedsHuman;
+        cluster.members[2].leave_reason = Some("its machine is lost".to_owned());
+        cluster.members.push(joined(4, ClusterPart::ControlPlane));
+        observed(&mut cluster).nodes.push(node(4, &[CONSENSUS_MEMBER_ROLE]));
+        observed(&mut cluster).nodes[2].health = NodeHealth::Silent(Duration::from_mins(15));
+        observed(&mut cluster).etcd_members[2].reachable = false;
+        observed(&mut cluster).etcd_members.push(etcd(4));
+        assert_eq!(plan_text(&cluster, &[]), "node-3 + -consensus-member", "nobody knows where its disk is");
+        cluster.members[1].keep_authority = true;
+        assert_eq!(plan_text(&cluster, &[]), "node-3 + -consensus-member", "it is kept for another one");
+        cluster.members[2].keep_authority = true;
+        let kept = "node-3 + -consensus-member keeping the authority";
+        assert_eq!(plan_text(&cluster, &[]), kept);
+        // The key is that of its node, wherever the node says that it runs.
+        observed(&mut cluster).nodes[2].machine = None;
+        assert_eq!(plan_text(&cluster, &[]), kept);
+        observed(&mut cluster).nodes[2].roles.clear();
+        assert_eq!(plan_text(&cluster, &[]), "decommission node-3");
+        // The operator who retires a machine has not ordered what follows from its new disk.
+        let mut cluster = healthy_cluster(3);
+        cluster.members[1].keep_authority = true;
+        cluster.members[1].report = joined(12, ClusterPart::ControlPlane).report;
+        observed(&mut cluster).nodes[1].health = NodeHealth::Silent(Duration::from_mins(1));
+        observed(&mut cluster).etcd_members[1].reachable = false;
+        let replaced = plan_text(&cluster, &[]);
+        assert!(
+            replaced.contains("node-2 + -consensus-member") && !replaced.contains("keeping"),
+            "{replaced}"
+        );
     }
 
     #[test]

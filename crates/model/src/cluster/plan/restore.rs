@@ -59,12 +59,20 @@ impl ClusterPlanner<'_> {
                 None if old => {
                     to_leave += usize::from(received);
                     let why = "its cluster is restored from a snapshot".to_owned();
-                    self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why });
+                    self.push_step(ClusterPlanStep::MarkLeaving {
+                        machine: member.machine,
+                        reason: why,
+                        surplus: false,
+                    });
                 }
                 // A restorer that is lost during the restore has an epoch of its own, which counts no more.
                 None if member.is_given_up() || member.retiring => {
                     let why = "it was lost while the cluster was restored".to_owned();
-                    self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why });
+                    self.push_step(ClusterPlanStep::MarkLeaving {
+                        machine: member.machine,
+                        reason: why,
+                        surplus: false,
+                    });
                 }
                 Some(_) if member.has_left() && needed(member) => {
                     let how = "it has left, and may be chosen again to restore the cluster".to_owned();

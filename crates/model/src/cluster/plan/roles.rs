@@ -46,6 +46,7 @@ impl ClusterPlanner<'_> {
                     node: node.id.clone(),
                     add: give,
                     remove: Vec::new(),
+                    keep_authority: false,
                 });
             }
             ClusterPart::Worker => {
@@ -62,6 +63,7 @@ impl ClusterPlanner<'_> {
                         node: node.id.clone(),
                         add: give,
                         remove: take,
+                        keep_authority: false,
                     });
                 }
             }
@@ -80,7 +82,12 @@ impl ClusterPlanner<'_> {
         let runs = node.roles.contains(CONTROLLER_ROLE);
         let step = |give: &[&str], take: &[&str]| {
             let roles = |roles: &[&str]| roles.iter().map(|&role| role.to_owned()).collect();
-            ClusterPlanStep::ChangeRoles { node: node.id.clone(), add: roles(give), remove: roles(take) }
+            ClusterPlanStep::ChangeRoles {
+                node: node.id.clone(),
+                add: roles(give),
+                remove: roles(take),
+                keep_authority: false,
+            }
         };
         let removing = self.cluster.kubernetes.as_ref().is_some_and(|wanted| wanted.removing);
         let waits = self.plan.machine_waits.contains_key(&member.machine);

@@ -56,6 +56,9 @@ pub enum ClusterPlanStep {
         add: Vec<String>,
         /// Roles that the node loses.
         remove: Vec<String>,
+        /// Whether the authority of the cluster stays if this ends the node's membership of etcd. Otherwise it is
+        /// replaced, because the disk of the node has its key.
+        keep_authority: bool,
     },
     /// Remove a node from the cluster for ever.
     DecommissionNode {
@@ -73,6 +76,9 @@ pub enum ClusterPlanStep {
         machine: MachineId,
         /// Why it has to leave.
         reason: String,
+        /// Whether it leaves because an operator made the cluster smaller. Then it counts whether that operator keeps
+        /// the authority of the cluster.
+        surplus: bool,
     },
     /// End a machine's membership of the cluster.
     RemoveMember {
@@ -140,7 +146,7 @@ impl fmt::Display for ClusterPlanStep {
             Self::ApproveNode { machine, key } => {
                 write!(f, "machine {machine} is admitted with the key {}", hex::encode(key))
             }
-            Self::ChangeRoles { node, add: give, remove: take } => {
+            Self::ChangeRoles { node, add: give, remove: take, .. } => {
                 let (give, take) = (give.join(", "), take.join(", "));
                 match (give.as_str(), take.as_str()) {
                     (give, "") => write!(f, "{node} is given {give}"),
@@ -150,7 +156,9 @@ impl fmt::Display for ClusterPlanStep {
             }
             Self::DecommissionNode { node } => write!(f, "{node} is decommissioned"),
             Self::DeleteNode { node } => write!(f, "{node} is deleted"),
-            Self::MarkLeaving { machine, reason: why } => write!(f, "machine {machine} is to leave: {why}"),
+            Self::MarkLeaving { machine, reason: why, .. } => {
+                write!(f, "machine {machine} is to leave: {why}")
+            }
             Self::RemoveMember { machine, reason: how } => {
                 write!(f, "machine {machine} is removed from the cluster: {how}")
             }

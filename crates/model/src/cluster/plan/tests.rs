@@ -37,6 +37,7 @@ pub(super) fn member(number: u8, part: ClusterPart) -> ClusterMember {
         report: None,
         phase: Phase::Ready,
         retiring: false,
+        keep_authority: false,
     }
 }
 
@@ -133,12 +134,13 @@ pub(super) fn plan_text(cluster: &Cluster, candidates: &[u8]) -> String {
         ClusterPlanStep::SendOrder { machine, order: what } => format!("ask {} {what}", number(machine)),
         ClusterPlanStep::RecordFounding { machine } => format!("founded {}", number(machine)),
         ClusterPlanStep::ApproveNode { machine, .. } => format!("approve {}", number(machine)),
-        ClusterPlanStep::ChangeRoles { node, add: give, remove: take } => {
-            format!("{node} +{} -{}", give.join("+"), take.join("-"))
+        ClusterPlanStep::ChangeRoles { node, add: give, remove: take, keep_authority } => {
+            let keeping = if *keep_authority { " keeping the authority" } else { "" };
+            format!("{node} +{} -{}{keeping}", give.join("+"), take.join("-"))
         }
         ClusterPlanStep::DecommissionNode { node } => format!("decommission {node}"),
         ClusterPlanStep::DeleteNode { node } => format!("delete {node}"),
-        ClusterPlanStep::MarkLeaving { machine, reason: why } => {
+        ClusterPlanStep::MarkLeaving { machine, reason: why, .. } => {
             format!("leaving {}: {why}", number(machine))
         }
         ClusterPlanStep::RemoveMember { machine, .. } => format!("forget {}", number(machine)),

@@ -92,7 +92,9 @@ fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status>
         Some(Operation::Release(release)) => MachineOrder::Release { quarantine: release.quarantine },
         Some(Operation::Retry(_)) => MachineOrder::Retry,
         Some(Operation::Quarantine(_)) => MachineOrder::Quarantine,
-        Some(Operation::Retire(retire)) => MachineOrder::Retire { wipe: retire.wipe },
+        Some(Operation::Retire(retire)) => {
+            MachineOrder::Retire { wipe: retire.wipe, keep_authority: retire.keep_authority }
+        }
         Some(Operation::Reboot(_)) => MachineOrder::Power(PowerOrderKind::Reboot),
         Some(Operation::Power(power)) => MachineOrder::Power(parse_power_action(&power.action)?),
         Some(Operation::Prioritize(each)) => MachineOrder::Prioritize {

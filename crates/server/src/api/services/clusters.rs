@@ -70,6 +70,7 @@ impl Clusters for ClustersService {
             workers: body.workers,
             add_roles: body.add_roles.into_iter().collect(),
             remove_roles: body.remove_roles.into_iter().collect(),
+            keep_authority: false,
         };
         let supposed = Hypothesis { change, select, delete: body.delete };
         let forecast = self
@@ -124,6 +125,7 @@ impl Clusters for ClustersService {
             workers: body.workers,
             add_roles: body.add_roles.iter().cloned().collect(),
             remove_roles: body.remove_roles.iter().cloned().collect(),
+            keep_authority: body.keep_authority,
         };
         IncomingOrder { rpc: CHANGE, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {

@@ -72,6 +72,7 @@ impl World {
             report: Some(MemberReport { key: Some([number; 32]), ..MemberReport::default() }),
             phase: Phase::Ready,
             retiring: false,
+            keep_authority: false,
         });
         let roles = |number| match part(number) {
             ClusterPart::ControlPlane => vec![CONSENSUS_MEMBER_ROLE, CONTROLLER_ROLE],

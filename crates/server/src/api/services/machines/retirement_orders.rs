@@ -17,9 +17,9 @@ pub async fn retire_machine(context: &ApiContext, request: &Request<v1::RetireRe
     let order =
         IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Retire", request, order: body.order.as_ref() };
     let name = context.find_machine(&caller_of(request)?, &body.machine).await?;
-    let wipe = body.wipe;
+    let how = (body.wipe, body.keep_authority);
     try_execute_order(context, &name, order, move |snapshot, by| {
-        retirement::retire_machine(snapshot, wipe, &by.reason, &by.who)
+        retirement::retire_machine(snapshot, how, &by.reason, &by.who)
     })
     .await
 }
