@@ -14,10 +14,12 @@ use uuid::Uuid;
 
 use crate::bmdb::cluster::statement::StoredStatement;
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::connection::error::BmdbError;
 use crate::curator_client::clock::Clock;
 use crate::curator_client::pki::TrustAnchor;
 use crate::curator_client::statement::SignedStatement;
 use crate::curator_client::statement_trust::{PersistStatement, StatementTrust, StatementWrite};
+use crate::curator_client::succession::find_path;
 use crate::manager::cluster::curators::CuratorCallError;
 use crate::model::cluster::state::ClusterIdentity;
 use crate::proto::curator::v1 as wire;
@@ -41,6 +43,28 @@ pub async fn load_statement_trust(
     let stored = stored.map_err(CuratorCallError::DamagedStatement)?;
     let persist = persist_in_bmdb(bmdb.clone(), anchor.cluster);
     Ok(StatementTrust::new(anchor, stored, persist, clock))
+}
+
+/// Whether this is the certificate of the authority that the cluster was founded with, or of one that replaced it as far
+/// as the stored statement proves. A cluster that is restored has the authority that signed when the snapshot was taken.
+pub async fn is_own_authority(
+    bmdb: &Bmdb,
+    founded: &ClusterIdentity,
+    certificate: &[u8],
+) -> Result<bool, BmdbError> {
+    if certificate == founded.ca_certificate {
+        return Ok(true);
+    }
+    let Ok(anchor) = TrustAnchor::parse(&founded.ca_certificate) else { return Ok(false) };
+    let stored = bmdb.cluster_statement(anchor.cluster).await?;
+    Ok(stored.is_some_and(|stored| has_replaced(&anchor, &stored.encoded, certificate)))
+}
+
+/// Whether the successions of a statement lead from the anchor to this certificate.
+fn has_replaced(anchor: &TrustAnchor, statement: &[u8], certificate: &[u8]) -> bool {
+    let Ok(sent) = wire::SignedStatement::decode(statement) else { return false };
+    find_path(std::slice::from_ref(anchor), &sent.successors, |found| found.certificate == certificate)
+        .is_some()
 }
 
 fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
@@ -76,7 +100,31 @@ fn stored_order(signed: &SignedStatement) -> (i64, i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator_client::testing::{authority, statement};
+    use crate::curator_client::succession::Succession;
+    use crate::curator_client::testing::{authority, authority_of, statement};
+
+    #[test]
+    fn restored_cluster_has_an_authority_that_the_statement_leads_to() {
+        let (first, second, third) = (authority(1), authority_of(1, 5), authority_of(1, 6));
+        let successors = vec![
+            Succession::sign(&first, second.anchor()).unwrap(),
+            Succession::sign(&second, third.anchor()).unwrap(),
+        ];
+        let sent = |successors: &[Vec<u8>]| {
+            wire::SignedStatement { successors: successors.to_vec(), ..Default::default() }.encode_to_vec()
+        };
+        for (what, statement, authority, expected) in [
+            ("the first successor", sent(&successors), &second, true),
+            ("the last one", sent(&successors), &third, true),
+            ("a link is missing", sent(&successors[1..]), &third, false),
+            ("never replaced", sent(&[]), &second, false),
+            ("nobody knows it", sent(&successors), &authority_of(1, 7), false),
+            ("damaged", vec![0xff; 9], &second, false),
+        ] {
+            let certificate = &authority.anchor().certificate;
+            assert_eq!(has_replaced(first.anchor(), &statement, certificate), expected, "{what}");
+        }
+    }
 
     #[test]
     fn damaged_statement_is_refused_in_one_sentence() {

@@ -12,6 +12,7 @@ use crate::curator_client::statement_trust::StatementTrust;
 use crate::manager::cluster::curators::{
     CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
 };
+use crate::manager::cluster::statements::is_own_authority;
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};
 use crate::model::cluster::node_labels::node_labels;
 use crate::model::cluster::plan::step::ClusterPlanStep;
@@ -141,10 +142,13 @@ impl ClusterWorker<'_> {
         let certificate = report.ca_certificate.unwrap_or_default();
         let curator = report.address.and_then(|address| curator_endpoint(&address, CURATOR_PORT));
         let text = match curator {
-            // A restored cluster has the CA of its snapshot, which must be the one recorded for the cluster.
+            // A restored cluster has the CA of its snapshot: the one recorded for the cluster, or one that replaced it.
             Some(curator) if cluster.restoring.is_some() => {
-                let known = cluster.identity.as_ref().map(|founded| founded.ca_certificate.as_slice());
-                if known == Some(certificate.as_slice()) && report.epoch == cluster.epoch {
+                let is_own = match &cluster.identity {
+                    Some(founded) => is_own_authority(self.bmdb, founded, &certificate).await?,
+                    None => false,
+                };
+                if is_own && report.epoch == cluster.epoch {
                     self.bmdb.record_cluster_restored(&self.lease, self.cluster, machine, &[curator]).await?;
                     return Ok(());
                 }
