@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use prost::Message as _;
 use serde_json::Value;
+use shepherd::proto::curator::v1 as wire;
 
 use crate::harness::aloud::{TestResult, aloud};
 use crate::harness::child::Program;
@@ -124,6 +126,22 @@ impl Field {
         }
     }
 
+    /// Waits until the stored statement of the only cluster shows that its authority is being replaced, or was.
+    async fn until_authority_is_replaced(&self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let stored: Option<Vec<u8>> =
+                sqlx::query_scalar("SELECT statement FROM cluster").fetch_one(&self.fleet.pool).await?;
+            let signed = wire::SignedStatement::decode(stored.unwrap_or_default().as_slice())?;
+            let statement = wire::Statement::decode(signed.statement.as_slice())?;
+            if statement.authorities.len() > 1 || !signed.successors.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the authority is kept: {}", self.fleet.explain().await?);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
     /// The directory of a machine's disk.
     pub(crate) fn disk(&self, machine: &str) -> std::path::PathBuf {
         self.nodes.disks.join(machine)
@@ -204,6 +222,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         }
     };
     assert_eq!(cluster["voters"], 3);
+    // Nothing shows that its disk was wiped, so the authority is replaced: nodes are to trust another one as well.
+    field.until_authority_is_replaced().await?;
     let other_members = "SELECT count(*) >= 1 FROM cluster_snapshot WHERE why = 'members' AND members >= 3";
     field.fleet.until("a snapshot has the new member", other_members).await?;
     field

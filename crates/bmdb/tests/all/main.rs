@@ -1,5 +1,6 @@
 //! The engine, orders and the connection to the database, tested against a real PostgreSQL.
 
+mod authority_orders;
 mod authority_rotation_orders;
 mod cluster_upgrades;
 mod dialects;
