@@ -45,6 +45,17 @@ pub async fn load_statement_trust(
     Ok(StatementTrust::new(anchor, stored, persist, clock))
 }
 
+fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
+    Arc::new(move |signed: SignedStatement| -> StatementWrite {
+        let bmdb = bmdb.clone();
+        Box::pin(async move {
+            let encoded = signed.to_wire().encode_to_vec();
+            let statement = StoredStatement { encoded, order: stored_order(&signed) };
+            bmdb.raise_cluster_statement(cluster, statement).await.map_err(|error| error.to_string())
+        })
+    })
+}
+
 /// Whether this is the certificate of the authority that the cluster was founded with, or of one that replaced it as far
 /// as the stored statement proves. A cluster that is restored has the authority that signed when the snapshot was taken.
 pub async fn is_own_authority(
@@ -65,17 +76,6 @@ fn has_replaced(anchor: &TrustAnchor, statement: &[u8], certificate: &[u8]) -> b
     let Ok(sent) = wire::SignedStatement::decode(statement) else { return false };
     find_path(std::slice::from_ref(anchor), &sent.successors, |found| found.certificate == certificate)
         .is_some()
-}
-
-fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
-    Arc::new(move |signed: SignedStatement| -> StatementWrite {
-        let bmdb = bmdb.clone();
-        Box::pin(async move {
-            let encoded = signed.to_wire().encode_to_vec();
-            let statement = StoredStatement { encoded, order: stored_order(&signed) };
-            bmdb.raise_cluster_statement(cluster, statement).await.map_err(|error| error.to_string())
-        })
-    })
 }
 
 /// Verifies a stored statement. The error is a part of a sentence.
