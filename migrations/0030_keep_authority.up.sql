@@ -3,3 +3,5 @@
 ALTER TABLE cluster ADD COLUMN keep_authority BOOL NOT NULL DEFAULT FALSE;
 ALTER TABLE machine_retirement ADD COLUMN keep_authority BOOL NOT NULL DEFAULT FALSE;
 ALTER TABLE machine_cluster ADD COLUMN keep_authority BOOL NOT NULL DEFAULT FALSE;
+-- SHA-256 of the certificate of the authority that signed when the snapshot was taken. NULL: an earlier release took it.
+ALTER TABLE cluster_snapshot ADD COLUMN authority BYTEA;

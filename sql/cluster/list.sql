@@ -9,6 +9,7 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        c.authority_rotation, c.authority_rotation_ordered_at, c.authority_rotation_ordered_by, c.authority_rotation_from,
        c.authority_rotation_progress,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
+       s.authority AS "snapshot_authority?",
        f.digest AS "from_digest?"
 FROM cluster c
 LEFT JOIN cluster_snapshot s ON s.snapshot_id =

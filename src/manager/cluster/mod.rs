@@ -288,8 +288,10 @@ impl ClusterWorker<'_> {
             }
         }
         let policy = self.bmdb.policy().1.cluster_snapshots;
+        let signer =
+            self.statements.as_ref().and_then(|trust| Some(trust.authorities().first()?.fingerprint()));
         if let CuratorAnswer::Observed(seen) = &cluster.observed
-            && let Some(why) = snapshot_due(&found.cluster.snapshots, seen, &policy, now)
+            && let Some(why) = snapshot_due(&found.cluster.snapshots, seen, signer.as_deref(), &policy, now)
             && let Err(error) = self.store_snapshot(why, seen, now).await?
         {
             planned.wait_reasons.push(format!("no snapshot of it could be taken: {error}"));

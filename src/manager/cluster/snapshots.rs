@@ -33,6 +33,7 @@ impl ClusterWorker<'_> {
         let (bytes, digest) = (encoded.len(), snapshot_digest(&encoded));
         let sealed = seal_snapshot(&self.settings.secrets, &SecretSlice::from(encoded))
             .map_err(CuratorCallError::from)?;
+        let (_, authority) = snapshot.cluster_and_authority().map_err(CuratorCallError::from)?;
         let new = NewSnapshot {
             id: Uuid::new_v4(),
             taken_at: now,
@@ -43,6 +44,7 @@ impl ClusterWorker<'_> {
             nodes: snapshot.nodes().map_err(CuratorCallError::from)?.len(),
             members: snapshot.consensus_members().map_err(CuratorCallError::from)?.len(),
             voters: voting_nodes(seen),
+            authority: authority.anchor().fingerprint(),
             digest,
             sealed,
         };

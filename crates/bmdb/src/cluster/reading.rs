@@ -80,7 +80,8 @@ pub(crate) async fn list_clusters(
                 snapshots: ClusterSnapshots {
                     last: match (row.snapshot_id, row.taken_at, row.snapshot_voters) {
                         (Some(id), Some(at), Some(voters)) => {
-                            Some(LastSnapshot { id, at, voters: json_strings(&voters).into_iter().collect() })
+                            let voters = json_strings(&voters).into_iter().collect();
+                            Some(LastSnapshot { id, at, voters, authority: row.snapshot_authority })
                         }
                         _ => None,
                     },

@@ -28,7 +28,7 @@ use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
-use model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed};
+use model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed, is_present_authority};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::ClusterPart;
 use model::humanize::absolute_time;
@@ -146,6 +146,8 @@ async fn restore_cluster_in_tx(
         None => None,
     };
     let now = database_now(tx).await?;
+    let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
+    require_present_authority(tx, name, (from, &snapshot)).await?;
     if let (Some(by), Some(restoring)) = (&cluster.restoring_by, &cluster.restoring) {
         // Another order replaces the one before: the epoch of what that one began does not count any more.
         let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
@@ -160,7 +162,6 @@ async fn restore_cluster_in_tx(
         check_restore_allowed(&control_plane_evidence(&cluster), now)
             .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
-    let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
     sqlx::query!(
         "UPDATE cluster SET restoring_since = clock_timestamp(), restoring_from = $2, restoring_onto = $3,
@@ -183,6 +184,34 @@ async fn restore_cluster_in_tx(
     );
     let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });
     Ok(OrderEffect::changed(text, None, Some(after)))
+}
+
+/// Checks that the authority in the snapshot signs now.
+async fn require_present_authority(
+    tx: &mut PgConnection,
+    name: &str,
+    (id, snapshot): (Uuid, &SnapshotView),
+) -> Result<(), BmdbError> {
+    let found = sqlx::query!(
+        "SELECT s.authority, k.statement FROM cluster_snapshot s JOIN cluster k ON k.cluster_id = s.cluster_id
+         WHERE s.snapshot_id = $1",
+        id
+    )
+    .fetch_optional(tx)
+    .await
+    .context(RESTORING_CLUSTER)?;
+    let Some(found) = found else { return Ok(()) };
+    let statement = found.statement.unwrap_or_default();
+    if is_present_authority(found.authority.as_deref(), &statement) {
+        return Ok(());
+    }
+    let text = format!(
+        "the cluster {name} is not restored from its snapshot of {}: the authority in it was replaced since then, and \
+         nodes refuse what it signs. Name a later one with --snapshot; to list them, run: shepherdctl cluster snapshots \
+         {name}",
+        absolute_time(snapshot.taken_at)
+    );
+    Err(order_rejected("FORMER_AUTHORITY", text))
 }
 
 /// What is known of a cluster's control plane.

@@ -44,6 +44,8 @@ pub struct NewSnapshot {
     pub members: usize,
     /// Nodes whose members voted in etcd when it was taken.
     pub voters: BTreeSet<String>,
+    /// SHA-256 of the certificate of the authority that signed when it was taken.
+    pub authority: Vec<u8>,
     /// SHA-256 of the encoded snapshot, before sealing.
     pub digest: [u8; 32],
     /// The compressed and sealed snapshot.
@@ -152,8 +154,8 @@ impl Bmdb {
                 .flatten();
                 sqlx::query!(
                     "INSERT INTO cluster_snapshot (snapshot_id, cluster_id, taken_at, why, revision, epoch,
-                         bytes, nodes, members, voters, digest)
-                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+                         bytes, nodes, members, voters, digest, authority)
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
                     new.id,
                     cluster,
                     new.taken_at,
@@ -164,7 +166,8 @@ impl Bmdb {
                     to_i64(new.nodes),
                     to_i64(new.members),
                     json!(new.voters),
-                    new.digest.as_slice()
+                    new.digest.as_slice(),
+                    new.authority
                 )
                 .execute(&mut *tx)
                 .await

@@ -1,6 +1,8 @@
 //! Orders to restore a cluster: accepted when its control plane is known to be lost, and replace the one before.
 
 use anyhow::{Result, bail};
+use prost::Message as _;
+use proto::curator::v1 as wire;
 use shepherd_bmdb::cluster::restore::RestoreRequest;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
@@ -109,6 +111,43 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
     let result = ordered(&kit, newest).await?;
     assert!(result.is_ok(), "it has not answered for minutes: {result:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND), "the newest snapshot");
+    Ok(())
+}
+
+/// The newest statement is by this authority, which replaced another one.
+async fn record_statement(kit: &Kit, authority: &[u8]) -> Result<()> {
+    let stated = wire::Statement { authorities: vec![authority.to_vec()], ..wire::Statement::default() };
+    let signed = wire::SignedStatement {
+        statement: stated.encode_to_vec(),
+        successors: vec![b"from another one".to_vec()],
+        ..wire::SignedStatement::default()
+    };
+    sqlx::query("UPDATE cluster SET statement = $1, statement_epoch = 0, statement_number = 7")
+        .bind(signed.encode_to_vec())
+        .execute(&kit.pool)
+        .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn cluster_is_not_restored_with_an_authority_that_was_replaced() -> TestResult {
+    let (kit, _) = world("restore_orders_authority").await?;
+    record_statement(&kit, b"the next one").await?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, b"the next one");
+    sqlx::query("UPDATE cluster_snapshot SET authority = $2 WHERE snapshot_id = $1::UUID")
+        .bind(FIRST)
+        .bind(digest.as_ref())
+        .execute(&kit.pool)
+        .await?;
+    let newest = RestoreRequest { bypass_quorum: true, ..RestoreRequest::default() };
+    let refused = ordered(&kit, newest.clone()).await?;
+    let Err((reason, text)) = refused else { return Err(anyhow::anyhow!("{refused:?}").into()) };
+    assert_eq!(reason, "FORMER_AUTHORITY", "{text}");
+    assert!(text.contains("nodes refuse what it signs") && text.contains("cluster snapshots ams"), "{text}");
+    assert_eq!(restored_from(&kit).await?, None);
+    let later = RestoreRequest { snapshot: Some(FIRST.to_owned()), ..newest };
+    assert!(ordered(&kit, later).await?.is_ok(), "that one has the authority that signs");
+    assert_eq!(restored_from(&kit).await?.as_deref(), Some(FIRST));
     Ok(())
 }
 

@@ -7,8 +7,14 @@
 //!
 //! The same is true of an order that gives members new certificates, except that nothing bypasses the check: members
 //! that work renew their certificates by themselves, and without a shepherd nobody carries the order out.
+//!
+//! Nodes refuse what a former authority of their cluster signs, so a cluster is not restored from a snapshot in which such a
+//! one signs, and nothing bypasses that ([`is_present_authority`]).
 
 use std::time::Duration;
+
+use prost::Message as _;
+use proto::curator::v1 as wire;
 
 use crate::cluster::disruption::OBSERVATION_TTL;
 use crate::cluster::quorum::majority;
@@ -35,6 +41,24 @@ pub struct ControlPlaneEvidence {
 
 /// Why a cluster is not restored: a code for programs, and a text that continues a sentence after the cluster's name.
 pub type RestoreObjection = (&'static str, String);
+
+/// Whether the authority of a snapshot, by the SHA-256 of its certificate, signed the newest statement of the cluster, as
+/// it is stored.
+///
+/// Earlier releases stored no authority with their snapshots, and replaced none. Without a statement nothing is known, and
+/// the shepherd reports a damaged one elsewhere.
+#[must_use]
+pub fn is_present_authority(authority: Option<&[u8]>, statement: &[u8]) -> bool {
+    let Ok(signed) = wire::SignedStatement::decode(statement) else { return true };
+    let Ok(stated) = wire::Statement::decode(signed.statement.as_slice()) else { return true };
+    match (authority, stated.authorities.first()) {
+        (Some(authority), Some(signer)) => {
+            ring::digest::digest(&ring::digest::SHA256, signer).as_ref() == authority
+        }
+        (None, Some(_)) => signed.successors.is_empty(),
+        (_, None) => true,
+    }
+}
 
 /// Why the control plane of a cluster does not count as lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +170,45 @@ mod tests {
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(seconds, 0).unwrap()
+    }
+
+    fn digest(signer: &[u8]) -> Vec<u8> {
+        ring::digest::digest(&ring::digest::SHA256, signer).as_ref().to_vec()
+    }
+
+    /// A statement with these authorities, the first of which signs, as it is stored.
+    fn stored(authorities: &[&[u8]], successors: &[&[u8]]) -> Vec<u8> {
+        let copied = |list: &[&[u8]]| list.iter().map(|one| one.to_vec()).collect();
+        let stated = wire::Statement { authorities: copied(authorities), ..wire::Statement::default() };
+        let signed = wire::SignedStatement {
+            statement: stated.encode_to_vec(),
+            successors: copied(successors),
+            ..wire::SignedStatement::default()
+        };
+        signed.encode_to_vec()
+    }
+
+    #[test]
+    fn snapshot_of_a_former_authority_is_not_restored() {
+        let before = stored(&[b"a"], &[]);
+        let both = stored(&[b"b", b"a"], &[b"a-b"]);
+        let after = stored(&[b"b"], &[b"a-b"]);
+        let (none, damaged) = (Vec::new(), vec![0xff; 9]);
+        let (first, second) = (digest(b"a"), digest(b"b"));
+        for (what, authority, statement, expected) in [
+            ("never replaced", Some(&first), &before, true),
+            ("never replaced, by an earlier release", None, &before, true),
+            ("the former one, while it is trusted", Some(&first), &both, false),
+            ("the former one", Some(&first), &after, false),
+            ("by an earlier release, before it was replaced", None, &after, false),
+            ("the one that signs", Some(&second), &both, true),
+            ("the one that signs alone", Some(&second), &after, true),
+            ("no statement", Some(&first), &none, true),
+            ("no statement, by an earlier release", None, &none, true),
+            ("damaged", Some(&first), &damaged, true),
+        ] {
+            assert_eq!(is_present_authority(authority.map(Vec::as_slice), statement), expected, "{what}");
+        }
     }
 
     const NOW: i64 = 10_000;

@@ -4,11 +4,15 @@
 //! from those of the last snapshot, and when the last one is as old as the policy says. While a member learns or is not
 //! reached, a change of members is not final, and only an order or the interval counts.
 //!
+//! One is taken soon after another authority of the cluster has begun to sign, too. Nodes refuse what the former one signs,
+//! so the cluster cannot be restored from a snapshot of before.
+//!
 //! The newest snapshots are kept, and the newest one of each day, so that a mistake can be undone even if it is found
 //! late.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -16,6 +20,9 @@ use uuid::Uuid;
 use crate::cluster::state::ObservedCluster;
 use crate::policy::SnapshotPolicy;
 use crate::time::{Timestamp, between};
+
+/// Shortest time between two snapshots because of another authority.
+const AUTHORITY_PAUSE: Duration = Duration::from_mins(1);
 
 /// The last snapshot of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +33,8 @@ pub struct LastSnapshot {
     pub at: Timestamp,
     /// Nodes whose members of etcd voted at that time.
     pub voters: BTreeSet<String>,
+    /// SHA-256 of the certificate of the authority that signed at that time; `None` if an earlier release took it.
+    pub authority: Option<Vec<u8>>,
 }
 
 /// The record of a cluster's snapshots.
@@ -46,6 +55,8 @@ pub enum SnapshotReason {
     First,
     /// The voting members have changed since the last one.
     Members,
+    /// Another authority of the cluster signs since the last one.
+    Authority,
     /// The last snapshot is as old as the policy's interval.
     Interval,
 }
@@ -58,6 +69,7 @@ impl SnapshotReason {
             Self::Ordered => "ordered",
             Self::First => "first",
             Self::Members => "members",
+            Self::Authority => "authority",
             Self::Interval => "interval",
         }
     }
@@ -79,11 +91,13 @@ pub fn voting_nodes(seen: &ObservedCluster) -> BTreeSet<String> {
         .collect()
 }
 
-/// Why a snapshot is due now; `None` if none is.
+/// Why a snapshot is due now; `None` if none is. `signer` is the SHA-256 of the certificate of the authority that signs, as
+/// far as the shepherd knows. The curators may know a later one, so the last snapshot may differ from it for a moment.
 #[must_use]
 pub fn snapshot_due(
     known: &ClusterSnapshots,
     seen: &ObservedCluster,
+    signer: Option<&[u8]>,
     policy: &SnapshotPolicy,
     now: Timestamp,
 ) -> Option<SnapshotReason> {
@@ -100,6 +114,10 @@ pub fn snapshot_due(
         Some(SnapshotReason::Ordered)
     } else if at_rest && voting_nodes(seen) != last.voters {
         Some(SnapshotReason::Members)
+    } else if signer.is_some_and(|signer| last.authority.as_deref() != Some(signer))
+        && between(last.at, now) >= AUTHORITY_PAUSE
+    {
+        Some(SnapshotReason::Authority)
     } else {
         (between(last.at, now) >= policy.interval.0).then_some(SnapshotReason::Interval)
     }
@@ -135,7 +153,7 @@ pub struct SnapshotView {
     pub id: String,
     /// When it was taken.
     pub taken_at: Timestamp,
-    /// Why it was taken: `ordered`, `first`, `members` or `interval`.
+    /// Why it was taken: `ordered`, `first`, `members`, `authority` or `interval`.
     pub reason: String,
     /// Revision of etcd in it.
     pub revision: i64,
@@ -179,6 +197,7 @@ mod tests {
                 id: Uuid::nil(),
                 at: at(second),
                 voters: ["a", "b"].map(str::to_owned).into(),
+                authority: Some(vec![1]),
             })
         };
         let known = |last, requested: Option<i64>| ClusterSnapshots { last, requested_at: requested.map(at) };
@@ -203,7 +222,33 @@ mod tests {
             ("one more, not reached", known(last(0), None), &cut_off, 1, None),
             ("taken by a clock ahead", known(last(100), None), &same, 1, None),
         ] {
-            assert_eq!(snapshot_due(&known, seen, &policy, at(now)), expected, "{name}");
+            for signer in [None, Some(&[1][..])] {
+                assert_eq!(snapshot_due(&known, seen, signer, &policy, at(now)), expected, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn snapshot_is_taken_soon_after_another_authority_signs() {
+        let seen = observed(vec![member("a")]);
+        let last = |authority: Option<u8>| LastSnapshot {
+            id: Uuid::nil(),
+            at: at(0),
+            voters: BTreeSet::from(["a".to_owned()]),
+            authority: authority.map(|number| vec![number]),
+        };
+        let (due, policy) = (Some(SnapshotReason::Authority), SnapshotPolicy::default());
+        for (name, authority, signer, now, expected) in [
+            ("the same one", Some(1), Some(1), 61, None),
+            ("nobody knows it", Some(1), None, 61, None),
+            ("another one", Some(1), Some(2), 60, due),
+            ("another one, at once", Some(1), Some(2), 59, None),
+            ("by an earlier release", None, Some(1), 60, due),
+        ] {
+            let known = ClusterSnapshots { last: Some(last(authority)), requested_at: None };
+            let signer: Option<[u8; 1]> = signer.map(|number| [number]);
+            let signer = signer.as_ref().map(|signer| signer.as_slice());
+            assert_eq!(snapshot_due(&known, &seen, signer, &policy, at(now)), expected, "{name}");
         }
     }
 
