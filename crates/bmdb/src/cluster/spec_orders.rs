@@ -133,8 +133,7 @@ async fn change_cluster_in_tx(
     // An order about workers alone does not change what the last one about the control plane demanded.
     let keep_authority = change.control_plane.map(|_| change.keep_authority);
     sqlx::query!(
-        "UPDATE cluster
-         SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1,
+        "UPDATE cluster SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1,
              keep_authority = COALESCE($5::BOOL, keep_authority)
          WHERE cluster_id = $1",
         id,

@@ -199,12 +199,8 @@ impl Bmdb {
         let arguments = (why.to_owned(), format!("cluster {name}: {why}"));
         self.transact_for_machine(doing, (lease, machine), arguments, move |tx, (why, detail)| {
             Box::pin(async move {
-                let changed = sqlx::query_scalar!(
-                    "UPDATE machine_cluster
-                     SET leaving = $3, keep_authority = $4::BOOL AND EXISTS (
-                         SELECT 1 FROM cluster k WHERE k.cluster_id = $2 AND k.keep_authority)
-                     WHERE machine_id = $1 AND cluster_id = $2 AND leaving IS NULL
-                     RETURNING machine_id",
+                let changed = sqlx::query_file_scalar!(
+                    "../../sql/cluster/mark_leaving.sql",
                     machine.0,
                     cluster,
                     why,
