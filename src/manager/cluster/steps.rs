@@ -79,7 +79,8 @@ impl ClusterWorker<'_> {
             }
             ClusterPlanStep::ChangeRoles { node, add: give, remove: take, keep_authority } => {
                 if let Some(client) = &self.curators {
-                    let changed = client.update_roles(node, (give, take), !keep_authority).await;
+                    let changed =
+                        client.update_roles(node, (give.as_slice(), take.as_slice()), !keep_authority).await;
                     push_wait_reason(planned, changed.err());
                 }
             }
@@ -116,7 +117,9 @@ impl ClusterWorker<'_> {
             | ClusterPlanStep::ClearBundle { .. }
             | ClusterPlanStep::RecordUpgrade(_) => self.apply_kubernetes_step(cluster, step, planned).await?,
             ClusterPlanStep::MarkLeaving { machine, reason: why, surplus } => {
-                self.bmdb.mark_leaving_cluster(&self.lease, about, *machine, (why, *surplus)).await?;
+                self.bmdb
+                    .mark_leaving_cluster(&self.lease, about, *machine, (why.as_str(), *surplus))
+                    .await?;
             }
             ClusterPlanStep::RemoveMember { machine, reason: how } => {
                 self.bmdb.remove_from_cluster(&self.lease, about, *machine, how).await?;
