@@ -21,8 +21,8 @@ Members of the control plane leave one at a time.
 
 The disk of such a member has the key of the cluster's authority. So the authority is replaced
 after it has left, and etcd of the other members restarts twice. Until the replacement has ended,
-the disk opens etcd of the cluster. If somebody has the disk, replacing the authority is not
-enough: see docs/security.md.";
+the disk opens etcd of the cluster. If somebody has the disk, that is not enough: order
+shepherdctl cluster rotate-authority NAME --compromised.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
 Example:
