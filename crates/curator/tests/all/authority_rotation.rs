@@ -1,12 +1,8 @@
 //! The replacement of the cluster's authority, as a node and an owner see it.
 
-use std::collections::BTreeMap;
 use std::slice;
 
 use anyhow::{Context as _, Result};
-use curator_client::authority_ring::{AuthorityRing, ReplacementStage};
-use curator_client::cluster::authority_record_key;
-use curator_client::node::{ConsensusMember, Node};
 use curator_client::peer_authorities::identify_peer_by_any;
 use curator_client::peer_identity::{Peer, Revocations};
 use curator_client::pki::TrustAnchor;
@@ -19,15 +15,14 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, ClusterOptions, certificate, refusal, status};
+use testkit::curators::{Cluster, certificate, refusal, status};
 use testkit::etcd_servers::until;
-use testkit::key_holder::Holder;
 
 use crate::statements::{Follower, trust_of};
 
 /// What the first node reports: the authorities that it trusts, the one that signed all that it shows, and those that its
 /// etcd was started with.
-fn report(
+pub(crate) fn report(
     cluster: &Cluster,
     trusted: &[&TrustAnchor],
     issuer: &TrustAnchor,
@@ -52,7 +47,7 @@ async fn served_statement(cluster: &Cluster) -> Result<wire::SignedStatement> {
 }
 
 /// Waits until the statement lists these authorities, as a node verifies it that trusts the first one.
-async fn until_listed(
+pub(crate) async fn until_listed(
     cluster: &Cluster,
     is_listed: impl Fn(&[TrustAnchor]) -> bool,
 ) -> Result<Vec<TrustAnchor>> {
@@ -143,132 +138,5 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
     let follower = Follower::start(&trust, slice::from_ref(&address));
     follower.until_it_follows(&address).await?;
     assert_eq!(trust.authorities(), [new]);
-    Ok(())
-}
-
-/// The record of the authorities, as it is stored.
-async fn stored_ring(cluster: &Cluster) -> Result<AuthorityRing> {
-    let key = authority_record_key()?;
-    let record = cluster.client_of(0).get(&key).await?.context("no record")?;
-    Ok(AuthorityRing::decode(&key, &record.value)?)
-}
-
-/// Whether the authority is about to be replaced, and whether it is replaced once more after that.
-async fn replacement(cluster: &Cluster) -> Result<Option<bool>> {
-    let ring = stored_ring(cluster).await?;
-    Ok(ring.replacement.map(|replacement| replacement.again))
-}
-
-/// A node that has become a consensus member. Its etcd does not run.
-async fn join_as_member(
-    cluster: &Cluster,
-    management: &mut ManagementClient<Channel>,
-    last: u8,
-) -> Result<Holder> {
-    let node = Holder::new()?;
-    let certificate = cluster.take_in(&node).await?;
-    let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
-    let (node_id, status) = (node.id.to_string(), Some(status(([127, 77, 0, last], 0).into())));
-    nodes.update_status(wire::UpdateStatusRequest { node_id: node_id.clone(), status }).await?;
-    let add_roles = vec!["consensus-member".to_owned()];
-    management.update_roles(wire::UpdateRolesRequest { node_id, add_roles, ..Default::default() }).await?;
-    Ok(node)
-}
-
-fn removal(node: &Holder, start_rotation: bool) -> wire::UpdateRolesRequest {
-    wire::UpdateRolesRequest {
-        node_id: node.id.to_string(),
-        remove_roles: vec!["consensus-member".to_owned()],
-        start_rotation,
-        ..Default::default()
-    }
-}
-
-/// Nobody waits for a node that is decommissioned.
-async fn decommission(management: &mut ManagementClient<Channel>, node: &Holder) -> Result<()> {
-    management.decommission(wire::DecommissionRequest { node_id: node.id.to_string() }).await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn end_of_a_membership_begins_a_replacement_unless_the_authority_is_kept() -> TestResult {
-    let cluster = Cluster::start().await?;
-    let (founder, old) = (&cluster.nodes[0], cluster.anchor.clone());
-    let by_old = certificate(&cluster.authority, founder, cluster.time.now())?;
-    let mut nodes = NodesClient::new(cluster.channel(0, Some(founder.with(&by_old)?))?);
-    let mut management = ManagementClient::new(cluster.as_owner().await?);
-
-    let kept = join_as_member(&cluster, &mut management, 1).await?;
-    management.update_roles(removal(&kept, false)).await?;
-    assert_eq!(replacement(&cluster).await?, None, "its disk is wiped");
-    decommission(&mut management, &kept).await?;
-
-    let removed = join_as_member(&cluster, &mut management, 2).await?;
-    // The response to the first call may be lost: the second one ends no membership.
-    for _ in 0..2 {
-        management.update_roles(removal(&removed, true)).await?;
-        assert_eq!(replacement(&cluster).await?, Some(false), "one replacement, and no more");
-    }
-    decommission(&mut management, &removed).await?;
-    let both = until_listed(&cluster, |listed| listed.len() == 2).await?;
-    let new = both[1].clone();
-
-    // A member that is removed meanwhile has the new key on its disk.
-    let late = join_as_member(&cluster, &mut management, 3).await?;
-    let delete = wire::DeleteRequest {
-        node_id: late.id.to_string(),
-        bypass_has_roles: true,
-        bypass_not_decommissioned: true,
-        start_rotation: true,
-    };
-    management.delete(delete).await?;
-    assert_eq!(replacement(&cluster).await?, Some(true), "the next one is due after this one");
-
-    nodes.update_status(report(&cluster, &[&old, &new], &old, &[&old, &new])?).await?;
-    until_listed(&cluster, |listed| *listed == [new.clone(), old.clone()]).await?;
-    let by_new = nodes.renew_certificate(wire::RenewCertificateRequest {}).await?.into_inner().certificate;
-    let mut renewed = NodesClient::new(cluster.channel(0, Some(founder.with(&by_new)?))?);
-    renewed.update_status(report(&cluster, &[&new, &old], &new, &[&old, &new])?).await?;
-    until_listed(&cluster, |listed| *listed == [new.clone()]).await?;
-    renewed.update_status(report(&cluster, &[&new], &new, &[&new])?).await?;
-
-    let again = until_listed(&cluster, |listed| listed.len() == 2 && listed[0] == new).await?;
-    assert!(again[1] != old, "the removed members had both keys");
-    let ring = stored_ring(&cluster).await?;
-    assert_eq!(ring.successors.len(), 2);
-    let second = ring.replacement.context("it ended")?;
-    assert!(matches!(second.stage, ReplacementStage::Trusted { .. }) && !second.again);
-    Ok(())
-}
-
-#[tokio::test]
-async fn membership_that_ended_without_its_call_begins_a_replacement() -> TestResult {
-    let cluster = Cluster::start().await?;
-    let node = Holder::new()?;
-    cluster.take_in(&node).await?;
-    // As a leader leaves it that is lost after etcd has removed the member.
-    let (client, key) = (cluster.client_of(0), Node::etcd_key(&node.id)?);
-    let read = async || {
-        let record = client.get(&key).await?.context("no record")?;
-        anyhow::Ok(Node::decode(&key, &record.value)?)
-    };
-    let mut record = read().await?;
-    record.roles.consensus_member = Some(ConsensusMember { member_id: 7, peers: BTreeMap::new() });
-    client.put_unguarded(&key, &record.encode()?).await?;
-    until("a replacement has begun", async || Ok(replacement(&cluster).await? == Some(false))).await?;
-    assert_eq!(read().await?.roles.consensus_member, None, "both are written, or none");
-    Ok(())
-}
-
-#[tokio::test]
-async fn removal_before_the_first_statement_replaces_nothing() -> TestResult {
-    let options = ClusterOptions { old_curators: 1, ..ClusterOptions::default() };
-    let cluster = Cluster::start_with(options).await?;
-    cluster.until_one_leads(None).await?;
-    let mut management = ManagementClient::new(cluster.as_owner().await?);
-    let node = join_as_member(&cluster, &mut management, 1).await?;
-    let taken = management.update_roles(removal(&node, true)).await?.into_inner().node.context("no node")?;
-    assert!(taken.roles.is_none_or(|roles| roles.consensus_member.is_none()));
-    assert_eq!(replacement(&cluster).await?, None, "nodes could not follow");
     Ok(())
 }

@@ -13,6 +13,7 @@ mod kubernetes;
 mod kubernetes_turns;
 mod leading;
 mod life;
+mod member_removal;
 mod owner_keys;
 mod peer_revocations;
 mod restoring;
