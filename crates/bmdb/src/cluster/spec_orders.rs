@@ -149,8 +149,15 @@ async fn change_cluster_in_tx(
         0 => "no roles of yours".to_owned(),
         _ => format!("the roles {}", wanted.roles.iter().cloned().collect::<Vec<_>>().join(", ")),
     };
+    let authority = match keep_authority {
+        Some(true) if wanted.control_plane < spec.control_plane => "; it keeps its authority",
+        Some(false) if wanted.control_plane < spec.control_plane => {
+            "; its authority is replaced when a member of the control plane has left"
+        }
+        _ => "",
+    };
     let text = format!(
-        "will have {} and {}, with {roles}; watch it with: shepherdctl cluster describe {name}",
+        "will have {} and {}, with {roles}{authority}; watch it with: shepherdctl cluster describe {name}",
         count_noun(wanted.control_plane, "member of the control plane", "members of the control plane"),
         count_noun(wanted.workers, "worker", "workers"),
     );

@@ -57,12 +57,12 @@ async fn scale(
     control_plane: Option<u32>,
     workers: Option<u32>,
     keep_authority: bool,
-) -> Result<()> {
+) -> Result<String> {
     let change = ClusterSpecChange { control_plane, workers, keep_authority, ..ClusterSpecChange::default() };
     let order = order("shepherd.fleet.v1.Clusters/Change");
     let carried = kit.bmdb.change_cluster(order, "ams".to_owned(), change).await?;
     assert!(carried.outcome.changed, "{:?}", carried.outcome);
-    Ok(())
+    Ok(carried.outcome.message)
 }
 
 /// The machines that keep the authority when they leave.
@@ -85,15 +85,18 @@ async fn authority_is_kept_for_the_machines_that_leave_by_the_order() -> TestRes
     let leave = async |machine: MachineId, how: (&str, bool)| {
         shepherd.bmdb.mark_leaving_cluster(&lease, (cluster, "ams"), machine, how).await
     };
-    scale(&kit, Some(3), None, true).await?;
+    let kept = scale(&kit, Some(3), None, true).await?;
+    assert!(kept.contains("; it keeps its authority; "), "{kept}");
     assert!(keeping(&kit).await?.is_empty(), "none of them leaves yet");
     leave(machines[0], ("its machine is lost", false)).await?;
     assert!(keeping(&kit).await?.is_empty(), "it does not leave by the order");
     // Machines leave one after the other, and orders about workers come in between.
-    scale(&kit, None, Some(2), false).await?;
+    let workers = scale(&kit, None, Some(2), false).await?;
+    assert!(!workers.contains("authority"), "{workers}");
     leave(machines[1], ("the cluster should have 3", true)).await?;
     assert_eq!(keeping(&kit).await?, [machines[1]]);
-    scale(&kit, Some(1), None, false).await?;
+    let replaced = scale(&kit, Some(1), None, false).await?;
+    assert!(replaced.contains("; its authority is replaced when a member"), "{replaced}");
     leave(machines[2], ("the cluster should have 1", true)).await?;
     assert_eq!(keeping(&kit).await?, [machines[1]], "the later order does not change what leaves already");
     Ok(())
