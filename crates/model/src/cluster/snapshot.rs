@@ -21,8 +21,9 @@ use crate::cluster::state::ObservedCluster;
 use crate::policy::SnapshotPolicy;
 use crate::time::{Timestamp, between};
 
-/// Shortest time between two snapshots because of another authority.
-const AUTHORITY_PAUSE: Duration = Duration::from_mins(1);
+/// Shortest time between a snapshot and one because of another authority. Until the latter is taken, a cluster that is lost
+/// cannot be restored.
+const AUTHORITY_PAUSE: Duration = Duration::from_secs(10);
 
 /// The last snapshot of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,11 +240,11 @@ mod tests {
         };
         let (due, policy) = (Some(SnapshotReason::Authority), SnapshotPolicy::default());
         for (name, authority, signer, now, expected) in [
-            ("the same one", Some(1), Some(1), 61, None),
-            ("nobody knows it", Some(1), None, 61, None),
-            ("another one", Some(1), Some(2), 60, due),
-            ("another one, at once", Some(1), Some(2), 59, None),
-            ("by an earlier release", None, Some(1), 60, due),
+            ("the same one", Some(1), Some(1), 11, None),
+            ("nobody knows it", Some(1), None, 11, None),
+            ("another one", Some(1), Some(2), 10, due),
+            ("another one, at once", Some(1), Some(2), 9, None),
+            ("by an earlier release", None, Some(1), 10, due),
         ] {
             let known = ClusterSnapshots { last: Some(last(authority)), requested_at: None };
             let signer: Option<[u8; 1]> = signer.map(|number| [number]);
