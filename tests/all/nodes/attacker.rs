@@ -24,7 +24,7 @@ use rustls::sign::CertifiedKey;
 use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::identity::Identity;
-use shepherd::curator_client::node_id::NodeId;
+use shepherd::curator_client::node_id::{NodeId, PublicKey};
 use shepherd::curator_client::pki::{Authority, TrustAnchor};
 use shepherd::curator_client::statement::Statement;
 use shepherd::curator_client::tls::certified_key;
@@ -33,6 +33,7 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member::read_peer_certificate;
+use shepherd::roleserver::cluster::files::ClusterFiles;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
@@ -50,6 +51,7 @@ use crate::harness::etcd_servers::until;
 
 mod attempts;
 mod calls;
+mod disk;
 mod joining;
 pub(super) mod listeners;
 mod raft;
@@ -70,10 +72,16 @@ struct Loot {
 
 impl Loot {
     fn copy(node: &Node) -> Result<Self> {
-        let key = node.files().read_key()?.context("it has no key")?;
-        let credentials = node.files().read_credentials()?.context("it has no certificate")?;
+        Self::read(&node.files())
+    }
+
+    /// The same from files that were copied before.
+    fn read(files: &ClusterFiles) -> Result<Self> {
+        let key = files.read_key()?.context("it has no key")?;
+        let credentials = files.read_credentials()?.context("it has no certificate")?;
         let anchor = TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
-        Ok(Self { id: node.id()?, anchor, key, certificate: hex::decode(&credentials.certificate)? })
+        let id = NodeId::from_key(&PublicKey(key.public_key()));
+        Ok(Self { id, anchor, key, certificate: hex::decode(&credentials.certificate)? })
     }
 
     /// The key with a certificate for it.

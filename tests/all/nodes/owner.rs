@@ -54,10 +54,20 @@ impl Owner {
     /// Claims a certificate from the cluster of this node, and follows its leader from then on.
     pub(crate) async fn claim(&mut self, node: &Node) -> Result<()> {
         let connection = node.facts.connection.latest().context("it is no node")?;
-        let anchor = connection.anchor.clone();
-        let address = std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
+        self.claim_by([node], connection.anchor.clone()).await
+    }
+
+    /// The same from the leader among these nodes. `anchor` is the authority of the cluster, which may have replaced an
+    /// earlier one.
+    pub(crate) async fn claim_by<const N: usize>(
+        &mut self,
+        nodes: [&Node; N],
+        anchor: TrustAnchor,
+    ) -> Result<()> {
+        let clock = nodes.first().context("no node")?.clock.clone();
+        let addresses = nodes.map(|node| std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string());
         let own = certified_key(self.key.certificate_der(), self.key.pkcs8())?;
-        let (claiming, following) = way(&anchor, own, [address.clone()], &node.clock);
+        let (claiming, following) = way(&anchor, own, addresses.clone(), &clock);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let claimed = patiently(async || {
             credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 }).await
@@ -65,7 +75,7 @@ impl Owner {
         .await?;
         drop(following);
         let own = certified_key(&claimed.certificate, self.key.pkcs8())?;
-        let (curators, following) = way(&anchor, own, [address], &node.clock);
+        let (curators, following) = way(&anchor, own, addresses, &clock);
         self.curators = Some((curators, following, anchor));
         Ok(())
     }
@@ -156,6 +166,47 @@ impl Owner {
             Ok(nodes.into_iter().any(|node| node.node_id == id && node.status.is_some()))
         });
         reported.await.with_context(|| node.report())
+    }
+
+    /// Deletes a node, as one of a machine that is gone.
+    pub(crate) async fn delete(&self, node: &Node) -> Result<()> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        let request = wire::DeleteRequest {
+            node_id: node.id()?.to_string(),
+            bypass_has_roles: true,
+            bypass_not_decommissioned: true,
+        };
+        until("the node is deleted", async || match management.delete(request.clone()).await {
+            Ok(_) => Ok(true),
+            // The response to an earlier call was lost.
+            Err(status) if status.code() == Code::NotFound => Ok(true),
+            Err(status) if passes(&status) => Ok(false),
+            Err(status) => Err(status.into()),
+        })
+        .await
+    }
+
+    /// Orders that the authority of the cluster be replaced.
+    pub(crate) async fn rotate_authority(&self) -> Result<()> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        let request = wire::RotateAuthorityRequest { cluster_id: self.cluster.to_string() };
+        until("the authority is being replaced", async || {
+            match management.rotate_authority(request.clone()).await {
+                Ok(_) => Ok(true),
+                // The response to an earlier call was lost.
+                Err(status) if status.code() == Code::AlreadyExists => Ok(true),
+                Err(status) if passes(&status) => Ok(false),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+    }
+
+    /// The replacement of the cluster's authority, if there is one.
+    pub(crate) async fn authority_rotation(&self) -> Result<Option<wire::AuthorityRotation>> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        let cluster = patiently(async || management.get_cluster(wire::GetClusterRequest {}).await).await?;
+        Ok(cluster.authority_rotation)
     }
 
     /// The members of etcd, from the curator.

@@ -65,6 +65,18 @@ pub(super) async fn try_every_call(
     target: &Target,
     expected: impl Fn(&MethodPermission) -> Expected,
 ) -> Result<()> {
+    try_every_call_refused_as(attempts, what, channel, target, "revoked", expected).await
+}
+
+/// The same. `worthless` is a part of the sentence with which a certificate is refused.
+pub(super) async fn try_every_call_refused_as(
+    attempts: &mut Attempts,
+    what: &str,
+    channel: &Channel,
+    target: &Target,
+    worthless: &str,
+    expected: impl Fn(&MethodPermission) -> Expected,
+) -> Result<()> {
     for row in PERMISSIONS {
         let status = attempt(channel, row.method, target).await?;
         let answer = match status.code() {
@@ -76,7 +88,7 @@ pub(super) async fn try_every_call(
         // Refused for the reason under test.
         let reason = match answer {
             Expected::Refused(Code::PermissionDenied) if !row.allowed.registering => row.method,
-            Expected::Refused(Code::Unauthenticated) => "revoked",
+            Expected::Refused(Code::Unauthenticated) => worthless,
             _ => "",
         };
         ensure!(status.message().contains(reason), "{what}: {}: {status}", row.method);
@@ -111,6 +123,14 @@ pub(super) fn answer_to_key(row: &MethodPermission, is_revoked: bool) -> Expecte
         "Registration/Commit" | "Registration/Join" => Expected::Refused(Code::FailedPrecondition),
         // The ticket is unknown, the key is not an owner's, or the call is not for a key.
         _ => Expected::Refused(Code::PermissionDenied),
+    }
+}
+
+/// The answers to a key of a node that was deleted.
+pub(super) fn answer_to_deleted(row: &MethodPermission) -> Expected {
+    match row.method {
+        "Registration/Commit" | "Registration/Join" => Expected::Refused(Code::NotFound),
+        _ => answer_to_key(row, true),
     }
 }
 

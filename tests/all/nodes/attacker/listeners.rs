@@ -24,6 +24,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
@@ -301,9 +302,20 @@ pub(super) async fn request_peer(
     bail!("the peer port {at} neither refused nor answered: {last}")
 }
 
+/// A connection to the peer port of a member of etcd, on which it has answered a request.
+pub(super) async fn open_peer(at: SocketAddr, own: Arc<CertifiedKey>) -> Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(at).await.with_context(|| format!("no etcd serves {at}"))?;
+    let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
+    let mut stream = TlsConnector::from(peer_config(own)?).connect(name, stream).await?;
+    let request = b"GET /members HTTP/1.1\r\nHost: etcd\r\n\r\n";
+    let answer = in_time("an answer of etcd", exchange(&mut stream, request)).await??;
+    ensure!(answer.starts_with("HTTP/1.1 200"), "etcd answers {answer}");
+    Ok(stream)
+}
+
 /// Sends a request, and reads the head of the response and as much of the body as the head announces. etcd leaves the
 /// connection open.
-async fn exchange(stream: &mut tokio_rustls::client::TlsStream<TcpStream>, request: &[u8]) -> Result<String> {
+async fn exchange(stream: &mut TlsStream<TcpStream>, request: &[u8]) -> Result<String> {
     stream.write_all(request).await?;
     let mut answer: Vec<u8> = Vec::new();
     loop {

@@ -64,7 +64,7 @@ struct Put {
 }
 
 /// A member that sends messages to `to` in the name of the living member `from`, with the pair of a third one.
-struct Impostor {
+pub(super) struct Impostor {
     pair: Arc<CertifiedKey>,
     at: SocketAddr,
     to: u64,
@@ -74,7 +74,8 @@ struct Impostor {
 }
 
 impl Impostor {
-    async fn new(owner: &Owner, pair: Arc<CertifiedKey>, to: &Node, from: &Node) -> Result<Self> {
+    /// The pair must be one that etcd accepts at this moment.
+    pub(super) async fn new(owner: &Owner, pair: Arc<CertifiedKey>, to: &Node, from: &Node) -> Result<Self> {
         let members = owner.members().await?;
         let number = |node: &Node| {
             let id = node.id()?.to_string();
@@ -97,8 +98,13 @@ impl Impostor {
         Ok(Self { pair, at, to: number_to, from: number_from, head })
     }
 
+    /// The same messages with another pair.
+    pub(super) fn with(&self, pair: Arc<CertifiedKey>) -> Self {
+        Self { pair, at: self.at, to: self.to, from: self.from, head: self.head.clone() }
+    }
+
     /// Proposes to write a key of the curators.
-    async fn propose(&self, key: &str) -> Result<PeerAnswer> {
+    pub(super) async fn propose(&self, key: &str) -> Result<PeerAnswer> {
         const PROPOSAL: i32 = 2;
         let put = Put { key: format!("namespaced:curator{key}").into_bytes(), value: b"stolen".to_vec() };
         let request = InternalRequest { id: rand::random(), put: Some(put) };
@@ -113,7 +119,7 @@ impl Impostor {
     }
 
     /// Requests the entries that are meant for the living member.
-    async fn read_entries(&self) -> Result<PeerAnswer> {
+    pub(super) async fn read_entries(&self) -> Result<PeerAnswer> {
         let request = format!("GET /raft/stream/msgapp/{:x} HTTP/1.1\r\n{}\r\n", self.from, self.head);
         request_peer(self.at, self.pair.clone(), request.as_bytes()).await
     }
