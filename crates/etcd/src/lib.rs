@@ -14,7 +14,7 @@
 //! * [`lock`][]: a lock over a lease, for work that one member at a time may do.
 //! * [`key_watcher`][]: list and watch, the newest value of each key. It is fed by `watch_cache`, which merges events
 //!   and listings (without I/O).
-//! * [`members`][]: lists, adds, promotes and removes members of etcd. `connected_peers` finds which members are
+//! * [`members`][]: lists, adds, promotes, moves and removes members of etcd. `connected_peers` finds which members are
 //!   connected.
 //! * [`snapshot_file`][]: saves all data of etcd to a file and verifies its digest.
 //! * [`key_space`][]: the key of every record. [`record`][]: the format number of a record, and errors of reading one.

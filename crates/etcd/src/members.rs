@@ -1,4 +1,4 @@
-//! etcd membership: add learner, promote, remove.
+//! etcd membership: add learner, promote, change the addresses, remove.
 //!
 //! Members change one at a time. A new member is a learner first: it gets all data without a vote, so that a cluster of
 //! one does not lose its quorum to a second member that never comes up. When it has caught up, it is promoted. A member
@@ -146,6 +146,17 @@ impl Client {
         let request = wire::MemberPromoteRequest { id: id.0 };
         let done = self
             .call_unary(doing.clone(), request, async |request| cluster.member_promote(request).await)
+            .await;
+        done.map(drop).map_err(|error| classify_member_error(&doing, error))
+    }
+
+    /// Replaces the addresses at which the other members connect to this one. It keeps its number, its vote and its data.
+    pub async fn update_member(&self, id: MemberId, peer_urls: &[String]) -> Result<(), MemberError> {
+        let mut cluster = self.cluster();
+        let doing = format!("giving member {id} the addresses {}", peer_urls.join(", "));
+        let request = wire::MemberUpdateRequest { id: id.0, peer_ur_ls: peer_urls.to_vec() };
+        let done = self
+            .call_unary(doing.clone(), request, async |request| cluster.member_update(request).await)
             .await;
         done.map(drop).map_err(|error| classify_member_error(&doing, error))
     }

@@ -10,6 +10,7 @@ mod kubernetes;
 mod kubernetes_pods;
 mod kubernetes_renewal;
 mod kubernetes_worker;
+mod moving;
 mod node;
 mod owner;
 mod peer_renewal;

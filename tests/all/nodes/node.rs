@@ -40,6 +40,12 @@ pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
 const SOON: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(50), factor: 1.5, max: Duration::from_secs(1) };
 
+/// An address of the loopback. It is one of sixteen million, because the ports of a node are the same everywhere.
+fn some_address() -> IpAddr {
+    let [a, b, c]: [u8; 3] = rand::random();
+    Ipv4Addr::new(127, 64 | (a & 0x3f), b, c.clamp(1, 254)).into()
+}
+
 /// One node: its disk, its address, and the role server's part in the cluster while it runs.
 pub(crate) struct Node {
     pub(crate) address: IpAddr,
@@ -64,10 +70,7 @@ impl Node {
     /// A machine without any order.
     pub(crate) fn new() -> Result<Self> {
         assertions_aloud();
-        // One of sixteen million: the ports of a node are the same everywhere.
-        let [a, b, c]: [u8; 3] = rand::random();
-        let address = Ipv4Addr::new(127, 64 | (a & 0x3f), b, c.clamp(1, 254));
-        Self::at(address.into())
+        Self::at(some_address())
     }
 
     /// The same, at the address of a former node.
@@ -102,6 +105,15 @@ impl Node {
         };
         order.validate()?;
         Ok(self.files().write_order(&order)?)
+    }
+
+    /// Gives it another address while it is off, which its order names.
+    pub(crate) fn move_elsewhere(&mut self) -> Result<()> {
+        ensure!(self.running.is_none(), "it runs");
+        self.address = some_address();
+        self.ports.load_balancer = SocketAddr::new(self.address, 6445);
+        let order = self.files().read_order()?.context("it has no order")?;
+        Ok(self.files().write_order(&NodeOrder { address: Some(self.address), ..order })?)
     }
 
     /// Starts the cluster part of its role server.

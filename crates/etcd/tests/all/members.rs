@@ -56,6 +56,25 @@ async fn learner_is_added_catches_up_votes_and_is_removed() -> TestResult {
 }
 
 #[tokio::test]
+async fn member_keeps_its_number_at_another_address() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let own = MemberId(client.status().await?.member_id);
+    let url = peer_url("elsewhere");
+    // The second call changes nothing.
+    for _ in 0..2 {
+        client.update_member(own, std::slice::from_ref(&url)).await?;
+        let listed = client.list_members().await?;
+        let [member] = &listed[..] else { panic!("{listed:?}") };
+        assert_eq!((member.id, member.peer_urls.as_slice()), (own, std::slice::from_ref(&url)));
+        assert!(member.started && !member.learner, "{member:?}");
+    }
+    let error = client.update_member(MemberId(31), &[peer_url("another")]).await.unwrap_err();
+    assert!(matches!(error, MemberError::NotFound { .. }), "{error:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn refused_changes_of_members_say_which_refusal_it_is() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();

@@ -43,6 +43,7 @@ use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_cur
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
+use crate::cluster::member_address::{follow_moved_member, publish_peer_url};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
 use crate::cluster::peer_certificate::renew_peer_certificate;
 use crate::cluster::peer_restart::{record_start, restart_in_turn};
@@ -247,15 +248,15 @@ async fn run_member(
     let own = connection.id;
     let former = host.files.read_membership()?;
     let launched_for = former.as_ref().and_then(|membership| membership.member);
+    let address = scope.until_cancelled(facts.address.watch().next()).await?;
     let membership = if let Some(membership) = former {
         // etcd may have started as another member than the one it was launched for.
         let of_role = EtcdMembership { member: Some(role.member_id), ..membership.clone() };
         if of_role != membership {
             host.files.write_membership(&of_role)?;
         }
-        of_role
+        scope.until_cancelled(follow_moved_member(host, address, of_role)).await??
     } else {
-        let address = scope.until_cancelled(facts.address.watch().next()).await?;
         let membership =
             etcd_member::membership_for_role(own, address, role, connection.curators.highest_epoch());
         host.files.remove_peer_pair()?;
@@ -280,6 +281,7 @@ async fn run_member(
     prepare_ca_file(&host.files);
     let cluster = connection.anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
+    retry_beside_etcd(scope, facts, || publish_peer_url(&client, membership.address)).await?;
     let node_key = PublicKey(key.public_key());
     retry_beside_etcd(scope, facts, || register_pair(&host.files, &client, node_key)).await?;
     retry_beside_etcd(scope, facts, || renew_expired_certificate(host, connection, &client)).await?;

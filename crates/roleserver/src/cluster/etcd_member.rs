@@ -7,7 +7,8 @@
 //! ([`peer_revocation`](super::peer_revocation)).
 //!
 //! The command line stays the same for as long as a membership lasts; otherwise etcd would be restarted whenever
-//! another member joins or leaves. It depends on two other things. The program's version decides the name of one flag:
+//! another member joins or leaves. The exception is a member that comes back with another address
+//! ([`member_address`](super::member_address)). The command line depends on two other things. The program's version decides the name of one flag:
 //! see [`etcd_program`](super::etcd_program). And etcd reads a list of revoked peers only if there was one when it was
 //! started. An etcd that runs is adopted even so; [`peer_restart`](super::peer_restart) restarts it when it is its
 //! turn.

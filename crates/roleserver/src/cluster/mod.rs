@@ -71,6 +71,7 @@ pub mod etcd_program;
 pub mod files;
 mod host_addresses;
 pub mod kubernetes;
+pub mod member_address;
 pub mod node_address;
 pub mod node_enrolment;
 pub mod node_facts;

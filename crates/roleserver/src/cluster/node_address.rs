@@ -6,7 +6,8 @@
 //! A host may lose its address while the node runs, for example when a lease of DHCP ends. So the address is looked for
 //! again every 15 seconds. An address that the host still has stays, so that a node with several addresses does
 //! not change between them. The status report, the services and the components of Kubernetes follow the new one. A
-//! consensus member does not: its address is a part of its membership of etcd.
+//! consensus member does not while it runs, because its etcd listens at its address. It does when it comes back
+//! ([`member_address`](super::member_address)).
 
 use std::io::Error;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

@@ -11,7 +11,8 @@
 //! and the shepherd sends certificates by an order ([`peer_order`](super::peer_order)). Such a certificate is recorded as
 //! soon as etcd has a quorum.
 //!
-//! It is renewed before its time if another authority of the cluster signs now.
+//! It is renewed before its time if another authority of the cluster signs now, and if the member came back with another
+//! address ([`member_address`](super::member_address)).
 //!
 //! # An update
 //!
@@ -117,10 +118,12 @@ fn is_due(host: &ControlPlaneContext, member: &LocalPeer) -> Result<bool, Cluste
         Some(validity) if is_long(validity) => has_statement(host)?,
         _ => true,
     };
-    let by_former = present
-        .is_some_and(|present| identify_issuer(&present, &member.authorities) == CertificateIssuer::Other);
+    let is_outdated = present.is_some_and(|present| {
+        !member.is_named_by(&present)
+            || identify_issuer(&present, &member.authorities) == CertificateIssuer::Other
+    });
     let revoked = is_pair_revoked(&host.files);
-    Ok(by_former || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
+    Ok(is_outdated || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
 }
 
 fn has_statement(host: &ControlPlaneContext) -> Result<bool, ClusterFilesError> {

@@ -14,7 +14,7 @@
 
 use std::net::IpAddr;
 
-use curator::entitlement::{Entitlement, check_certificate};
+use curator::entitlement::{Entitlement, EntitlementError, check_certificate};
 use curator_client::certificate::Validity;
 use curator_client::node_id::PublicKey;
 use curator_client::peer_authorities::find_issuer;
@@ -71,11 +71,20 @@ impl LocalPeer {
         issuer.ok_or_else(|| "no authority of the cluster is trusted here".to_owned())
     }
 
+    /// Whether a certificate of a member names the address of this one. The other members refuse one that does not.
+    #[must_use]
+    pub fn is_named_by(&self, certificate: &[u8]) -> bool {
+        let checked = check_certificate(certificate, &self.entitlement());
+        !matches!(checked, Err(EntitlementError::Mismatch { part: "names", .. }))
+    }
+
+    /// What a certificate for this member has. How long it lasts is decided where it is signed.
+    fn entitlement(&self) -> Entitlement {
+        Entitlement { max_lifetime: AUTHORITY_LIFETIME, ..Entitlement::for_etcd_peer(self.address) }
+    }
+
     fn check_purpose(&self, certificate: &[u8]) -> Result<(), String> {
-        // How long it lasts is decided where it is signed.
-        let entitled =
-            Entitlement { max_lifetime: AUTHORITY_LIFETIME, ..Entitlement::for_etcd_peer(self.address) };
-        check_certificate(certificate, &entitled).map_err(|error| {
+        check_certificate(certificate, &self.entitlement()).map_err(|error| {
             tracing::warn!(%error, "a certificate for the etcd member of this node differs from what it should be");
             format!("it is not one for the member of etcd at {}", self.address)
         })
@@ -200,6 +209,7 @@ mod tests {
             Validity { not_before: at(0), not_after: at(7200) },
         );
         let of_node = node.unwrap().certificate;
+        assert!(member.is_named_by(&own(2)) && !member.is_named_by(&issue(1, 7, "10.0.0.2", 2)));
         let (order, leaving) = (stored(3, founding()), stored(3, OrderKind::Leave {}));
         let now = at(3600);
         let (replace, keep) = (PeerOrderDecision::Replace, PeerOrderDecision::Keep);

@@ -139,8 +139,8 @@ impl std::fmt::Debug for StoredAuthority {
     }
 }
 
-/// The etcd membership of this node, as it began. Everything but `member` stays the same for as long as the membership
-/// lasts, because etcd's arguments must not change while it runs.
+/// The etcd membership of this node, as it began. Everything but `member` stays the same while etcd runs, because its
+/// arguments must not change. A member that was off may come back with another `address`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EtcdMembership {
     /// etcd's member ID; `None` until the first member of a new cluster has responded.

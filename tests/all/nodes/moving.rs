@@ -1,0 +1,149 @@
+//! Nodes that come back with another address, and are followed without an order to the cluster.
+//!
+//! A node has its address from the order of its machine here, because a host never loses an address of the loopback
+//! interface. What a host does that lost its address is decided by the tables of `node_address` and `member_address`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result};
+use rcgen::{KeyPair, PublicKeyData as _};
+use shepherd::curator::membership::peer_url;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
+use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::etcd_member::read_peer_certificate;
+use tokio::net::TcpStream;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::node::Node;
+use super::owner::{Owner, patiently};
+use super::peer_revocation::member_of;
+use super::services::{founded, joined};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+/// The addresses that a certificate names.
+fn addresses(certificate: &[u8]) -> Result<Vec<IpAddr>> {
+    let (_, certificate) = X509Certificate::from_der(certificate)?;
+    let names = certificate.subject_alternative_name()?.context("no names")?;
+    let addresses = names.value.general_names.iter().filter_map(|name| match name {
+        GeneralName::IPAddress(bytes) => <[u8; 4]>::try_from(*bytes).ok().map(IpAddr::from),
+        _ => None,
+    });
+    Ok(addresses.collect())
+}
+
+fn curator_of(node: &Node) -> String {
+    SocketAddr::new(node.address, CURATOR_PORT).to_string()
+}
+
+/// Waits until the record of a node has its present address.
+async fn until_recorded(owner: &Owner, node: &Node) -> Result<()> {
+    let (id, address) = (node.id()?.to_string(), node.address.to_string());
+    until("the record of the node has its address", async || {
+        let mut nodes = owner.nodes().await?.into_iter().filter_map(|listed| listed.node);
+        let status = nodes.find(|node| node.node_id == id).and_then(|node| node.status);
+        Ok(status.is_some_and(|status| status.external_address == address))
+    })
+    .await
+    .with_context(|| node.report())
+}
+
+/// Waits until a node knows the curator at this address, and none at the former one.
+async fn until_in_directory(node: &Node, present: &str, former: &str) -> Result<()> {
+    until("the directory of curators has the present address alone", async || {
+        let connection = node.facts.connection.latest().context("it is no node")?;
+        let directory = connection.curators.directory();
+        Ok(directory.contains(present) && !directory.contains(former))
+    })
+    .await
+    .with_context(|| node.report())
+}
+
+/// Gets the certificate that a kubelet serves with, as the node does.
+async fn kubelet_certificate(node: &Node) -> Result<Vec<u8>> {
+    let connection = node.facts.connection.latest().context("it is no node")?;
+    let request = wire::IssueKubernetesCertificateRequest {
+        component: wire::KubernetesComponent::KubeletServer.into(),
+        public_key: KeyPair::generate()?.subject_public_key_info(),
+    };
+    let mut kubernetes = KubernetesClient::new(connection.curators.channel());
+    Ok(patiently(async || kubernetes.issue_certificate(request.clone()).await).await?.certificate)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_that_comes_back_with_another_address_is_followed() -> TestResult {
+    let (owner, first) = founded().await?;
+    let mut worker = joined(&owner, &first).await?;
+    owner.put_kubernetes().await?;
+    owner.roles(&worker, &["kubernetes-worker"], &[]).await?;
+    until_recorded(&owner, &worker).await?;
+    assert_eq!(addresses(&kubelet_certificate(&worker).await?)?, [worker.address]);
+
+    worker.cut_power().await?;
+    worker.move_elsewhere()?;
+    worker.start()?;
+    worker.until_it_is_one().await?;
+    until_recorded(&owner, &worker).await?;
+    assert_eq!(addresses(&kubelet_certificate(&worker).await?)?, [worker.address]);
+    owner.until_well(1, 2).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_comes_back_with_another_address_is_followed() -> TestResult {
+    let (owner, mut first) = founded().await?;
+    let (second, mut third) = (joined(&owner, &first).await?, joined(&owner, &first).await?);
+    let worker = joined(&owner, &first).await?;
+    for (node, voters) in [(&second, 2), (&third, 3)] {
+        owner.roles(node, &["consensus-member"], &[]).await?;
+        node.until_control_plane(true).await?;
+        owner.until_well(voters, 4).await?;
+    }
+    let (number, former, id) = (member_of(&third)?, third.address, third.id()?.to_string());
+    until("the worker knows the third curator", async || {
+        let connection = worker.facts.connection.latest().context("it is no node")?;
+        Ok(connection.curators.directory().contains(&curator_of(&third)))
+    })
+    .await?;
+    let before = curator_of(&third);
+
+    third.cut_power().await?;
+    third.move_elsewhere()?;
+    third.start()?;
+    third.until_control_plane(true).await?;
+    assert_ne!(third.address, former);
+    assert_eq!(member_of(&third)?, number, "it is the same member");
+    until_recorded(&owner, &third).await?;
+    let url = peer_url(third.address);
+    until("the member is listed at its address", async || {
+        let members = owner.members().await?;
+        Ok(members.iter().any(|member| {
+            (member.member_id, &member.node_id, member.peer_urls.as_slice())
+                == (number, &id, std::slice::from_ref(&url))
+        }))
+    })
+    .await
+    .with_context(|| third.report())?;
+    until("the certificate of the member names its address", async || {
+        let certificate = read_peer_certificate(&third.files()).context("it has none")?;
+        Ok(addresses(&certificate)? == [third.address])
+    })
+    .await
+    .with_context(|| third.report())?;
+    owner.until_well(3, 4).await?;
+    // Its curator is there, and the other nodes know that.
+    let _connection = TcpStream::connect(curator_of(&third)).await?;
+    for node in [&first, &second, &worker] {
+        until_in_directory(node, &curator_of(&third), &before).await?;
+    }
+
+    // A member without any connection of before connects to it, too: the etcd of the first one starts again.
+    first.cut_power().await?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    owner.learn(&[&first, &second, &third])?;
+    owner.until_well(3, 4).await?;
+    Ok(())
+}
