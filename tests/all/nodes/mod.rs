@@ -13,6 +13,7 @@ mod kubernetes_worker;
 mod moving;
 mod node;
 mod owner;
+mod peer_addresses;
 mod peer_renewal;
 mod peer_restart;
 mod peer_revocation;

@@ -24,7 +24,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
 /// The addresses that a certificate names.
-fn addresses(certificate: &[u8]) -> Result<Vec<IpAddr>> {
+pub(super) fn addresses(certificate: &[u8]) -> Result<Vec<IpAddr>> {
     let (_, certificate) = X509Certificate::from_der(certificate)?;
     let names = certificate.subject_alternative_name()?.context("no names")?;
     let addresses = names.value.general_names.iter().filter_map(|name| match name {

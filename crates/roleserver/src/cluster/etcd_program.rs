@@ -14,6 +14,24 @@
 //!   not read. Replacing the program does not restart anything either. The new program runs from the next start on. An
 //!   etcd that does not read the list is restarted later, in turn ([`peer_restart`](super::peer_restart)).
 //!
+//! # The address of a peer
+//!
+//! A member that accepts a connection can compare the source with the addresses in the peer's certificate. This is turned
+//! off, for every version, because it needs certificates that name all addresses of a member, and there is none of which
+//! that is known:
+//!
+//! * A certificate names the one address at which the others connect to the member. Curators have a proof of that one, and
+//!   of no other address of the host. What a host reports of its further addresses proves nothing.
+//! * The route decides from which address a host with several of them connects. Only 3.6 and later can bind connections to
+//!   the advertised address, by a gate for features, and not on the loopback interface. 3.4 cannot.
+//! * The member that accepts decides, for all of its peers at once, and only at its start. Each change of the addresses
+//!   of one host would restart all other members, and until then, that host would be cut off from the quorum.
+//!
+//! So a copied pair opens a member's port from any address. The comparison would change little about that: the disk of a
+//! member has the key of the authority beside the pair, and that key signs pairs for any address. What ends a pair is the
+//! list of revoked peers, and what ends the key is a replacement of the authority. The member that connects does compare
+//! the address of the other end with its certificate, and no flag turns that off.
+//!
 //! # When the version is read
 //!
 //! Before each start of etcd, and before it is stopped for a restart. That is usually once in the life of a machine. A cache of the

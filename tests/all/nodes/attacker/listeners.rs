@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -21,7 +21,7 @@ use shepherd::transport::config;
 use shepherd::transport::signature::AcceptedSignatures;
 use shepherd::transport::verifier::{AnyServer, ServerVerifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
@@ -266,8 +266,39 @@ pub(crate) async fn request_members(at: SocketAddr, own: Arc<CertifiedKey>) -> R
     request_peer(at, own, b"GET /members HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await
 }
 
+/// The same from this address of the host.
+pub(crate) async fn request_members_from(
+    source: IpAddr,
+    at: SocketAddr,
+    own: Arc<CertifiedKey>,
+) -> Result<PeerAnswer> {
+    request_peer_from(Some(source), at, own, b"GET /members HTTP/1.1\r\nHost: etcd\r\n\r\n").await
+}
+
 /// Sends a request to the peer port of a member of etcd. A port that nobody serves is an error.
 pub(super) async fn request_peer(
+    at: SocketAddr,
+    own: Arc<CertifiedKey>,
+    request: &[u8],
+) -> Result<PeerAnswer> {
+    request_peer_from(None, at, own, request).await
+}
+
+/// Connects from this address of the host, or from the one that the route gives.
+async fn connect_from(source: Option<IpAddr>, at: SocketAddr) -> Result<TcpStream> {
+    let connected = match source {
+        None => TcpStream::connect(at).await,
+        Some(source) => {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind(SocketAddr::new(source, 0))?;
+            socket.connect(at).await
+        }
+    };
+    connected.with_context(|| format!("no etcd serves {at}"))
+}
+
+async fn request_peer_from(
+    source: Option<IpAddr>,
     at: SocketAddr,
     own: Arc<CertifiedKey>,
     request: &[u8],
@@ -275,7 +306,7 @@ pub(super) async fn request_peer(
     let config = peer_config(own)?;
     let mut last = String::new();
     for _ in 0..10 {
-        let stream = TcpStream::connect(at).await.with_context(|| format!("no etcd serves {at}"))?;
+        let stream = connect_from(source, at).await?;
         let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
         let mut stream = match TlsConnector::from(config.clone()).connect(name, stream).await {
             Ok(stream) => stream,
