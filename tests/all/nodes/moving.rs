@@ -23,6 +23,8 @@ use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
+const API_SERVER_PORT: u16 = 6443;
+
 /// The addresses that a certificate names.
 pub(super) fn addresses(certificate: &[u8]) -> Result<Vec<IpAddr>> {
     let (_, certificate) = X509Certificate::from_der(certificate)?;
@@ -56,6 +58,17 @@ async fn until_in_directory(node: &Node, present: &str, former: &str) -> Result<
         let connection = node.facts.connection.latest().context("it is no node")?;
         let directory = connection.curators.directory();
         Ok(directory.contains(present) && !directory.contains(former))
+    })
+    .await
+    .with_context(|| node.report())
+}
+
+/// Waits until a node of Kubernetes connects to the API server at this address, and to no other.
+async fn until_endpoint(node: &Node, address: IpAddr) -> Result<()> {
+    let (setup, expected) = (node.facts.setup.clone(), SocketAddr::new(address, API_SERVER_PORT).to_string());
+    until("the node has the endpoint of the API server", async || {
+        let setup = setup.latest().flatten();
+        Ok(setup.is_some_and(|setup| setup.api_servers() == std::slice::from_ref(&expected)))
     })
     .await
     .with_context(|| node.report())
@@ -101,6 +114,10 @@ async fn member_that_comes_back_with_another_address_is_followed() -> TestResult
         node.until_control_plane(true).await?;
         owner.until_well(voters, 4).await?;
     }
+    owner.put_kubernetes().await?;
+    owner.roles(&third, &["kubernetes-controller"], &[]).await?;
+    owner.roles(&worker, &["kubernetes-worker"], &[]).await?;
+    until_endpoint(&worker, third.address).await?;
     let (number, former, id) = (member_of(&third)?, third.address, third.id()?.to_string());
     until("the worker knows the third curator", async || {
         let connection = worker.facts.connection.latest().context("it is no node")?;
@@ -133,11 +150,12 @@ async fn member_that_comes_back_with_another_address_is_followed() -> TestResult
     .await
     .with_context(|| third.report())?;
     owner.until_well(3, 4).await?;
-    // Its curator is there, and the other nodes know that.
+    // Its curator is there, and the other nodes know that. So is its API server, for them.
     let _connection = TcpStream::connect(curator_of(&third)).await?;
     for node in [&first, &second, &worker] {
         until_in_directory(node, &curator_of(&third), &before).await?;
     }
+    until_endpoint(&worker, third.address).await?;
 
     // A member without any connection of before connects to it, too: the etcd of the first one starts again.
     first.cut_power().await?;
