@@ -3,7 +3,8 @@
 //! The etcd of a member listens at the address of its membership, which is a part of its command line and of its
 //! certificate, and the others connect there. So an etcd that runs keeps its address. A member that was off takes the
 //! address of its node when it starts, if its order names that one, or if the host lost the former one. Otherwise nobody
-//! could start it again without a person.
+//! could start it again without a person. A host that starts may get its address late, so a lost one is waited for, for a
+//! minute.
 //!
 //! # How the others find it
 //!
@@ -20,17 +21,23 @@
 //! A member whose etcd has never started does not move: etcd derives its number from the address at which it was added.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use curator::membership::peer_url;
 use etcd::client::Client;
 use etcd::members::MemberId;
 use supervisor::exit_reason::RunnableError;
+use tokio::time::Instant;
 
 use crate::child::lifecycle::find_running;
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::files::EtcdMembership;
 use crate::cluster::host_addresses::list_host_addresses;
+
+/// How long a host that has just started may take to get its former address again.
+const RETURN_TIME: Duration = Duration::from_mins(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What decides whether a member has another address from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,20 +89,29 @@ pub(super) async fn follow_moved_member(
     let children = host.children.clone();
     let running =
         tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??.is_some();
-    let listed = list_host_addresses();
-    if let Err(error) = &listed {
-        tracing::warn!(%error, "the addresses of this host cannot be listed, so its etcd member keeps its own");
-    }
-    let listed = listed.ok();
-    let state = MemberAddressState {
-        membership: membership.address,
-        node,
-        is_ordered: host.files.read_order()?.and_then(|order| order.address) == Some(node),
-        is_running: running,
-        data: etcd_member::inspect_data(&host.files, &membership),
-        host: listed.as_deref(),
+    let is_ordered = host.files.read_order()?.and_then(|order| order.address) == Some(node);
+    let data = etcd_member::inspect_data(&host.files, &membership);
+    let end = Instant::now() + RETURN_TIME;
+    let address = loop {
+        let listed = list_host_addresses();
+        if let Err(error) = &listed {
+            tracing::warn!(%error, "the addresses of this host cannot be listed, so its etcd member keeps its own");
+        }
+        let listed = listed.ok();
+        let state = MemberAddressState {
+            membership: membership.address,
+            node,
+            is_ordered,
+            is_running: running,
+            data,
+            host: listed.as_deref(),
+        };
+        let Some(address) = decide_member_address(&state) else { return Ok(membership) };
+        if is_ordered || Instant::now() >= end {
+            break address;
+        }
+        tokio::time::sleep(CHECK_INTERVAL).await;
     };
-    let Some(address) = decide_member_address(&state) else { return Ok(membership) };
     tracing::warn!(former = %membership.address, %address, "the etcd member of this node comes back with another address");
     let moved = move_membership(&membership, address);
     host.files.write_membership(&moved)?;

@@ -18,7 +18,8 @@
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
 //!   etcd. [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates
-//!   that etcd rejects. `beside_etcd`: steps that need the running etcd, and stop nothing when they fail.
+//!   that etcd rejects. [`member_address`][]: follows a member that comes back with another address. `beside_etcd`: steps
+//!   that need the running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
