@@ -175,6 +175,7 @@ impl Owner {
             node_id: node.id()?.to_string(),
             bypass_has_roles: true,
             bypass_not_decommissioned: true,
+            ..Default::default()
         };
         until("the node is deleted", async || match management.delete(request.clone()).await {
             Ok(_) => Ok(true),
