@@ -42,15 +42,6 @@ start_own_shepherd() { # start_own_shepherd ROLE-SERVER SILENCE
         >>"$scratch/shepherd.log" 2>&1 &
     shepherd=$!
 }
-# The documented time of a stop is 60 s.
-shepherd_ends() {
-    local end=$((SECONDS + 70))
-    kill -TERM "$shepherd"
-    while kill -0 "$shepherd" 2>/dev/null; do
-        [[ $SECONDS -lt $end ]] || { echo "it still runs after 70 s"; return 1; }
-        sleep 0.2
-    done
-}
 
 # ---------------------------------------------------------------- what runs
 
@@ -151,13 +142,6 @@ record() { # record WHEN
     running=$(<"$scratch/programs") limits=$(<"$scratch/limits")
     printf '%s\n' "$running" "$limits" | sed 's/^/#   /'
 }
-# Nothing that follows can be true without the last statement.
-essential() {
-    if [[ $code -ne 0 ]]; then
-        echo "# the rest depends on this"
-        exit 1
-    fi
-}
 
 # ---------------------------------------------------------------- role servers
 
@@ -198,20 +182,6 @@ survived() { # survived EVENT
 adopted() { # adopted EVENT
     eventually 120 "$1: the role servers have adopted what runs, and find it well" each_works
     eventually 30 "$1: the same processes run, and no others" programs_are
-}
-
-# run_release FILE COUNT: whether exactly COUNT machines report that they run that release.
-run_release() {
-    echo "SELECT count(*) = $2 FROM machine_release_report WHERE sha256 = decode('$(sha256sum <"$1" | cut -d' ' -f1)', 'hex')"
-}
-add_release() { ok "the release $1 is added" ctl artefacts add "$scratch/$1" --name "$1" --reason "the release $1"; }
-update_to() { # update_to RELEASE
-    ok "the update of both machines to $1 is ordered" ctl update --selector '' --release "$1" --parallelism 2 --reason "$1 is to run"
-    essential
-    eventually 300 "both run $1" is_true "$(run_release "$scratch/$1" 2)"
-    essential
-    eventually 180 "and the update is finished" update_is finished
-    essential
 }
 
 unit_has() { on "$1" "systemctl cat roleserver | grep -F '$2'"; }
@@ -301,7 +271,7 @@ from_the_previous_release() {
     done
     add_release previous
     add_release current
-    update_to current
+    update_to current 2
     eventually 120 "after the update to this release: the same processes run, and no others" processes_are
     for name in "$member" "$worker"; do
         eventually 60 "$name: the unit is that of this release" unit_has "$name" 'a drop-in is kept'
@@ -311,9 +281,9 @@ from_the_previous_release() {
     ok "each program is in a scope of shepherd.slice" each_in_a_scope
     ok "the service in a root filesystem is still refused devices" devices_are_refused
     survived "after the update to this release"
-    update_to previous
+    update_to previous 2
     survived "back at the previous release"
-    update_to current
+    update_to current 2
     survived "again at this release"
 }
 
@@ -352,7 +322,7 @@ releases() {
     echo 'another release' >>"$scratch/next"
     printf '#!/bin/sh\nexit 1\n' >"$scratch/bad"
     add_release next
-    update_to next
+    update_to next 2
     survived "after the update"
     add_release bad
     ok "the update to it is ordered" ctl update --selector '' --release bad --reason 'a mistake'

@@ -54,6 +54,16 @@ start_shepherd() {
     shepherd=$!
 }
 
+# The documented time of a stop is 60 s.
+shepherd_ends() {
+    local end=$((SECONDS + 70))
+    kill -TERM "$shepherd"
+    while kill -0 "$shepherd" 2>/dev/null; do
+        [[ $SECONDS -lt $end ]] || { echo "it still runs after 70 s"; return 1; }
+        sleep 0.2
+    done
+}
+
 number_of() { echo "${1#m}"; }
 address_of() { echo "192.0.2.1$(number_of "$1")"; }
 
@@ -75,4 +85,19 @@ is_true() { is "$(query "$1")" t; }
 last_update() { ctl update get -o json | jq '[.updates[]] | max_by(.created_at)'; }
 stage_of_update() { last_update | jq -r '.outcome // (if .pause_reason then "paused" else "rolling" end)'; }
 update_is() { is "$(stage_of_update)" "$1"; }
+# run_release FILE COUNT: whether exactly COUNT machines report that they run that release.
+run_release() {
+    echo "SELECT count(*) = $2 FROM machine_release_report WHERE sha256 = decode('$(sha256sum <"$1" | cut -d' ' -f1)', 'hex')"
+}
+# The release is a file of the run's directory.
+add_release() { ok "the release $1 is added" ctl artefacts add "${scratch:?}/$1" --name "$1" --reason "the release $1"; }
+# update_to RELEASE COUNT: rolls the release out to all machines of the test, which are that many.
+update_to() {
+    ok "the update of all machines to $1 is ordered" ctl update --selector '' --release "$1" --parallelism 2 --reason "$1 is to run"
+    essential
+    eventually $((150 * $2)) "all $2 run $1" is_true "$(run_release "$scratch/$1" "$2")"
+    essential
+    eventually 180 "and the update is finished" update_is finished
+    essential
+}
 differ() { [[ $1 != "$2" ]] || { echo "both are $1"; return 1; }; }

@@ -56,6 +56,14 @@ eventually() {
     tell "$sentence"
 }
 
+# Nothing that follows can be true without the last statement.
+essential() {
+    if [[ $code -ne 0 ]]; then
+        echo "# the rest depends on this"
+        exit 1
+    fi
+}
+
 is() { [[ "$1" == "$2" ]] || { printf 'expected %s\nfound    %s\n' "$2" "$1"; return 1; }; }
 
 # refused WORDS COMMAND…: the command fails, and its output contains these words.
