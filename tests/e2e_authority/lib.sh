@@ -1,0 +1,187 @@
+# shellcheck shell=bash
+# A cluster of three members and two workers, with and without Kubernetes, that gets requests all the time, and what is read
+# of its authority.
+#
+# Sourced after verdict.sh, machines.sh and fleet.sh. Besides what those require, it sets $members and $workers, and $on, the
+# machines that are on.
+
+profile=${E2E_PROFILE:-release}
+programs=${CARGO_TARGET_DIR:-target}/programs
+agent=target-roleserver/roleserver
+if [[ $profile == debug ]]; then
+    programs=${CARGO_TARGET_DIR:-target}/debug
+    agent=$programs/roleserver
+fi
+# On the machines' disks.
+# shellcheck disable=SC2034 # read by fleet.sh
+installed=/var/lib/shepherd/roleserver
+on=(m1 m2 m3 m4 m5)
+members=() workers=()
+
+# ---------------------------------------------------------------- outside
+
+build_programs() {
+    tools/need cc etcd postgres sshd ip unshare jq curl python3
+    case $profile in
+    debug) cargo build --bins ;;
+    *)
+        tools/roleserver
+        tools/programs
+        ;;
+    esac
+}
+
+# Sets $bundle to a bundle of Kubernetes, or to nothing if its programs were not built.
+find_bundle() {
+    local program
+    bundle=''
+    if [[ ${E2E_KUBERNETES:-} == no ]]; then return; fi
+    for program in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy; do
+        if [[ ! -x target/kubernetes/bin/$program ]]; then
+            echo "# without Kubernetes, because target/kubernetes/bin has no $program: make kube-programs builds it"
+            return
+        fi
+    done
+    tools/need kubectl iptables conntrack containerd cni-plugins runc
+    bundle=$(tools/kube-bundle --name first --out "$PWD/target/e2e-authority" | tail -n 1)
+}
+
+# ---------------------------------------------------------------- the cluster
+
+# prepare DIRECTORY: what each run begins with.
+prepare() {
+    scratch=$1
+    trap finish EXIT
+    trap 'exit 130' INT TERM
+    umask 022
+    ssh-keygen -q -t ed25519 -N '' -C '' -f "$scratch/ssh_key"
+    # shellcheck disable=SC2034 # read by machines.sh
+    database_password=db$(head -c 18 /dev/urandom | base64 | tr -dc a-zA-Z0-9)
+    mkdir "$scratch/requests"
+}
+
+start_cluster() {
+    local number
+    local -a kubernetes=()
+    start_network
+    start_database
+    for number in 1 2 3 4 5; do
+        start_machine "$number"
+        # The kubelet requires a default route.
+        ip -n "m$number" route add default via 192.0.2.1
+    done
+    device_list 1 2 3 4 5 >"$scratch/devices.json"
+    start_shepherd
+    echo "# five machines, from nothing to a cluster"
+    eventually 240 "5 of 5 machines are Ready" ready_count 5
+    essential
+    if [[ -n ${bundle:-} ]]; then
+        ok "a bundle is added" ctl artefacts add "$bundle" --name first --reason 'Kubernetes'
+        kubernetes=(--kubernetes_bundle first)
+    fi
+    ok "a cluster of 3 + 2 is created" \
+        ctl cluster create ams --control_plane 3 --workers 2 --role web "${kubernetes[@]}" --reason 'the new hall'
+    essential
+    printf '%s\n' 'role = "web"' '[[service]]' 'name = "front"' 'program = "/usr/bin/tail"' \
+        'arguments = ["-f", "/dev/null"]' 'user = "nobody"' >"$scratch/web.toml"
+    ok "the role web is declared to it" ctl cluster declare ams "$scratch/web.toml" --reason 'the front'
+    eventually 600 "it is settled: 3 of 3 members vote, and everything on 5 of 5 nodes is healthy" settled
+    essential
+    mapfile -t members < <(part control-plane | sort)
+    mapfile -t workers < <(part worker | sort)
+    echo "# members ${members[*]}, workers ${workers[*]}"
+}
+
+# Each machine is a healthy node, each worker runs the service, and each node all its components of Kubernetes.
+settled() {
+    local now components=0
+    [[ -z ${bundle:-} ]] || components=15
+    now=$(cluster)
+    is "$(jq -r '"\(.stage), \(.voters) \(.voters_reached)"' <<<"$now")" "converged, 3 3"
+    is "$(jq '[.machines[] | select(.health == "healthy")] | length' <<<"$now")" 5
+    is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" 2
+    is "$(jq '[.machines[].kubernetes.components[]? | select(.state == "healthy")] | length' <<<"$now")" "$components"
+}
+service_processes() {
+    local name
+    for name in "$@"; do echo "$name $(processes "$name" tail)"; done
+}
+node_of() { cluster | jq -r --arg name "$1" '.machines[] | select(.name == $name) | .node'; }
+
+# ---------------------------------------------------------------- requests
+
+client() { tests/e2e_authority/client "$@"; }
+addresses() {
+    local name
+    for name in "${members[@]}"; do address_of "$name"; done
+}
+
+# Starts the clients. They write to the node of a member, because the labels of a worker are also those of its kubelet.
+start_requests() {
+    local -a addresses
+    mapfile -t addresses < <(addresses)
+    ln -sfn "$(realpath "$programs/shepherdctl")" "$scratch/requests/shepherdctl"
+    client requests "$scratch/requests" "$(node_of "${members[0]}")" "${addresses[@]}" >"$scratch/requests/curators.err" 2>&1 &
+    requesting=($!)
+    if [[ -n ${bundle:-} ]]; then
+        client objects "$scratch/requests" "${addresses[@]}" >"$scratch/requests/api-servers.err" 2>&1 &
+        requesting+=($!)
+    fi
+    eventually 240 "requests to the curators$([[ -z ${bundle:-} ]] || echo ' and the API servers') succeed" all_succeed
+    essential
+}
+all_succeed() {
+    local kind
+    for kind in write read ${bundle:+write-object read-object}; do
+        grep -q " $kind 1 ok" "$scratch/requests/log" || { echo "no $kind"; tail -n 5 "$scratch"/requests/*.err "$scratch/requests/orders"; return 1; }
+    done
+}
+# none_failed SINCE: how the requests since then went.
+none_failed() {
+    local all retried rate
+    all=$(requests_since "$1") retried=$(requests_since "$1" '$3 > 1')
+    rate=$(awk -v all="$all" -v from="$1" -v to="$EPOCHREALTIME" 'BEGIN { printf "%.1f", all / (to - from) }')
+    ok "$all requests were sent, $retried of them twice, and none failed" is "$(requests_since "$1" '$4 != "ok"')" 0
+    awk -v from="$1" '$1 >= from && $4 != "ok"' "$scratch/requests/log" | tail -n 10 | sed 's/^/#   /'
+    ok "they came at $rate per second, more than one" test "${rate%.*}" -ge 1
+    for one in "${requesting[@]}"; do ok "the client $one still runs" kill -0 "$one"; done
+}
+# requests_since TIME [CONDITION]: how many there were.
+requests_since() { awk -v from="$1" "\$1 >= from && (${2:-1}) { count++ } END { print count + 0 }" "$scratch/requests/log"; }
+end_requests() {
+    local one
+    for one in "${requesting[@]}"; do
+        kill -TERM "$one"
+        wait "$one" || true
+    done
+}
+
+# ---------------------------------------------------------------- the authority
+
+# The stage of its replacement.
+stage() {
+    local -a addresses
+    mapfile -t addresses < <(addresses)
+    client stage "$scratch/requests" "${addresses[@]}"
+}
+stage_is() {
+    local now
+    now=$(stage)
+    is "$now" "$1"
+}
+# By the statement of a machine's curator, that on a machine's disk, and the file that the machine's etcd reads: the
+# authorities, and for the first two the number of successions that lead to them.
+served_authorities() { client authorities "$(address_of "$1")"; }
+stored_authorities() { client authorities "$(statement_file "$1")"; }
+etcd_authorities() { client authorities "$scratch/$1/disk/roleserver/cluster/etcd/ca.crt"; }
+statement_file() { echo "$scratch/$1/disk/roleserver/cluster/statement.json"; }
+
+# all_have AUTHORITIES MACHINE…: these machines have stored a statement of exactly these.
+all_have() {
+    local name expected=$1 now
+    shift
+    for name in "$@"; do
+        now=$(stored_authorities "$name")
+        is "$name: $now" "$name: $expected"
+    done
+}
