@@ -4,6 +4,7 @@
 #
 # Sourced after verdict.sh, machines.sh and fleet.sh. Besides what those require, it sets $members and $workers, and $on, the
 # machines that are on.
+# shellcheck disable=SC2034 # used by the scripts that source this
 
 profile=${E2E_PROFILE:-release}
 programs=${CARGO_TARGET_DIR:-target}/programs
@@ -13,10 +14,11 @@ if [[ $profile == debug ]]; then
     agent=$programs/roleserver
 fi
 # On the machines' disks.
-# shellcheck disable=SC2034 # read by fleet.sh
 installed=/var/lib/shepherd/roleserver
 on=(m1 m2 m3 m4 m5)
 members=() workers=()
+# The clients that send requests.
+requesting=()
 
 # ---------------------------------------------------------------- outside
 
@@ -55,7 +57,6 @@ prepare() {
     trap 'exit 130' INT TERM
     umask 022
     ssh-keygen -q -t ed25519 -N '' -C '' -f "$scratch/ssh_key"
-    # shellcheck disable=SC2034 # read by machines.sh
     database_password=db$(head -c 18 /dev/urandom | base64 | tr -dc a-zA-Z0-9)
     mkdir "$scratch/requests"
 }
@@ -116,7 +117,7 @@ addresses() {
     for name in "${members[@]}"; do address_of "$name"; done
 }
 
-# Starts the clients. They write to the node of a member, because the labels of a worker are also those of its kubelet.
+# Starts the clients.
 start_requests() {
     local -a addresses
     mapfile -t addresses < <(addresses)
@@ -137,8 +138,9 @@ all_succeed() {
     done
 }
 # none_failed SINCE: how the requests since then went.
+# shellcheck disable=SC2016 # awk expands these
 none_failed() {
-    local all retried rate
+    local all retried rate one
     all=$(requests_since "$1") retried=$(requests_since "$1" '$3 > 1')
     rate=$(awk -v all="$all" -v from="$1" -v to="$EPOCHREALTIME" 'BEGIN { printf "%.1f", all / (to - from) }')
     ok "$all requests were sent, $retried of them twice, and none failed" is "$(requests_since "$1" '$4 != "ok"')" 0
@@ -169,14 +171,14 @@ stage_is() {
     now=$(stage)
     is "$now" "$1"
 }
-# By the statement of a machine's curator, that on a machine's disk, and the file that the machine's etcd reads: the
-# authorities, and for the first two the number of successions that lead to them.
+# The authorities by the statement of a machine's curator, with the number of successions that lead to them; those by the
+# statement on its disk, where the number depends on when the node joined; and those that its etcd reads.
 served_authorities() { client authorities "$(address_of "$1")"; }
-stored_authorities() { client authorities "$(statement_file "$1")"; }
+stored_authorities() { client authorities "$(statement_file "$1")" | sed 's/ [0-9]*$//'; }
 etcd_authorities() { client authorities "$scratch/$1/disk/roleserver/cluster/etcd/ca.crt"; }
 statement_file() { echo "$scratch/$1/disk/roleserver/cluster/statement.json"; }
 
-# all_have AUTHORITIES MACHINE…: these machines have stored a statement of exactly these.
+# all_have AUTHORITY MACHINE…: these machines have stored a statement of this one alone.
 all_have() {
     local name expected=$1 now
     shift
