@@ -17,6 +17,8 @@ fn user_who_is_not_root_reads_why_root_is_needed() -> TestResult {
         "tests/e2e_cluster/run",
         "tests/e2e_kubernetes/run",
         "tests/e2e_kube_bundle/run",
+        "tests/e2e_authority/run",
+        "tests/e2e_authority/upgrade",
     ] {
         // Only the files that it reads, in a place that everybody may read, because a home may be closed to others.
         let place = tempfile::tempdir()?;
@@ -27,6 +29,7 @@ fn user_who_is_not_root_reads_why_root_is_needed() -> TestResult {
             "tools/lib/machines.sh",
             "tools/lib/fleet.sh",
             "tools/lib/oci-image.sh",
+            "tests/e2e_authority/lib.sh",
         ] {
             let copy = place.path().join(file);
             fs::create_dir_all(copy.parent().unwrap_or(Path::new("/")))?;
