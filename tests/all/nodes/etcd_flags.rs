@@ -68,10 +68,10 @@ fn kill_etcd(node: &Node) -> Result<()> {
 
 /// Waits until a node reports that it waits for this.
 async fn until_reported(node: &Node, part: &str) -> Result<()> {
-    let reported = async || Ok(node.facts.problem.latest().flatten().is_some_and(|why| why.contains(part)));
+    let reported = async || Ok(node.facts.problems.describe().is_some_and(|why| why.contains(part)));
     until(part, reported)
         .await
-        .with_context(|| format!("{:?}\n{}", node.facts.problem.latest(), node.report()))
+        .with_context(|| format!("{:?}\n{}", node.facts.problems.describe(), node.report()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,8 +134,7 @@ async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
     assert!(node.etcd().is_none(), "nothing was started");
     program.become_version("3.7.3")?;
     program.started_with(&node).await?;
-    until("nothing is reported any more", async || Ok(node.facts.problem.latest().flatten().is_none()))
-        .await?;
+    until("nothing is reported any more", async || Ok(node.facts.problems.describe().is_none())).await?;
     Ok(())
 }
 

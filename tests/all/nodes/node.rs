@@ -237,7 +237,7 @@ impl Node {
             Ok(self.etcd().is_some_and(|etcd| etcd.instance != *former && etcd.instance.is_alive()))
         })
         .await
-        .with_context(|| format!("{:?}\n{}", self.facts.problem.latest(), self.report()))
+        .with_context(|| format!("{:?}\n{}", self.facts.problems.describe(), self.report()))
     }
 
     /// Waits until its etcd runs with the present list of revoked peers, so that it restarts for none of them any more.
@@ -252,7 +252,7 @@ impl Node {
             Ok(started.revoked == listed && self.etcd().is_some_and(|etcd| etcd.instance.is_alive()))
         })
         .await
-        .with_context(|| format!("{:?}\n{}", self.facts.problem.latest(), self.report()))
+        .with_context(|| format!("{:?}\n{}", self.facts.problems.describe(), self.report()))
     }
 
     /// The directory of its cluster state.

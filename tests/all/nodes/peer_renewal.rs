@@ -62,7 +62,7 @@ fn certificate(node: &Node) -> Result<(Serial, Validity)> {
 async fn until_another(node: &Node, former: Serial) -> Result<(Serial, Validity)> {
     until("its member has another certificate", async || Ok(certificate(node)?.0 != former))
         .await
-        .with_context(|| format!("{:?}\n{}", node.facts.problem.latest(), node.report()))?;
+        .with_context(|| format!("{:?}\n{}", node.facts.problems.describe(), node.report()))?;
     certificate(node)
 }
 
@@ -100,7 +100,7 @@ async fn three_members_whose_certificates_have_ended_come_back_by_one_order() ->
     }
     for node in [&first, &second, &third] {
         until("it reports that its certificate has ended", async || {
-            let problem = node.facts.problem.latest().flatten();
+            let problem = node.facts.problems.describe();
             Ok(problem.is_some_and(|text| text.contains("has ended") && text.contains("renew-peers")))
         })
         .await

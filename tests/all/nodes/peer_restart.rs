@@ -9,6 +9,7 @@ use shepherd::etcd::lock::{Lock, LockAttempt};
 use shepherd::etcd::namespace::Namespace;
 use shepherd::roleserver::child::launch::ChildRecord;
 use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::node_problems::NodePart;
 use shepherd::roleserver::cluster::peer_restart::StartRecord;
 use shepherd::roleserver::process::ProcessInstance;
 
@@ -48,13 +49,13 @@ fn is_running(node: &Node) -> bool {
 async fn until_reported(node: &Node, former: &ProcessInstance, why: &str) -> Result<()> {
     let reported = async || {
         ensure!(instance(node)? == *former, "it did not wait");
-        let problem = node.facts.problem.latest().flatten();
+        let problem = node.facts.problems.describe();
         Ok(problem
             .is_some_and(|text| text.starts_with("etcd of this node has to restart") && text.contains(why)))
     };
     until(why, reported)
         .await
-        .with_context(|| format!("{:?}\n{}", node.facts.problem.latest(), node.report()))
+        .with_context(|| format!("{:?}\n{}", node.facts.problems.describe(), node.report()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,7 +81,7 @@ async fn three_members_restart_in_turn_and_only_while_the_others_are_there() -> 
         })
         .await;
         restarted.with_context(|| {
-            nodes.map(|node| format!("{:?}\n{}", node.facts.problem.latest(), node.report())).join("\n")
+            nodes.map(|node| format!("{:?}\n{}", node.facts.problems.describe(), node.report())).join("\n")
         })?;
         assert!(most <= 1, "{most} of three members were down at once");
     }
@@ -108,10 +109,12 @@ async fn member_waits_while_another_one_restarts() -> TestResult {
     make_restart_due(&first)?;
     until_reported(&first, &former, "node of-the-test restarts its own").await?;
 
+    // A part that recovers leaves the problem of another one.
+    let (problems, other) = (first.facts.problems.clone(), Some("of another part".to_owned()));
+    problems.set(NodePart::Enrolment, other.clone());
     lock.release(&client).await;
     first.until_etcd_is_another(&former).await?;
-    until("nothing is reported any more", async || Ok(first.facts.problem.latest().flatten().is_none()))
-        .await?;
+    until("only the other problem is reported", async || Ok(problems.describe() == other)).await?;
     until("the lock is released", async || {
         Ok(client.get(PEER_RESTART).await.is_ok_and(|record| record.is_none()))
     })

@@ -258,9 +258,9 @@ async fn damaged_list_is_reported_and_replaced() -> TestResult {
     first.cut_power().await?;
     damage_list(&node)?;
     node.start()?;
-    let problem = node.facts.problem.clone();
+    let problems = node.facts.problems.clone();
     until("the damaged list is reported", async || {
-        Ok(problem.latest().flatten().is_some_and(|problem| problem.contains("no list of revoked peers")))
+        Ok(problems.describe().is_some_and(|problem| problem.contains("no list of revoked peers")))
     })
     .await
     .with_context(|| node.report())?;

@@ -136,9 +136,9 @@ async fn etcd_of_a_revoked_member_continues_without_a_curator() -> TestResult {
     second.files().remove_curator_certificate()?;
     let etcd = second.etcd().context("it has no etcd")?.instance;
     second.start()?;
-    let problem = second.facts.problem.clone();
+    let problems = second.facts.problems.clone();
     until("it reports that it is revoked", async || {
-        Ok(problem.latest().flatten().is_some_and(|problem| problem.contains("are revoked")))
+        Ok(problems.describe().is_some_and(|problem| problem.contains("are revoked")))
     })
     .await
     .with_context(|| second.report())?;

@@ -14,6 +14,7 @@ use supervisor::exit_reason::RunnableError;
 use crate::cluster::etcd_member;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_problems::NodePart;
 
 /// Repeats a step until it succeeds, and reports why it does not.
 pub(super) async fn retry_beside_etcd<T, Step>(
@@ -27,7 +28,10 @@ where
     let mut failures = 0_u32;
     loop {
         let sentence = match scope.until_cancelled(step()).await? {
-            Ok(done) => return Ok(done),
+            Ok(done) => {
+                facts.problems.set(NodePart::BesideEtcd, None);
+                return Ok(done);
+            }
             Err(error) => error.to_string(),
         };
         failures = failures.saturating_add(1);
@@ -36,7 +40,7 @@ where
             reason = sentence,
             "a step beside the running etcd failed; it is tried again"
         );
-        facts.problem.set(Some(sentence));
+        facts.problems.set(NodePart::BesideEtcd, Some(sentence));
         let pause = ExponentialBackoff::DEFAULT.delay(failures, rand::random());
         scope.until_cancelled(tokio::time::sleep(pause)).await?;
     }

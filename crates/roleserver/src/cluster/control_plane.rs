@@ -15,7 +15,6 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
@@ -45,6 +44,7 @@ use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_f
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::member_address::{follow_moved_member, publish_peer_url};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_certificate::renew_peer_certificate;
 use crate::cluster::peer_restart::{record_start, restart_in_turn};
 use crate::cluster::peer_revocation::{
@@ -93,6 +93,7 @@ fn launch_control_plane(
             facts.control_plane.set(None);
             let scope = starting.scope().clone();
             let first = scope.until_cancelled(startups.next()).await?;
+            facts.problems.clear_parts(&NodePart::OF_ETCD);
             let last = host.files.read_membership()?;
             let over = |last: &EtcdMembership| {
                 decide_etcd_data(last, etcd_member::inspect_data(&host.files, last), &first)
@@ -125,7 +126,7 @@ fn launch_control_plane(
             };
             // The result is also reported to the shepherd or operator who ordered it, not only in this machine's log.
             if !scope.token().is_cancelled() {
-                facts.problem.set(running.as_ref().err().map(ToString::to_string));
+                facts.problems.set(NodePart::ControlPlane, running.as_ref().err().map(ToString::to_string));
             }
             let running = running?;
             let healthy = starting.mark_healthy();
@@ -268,15 +269,14 @@ async fn run_member(
         || etcd_member::read_peer_certificate(&host.files).is_none()
         || is_pair_revoked(&host.files);
     let damaged = find_list(&host.files).err();
-    if damaged.is_some() {
-        facts.problem.set(damaged.clone());
-    }
+    facts.problems.set(NodePart::RevocationList, damaged.clone());
     if needs_pair || damaged.is_some() {
         match request_peer_certificate(scope, host, connection, &key).await {
             // etcd starts without the list, because the other members may need it.
             Err(error) if !needs_pair => tracing::warn!(%error, "no list of revoked peers was received"),
             requested => requested?,
         }
+        facts.problems.set(NodePart::RevocationList, find_list(&host.files).err());
     }
     prepare_ca_file(&host.files);
     let cluster = connection.anchor.cluster.to_string();
@@ -349,32 +349,28 @@ fn keep_etcd(
     facts: &NodeFacts,
     spec_for: impl Fn(Flags, bool) -> ChildSpec + Clone + Send + Sync + 'static,
 ) -> Runnable {
-    let (program, children, trouble) = (host.etcd.clone(), host.children.clone(), facts.problem.clone());
+    let (program, children, problems) = (host.etcd.clone(), host.children.clone(), facts.problems.clone());
     let files = host.files.clone();
-    let reported = Arc::new(AtomicBool::new(false));
     let decide_spec = move || {
-        let (program, children, trouble) = (program.clone(), children.clone(), trouble.clone());
-        let (spec_for, reported, files) = (spec_for.clone(), reported.clone(), files.clone());
+        let (program, children, problems) = (program.clone(), children.clone(), problems.clone());
+        let (spec_for, files) = (spec_for.clone(), files.clone());
         async move {
             let running =
                 tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
             let digest = |flags, listed| spec_for(flags, listed).digest();
             let with = running.as_ref().and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
-            let (flags, damaged) = if let Some(with) = with {
-                (Ok(with), None)
+            let flags = if let Some(with) = with {
+                Ok(with)
             } else {
                 let (flags, list) = (ask_flags(&program, VERSION_DEADLINE).await, find_list(&files));
                 if list == Ok(false) {
                     tracing::info!("etcd starts without a list of revoked peers, because there is none yet");
                 }
-                (flags.map(|flags| (flags, list == Ok(true))), list.err())
+                let flags = flags.map(|flags| (flags, list == Ok(true)));
+                problems.set(NodePart::RevocationList, list.err());
+                flags
             };
-            let problem = flags.as_ref().err().map(ToString::to_string).or(damaged);
-            // Do not overwrite a problem that another part has reported.
-            if problem.is_some() || reported.load(Ordering::Relaxed) {
-                reported.store(problem.is_some(), Ordering::Relaxed);
-                trouble.set(problem);
-            }
+            problems.set(NodePart::EtcdProgram, flags.as_ref().err().map(ToString::to_string));
             let (flags, listed) = flags?;
             let spec = spec_for(flags, listed);
             // One that is adopted has read its files before.

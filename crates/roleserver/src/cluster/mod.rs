@@ -21,6 +21,7 @@
 //!   that etcd rejects. [`member_address`][]: follows a member that comes back with another address. `beside_etcd`: steps
 //!   that need the running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
+//! * [`node_problems`][]: what a person has to know, by the part that reports it.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`curator_gate`][]: reports that the curator turns connections away.
 //! * [`child_placement`][]: keeps what the node runs in scopes of systemd, outside the role server's unit.
@@ -55,7 +56,8 @@
 //!   a row in the table of [`files`][]. Everything below the directory `cluster` is removed with the node, except for
 //!   the order. What a part leaves elsewhere on the host it has to clean up itself.
 //! * A runnable must not be marked as healthy before its first success, or its backoff does not grow.
-//! * What a person has to know about a failing order goes into `NodeFacts::problem`, which the shepherd shows.
+//! * What a person has to know about a failing order goes into `NodeFacts::problems`, which the shepherd shows.
+//!   Each part has a name of its own there ([`node_problems`][]).
 
 pub mod authority_status;
 mod beside_etcd;
@@ -78,6 +80,7 @@ pub mod node_enrolment;
 pub mod node_facts;
 pub mod node_heartbeat;
 pub mod node_order;
+pub mod node_problems;
 pub mod node_status;
 pub mod order_decision;
 pub mod order_inbox;

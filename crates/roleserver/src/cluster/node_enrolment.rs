@@ -35,6 +35,7 @@ use crate::cluster::node_facts::{
 use crate::cluster::node_order::{
     NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_statement, parse_ticket,
 };
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_inbox::adopt_epoch;
 use crate::cluster::stored_authorities::authorities_above;
 use crate::server_pool::ServerPool;
@@ -86,7 +87,7 @@ pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, server_p
         let server_pool = server_pool.clone();
         async move {
             let scope = starting.scope().clone();
-            let trouble = facts.problem.clone();
+            let problems = facts.problems.clone();
             let doing = NodeEnroller { files, facts, clock, server_pool, scope: scope.clone() };
             let done = loop {
                 match Box::pin(doing.execute_order()).await {
@@ -98,7 +99,7 @@ pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, server_p
             // The result is also reported to the shepherd or operator who gave the order, not only in this machine's
             // log.
             if !scope.token().is_cancelled() {
-                trouble.set(done.as_ref().err().map(ToString::to_string));
+                problems.set(NodePart::Enrolment, done.as_ref().err().map(ToString::to_string));
             }
             done?;
             // Not healthy earlier, so that the backoff grows when requests are rejected again and again.

@@ -30,6 +30,7 @@ use supervisor::watch_cell::WatchCell;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
 use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
+use crate::cluster::node_problems::NodeProblems;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
 use crate::cluster::stored_authorities::authorities_above;
 use crate::host_findings::HostFindings;
@@ -238,8 +239,8 @@ pub struct NodeFacts {
     pub kubernetes: WatchCell<Option<KubernetesStatus>>,
     /// The authorities of the cluster that this node uses.
     pub authority: WatchCell<AuthorityStatus>,
-    /// Why the order cannot be executed at the moment; `None` if there is no problem.
-    pub problem: WatchCell<Option<String>>,
+    /// What a person has to know, such as why the order cannot be executed at the moment, by part.
+    pub problems: NodeProblems,
     /// Why this node follows no curator although one answers; `None` while it follows one.
     pub refusal: WatchCell<Option<String>>,
     /// Sentences about children that would end with the role server, and about limits that do not hold for them; empty
@@ -264,7 +265,7 @@ impl NodeFacts {
         self.roles.clear();
         self.control_plane.clear();
         self.address.clear();
-        self.problem.clear();
+        self.problems.clear();
         self.refusal.clear();
         self.unprotected.clear();
         self.host_findings.set(cgroup_driver::FINDINGS, Vec::new());

@@ -5,8 +5,6 @@
 //! accepted.
 
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proto::curator::v1 as wire;
@@ -17,6 +15,7 @@ use supervisor::exit_reason::RunnableError;
 use tonic::{Code, Status};
 
 use crate::cluster::node_facts::{ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::node_problems::NodePart;
 
 /// Pause between two reports: each one is a write in the cluster's etcd, and services may change often.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,9 +69,8 @@ pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Optio
 /// Makes the runnable that reports every change of the status.
 #[must_use]
 pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
-    let refused = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
-        let (facts, boot_id, refused) = (facts.clone(), boot_id.clone(), refused.clone());
+        let (facts, boot_id) = (facts.clone(), boot_id.clone());
         async move {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
@@ -91,10 +89,9 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
                 let answer = scope.until_cancelled(nodes.update_status(request)).await?;
                 let failure = answer.err();
                 let refusal = failure.as_ref().filter(|status| status.code() == Code::FailedPrecondition);
-                // Clear no problem that another part has reported.
-                let is_final = failure.is_none() || refusal.is_some();
-                if is_final && (refused.swap(refusal.is_some(), Ordering::Relaxed) || refusal.is_some()) {
-                    facts.problem.set(refusal.map(describe_failure));
+                // A call that did not arrive decides nothing.
+                if failure.is_none() || refusal.is_some() {
+                    facts.problems.set(NodePart::Status, refusal.map(describe_failure));
                 }
                 if let Some(status) = failure {
                     return Err(RunnableError::msg(describe_failure(&status)));

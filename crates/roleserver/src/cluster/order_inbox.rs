@@ -27,6 +27,7 @@ use proto::agent::v1::cluster_order::Operation as Wanted;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
 use crate::cluster::peer_order::{PeerOrderDecision, carry_out_peer_order};
 
@@ -130,8 +131,8 @@ impl OrderInbox {
             Ok(Acceptance::Order) => {
                 tracing::info!(generation = order.generation, "this machine accepted a cluster order");
                 *refused = None;
-                // The problem was about the previous order.
-                facts.problem.clear();
+                // These problems were about the previous order.
+                facts.problems.clear_parts(&[NodePart::Enrolment, NodePart::ControlPlane]);
                 facts.order_changed.set(());
             }
             Err(why) => {
@@ -189,7 +190,7 @@ impl OrderInbox {
         if leaving && (!report.node_key.is_empty() || !report.ca_certificate.is_empty()) {
             report.generation -= 1;
         }
-        errors.extend(facts.problem.latest().flatten());
+        errors.extend(facts.problems.describe());
         errors.extend(facts.refusal.latest().flatten());
         errors.extend(facts.statements.problem());
         // An order to found or to join waits for other things.
@@ -438,10 +439,10 @@ mod tests {
     fn reason_to_follow_no_curator_is_reported_beside_other_problems() {
         let (_directory, order_inbox) = inbox();
         let facts = &order_inbox.0.facts;
-        facts.problem.set(Some("etcd does not start".to_owned()));
+        facts.problems.set(NodePart::ControlPlane, Some("etcd does not start".to_owned()));
         facts.refusal.set(Some("no curator is followed".to_owned()));
         assert_eq!(order_inbox.report().error, "etcd does not start; no curator is followed");
-        facts.problem.set(None);
+        facts.problems.set(NodePart::ControlPlane, None);
         assert_eq!(order_inbox.report().error, "no curator is followed", "another part has no say in it");
         facts.refusal.set(None);
         facts.statements.set(Some("no statement is signed".to_owned()));

@@ -20,8 +20,6 @@
 //! authority has made its first statement, because before that the cluster may go back to such a release, which would not
 //! renew a short one. After that they are renewed like any others, at the next check.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use curator::bootstrap::{issue_peer_from_local_etcd, register_peer_certificate};
@@ -40,6 +38,7 @@ use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_order::LocalPeer;
 use crate::cluster::peer_revocation::is_pair_revoked;
 use crate::cluster::stored_authorities::{CertificateIssuer, identify_issuer};
@@ -82,9 +81,8 @@ pub(super) fn renew_peer_certificate(
     facts: NodeFacts,
     client: Client,
 ) -> Runnable {
-    let reported = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
-        let (host, facts, client, reported) = (host.clone(), facts.clone(), client.clone(), reported.clone());
+        let (host, facts, client) = (host.clone(), facts.clone(), client.clone());
         async move {
             let healthy = starting.mark_healthy();
             let scope = healthy.scope();
@@ -97,9 +95,9 @@ pub(super) fn renew_peer_certificate(
                         let renewing = renew(&host, &facts, &client, &member);
                         let renewed = scope.until_cancelled(renewing).await?;
                         next_attempt = Instant::now() + pause_after(&renewed);
-                        report(&facts, &reported, renewed.err());
+                        facts.problems.set(NodePart::PeerCertificate, renewed.err());
                     } else if !due {
-                        report(&facts, &reported, None);
+                        facts.problems.set(NodePart::PeerCertificate, None);
                     }
                     let recording = record_present(&client, &host.files, &member, &mut recorded);
                     scope.until_cancelled(recording).await?;
@@ -235,20 +233,6 @@ async fn record_present(
     }
 }
 
-/// Reports what prevents the renewal. Does not overwrite a problem that another part has reported.
-fn report(facts: &NodeFacts, reported: &AtomicBool, problem: Option<String>) {
-    if problem.is_none() && !reported.load(Ordering::Relaxed) {
-        return;
-    }
-    reported.store(problem.is_some(), Ordering::Relaxed);
-    if facts.problem.latest().flatten() != problem {
-        if let Some(problem) = &problem {
-            tracing::warn!("{problem}");
-        }
-        facts.problem.set(problem);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use curator_client::pki::AUTHORITY_LIFETIME;
@@ -289,17 +273,5 @@ mod tests {
         {
             assert_eq!(pause_after(&renewed), expected, "{renewed:?}");
         }
-    }
-
-    #[test]
-    fn problem_is_reported_until_it_is_over_and_overwrites_no_other_one() {
-        let (facts, reported) = (NodeFacts::default(), AtomicBool::new(false));
-        facts.problem.set(Some("of another part".to_owned()));
-        report(&facts, &reported, None);
-        assert_eq!(facts.problem.latest().flatten().as_deref(), Some("of another part"));
-        report(&facts, &reported, Some("no leader".to_owned()));
-        assert_eq!(facts.problem.latest().flatten().as_deref(), Some("no leader"));
-        report(&facts, &reported, None);
-        assert_eq!(facts.problem.latest().flatten(), None);
     }
 }

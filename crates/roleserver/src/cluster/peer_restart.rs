@@ -33,8 +33,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use curator::membership::check_restart;
@@ -57,6 +55,7 @@ use crate::cluster::etcd_member;
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_revocation::is_pair_revoked;
 
 /// File with what the running etcd was started with.
@@ -179,10 +178,8 @@ pub(super) fn restart_in_turn(
     client: Client,
     digest: impl Fn(Flags, bool) -> String + Clone + Send + Sync + 'static,
 ) -> Runnable {
-    let reported = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
-        let (host, facts, client) = (host.clone(), facts.clone(), client.clone());
-        let (digest, reported) = (digest.clone(), reported.clone());
+        let (host, facts, client, digest) = (host.clone(), facts.clone(), client.clone(), digest.clone());
         async move {
             let healthy = starting.mark_healthy();
             loop {
@@ -190,17 +187,7 @@ pub(super) fn restart_in_turn(
                 scope.until_cancelled(pause).await?;
                 let restarting = restart_if_due(&host, own, &client, &digest);
                 let problem = scope.until_cancelled(restarting).await?.err();
-                // Do not overwrite a problem that another part has reported.
-                if problem.is_none() && !reported.load(Ordering::Relaxed) {
-                    continue;
-                }
-                reported.store(problem.is_some(), Ordering::Relaxed);
-                if facts.problem.latest().flatten() != problem {
-                    if let Some(problem) = &problem {
-                        tracing::info!("{problem}");
-                    }
-                    facts.problem.set(problem);
-                }
+                facts.problems.set(NodePart::PeerRestart, problem);
             }
         }
     })

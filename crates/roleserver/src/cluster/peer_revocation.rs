@@ -18,8 +18,6 @@
 //! etcd checks a peer when it accepts a connection. A connection that was open before a removal stays open until one of
 //! both ends restarts. So the members restart in turn after a removal ([`peer_restart`](super::peer_restart)).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use curator_client::certificate::Serial;
@@ -37,6 +35,7 @@ use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
+use crate::cluster::node_problems::NodePart;
 
 /// How often the file is compared with the record.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -44,10 +43,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Makes the runnable that replaces the list of this node whenever it differs from the record in its own etcd.
 #[must_use]
 pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: NodeFacts) -> Runnable {
-    let reported = Arc::new(AtomicBool::new(false));
     Runnable::new(move |starting: Starting| {
-        let (files, client, facts, reported) =
-            (files.clone(), client.clone(), facts.clone(), reported.clone());
+        let (files, client, facts) = (files.clone(), client.clone(), facts.clone());
         async move {
             let keys = KeySelector::One(PeerRevocations::etcd_key()?);
             let mut watcher = KeyWatcher::new(&client, keys, PeerRevocations::decode);
@@ -63,6 +60,8 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
                     Ok(Ok(KeyEvent::Deleted { .. })) => continue,
                     Ok(Ok(KeyEvent::BacklogDone)) => {
                         healthy = starting.take().map(Starting::mark_healthy);
+                        // Without a record, a file that is damaged stays so.
+                        facts.problems.set(NodePart::RevocationList, find_list(&files).err());
                         continue;
                     }
                     Ok(Err(error)) => Err(error.to_string()),
@@ -77,11 +76,7 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
                     },
                 };
                 let _ = &healthy;
-                // Do not overwrite a problem that another part has reported.
-                if stored.is_err() || reported.load(Ordering::Relaxed) {
-                    facts.problem.set(stored.as_ref().err().cloned());
-                    reported.store(stored.is_err(), Ordering::Relaxed);
-                }
+                facts.problems.set(NodePart::RevocationList, stored.as_ref().err().cloned());
                 stored.map_err(RunnableError::msg)?;
             }
         }
