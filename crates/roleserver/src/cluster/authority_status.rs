@@ -14,6 +14,7 @@ use supervisor::context::{Runnable, Starting};
 use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_restart::read_started_authorities;
 use crate::cluster::stored_authorities::{stored_authorities, update_ca_file};
 
@@ -52,21 +53,31 @@ pub fn follow_authorities(files: ClusterFiles, facts: NodeFacts) -> Runnable {
         async move {
             let healthy = starting.mark_healthy();
             loop {
-                update_ca_file(&files)?;
-                if let Some(connection) = facts.connection.latest() {
-                    let shown = connection.certificate.current();
-                    let shown: Option<&[u8]> = shown.cert.first().map(AsRef::as_ref);
-                    let status = read_authority_status(&files, shown)?;
-                    if let Some(status) =
-                        status.filter(|status| facts.authority.latest().as_ref() != Some(status))
-                    {
-                        facts.authority.set(status);
-                    }
-                }
+                let problem = match follow_once(&files, &facts) {
+                    // Why no curator is followed names the damaged statement already.
+                    Ok(()) | Err(ClusterFilesError::DamagedStatement { .. }) => None,
+                    Err(error) => Some(format!(
+                        "this node does not follow a replacement of the cluster's authority, which waits for it: {error}"
+                    )),
+                };
+                facts.problems.set(NodePart::Authorities, problem);
                 healthy.scope().until_cancelled(tokio::time::sleep(CHECK_INTERVAL)).await?;
             }
         }
     })
+}
+
+/// Lets `ca.crt` follow the statement, and shares what the node reports, if that has changed.
+fn follow_once(files: &ClusterFiles, facts: &NodeFacts) -> Result<(), ClusterFilesError> {
+    update_ca_file(files)?;
+    let Some(connection) = facts.connection.latest() else { return Ok(()) };
+    let shown = connection.certificate.current();
+    let shown: Option<&[u8]> = shown.cert.first().map(AsRef::as_ref);
+    let status = read_authority_status(files, shown)?;
+    if let Some(status) = status.filter(|status| facts.authority.latest().as_ref() != Some(status)) {
+        facts.authority.set(status);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

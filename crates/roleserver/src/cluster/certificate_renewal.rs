@@ -2,7 +2,8 @@
 //!
 //! Renewal is due when a third of the validity is left. A failed renewal is repeated with growing pauses; ten days are
 //! left for that. It is also due when another authority of the cluster signs now. A node that was off or cut off for
-//! longer has an expired certificate. It then requests a new one from the curator with its key alone. A node that runs
+//! longer has an expired certificate, or one by an authority that was replaced meanwhile, and curators reject both. It then
+//! requests a new one from the curator with its key alone. A node that runs
 //! etcd issues the certificate from its own etcd instead, because all curators may have expired certificates, and no
 //! client accepts a curator whose certificate has expired.
 //!
@@ -29,14 +30,12 @@ use tokio::time::Instant;
 
 use crate::cluster::control_plane::CURATOR_NAMESPACE;
 use crate::cluster::etcd_member;
-use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CuratorConnection, CurrentCertificate, NodeFacts, curator_channel};
-use crate::cluster::stored_authorities::is_by_former_authority;
+use crate::cluster::stored_authorities::{CertificateIssuer, ChangeLimit, find_certificate_issuer};
 
 /// How often the authority that signed the certificate is compared with the newest statement.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Pause between two renewals because another authority signs. The leader may be ahead of the statement here.
-const CHANGE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What to do about the expiry of the node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +62,38 @@ pub fn decide_renewal_action(validity: Validity, now: Timestamp, control_plane: 
     }
 }
 
+/// Adapts what to do about the expiry to the authority that signed the certificate.
+///
+/// `may_change`: whether another authority is a reason for a renewal at this moment.
+#[must_use]
+pub fn adapt_to_issuer(
+    action: RenewalAction,
+    issuer: CertificateIssuer,
+    control_plane: bool,
+    may_change: bool,
+) -> RenewalAction {
+    match (action, issuer) {
+        (RenewalAction::Wait(_), CertificateIssuer::Other) if may_change => RenewalAction::RequestFromCurator,
+        // Curators reject the certificate.
+        (RenewalAction::Wait(_) | RenewalAction::RequestFromCurator, CertificateIssuer::Unknown)
+            if may_change =>
+        {
+            if control_plane {
+                RenewalAction::IssueFromEtcd
+            } else {
+                RenewalAction::RequestByKey
+            }
+        }
+        (RenewalAction::RequestFromCurator, CertificateIssuer::Unknown) => {
+            RenewalAction::Wait(CHECK_INTERVAL)
+        }
+        (RenewalAction::Wait(pause), CertificateIssuer::Other | CertificateIssuer::Unknown) => {
+            RenewalAction::Wait(pause.min(CHECK_INTERVAL))
+        }
+        (action, _) => action,
+    }
+}
+
 /// Makes the runnable that renews this node's certificate for as long as it runs.
 #[must_use]
 pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) -> Runnable {
@@ -72,8 +103,7 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
             let scope = starting.scope().clone();
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
             let mut starting = Some(starting);
-            let mut healthy = None;
-            let mut last_change: Option<Instant> = None;
+            let (mut healthy, mut changes) = (None, ChangeLimit::default());
             loop {
                 let shown = connection.certificate.current();
                 let validity = shown.cert.first().and_then(|certificate| Validity::from_der(certificate));
@@ -81,25 +111,15 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                     validity.ok_or_else(|| RunnableError::msg("this node's certificate cannot be read"))?;
                 let control_plane = facts.control_plane.latest().flatten().is_some();
                 let action = decide_renewal_action(validity, clock.now(), control_plane);
-                let by_former = match shown.cert.first() {
-                    Some(certificate) => is_by_former_authority(&files, certificate)?,
-                    None => false,
-                };
-                let result = match action {
-                    RenewalAction::Wait(_) if by_former && is_over(last_change) => {
-                        last_change = Some(Instant::now());
-                        scope.until_cancelled(request_certificate(&connection)).await?
-                    }
+                let (issuer, may_change) =
+                    (find_issuer(&files, &connection), changes.permits(Instant::now()));
+                let result = match adapt_to_issuer(action, issuer, control_plane, may_change) {
                     RenewalAction::Wait(pause) => {
                         if let Some(starting) = starting.take() {
                             healthy = Some(starting.mark_healthy());
                         }
                         let _ = &healthy;
-                        if by_former {
-                            scope.until_cancelled(tokio::time::sleep(CHECK_INTERVAL)).await?;
-                        } else {
-                            scope.until_cancelled(wait_for_change(&files, &connection, pause)).await??;
-                        }
+                        scope.until_cancelled(wait_for_change(&files, &connection, pause)).await?;
                         continue;
                     }
                     RenewalAction::RequestFromCurator => {
@@ -122,6 +142,7 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                 };
                 let certificate = result?;
                 connection.replace_certificate(&files, &node_key(&files)?, &certificate)?;
+                changes.record(find_issuer(&files, &connection), Instant::now());
                 tracing::info!("the certificate of this node was renewed");
                 let pause = pause_after_renewal(Validity::from_der(&certificate), clock.now());
                 scope.until_cancelled(tokio::time::sleep(pause)).await?;
@@ -136,27 +157,23 @@ fn pause_after_renewal(validity: Option<Validity>, now: Timestamp) -> Duration {
 }
 
 /// Waits for this long, or until another authority signs than the one that signed the certificate.
-async fn wait_for_change(
-    files: &ClusterFiles,
-    connection: &CuratorConnection,
-    pause: Duration,
-) -> Result<(), ClusterFilesError> {
+async fn wait_for_change(files: &ClusterFiles, connection: &CuratorConnection, pause: Duration) {
     let end = Instant::now() + pause;
     while Instant::now() < end {
         tokio::time::sleep_until(end.min(Instant::now() + CHECK_INTERVAL)).await;
-        let shown = connection.certificate.current();
-        if let Some(certificate) = shown.cert.first()
-            && is_by_former_authority(files, certificate)?
-        {
+        if find_issuer(files, connection) != CertificateIssuer::Signer {
             break;
         }
     }
-    Ok(())
 }
 
-/// Whether a renewal because of the authority may be tried again.
-fn is_over(last_change: Option<Instant>) -> bool {
-    last_change.is_none_or(|last| last.elapsed() >= CHANGE_INTERVAL)
+/// Who signed the certificate that this node shows.
+fn find_issuer(files: &ClusterFiles, connection: &CuratorConnection) -> CertificateIssuer {
+    let shown = connection.certificate.current();
+    shown
+        .cert
+        .first()
+        .map_or(CertificateIssuer::Signer, |certificate| find_certificate_issuer(files, certificate))
 }
 
 fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
@@ -230,6 +247,26 @@ mod tests {
                 pause,
                 "to a clock that is {days} days ahead"
             );
+        }
+        let long = Duration::from_mins(30);
+        let (other, unknown) = (CertificateIssuer::Other, CertificateIssuer::Unknown);
+        for (action, issuer, control_plane, may_change, expected) in [
+            (RenewalAction::Wait(long), CertificateIssuer::Signer, false, true, RenewalAction::Wait(long)),
+            (RenewalAction::Wait(long), other, false, true, RenewalAction::RequestFromCurator),
+            (RenewalAction::Wait(long), other, true, true, RenewalAction::RequestFromCurator),
+            (RenewalAction::Wait(long), other, false, false, RenewalAction::Wait(CHECK_INTERVAL)),
+            (RenewalAction::RequestFromCurator, other, false, false, RenewalAction::RequestFromCurator),
+            // It was off while the authority was replaced.
+            (RenewalAction::Wait(long), unknown, false, true, RenewalAction::RequestByKey),
+            (RenewalAction::RequestFromCurator, unknown, false, true, RenewalAction::RequestByKey),
+            (RenewalAction::Wait(long), unknown, true, true, RenewalAction::IssueFromEtcd),
+            (RenewalAction::RequestFromCurator, unknown, false, false, RenewalAction::Wait(CHECK_INTERVAL)),
+            (RenewalAction::Wait(long), unknown, true, false, RenewalAction::Wait(CHECK_INTERVAL)),
+            (RenewalAction::RequestByKey, other, false, false, RenewalAction::RequestByKey),
+            (RenewalAction::IssueFromEtcd, unknown, true, false, RenewalAction::IssueFromEtcd),
+        ] {
+            let adapted = adapt_to_issuer(action, issuer, control_plane, may_change);
+            assert_eq!(adapted, expected, "{action:?} {issuer:?} {control_plane} {may_change}");
         }
         let soon = model::time::before(after(from, day * 20), Duration::from_millis(5));
         assert_eq!(decide_renewal_action(validity, soon, false), RenewalAction::Wait(Duration::from_secs(1)));

@@ -40,10 +40,13 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tokio::time::Instant;
 
-use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CurrentCertificate, NodeFacts, node_id_of_key};
-use crate::cluster::stored_authorities::{is_by_former_authority, stored_authorities};
+use crate::cluster::stored_authorities::{
+    CertificateIssuer, ChangeLimit, authorities_or_anchor, find_certificate_issuer, stored_authorities,
+};
 
 /// How often the certificate is compared with the clock.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -72,7 +75,7 @@ pub async fn prepare_curator_certificate(
     let credentials = credentials.ok_or_else(|| RunnableError::msg("this node has no certificate"))?;
     // The error of a certificate that cannot be read.
     TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
-    let authorities = stored_authorities(files)?.unwrap_or_default();
+    let authorities = authorities_or_anchor(files)?.unwrap_or_default();
     let (own, now) = (node_id_of_key(&key), clock.now());
     let stored = files.read_curator_certificate().filter(|stored| is_good(stored, own, &authorities, now));
     if let Some(stored) = stored {
@@ -101,17 +104,18 @@ pub fn renew_curator_certificate(
         async move {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
-            let mut healthy = None;
+            let (mut healthy, mut changes) = (None, ChangeLimit::default());
             loop {
                 let mut pause = CHECK_INTERVAL;
                 let revoked = is_revoked.load(Ordering::Relaxed);
-                if revoked || is_renewal_due(&files, &shown, &clock)? {
+                if revoked || is_renewal_due(&files, &shown, &clock, changes) {
                     let key = read_key(&files)?;
                     let issuing = issue_certificate(&files, &facts, &client, &key, &clock);
                     let issued = scope.until_cancelled(issuing).await??;
                     shown.replace(certified_key(&issued, key.pkcs8())?);
                     is_revoked.store(false, Ordering::Relaxed);
                     store_certificate(&files, &issued);
+                    changes.record(find_issuer(&files, &shown), Instant::now());
                     tracing::info!("the certificate of this node's curator was renewed");
                     pause = pause_after_renewal(validity_of(&shown), clock.now());
                 }
@@ -132,7 +136,7 @@ pub fn renew_curator_certificate(
                         is_revoked.store(true, Ordering::Relaxed);
                         break;
                     }
-                    if is_renewal_due(&files, &shown, &clock)? {
+                    if is_renewal_due(&files, &shown, &clock, changes) {
                         break;
                     }
                     pause = CHECK_INTERVAL;
@@ -142,18 +146,26 @@ pub fn renew_curator_certificate(
     })
 }
 
-/// Whether the certificate ends soon, or another authority signs now.
+/// Whether the certificate ends soon, or another authority signs now. `changes` limits the latter.
 fn is_renewal_due(
     files: &ClusterFiles,
     shown: &CurrentCertificate,
     clock: &Clock,
-) -> Result<bool, ClusterFilesError> {
+    changes: ChangeLimit,
+) -> bool {
+    if decide_curator_renewal(validity_of(shown), clock.now()).is_due() {
+        return true;
+    }
+    changes.permits(Instant::now()) && find_issuer(files, shown) != CertificateIssuer::Signer
+}
+
+/// Who signed the certificate that the curator shows.
+fn find_issuer(files: &ClusterFiles, shown: &CurrentCertificate) -> CertificateIssuer {
     let current = shown.current();
-    let by_former = match current.cert.first() {
-        Some(certificate) => is_by_former_authority(files, certificate)?,
-        None => false,
-    };
-    Ok(by_former || decide_curator_renewal(validity_of(shown), clock.now()).is_due())
+    current
+        .cert
+        .first()
+        .map_or(CertificateIssuer::Signer, |certificate| find_certificate_issuer(files, certificate))
 }
 
 /// The time until the next check after a renewal.

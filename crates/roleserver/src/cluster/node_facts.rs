@@ -32,7 +32,7 @@ use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::node_problems::NodeProblems;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
-use crate::cluster::stored_authorities::authorities_above;
+use crate::cluster::stored_authorities::authorities_above_or_anchor;
 use crate::host_findings::HostFindings;
 
 /// The certificate that this node presents; it can be replaced while the process runs.
@@ -131,7 +131,7 @@ impl CuratorConnection {
         certificate: &[u8],
     ) -> Result<(), CredentialsError> {
         let next = certified_key(certificate, key.pkcs8())?;
-        check_own_certificate(certificate, self.id, &authorities_above(files, &self.anchor)?)?;
+        check_own_certificate(certificate, self.id, &authorities_above_or_anchor(files, &self.anchor)?)?;
         files.write_credentials(&Credentials {
             certificate: hex::encode(certificate),
             ca_certificate: hex::encode(&self.anchor.certificate),

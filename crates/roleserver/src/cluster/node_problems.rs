@@ -24,6 +24,8 @@ pub enum NodePart {
     PeerRestart,
     /// Executes the steps that need the running etcd, before the curator starts.
     BesideEtcd,
+    /// Follows the authorities of the newest statement.
+    Authorities,
     /// Reports the status of the node to the curator.
     Status,
 }

@@ -20,7 +20,7 @@
 //! authority has made its first statement, because before that the cluster may go back to such a release, which would not
 //! renew a short one. After that they are renewed like any others, at the next check.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use curator::bootstrap::{issue_peer_from_local_etcd, register_peer_certificate};
 use curator_client::certificate::{
@@ -33,6 +33,7 @@ use model::time::{Timestamp, between};
 use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
+use tokio::time::Instant;
 
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
@@ -41,7 +42,7 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_order::LocalPeer;
 use crate::cluster::peer_revocation::is_pair_revoked;
-use crate::cluster::stored_authorities::{CertificateIssuer, identify_issuer};
+use crate::cluster::stored_authorities::{CertificateIssuer, ChangeLimit, find_certificate_issuer};
 
 /// How often the certificate is compared with the clock, and with what is recorded.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -86,15 +87,21 @@ pub(super) fn renew_peer_certificate(
         async move {
             let healthy = starting.mark_healthy();
             let scope = healthy.scope();
-            let (mut recorded, mut next_attempt) = (None, Instant::now());
+            let (mut recorded, mut next_attempt, mut changes) =
+                (None, Instant::now(), ChangeLimit::default());
             loop {
                 // A node that is founding a cluster has no credentials, and its first certificate is a new one.
                 if let Some(member) = LocalPeer::read(&host.files)? {
-                    let due = is_due(&host, &member)?;
+                    let (by_time, issuer) = (is_due(&host, &member)?, find_issuer(&host));
+                    let due =
+                        by_time || (issuer != CertificateIssuer::Signer && changes.permits(Instant::now()));
                     if due && Instant::now() >= next_attempt {
                         let renewing = renew(&host, &facts, &client, &member);
                         let renewed = scope.until_cancelled(renewing).await?;
                         next_attempt = Instant::now() + pause_after(&renewed);
+                        if renewed.is_ok() {
+                            changes.record(find_issuer(&host), Instant::now());
+                        }
                         facts.problems.set(NodePart::PeerCertificate, renewed.err());
                     } else if !due {
                         facts.problems.set(NodePart::PeerCertificate, None);
@@ -108,6 +115,13 @@ pub(super) fn renew_peer_certificate(
     })
 }
 
+/// Who signed the certificate. One that cannot be read is renewed for that reason.
+fn find_issuer(host: &ControlPlaneContext) -> CertificateIssuer {
+    let present = etcd_member::read_peer_certificate(&host.files);
+    present.map_or(CertificateIssuer::Signer, |present| find_certificate_issuer(&host.files, &present))
+}
+
+/// Whether the certificate has to be renewed for another reason than its issuer.
 fn is_due(host: &ControlPlaneContext, member: &LocalPeer) -> Result<bool, ClusterFilesError> {
     let present = etcd_member::read_peer_certificate(&host.files);
     let validity = present.as_ref().and_then(|present| Validity::from_der(present));
@@ -116,19 +130,21 @@ fn is_due(host: &ControlPlaneContext, member: &LocalPeer) -> Result<bool, Cluste
         Some(validity) if is_long(validity) => has_statement(host)?,
         _ => true,
     };
-    let is_outdated = present.is_some_and(|present| {
-        !member.is_named_by(&present)
-            || identify_issuer(&present, &member.authorities) == CertificateIssuer::Other
-    });
+    let is_misnamed = present.is_some_and(|present| !member.is_named_by(&present));
     let revoked = is_pair_revoked(&host.files);
-    Ok(is_outdated || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
+    Ok(is_misnamed || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
 }
 
 fn has_statement(host: &ControlPlaneContext) -> Result<bool, ClusterFilesError> {
     let Some(credentials) = host.files.read_credentials()? else { return Ok(false) };
     let anchor = hex::decode(credentials.ca_certificate).ok();
     let anchor = anchor.and_then(|certificate| TrustAnchor::parse(&certificate).ok());
-    Ok(anchor.map(|anchor| host.files.read_statement(&anchor)).transpose()?.flatten().is_some())
+    match anchor.map(|anchor| host.files.read_statement(&anchor)).transpose() {
+        Ok(statement) => Ok(statement.flatten().is_some()),
+        // There was one.
+        Err(ClusterFilesError::DamagedStatement { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// Replaces the certificate. Returns whether the new one is valid by the clock of this node; the error is a sentence.

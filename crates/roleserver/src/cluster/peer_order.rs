@@ -26,7 +26,7 @@ use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_order::{NodeOrder, OrderKind};
 use crate::cluster::peer_revocation::is_pair_revoked;
-use crate::cluster::stored_authorities::stored_authorities;
+use crate::cluster::stored_authorities::authorities_or_anchor;
 
 /// The etcd member of this node, as its files show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct LocalPeer {
 impl LocalPeer {
     /// Reads the member of this node; `None` if it has none.
     pub fn read(files: &ClusterFiles) -> Result<Option<Self>, ClusterFilesError> {
-        let (key, authorities) = (files.read_key()?, stored_authorities(files)?);
+        let (key, authorities) = (files.read_key()?, authorities_or_anchor(files)?);
         let membership = files.read_membership()?;
         Ok(key.zip(authorities).zip(membership).map(|((key, authorities), membership)| Self {
             authorities,

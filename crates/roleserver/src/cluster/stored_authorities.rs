@@ -2,13 +2,23 @@
 //!
 //! The one that signs comes first. While an authority is replaced there are two. etcd reads them from `ca.crt`, at its start
 //! alone, so a changed file leads to a restart in turn ([`peer_restart`](super::peer_restart)). The node's certificates by
-//! the former authority are renewed before their time.
+//! another authority than the one that signs are renewed before their time.
+//!
+//! A damaged statement stops none of this node's certificates: they end, and the cluster may need this node. Then it is not
+//! known who signs, and they are renewed in their time, beside the node's own etcd if it has one.
+
+use std::time::Duration;
 
 use curator_client::peer_authorities::find_issuer;
 use curator_client::pki::TrustAnchor;
+use tokio::time::Instant;
 
 use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+
+/// Pause between two renewals because another authority signs. The leader may be ahead of the statement here: then what it
+/// issues is by another authority than the first one of that statement, and each further certificate would be, too.
+const CHANGE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Who signed a certificate, among the authorities of the newest statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +42,41 @@ pub fn identify_issuer(certificate: &[u8], authorities: &[TrustAnchor]) -> Certi
     }
 }
 
+/// Limits how often one certificate is renewed because another authority signs. It has the time of the last renewal, if the
+/// new certificate was by another authority, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChangeLimit(Option<Instant>);
+
+impl ChangeLimit {
+    /// Whether another authority is a reason for a renewal at this moment.
+    #[must_use]
+    pub fn permits(self, now: Instant) -> bool {
+        self.0.is_none_or(|last| now.duration_since(last) >= CHANGE_INTERVAL)
+    }
+
+    /// Records that the certificate was renewed, for any reason, and who signed the new one.
+    pub fn record(&mut self, issuer: CertificateIssuer, now: Instant) {
+        self.0 = (issuer != CertificateIssuer::Signer).then_some(now);
+    }
+}
+
 /// The authorities of the newest stored statement, the one that signs first. Without a statement, the one that this node
 /// trusts. `None`: this machine is no node.
 pub fn stored_authorities(files: &ClusterFiles) -> Result<Option<Vec<TrustAnchor>>, ClusterFilesError> {
-    let anchor = files
-        .read_credentials()?
-        .and_then(|credentials| TrustAnchor::parse(&hex::decode(credentials.ca_certificate).ok()?).ok());
-    anchor.map(|anchor| authorities_above(files, &anchor)).transpose()
+    read_anchor(files)?.map(|anchor| authorities_above(files, &anchor)).transpose()
+}
+
+/// The same. While the statement is damaged, the authority that this node trusts without one.
+pub(super) fn authorities_or_anchor(
+    files: &ClusterFiles,
+) -> Result<Option<Vec<TrustAnchor>>, ClusterFilesError> {
+    read_anchor(files)?.map(|anchor| authorities_above_or_anchor(files, &anchor)).transpose()
+}
+
+fn read_anchor(files: &ClusterFiles) -> Result<Option<TrustAnchor>, ClusterFilesError> {
+    let credentials = files.read_credentials()?;
+    Ok(credentials
+        .and_then(|credentials| TrustAnchor::parse(&hex::decode(credentials.ca_certificate).ok()?).ok()))
 }
 
 /// The authorities of the newest stored statement, the one that signs first; without a statement, `anchor`.
@@ -48,6 +86,17 @@ pub(super) fn authorities_above(
 ) -> Result<Vec<TrustAnchor>, ClusterFilesError> {
     let stated = files.read_statement(anchor)?;
     Ok(stated.map_or_else(|| vec![anchor.clone()], |signed| signed.statement.authorities))
+}
+
+/// The same. While the statement is damaged, `anchor`.
+pub(super) fn authorities_above_or_anchor(
+    files: &ClusterFiles,
+    anchor: &TrustAnchor,
+) -> Result<Vec<TrustAnchor>, ClusterFilesError> {
+    match authorities_above(files, anchor) {
+        Err(ClusterFilesError::DamagedStatement { .. }) => Ok(vec![anchor.clone()]),
+        read => read,
+    }
 }
 
 /// Lets `ca.crt` have all authorities whose certificates count. A node that is no member has no such file.
@@ -72,10 +121,18 @@ pub(super) fn prepare_ca_file(files: &ClusterFiles) {
     }
 }
 
-/// Whether this certificate of the node has to be renewed before its time, because another authority signs now.
-pub fn is_by_former_authority(files: &ClusterFiles, certificate: &[u8]) -> Result<bool, ClusterFilesError> {
-    let authorities = stored_authorities(files)?.unwrap_or_default();
-    Ok(identify_issuer(certificate, &authorities) == CertificateIssuer::Other)
+/// Finds who signed this certificate of the node. While it is not known who signs now, the certificate counts as good: this
+/// machine is no node, or its statement is damaged.
+#[must_use]
+pub fn find_certificate_issuer(files: &ClusterFiles, certificate: &[u8]) -> CertificateIssuer {
+    match stored_authorities(files) {
+        Ok(Some(authorities)) => identify_issuer(certificate, &authorities),
+        Ok(None) => CertificateIssuer::Signer,
+        Err(error) => {
+            tracing::debug!(%error, "it is not known which authority of the cluster signs now");
+            CertificateIssuer::Signer
+        }
+    }
 }
 
 #[cfg(test)]
@@ -142,16 +199,49 @@ pub(super) mod tests {
             let authority = authority_of(1, key);
             authority.issue_node_certificate(&public(7), serial(3), validity()).unwrap().certificate
         };
-        assert!(!is_by_former_authority(&files, &by(1)).unwrap(), "no node");
+        let issuer = |key| find_certificate_issuer(&files, &by(key));
+        assert_eq!(issuer(1), CertificateIssuer::Signer, "no node");
         files.write_credentials(&credentials()).unwrap();
-        assert!(!is_by_former_authority(&files, &by(1)).unwrap());
+        assert_eq!((issuer(1), issuer(5)), (CertificateIssuer::Signer, CertificateIssuer::Unknown));
         state(&files, 2, &[5, 1]);
-        assert!(is_by_former_authority(&files, &by(1)).unwrap());
-        assert!(!is_by_former_authority(&files, &by(5)).unwrap());
+        assert_eq!((issuer(1), issuer(5)), (CertificateIssuer::Other, CertificateIssuer::Signer));
+        state(&files, 3, &[5]);
+        assert_eq!((issuer(1), issuer(5)), (CertificateIssuer::Unknown, CertificateIssuer::Signer));
         let both = [5, 1].map(|key| authority_of(1, key).anchor().clone());
         assert_eq!(identify_issuer(&by(5), &both), CertificateIssuer::Signer);
         assert_eq!(identify_issuer(&by(1), &both), CertificateIssuer::Other);
         assert_eq!(identify_issuer(&by(6), &both), CertificateIssuer::Unknown);
         assert_eq!(identify_issuer(b"x", &both[..1]), CertificateIssuer::Unknown);
+    }
+
+    #[test]
+    fn damaged_statement_is_no_reason_for_a_renewal_and_hides_no_authority() {
+        let (directory, files) = files();
+        files.write_credentials(&credentials()).unwrap();
+        state(&files, 2, &[5, 1]);
+        std::fs::write(directory.path().join("cluster/statement.json"), "{").unwrap();
+        assert!(stored_authorities(&files).is_err());
+        let anchor = authority(1).anchor().clone();
+        assert_eq!(authorities_or_anchor(&files).unwrap(), Some(vec![anchor.clone()]));
+        assert_eq!(authorities_above_or_anchor(&files, &anchor).unwrap(), [anchor]);
+        for key in [1, 5, 6] {
+            let certificate = authority_of(1, key).issue_node_certificate(&public(7), serial(3), validity());
+            let issuer = find_certificate_issuer(&files, &certificate.unwrap().certificate);
+            assert_eq!(issuer, CertificateIssuer::Signer, "{key}");
+        }
+    }
+
+    #[test]
+    fn renewal_that_brings_no_certificate_of_the_signer_is_repeated_after_a_minute() {
+        let (mut limit, begin) = (ChangeLimit::default(), Instant::now());
+        assert!(limit.permits(begin));
+        limit.record(CertificateIssuer::Other, begin);
+        for (seconds, permitted) in [(0, false), (5, false), (59, false), (60, true), (600, true)] {
+            assert_eq!(limit.permits(begin + Duration::from_secs(seconds)), permitted, "after {seconds} s");
+        }
+        limit.record(CertificateIssuer::Unknown, begin + CHANGE_INTERVAL);
+        assert!(!limit.permits(begin + CHANGE_INTERVAL));
+        limit.record(CertificateIssuer::Signer, begin + CHANGE_INTERVAL);
+        assert!(limit.permits(begin + CHANGE_INTERVAL), "the authority may be replaced again at once");
     }
 }
