@@ -14,6 +14,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ use crate::cluster::startup::{
     ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
     startup_inputs,
 };
-use crate::cluster::stored_authorities::prepare_ca_file;
+use crate::cluster::stored_authorities::{encode_bundle, prepare_ca_file};
 
 /// TCP port that curators listen on.
 pub const CURATOR_PORT: u16 = 7835;
@@ -205,7 +206,8 @@ async fn found_cluster(
         let none = BTreeSet::new();
         let list = founding.authority.sign_peer_revocation_list(&none, 0, host.clock.now())?;
         etcd_member::write_revocation_list(&host.files, &list)?;
-        etcd_member::write_peer_certificate(&host.files, &key, &issued.certificate, &anchor.certificate)?;
+        let trusted = encode_bundle(slice::from_ref(anchor));
+        etcd_member::write_peer_certificate(&host.files, &key, &issued.certificate, &trusted)?;
     }
     let cluster = anchor.cluster.to_string();
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;

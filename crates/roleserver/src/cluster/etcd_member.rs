@@ -237,14 +237,14 @@ pub fn client_socket(files: &ClusterFiles) -> PathBuf {
     files.etcd_directory().join(CLIENT_SOCKET)
 }
 
-/// Writes the TLS files of a member. The certificates are DER.
+/// Writes the TLS files of a member: its key, its certificate in DER, and those of the authorities that it trusts in PEM.
 pub fn write_peer_certificate(
     files: &ClusterFiles,
     key: &Identity,
     certificate: &[u8],
-    ca_certificate: &[u8],
+    authorities: &str,
 ) -> Result<(), ClusterFilesError> {
-    files.write_etcd_file(CA_CERTIFICATE, encode_pem("CERTIFICATE", ca_certificate).as_bytes())?;
+    replace_authorities(files, authorities)?;
     files.write_etcd_file(PEER_KEY, encode_pem("PRIVATE KEY", key.pkcs8()).as_bytes())?;
     // Written last: a reader that sees this file finds the other two.
     replace_peer_certificate(files, certificate)
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(read_peer_certificate(&files), None);
         let key = Identity::generate().unwrap();
         let certificate: Vec<u8> = (0..=255).collect();
-        write_peer_certificate(&files, &key, &certificate, b"ca").unwrap();
+        write_peer_certificate(&files, &key, &certificate, "ca").unwrap();
         assert_eq!(read_peer_certificate(&files), Some(certificate));
         let text = std::fs::read_to_string(files.etcd_directory().join(PEER_KEY)).unwrap();
         assert!(

@@ -71,6 +71,13 @@ impl LocalPeer {
         issuer.ok_or_else(|| "no authority of the cluster is trusted here".to_owned())
     }
 
+    /// Checks a pair for the start of etcd, whenever it is valid. One for a former address of this member is replaced soon.
+    pub fn check_for_start(&self, certificate: &[u8]) -> Result<(), String> {
+        let anchor = self.find_issuer(certificate)?;
+        check_certified_key(certificate, anchor, &self.key).map_err(|error| error.to_string())?;
+        if self.is_named_by(certificate) { self.check_purpose(certificate) } else { Ok(()) }
+    }
+
     /// Whether a certificate of a member names the address of this one. The other members refuse one that does not.
     #[must_use]
     pub fn is_named_by(&self, certificate: &[u8]) -> bool {

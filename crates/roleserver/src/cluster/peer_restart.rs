@@ -16,7 +16,8 @@
 //!
 //! The record of the child has the digest of its command line. The content of the files is recorded in
 //! `etcd/started.json` right before each start. An etcd that another release started may have no such file, or an older
-//! one: then it counts as started with an empty list, so that at worst it restarts once more than needed.
+//! one: then it counts as started with an empty list and with the authority that this node trusts without a statement, so
+//! that at worst it restarts once more than needed.
 //!
 //! # In turn
 //!
@@ -33,6 +34,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use curator::membership::check_restart;
@@ -57,6 +59,7 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_revocation::is_pair_revoked;
+use crate::cluster::stored_authorities::{encode_bundle, read_anchor};
 
 /// File with what the running etcd was started with.
 const START_RECORD: &str = "started.json";
@@ -146,14 +149,31 @@ pub(super) fn record_start(files: &ClusterFiles) -> Result<(), RunnableError> {
 /// What etcd would be started with now. A list that it could not parse counts as empty.
 fn read_inputs(files: &ClusterFiles) -> Result<StartRecord, ClusterFilesError> {
     let authority = etcd_member::read_authority_certificate(files)?.unwrap_or_default();
-    let digest = ring::digest::digest(&ring::digest::SHA256, &authority);
     let list = etcd_member::read_revocation_list(files)?;
     let listed = list.and_then(|list| parse_peer_revocation_list(&list)).unwrap_or_default();
     let revoked = listed.iter().map(ToString::to_string).collect();
-    let certificates = etcd_member::decode_pem_bundle(&String::from_utf8_lossy(&authority));
-    let hash = |der: &Vec<u8>| hex::encode(ring::digest::digest(&ring::digest::SHA256, der));
-    let authorities = certificates.iter().map(hash).collect();
-    Ok(StartRecord { authority_sha256: hex::encode(digest), revoked, authorities })
+    Ok(StartRecord { revoked, ..describe_authorities(&authority) })
+}
+
+/// The part of a record about this content of `ca.crt`.
+fn describe_authorities(bundle: &[u8]) -> StartRecord {
+    let hash = |bytes: &[u8]| hex::encode(ring::digest::digest(&ring::digest::SHA256, bytes));
+    let certificates = etcd_member::decode_pem_bundle(&String::from_utf8_lossy(bundle));
+    StartRecord {
+        authority_sha256: hash(bundle),
+        authorities: certificates.iter().map(|certificate| hash(certificate)).collect(),
+        ..StartRecord::default()
+    }
+}
+
+/// What the running etcd was started with. Without a record, that is what a release that recorded nothing started it with;
+/// `None` if this machine is no node.
+fn find_start(files: &ClusterFiles) -> Result<Option<StartRecord>, ClusterFilesError> {
+    if let Some(recorded) = read_start_record(files)? {
+        return Ok(Some(recorded));
+    }
+    let anchor = read_anchor(files)?;
+    Ok(anchor.map(|anchor| describe_authorities(encode_bundle(slice::from_ref(&anchor)).as_bytes())))
 }
 
 /// The record of the last start; `None` if there is none, or if it is damaged.
@@ -164,7 +184,7 @@ fn read_start_record(files: &ClusterFiles) -> Result<Option<StartRecord>, Cluste
 
 /// SHA-256 of the certificates of the authorities that the running etcd was started with.
 pub(super) fn read_started_authorities(files: &ClusterFiles) -> Result<Vec<Vec<u8>>, ClusterFilesError> {
-    let started = read_start_record(files)?.unwrap_or_default();
+    let started = find_start(files)?.unwrap_or_default();
     Ok(started.authorities.iter().filter_map(|hash| hex::decode(hash).ok()).collect())
 }
 
@@ -205,7 +225,7 @@ async fn restart_if_due(
     let running = looking.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     // One that does not run is about to be started, with everything that is new.
     let Some((record, handle)) = running else { return Ok(()) };
-    let inputs = read_inputs(&host.files).and_then(|inputs| Ok((inputs, read_start_record(&host.files)?)));
+    let inputs = read_inputs(&host.files).and_then(|inputs| Ok((inputs, find_start(&host.files)?)));
     let (present, started) = inputs.map_err(|error| error.to_string())?;
     let flags = running_flags(&record.spec_sha256, digest);
     let Some(reason) = decide_restart(started.as_ref(), &present, flags) else { return Ok(()) };
@@ -316,6 +336,9 @@ mod tests {
     use curator_client::testing::{at, authority, serial};
 
     use super::*;
+    use crate::cluster::files::tests::files;
+    use crate::cluster::stored_authorities::tests::{credentials, state};
+    use crate::cluster::stored_authorities::update_ca_file;
 
     fn record(authority: &str, revoked: &[u8]) -> StartRecord {
         let revoked = revoked.iter().map(|number| serial(*number).to_string()).collect();
@@ -367,6 +390,30 @@ mod tests {
 
         files.write_etcd_file(START_RECORD, b"{torn").unwrap();
         assert_eq!(read_start_record(&files).unwrap(), None, "a damaged one counts as none");
+    }
+
+    #[test]
+    fn etcd_of_an_unknown_start_restarts_for_another_authority() {
+        let (_directory, files) = files();
+        assert_eq!(find_start(&files).unwrap(), None, "no node");
+        files.write_credentials(&credentials()).unwrap();
+        let bundle = etcd_member::encode_pem("CERTIFICATE", &authority(1).anchor().certificate);
+        etcd_member::replace_authorities(&files, &bundle).unwrap();
+        let decide = || {
+            let present = read_inputs(&files).unwrap();
+            decide_restart(find_start(&files).unwrap().as_ref(), &present, Some((Flags::Stable, true)))
+        };
+        assert_eq!(decide(), None, "an update restarts nothing");
+        assert_eq!(read_started_authorities(&files).unwrap(), [authority(1).anchor().fingerprint()]);
+        for (number, authorities) in [(2, &[1, 5][..]), (3, &[5][..])] {
+            files.write_etcd_file(START_RECORD, b"{torn").unwrap();
+            state(&files, number, authorities);
+            update_ca_file(&files).unwrap();
+            assert_eq!(decide(), Some(RestartReason::Authority), "{authorities:?}");
+            record_start(&files).unwrap();
+            assert_eq!(decide(), None, "{authorities:?}");
+            assert_eq!(read_started_authorities(&files).unwrap().len(), authorities.len());
+        }
     }
 
     #[test]

@@ -33,9 +33,11 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
-use crate::cluster::files::ClusterFiles;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
 use crate::cluster::node_problems::NodePart;
+use crate::cluster::peer_order::LocalPeer;
+use crate::cluster::stored_authorities::encode_bundle;
 
 /// How often the file is compared with the record.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -120,24 +122,46 @@ pub(super) async fn request_peer_certificate(
 ) -> Result<(), RunnableError> {
     let mut nodes = NodesClient::new(connection.curators.channel());
     let issuing = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
-    let issued = match scope.until_cancelled(issuing).await? {
-        Ok(issued) => issued.into_inner(),
-        Err(status) => {
-            let sentence = format!("requesting a certificate for etcd failed: {}", status.message());
-            if etcd_member::read_peer_certificate(&host.files).is_none() {
-                return Err(RunnableError::msg(sentence));
+    let refused = match scope.until_cancelled(issuing).await? {
+        Ok(issued) => {
+            let issued = issued.into_inner();
+            if issued.revocation_list.is_empty() {
+                tracing::info!(
+                    "the leading curator is of a release that has no list of revoked peers of etcd"
+                );
+            } else {
+                store_received_list(&host.files, &issued.revocation_list)?;
             }
-            tracing::warn!("{sentence}; the present one is used");
-            return Ok(());
+            let Some(refused) = store_pair(&host.files, key, &issued.certificate)? else { return Ok(()) };
+            refused
         }
+        Err(status) => status.message().to_owned(),
     };
-    if issued.revocation_list.is_empty() {
-        tracing::info!("the leading curator is of a release that has no list of revoked peers of etcd");
-    } else {
-        store_received_list(&host.files, &issued.revocation_list)?;
+    let sentence = format!("requesting a certificate for etcd failed: {refused}");
+    if etcd_member::read_peer_certificate(&host.files).is_none() {
+        return Err(RunnableError::msg(sentence));
     }
-    let (certificate, authority) = (&issued.certificate, &connection.anchor.certificate);
-    Ok(etcd_member::write_peer_certificate(&host.files, key, certificate, authority)?)
+    tracing::warn!("{sentence}; the present one is used");
+    Ok(())
+}
+
+/// Stores a certificate that a curator sent, with the key and with the authorities that etcd trusts. Returns why it is not
+/// used, if the other members would reject it.
+fn store_pair(
+    files: &ClusterFiles,
+    key: &Identity,
+    certificate: &[u8],
+) -> Result<Option<String>, ClusterFilesError> {
+    let Some(member) = LocalPeer::read(files)? else {
+        return Ok(Some("this node has no record of its membership".to_owned()));
+    };
+    if let Err(reason) = member.check_for_start(certificate) {
+        return Ok(Some(format!("the curator sent one that is not used: {reason}")));
+    }
+    // All of them: etcd may start before the file is brought up to date.
+    let trusted = encode_bundle(&member.authorities);
+    etcd_member::write_peer_certificate(files, key, certificate, &trusted)?;
+    Ok(None)
 }
 
 /// Writes a list that a curator sent. Rejects one that etcd could not parse.
@@ -176,9 +200,13 @@ pub(super) fn is_pair_revoked(files: &ClusterFiles) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
-    use curator_client::testing::{at, authority, public, serial, validity};
+    use curator_client::node_id::PublicKey;
+    use curator_client::pki::Authority;
+    use curator_client::testing::{at, authority, authority_of, public, serial, validity};
 
     use super::*;
+    use crate::cluster::files::tests::membership;
+    use crate::cluster::stored_authorities::tests::{credentials, state};
 
     fn files() -> (tempfile::TempDir, ClusterFiles) {
         let directory = tempfile::tempdir().unwrap();
@@ -230,6 +258,42 @@ mod tests {
     }
 
     #[test]
+    fn requested_certificate_is_checked_and_stored_with_all_authorities() {
+        let (_directory, files) = files();
+        let key = files.read_or_create_key().unwrap();
+        let (own, address) = (PublicKey(key.public_key()), membership().address);
+        let issue = |authority: Authority, key: &PublicKey, address| {
+            authority.issue_etcd_peer_certificate(key, address, serial(3), validity()).unwrap().certificate
+        };
+        let next = issue(authority_of(1, 5), &own, address);
+        let refused = store_pair(&files, &key, &next).unwrap().unwrap();
+        assert!(refused.contains("no record of its membership"), "{refused}");
+        files.write_credentials(&credentials()).unwrap();
+        files.write_membership(&membership()).unwrap();
+        state(&files, 2, &[1, 5]);
+        let elsewhere = "10.9.9.9".parse().unwrap();
+        let of_node = authority(1).issue_node_certificate(&own, serial(3), validity()).unwrap().certificate;
+        for (what, certificate) in [
+            ("by another authority", issue(authority(2), &own, address)),
+            ("for another key", issue(authority(1), &public(7), address)),
+            ("that of the node", of_node),
+            ("nothing", Vec::new()),
+        ] {
+            let refused = store_pair(&files, &key, &certificate).unwrap();
+            assert!(refused.is_some_and(|reason| reason.contains("is not used")), "{what}");
+            assert_eq!(etcd_member::read_peer_certificate(&files), None, "{what}");
+        }
+        // A member that has moved may not have reported its address yet.
+        for stored in [issue(authority(1), &own, elsewhere), next] {
+            assert_eq!(store_pair(&files, &key, &stored).unwrap(), None);
+            assert_eq!(etcd_member::read_peer_certificate(&files), Some(stored));
+        }
+        let trusted = etcd_member::read_authority_certificate(&files).unwrap().unwrap();
+        let trusted = etcd_member::decode_pem_bundle(&String::from_utf8(trusted).unwrap());
+        assert_eq!(trusted.len(), 2, "the other members may show a certificate of either");
+    }
+
+    #[test]
     fn own_certificate_is_found_on_the_list() {
         let (_directory, files) = files();
         let address = "10.0.0.1".parse().unwrap();
@@ -237,7 +301,7 @@ mod tests {
         let (certificate, key) = (issued.unwrap().certificate, Identity::generate().unwrap());
         store_list(&files, &revocations(&[3], 1)).unwrap();
         assert!(!is_pair_revoked(&files), "it has no certificate");
-        etcd_member::write_peer_certificate(&files, &key, &certificate, b"ca").unwrap();
+        etcd_member::write_peer_certificate(&files, &key, &certificate, "ca").unwrap();
         for (listed, revoked) in [(&[3, 4][..], true), (&[4][..], false), (&[][..], false)] {
             store_list(&files, &revocations(listed, 2)).unwrap();
             assert_eq!(is_pair_revoked(&files), revoked, "{listed:?}");

@@ -73,7 +73,8 @@ pub(super) fn authorities_or_anchor(
     read_anchor(files)?.map(|anchor| authorities_above_or_anchor(files, &anchor)).transpose()
 }
 
-fn read_anchor(files: &ClusterFiles) -> Result<Option<TrustAnchor>, ClusterFilesError> {
+/// The authority that this node trusts without a statement. `None`: this machine is no node.
+pub(super) fn read_anchor(files: &ClusterFiles) -> Result<Option<TrustAnchor>, ClusterFilesError> {
     let credentials = files.read_credentials()?;
     Ok(credentials
         .and_then(|credentials| TrustAnchor::parse(&hex::decode(credentials.ca_certificate).ok()?).ok()))
@@ -102,16 +103,21 @@ pub(super) fn authorities_above_or_anchor(
 /// Lets `ca.crt` have all authorities whose certificates count. A node that is no member has no such file.
 pub fn update_ca_file(files: &ClusterFiles) -> Result<(), ClusterFilesError> {
     let Some(present) = etcd_member::read_authority_certificate(files)? else { return Ok(()) };
-    let Some(mut authorities) = stored_authorities(files)? else { return Ok(()) };
-    // The order of the statement changes while the same two are trusted, and etcd would restart for nothing.
-    authorities.sort_by_cached_key(TrustAnchor::fingerprint);
-    let certificates = authorities.iter().map(|one| etcd_member::encode_pem("CERTIFICATE", &one.certificate));
-    let bundle: String = certificates.collect();
+    let Some(authorities) = stored_authorities(files)? else { return Ok(()) };
+    let bundle = encode_bundle(&authorities);
     if present == bundle.as_bytes() {
         return Ok(());
     }
     tracing::info!(authorities = authorities.len(), "etcd of this node is to trust other authorities");
     etcd_member::replace_authorities(files, &bundle)
+}
+
+/// The certificates of these authorities as `ca.crt` has them.
+pub(super) fn encode_bundle(authorities: &[TrustAnchor]) -> String {
+    // The order of the statement changes while the same two are trusted, and etcd would restart for nothing.
+    let mut authorities: Vec<&TrustAnchor> = authorities.iter().collect();
+    authorities.sort_by_cached_key(|authority| authority.fingerprint());
+    authorities.iter().map(|one| etcd_member::encode_pem("CERTIFICATE", &one.certificate)).collect()
 }
 
 /// Brings `ca.crt` up to date before etcd starts. etcd can start with the former one, too.
