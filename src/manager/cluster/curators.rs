@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::DateTime;
 use prost::Message as _;
@@ -29,12 +29,12 @@ use crate::curator_client::cluster_snapshot::{
 };
 use crate::curator_client::identity::{Identity, IdentityError};
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCertificate};
-use crate::curator_client::peer_authorities::find_issuer;
 use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::curator_client::tls::certified_key;
 use crate::manager::cluster::curator_responses::{parse_authority, parse_node};
+use crate::manager::cluster::statements::is_change_due;
 use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::credential::IssuedCertificate;
 use crate::model::cluster::declaration::digests_by_role;
@@ -150,6 +150,7 @@ pub struct CuratorClient {
     validity: Option<Validity>,
     /// The certificate that it shows.
     certificate: Vec<u8>,
+    claimed_at: Instant,
     trust: StatementTrust,
     /// Which of the shepherd's keys claimed the certificate.
     pub key_slot: OwnerKeySlot,
@@ -181,6 +182,7 @@ impl CuratorClient {
             curators,
             validity: Validity::from_der(certificate),
             certificate: certificate.to_vec(),
+            claimed_at: Instant::now(),
             trust: trust.clone(),
             key_slot: by,
             follow_task: following,
@@ -223,11 +225,10 @@ impl CuratorClient {
     pub fn needs_renewal(&self) -> bool {
         let now = Clock::system().now();
         let authorities = self.trust.authorities();
-        let issuer = find_issuer(&self.certificate, &authorities).map(|issuer| issuer.key);
-        if issuer != authorities.first().map(|signer| signer.key) {
-            return true;
-        }
-        self.validity.is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())
+        is_change_due(&self.certificate, &authorities, self.claimed_at.elapsed())
+            || self
+                .validity
+                .is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())
     }
 
     /// The highest epoch that the curators have reported.

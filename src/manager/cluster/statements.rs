@@ -8,6 +8,7 @@
 //! the cluster could lead. A person who has found out why may clear it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use prost::Message as _;
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use crate::bmdb::cluster::statement::StoredStatement;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::connection::error::BmdbError;
 use crate::curator_client::clock::Clock;
+use crate::curator_client::peer_authorities::find_issuer;
 use crate::curator_client::pki::TrustAnchor;
 use crate::curator_client::statement::SignedStatement;
 use crate::curator_client::statement_trust::{PersistStatement, StatementTrust, StatementWrite};
@@ -23,6 +25,10 @@ use crate::curator_client::succession::find_path;
 use crate::manager::cluster::curators::CuratorCallError;
 use crate::model::cluster::state::ClusterIdentity;
 use crate::proto::curator::v1 as wire;
+
+/// Age at which a certificate is replaced because another authority signs. A younger one may be by the authority that signs
+/// next, of which no statement has arrived yet; another one would be, too.
+const CHANGE_AGE: Duration = Duration::from_mins(1);
 
 /// The trust in the statements of a cluster's authority: the former one, unless it is about another authority. Otherwise
 /// it begins with the stored statement.
@@ -97,11 +103,17 @@ fn stored_order(signed: &SignedStatement) -> (i64, i64) {
     (stored(epoch), stored(number))
 }
 
+/// Whether a certificate of this age is replaced because another one of the authorities signs now, the first.
+pub(super) fn is_change_due(certificate: &[u8], authorities: &[TrustAnchor], age: Duration) -> bool {
+    let issuer = find_issuer(certificate, authorities).map(|issuer| issuer.key);
+    issuer != authorities.first().map(|signer| signer.key) && age >= CHANGE_AGE
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::curator_client::succession::Succession;
-    use crate::curator_client::testing::{authority, authority_of, statement};
+    use crate::curator_client::testing::{authority, authority_of, public, serial, statement, validity};
 
     #[test]
     fn restored_cluster_has_an_authority_that_the_statement_leads_to() {
@@ -147,6 +159,24 @@ mod tests {
             assert!(error.contains(expected), "{expected}: {error}");
             let error = CuratorCallError::DamagedStatement(error).to_string();
             assert!(error.contains("is damaged") && !error.contains(". "), "{error}");
+        }
+    }
+
+    #[test]
+    fn certificate_by_another_authority_is_replaced_but_not_at_once() {
+        let anchors = [1, 5].map(|key| authority_of(1, key).anchor().clone());
+        for (issuer, age, due) in [
+            (1, CHANGE_AGE, false),
+            (5, Duration::ZERO, false),
+            (5, CHANGE_AGE, true),
+            // The authority was replaced while this shepherd was cut off.
+            (6, Duration::ZERO, false),
+            (6, CHANGE_AGE, true),
+        ] {
+            let issued =
+                authority_of(1, issuer).issue_owner_certificate("kim", &public(7), serial(3), validity());
+            let due_now = is_change_due(&issued.unwrap().certificate, &anchors, age);
+            assert_eq!(due_now, due, "{issuer} {age:?}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Report the node's status to the curator.
 //!
-//! It is sent whenever it changes, and again when this runnable is restarted. A curator that refuses it gives the
+//! It is sent whenever it changes, and again when this runnable is restarted or [`REFRESH_INTERVAL`] has passed. A leader
+//! of an earlier release stores only what it knows of a status, and a later one would miss the rest for as long as nothing
+//! changes. The leader writes nothing if it has the same status already. A curator that refuses it gives the
 //! reason, such as an address that the connection does not prove. The shepherd shows that reason until a report is
 //! accepted.
 
@@ -12,6 +14,7 @@ use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::combine::CombinedInputs;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::cluster::node_facts::{ControlPlane, CuratorConnection, NodeFacts};
@@ -19,6 +22,8 @@ use crate::cluster::node_problems::NodePart;
 
 /// Pause between two reports: each one is a write in the cluster's etcd, and services may change often.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which a status is reported although it is the same.
+pub const REFRESH_INTERVAL: Duration = Duration::from_mins(5);
 
 /// Inputs of the node's status.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +71,12 @@ pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Optio
     })
 }
 
+/// Whether a status is reported. `last` is the one that was reported last, this long ago.
+#[must_use]
+pub fn is_report_due(last: Option<(&wire::NodeStatus, Duration)>, now: &wire::NodeStatus) -> bool {
+    last.is_none_or(|(status, age)| status != now || age >= REFRESH_INTERVAL)
+}
+
 /// Makes the runnable that reports every change of the status.
 #[must_use]
 pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
@@ -75,12 +86,17 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
             let mut inputs = status_inputs(&facts);
-            let (mut node_status, mut healthy) = (None, None);
+            let (mut known, mut healthy) = (StatusInputs::default(), None);
+            let mut last = None::<(wire::NodeStatus, Instant)>;
             loop {
-                let known = scope.until_cancelled(inputs.next()).await?;
+                let changed = tokio::time::timeout(REFRESH_INTERVAL, inputs.next());
+                if let Ok(next) = scope.until_cancelled(changed).await? {
+                    known = next;
+                }
                 let Some(connection) = &known.connection else { continue };
                 let now = build_status(&known, env!("CARGO_PKG_VERSION"), &boot_id);
-                let Some(now) = now.filter(|now| node_status.as_ref() != Some(now)) else { continue };
+                let former = last.as_ref().map(|(status, at)| (status, at.elapsed()));
+                let Some(now) = now.filter(|now| is_report_due(former, now)) else { continue };
                 let mut nodes = NodesClient::new(connection.curators.channel());
                 let request = wire::UpdateStatusRequest {
                     node_id: connection.id.to_string(),
@@ -96,7 +112,7 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
                 if let Some(status) = failure {
                     return Err(RunnableError::msg(describe_failure(&status)));
                 }
-                node_status = Some(now);
+                last = Some((now, Instant::now()));
                 if let Some(starting) = starting.take() {
                     healthy = Some(starting.mark_healthy());
                 }
@@ -116,6 +132,24 @@ fn describe_failure(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn status_is_reported_when_it_changes_and_again_after_a_while() {
+        let (status, other) =
+            (wire::NodeStatus::default(), wire::NodeStatus { curator_port: 1, ..Default::default() });
+        let second = Duration::from_secs(1);
+        assert!(is_report_due(None, &status), "it was never reported");
+        for (last, age, due) in [
+            (&other, Duration::ZERO, true),
+            (&status, Duration::ZERO, false),
+            (&status, REFRESH_INTERVAL - second, false),
+            // A leader of an earlier release may have stored a part of it.
+            (&status, REFRESH_INTERVAL, true),
+            (&other, REFRESH_INTERVAL, true),
+        ] {
+            assert_eq!(is_report_due(Some((last, age)), &status), due, "{age:?}");
+        }
+    }
 
     #[test]
     fn nothing_is_reported_before_the_address_is_known() {
