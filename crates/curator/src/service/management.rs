@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use curator_client::node::{Node, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::peer_identity::Peer;
 use etcd::guard::{ExpectedRevision, KeyChange};
 use model::node_role::{DeclaredRole, NodeRole, RoleNameError};
 use proto::curator::v1 as wire;
@@ -54,9 +55,14 @@ impl ManagementService {
 impl management_server::Management for ManagementService {
     async fn get_cluster(
         &self,
-        _: Request<wire::GetClusterRequest>,
+        request: Request<wire::GetClusterRequest>,
     ) -> Result<Response<wire::GetClusterResponse>, Status> {
-        let authority_rotation = self.0.describe_replacement().await?;
+        let caller = Caller::from_request(&request)?;
+        // Every node calls this each few seconds, and the replacement names as many nodes as there are.
+        let authority_rotation = match caller.peer {
+            Peer::Owner { .. } => self.0.describe_replacement().await?,
+            Peer::Node { .. } | Peer::Registering { .. } | Peer::Unauthenticated => None,
+        };
         Ok(Response::new(wire::GetClusterResponse {
             directory: Some(self.0.directory()),
             name: self.0.cluster.name.clone(),

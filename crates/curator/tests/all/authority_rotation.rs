@@ -89,6 +89,9 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
     assert_eq!(code, Code::AlreadyExists, "{text}");
     assert!(text.contains("wait until that has ended"), "{text}");
 
+    let mut of_node = ManagementClient::new(cluster.channel(0, Some(founder.with(&by_old)?))?);
+    assert_eq!(rotation(&mut of_node).await?, None, "every node calls this each few seconds");
+
     let both = until_listed(&cluster, |listed| listed.len() == 2).await?;
     assert_eq!(both[0], old, "it still signs");
     let new = both[1].clone();
