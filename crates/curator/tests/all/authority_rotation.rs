@@ -3,6 +3,8 @@
 use std::slice;
 
 use anyhow::{Context as _, Result};
+use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
+use curator_client::cluster::authority_record_key;
 use curator_client::peer_authorities::identify_peer_by_any;
 use curator_client::peer_identity::{Peer, Revocations};
 use curator_client::pki::TrustAnchor;
@@ -11,6 +13,7 @@ use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
+use shepherd_curator::bootstrap::create_authority;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -141,5 +144,37 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
     let follower = Follower::start(&trust, slice::from_ref(&address));
     follower.until_it_follows(&address).await?;
     assert_eq!(trust.authorities(), [new]);
+    Ok(())
+}
+
+/// A leader that is lost right after it has written a step leaves the statement of that step to the next one.
+#[tokio::test]
+async fn statement_of_a_step_is_signed_by_the_next_leader() -> TestResult {
+    let mut cluster = Cluster::start().await?;
+    let (client, key) = (cluster.client_of(0), authority_record_key()?);
+    let record = client.get(&key).await?.context("no record")?;
+    let next = create_authority(cluster.id, cluster.time.now())?;
+    let (old, new) = (cluster.anchor.clone(), next.anchor().clone());
+    let ring = AuthorityRing::decode(&key, &record.value)?;
+    let mut ring = ring.begin(next, cluster.time.now())?.context("one is under way")?;
+    let trust = trust_of(&cluster);
+    for (step, trusted) in [
+        (Some(ReplacementStep::Sign), vec![old.clone(), new.clone()]),
+        (Some(ReplacementStep::Drop), vec![new.clone(), old]),
+        (Some(ReplacementStep::End), vec![new.clone()]),
+        (None, vec![new]),
+    ] {
+        cluster.stop(0).await?;
+        client.put_unguarded(&key, &ring.encode()).await?;
+        cluster.run(0).await?;
+        let address = cluster.address(0)?;
+        let follower = Follower::start(&trust, slice::from_ref(&address));
+        follower.until_it_follows(&address).await?;
+        until("the node trusts the authorities of the stage", async || Ok(trust.authorities() == trusted))
+            .await?;
+        if let Some(step) = step {
+            ring = ring.apply_step(step, cluster.time.now()).context("it ends another stage")?;
+        }
+    }
     Ok(())
 }
