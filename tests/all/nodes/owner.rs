@@ -190,7 +190,8 @@ impl Owner {
     /// Orders that the authority of the cluster be replaced.
     pub(crate) async fn rotate_authority(&self) -> Result<()> {
         let mut management = ManagementClient::new(self.curators()?.channel());
-        let request = wire::RotateAuthorityRequest { cluster_id: self.cluster.to_string() };
+        let request =
+            wire::RotateAuthorityRequest { cluster_id: self.cluster.to_string(), replaces: Vec::new() };
         until("the authority is being replaced", async || {
             match management.rotate_authority(request.clone()).await {
                 Ok(_) => Ok(true),
