@@ -40,6 +40,7 @@ start_own_shepherd() { # start_own_shepherd ROLE-SERVER SILENCE
         --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_call_timeout 20s \
         --agent_ssh_greeting_timeout 60s --agent_ssh_login_timeout 60s --agent_ssh_exec_timeout 5m \
         >>"$scratch/shepherd.log" 2>&1 &
+    # shellcheck disable=SC2034 # shepherd_ends ends it
     shepherd=$!
 }
 
