@@ -88,7 +88,7 @@ e2e-kubernetes: ## create a cluster of four machines in namespaces with real API
 e2e-kube-bundle: ## run everything in a bundle of Kubernetes until a pod answers (builds Kubernetes first)
 	tests/e2e_kube_bundle/run
 
-e2e-authority: ## replace the authority of a cluster under requests, kill everything at each stage, and the same after a theft of its key: hours (E2E_PARTS=killed for one part; builds Kubernetes first unless E2E_KUBERNETES=no)
+e2e-authority: ## replace the authority of a cluster under requests, kill everything at each stage: hours (E2E_PARTS=killed for one part; builds Kubernetes first unless E2E_KUBERNETES=no)
 	tests/e2e_authority/run
 
 e2e-authority-upgrade: ## upgrade a cluster of the release before statements under requests, roll it back before its first statement, and upgrade it again: two hours (builds Kubernetes first unless E2E_KUBERNETES=no)

@@ -106,6 +106,13 @@ async fn rotate_authority_in_tx(
         );
         return Err(order_rejected("RESTORING", text));
     }
+    if kind == RotationKind::Compromised {
+        let text = format!(
+            "the authority of the cluster {name} cannot be replaced after a theft: this is not available in this \
+             release; create another cluster, move what runs in this one, and delete this one"
+        );
+        return Err(order_rejected("NOT_AVAILABLE", text));
+    }
     let (present, progress) = (cluster.authority_rotation.as_ref(), cluster.authority_progress.as_ref());
     if let Some(text) = rotation_objection(name, kind, present, progress) {
         return Err(order_rejected("ROTATING", text));
@@ -114,14 +121,8 @@ async fn rotate_authority_in_tx(
         .execute(&mut *tx)
         .await
         .context(REQUESTING)?;
-    let text = match kind {
-        RotationKind::Planned => format!(
-            "replaces its authority as soon as its curators answer; watch it with: shepherdctl cluster describe {name}"
-        ),
-        RotationKind::Compromised => format!(
-            "replaces its compromised authority, by orders to its machines; watch it with: shepherdctl cluster \
-             describe {name}"
-        ),
-    };
+    let text = format!(
+        "replaces its authority as soon as its curators answer; watch it with: shepherdctl cluster describe {name}"
+    );
     Ok(OrderEffect::changed(text, None, Some(json!({ "cluster": name, "rotation": kind.as_str() }))))
 }

@@ -21,8 +21,8 @@ Members of the control plane leave one at a time.
 
 The disk of such a member has the key of the cluster's authority. So the authority is replaced
 after it has left, and etcd of the other members restarts twice. Until the replacement has ended,
-the disk opens etcd of the cluster. If somebody has the disk, that is not enough: order
-shepherdctl cluster rotate-authority NAME --compromised.";
+the disk opens etcd of the cluster. If somebody has the disk, that is not enough: move what runs
+in the cluster to another one, and delete this one.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
 Example:

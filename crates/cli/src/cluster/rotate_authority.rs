@@ -32,7 +32,6 @@ pub(crate) const ROTATE_AUTHORITY_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster rotate-authority ams --reason 'its key is two years old'
   shepherdctl cluster rotate-authority ams --wait --reason 'a member left with its disk'
-  shepherdctl cluster rotate-authority ams --compromised --reason 'a disk of a member is stolen'
 
 The authority signs every certificate of the cluster. The key of it is in etcd, on the disk of each member.
 The curators replace it in three stages: all nodes accept the new one, the new one signs, and all nodes
@@ -42,9 +41,9 @@ an hour does not delay it, and follows when it returns. A member of etcd that is
 Certificates of people end with the old authority: issue other ones. Restore the cluster only from
 snapshots that were taken since.
 
-With --compromised, nothing counts that the old authority signs: use it if somebody else may have its key.
-The shepherd replaces the authority by orders to the machines. All members have to be on. It costs more,
-and the error without --confirm tells how much.";
+If somebody else may have the key of the old authority, this is not enough: who has it can read the new one.
+A replacement that the old authority does not sign (--compromised) is not available in this release: create
+another cluster, move what runs in this one, and delete this one.";
 
 /// Arguments of `cluster rotate-authority`: the cluster, and why its authority is replaced.
 #[derive(Debug, Args)]
@@ -52,7 +51,7 @@ pub struct RotateClusterAuthority {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Replace the authority after a theft of its key: nothing that it signs counts
+    /// Replace the authority after a theft of its key (not available in this release)
     #[arg(long)]
     pub compromised: bool,
     /// Words that confirm what --compromised costs; without this flag, the error shows the exact words

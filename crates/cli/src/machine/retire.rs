@@ -25,7 +25,7 @@ Examples:
 A member of the control plane of a cluster has the key of the cluster's authority on its disk.
 So the authority is replaced after the machine has left, and etcd of the other members restarts
 twice. Until the replacement has ended, the disk opens etcd of the cluster. If somebody has the
-disk, that is not enough: order shepherdctl cluster rotate-authority NAME --compromised.";
+disk, that is not enough: move what runs in the cluster to another one, and delete this one.";
 
 const RETIRE_CANCEL_EXAMPLES: &str = "\
 Example:

@@ -4,7 +4,7 @@
 //! statements as it likes, so a removal alone ends the certificates of the member and nothing else. The test shows that,
 //! and then that everything is refused once the authority was replaced. The end of the replacement is the bound that the
 //! documentation names. The attacker is idle meanwhile: one that speaks to etcd as a peer before that end reads the key of
-//! the new authority, too, and `--compromised` is the order against it.
+//! the new authority, too, and only another cluster helps against it.
 //!
 //! Clients of etcd connect through a UNIX socket of its host, so there is no port for them to try. Keys of Kubernetes and
 //! ports of API servers are those of other authorities, and a replacement of this one changes nothing about them.
