@@ -268,7 +268,7 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
     let retirement = |facts: &MachineFacts| {
         let r = facts.retirement.as_ref()?;
         Some(json!({"reason": r.reason, "requested_at": r.requested_at, "requested_by": r.by,
-            "wipe": r.wipe, "finished_at": r.finished_at}))
+            "wipe": r.wipe, "keep_authority": false, "finished_at": r.finished_at}))
     };
     for (table, rows) in [
         ("machine", rows(&|facts| Some(json!({"created_at": facts.created_at})))),
