@@ -144,7 +144,10 @@ fn every_flag_that_the_documents_name_exists() {
     for arguments in [
         &["--help"][..],
         &["get", "machines", "--help"],
+        &["cluster", "rotate-authority", "--help"],
+        &["cluster", "scale", "--help"],
         &["hold", "--help"],
+        &["retire", "--help"],
         &["timeline", "--help"],
         &["tokens", "create", "--help"],
     ] {
