@@ -248,7 +248,7 @@ mod tests {
         ] {
             let known = ClusterSnapshots { last: Some(last(authority)), requested_at: None };
             let signer: Option<[u8; 1]> = signer.map(|number| [number]);
-            let signer = signer.as_ref().map(|signer| signer.as_slice());
+            let signer = signer.as_ref().map(<[u8; 1]>::as_slice);
             assert_eq!(snapshot_due(&known, &seen, signer, &policy, at(now)), expected, "{name}");
         }
     }
