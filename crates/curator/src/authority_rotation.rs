@@ -346,7 +346,7 @@ mod tests {
             let nodes = [&[(&own, Duration::ZERO)][..], others].concat();
             plan(&ring(&[]), &nodes)
         };
-        assert_eq!(plan(&[(&silent, ABSENT_AFTER - second)]), waits(&[(2, Lack::Trust)]));
+        assert_eq!(plan(&[(&silent, ABSENT_AFTER.saturating_sub(second))]), waits(&[(2, Lack::Trust)]));
         assert_eq!(plan(&[(&silent, ABSENT_AFTER)]), ReplacementPlan::Step(SIGN));
         assert_eq!(plan(&[(&never, second)]), waits(&[(4, Lack::Report)]));
         assert_eq!(plan(&[(&never, ABSENT_AFTER)]), ReplacementPlan::Step(SIGN));
@@ -358,7 +358,8 @@ mod tests {
 
     #[test]
     fn end_begins_the_next_replacement_if_a_member_was_removed_meanwhile() {
-        let stages: [(&[ReplacementStep], &[u8], [u8; 3], &[u8]); 3] = [
+        type Stage = (&'static [ReplacementStep], &'static [u8], [u8; 3], &'static [u8]);
+        let stages: [Stage; 3] = [
             (&[], &[1, 5], [1; 3], &[1, 5]),
             (&[SIGN], &[5, 1], [5; 3], &[1, 5]),
             (&[SIGN, DROP], &[5], [5; 3], &[5]),

@@ -110,7 +110,7 @@ pub async fn run_clusters(sessions: Sessions, settings: ClusterSettings, stop: C
                     if clusters_with_task.insert(cluster) {
                         let (sessions, settings, stop) = (sessions.clone(), settings.clone(), stop.clone());
                         tasks.spawn(async move {
-                            run_cluster(&sessions, (cluster, &name), &settings, &stop).await;
+                            Box::pin(run_cluster(&sessions, (cluster, &name), &settings, &stop)).await;
                             cluster
                         });
                     }
@@ -141,7 +141,8 @@ async fn run_cluster(
         match sessions.start_lasting_at_least(COMPONENT, details, MIN_SESSION_TTL).await {
             Ok(session) => {
                 settings.metrics.record_session_start(COMPONENT);
-                gone = run_under_session(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
+                let run = run_under_session(sessions.bmdb(), &session, (cluster, name), settings, stop);
+                gone = Box::pin(run).await;
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the cluster is not managed any more").await
                 {

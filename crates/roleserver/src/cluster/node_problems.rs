@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn problems_are_joined_in_the_order_of_their_parts() {
         use NodePart::{BesideEtcd, ControlPlane, Enrolment, Status};
-        let rows: [(&[(NodePart, &str)], Option<&str>); 5] = [
+        type Row = (&'static [(NodePart, &'static str)], Option<&'static str>);
+        let rows: [Row; 5] = [
             (&[], None),
             (&[(Status, "no address")], Some("no address")),
             (&[(Status, "no address"), (Enrolment, "no ticket")], Some("no ticket; no address")),

@@ -142,7 +142,7 @@ mod tests {
         for (last, age, due) in [
             (&other, Duration::ZERO, true),
             (&status, Duration::ZERO, false),
-            (&status, REFRESH_INTERVAL - second, false),
+            (&status, REFRESH_INTERVAL.saturating_sub(second), false),
             // A leader of an earlier release may have stored a part of it.
             (&status, REFRESH_INTERVAL, true),
             (&other, REFRESH_INTERVAL, true),

@@ -143,6 +143,8 @@ pub fn find_certificate_issuer(files: &ClusterFiles, certificate: &[u8]) -> Cert
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::slice;
+
     use curator_client::statement::Statement;
     use curator_client::succession::Succession;
     use curator_client::testing::{authority, authority_of, public, serial, statement, validity};
@@ -184,7 +186,7 @@ pub(super) mod tests {
 
         replace_authorities(&files, &etcd_member::encode_pem("CERTIFICATE", &old)).unwrap();
         update_ca_file(&files).unwrap();
-        assert_eq!(in_ca_file(&files), [old.clone()]);
+        assert_eq!(in_ca_file(&files), slice::from_ref(&old));
         state(&files, 2, &[1, 5]);
         update_ca_file(&files).unwrap();
         let both = etcd_member::read_authority_certificate(&files).unwrap();
