@@ -180,7 +180,7 @@ async fn authority_is_replaced_once_by_one_order_although_shepherds_die() -> Tes
     Ok(())
 }
 
-/// A cluster of one, whose etcd has nobody to wait for: once after a pause, and once while the command waits.
+/// A cluster of one, where etcd waits for no other member: once after a pause, and once while the command waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn authority_of_a_cluster_of_one_is_replaced_twice() -> TestResult {
     let field = Field::start("cluster_authority_of_one", 1).await?;

@@ -98,7 +98,7 @@ impl AuthorityRing {
         Self { signer: Arc::new(signer), replacement: None, successors: Vec::new() }
     }
 
-    /// The authorities whose certificates count. The first one signs.
+    /// The authorities with valid certificates. The first one signs.
     #[must_use]
     pub fn trusted(&self) -> Vec<TrustAnchor> {
         let other = match self.replacement.as_ref().map(|replacement| &replacement.stage) {

@@ -35,7 +35,7 @@ pub fn identify_peer_by_any(
     Err(refused)
 }
 
-/// The authority that signed a certificate, whatever it is for; `None` if none of these did, or if it cannot be parsed.
+/// The authority that signed a certificate of any kind; `None` if none of these did, or if it cannot be parsed.
 #[must_use]
 pub fn find_issuer<'a>(certificate: &[u8], anchors: &'a [TrustAnchor]) -> Option<&'a TrustAnchor> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;

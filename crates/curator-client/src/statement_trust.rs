@@ -179,7 +179,7 @@ impl StatementTrust {
         Ok(published)
     }
 
-    /// The authorities whose certificates count now: those of the newest statement, or the one that is trusted without.
+    /// The trusted authorities: those of the newest statement, or without one the anchor.
     #[must_use]
     pub fn authorities(&self) -> Vec<TrustAnchor> {
         match self.current() {

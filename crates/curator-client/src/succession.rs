@@ -108,7 +108,7 @@ impl Succession {
 }
 
 /// Finds the authority that is wanted: one of the trusted ones, or one that these successions, oldest first, reach from
-/// them. A succession that is invalid, or whose old authority is not reached, leads nowhere.
+/// them. A succession that is invalid, or begins at an authority that is not reached, leads nowhere.
 pub fn find_path(
     trusted: &[TrustAnchor],
     successions: &[Vec<u8>],

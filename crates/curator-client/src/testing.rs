@@ -94,7 +94,7 @@ pub fn authority(number: u8) -> Authority {
     authority_of(number, number)
 }
 
-/// An authority of the cluster whose id repeats the first number, with the key of the second one.
+/// An authority with the key of the second number, of the cluster with the id that repeats the first.
 #[must_use]
 pub fn authority_of(cluster: u8, key: u8) -> Authority {
     let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };

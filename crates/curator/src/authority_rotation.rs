@@ -22,7 +22,7 @@
 //!
 //! Nodes that are up. A consensus member blocks the replacement however long it is silent: its etcd would be cut off. Any
 //! other node that is silent for [`ABSENT_AFTER`] blocks nothing. When it returns, it follows the successions that come with
-//! the statement, and gets a certificate by its key. A node whose release reports no authorities blocks the replacement
+//! the statement, and gets a certificate by its key. A node of a release that reports no authorities blocks the replacement
 //! until it is updated.
 //!
 //! # Why a removal begins one

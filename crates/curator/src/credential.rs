@@ -182,7 +182,7 @@ impl Credential {
 /// The lists of revoked certificates have bounds: a statement has 4,096 of curators, and etcd stores no record beyond
 /// 1.5 MiB, which bounds the list of peers. Without this limit, the key of a consensus member would be enough to request
 /// so many that its own revocation fits into neither list. A curator needs two a day, a membership needs one, and a node
-/// two a month: a node whose disk is full would leave a record in etcd with each attempt to renew its own.
+/// two a month: a node with a full disk would leave a record in etcd with each attempt to renew its own.
 const MAX_CERTIFICATES: usize = 64;
 
 /// A node has so many certificates of one kind that it gets no further one.

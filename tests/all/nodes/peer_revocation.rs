@@ -154,7 +154,7 @@ async fn removed_member_opens_no_peer_port() -> TestResult {
         accepted += u32::from(pair.opens(&first).await?);
     }
     assert_eq!(accepted, 0, "requests of 20 with the pair of a removed member were accepted");
-    assert!(pair.is_refused(&first, &own).await?, "a member opens it all the same");
+    assert!(pair.is_refused(&first, &own).await?, "a member still opens it");
     assert_eq!(first.etcd().map(|etcd| etcd.instance), serving, "it refused nothing while it restarted");
     let etcd = node.disk().join("etcd");
     until("its disk has no pair any more", async || {

@@ -3,7 +3,7 @@
 //! What is done next follows from the record and from what nodes report
 //! ([`authority_rotation`](crate::authority_rotation)). Each step is one write of the record. The statement that belongs to
 //! it is signed right after, by what signs all statements (`statements`). A leader that is lost in between leaves a record
-//! whose statement is of the stage before, and its successor signs the next one.
+//! with the statement of the stage before, and its successor signs the next one.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -115,7 +115,7 @@ pub struct ClusterMember {
     pub phase: Phase,
     /// Whether an operator retires it.
     pub retiring: bool,
-    /// Whether the operator by whose order it leaves keeps the authority of the cluster.
+    /// Whether the order by which it leaves keeps the authority of the cluster.
     pub keep_authority: bool,
 }
 

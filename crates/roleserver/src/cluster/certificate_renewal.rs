@@ -5,7 +5,7 @@
 //! longer has an expired certificate, or one by an authority that was replaced meanwhile, and curators reject both. It then
 //! requests a new one from the curator with its key alone. A node that runs
 //! etcd issues the certificate from its own etcd instead, because all curators may have expired certificates, and no
-//! client accepts a curator whose certificate has expired.
+//! client accepts a curator with an expired certificate.
 //!
 //! To a clock that is fast by weeks, each new certificate has expired, too. Such a one is kept for an hour, because each
 //! further one would leave a record in etcd.

@@ -18,7 +18,7 @@
 //! This needs a quorum. Members that all come back with other addresses at once do not find each other. Give one of them
 //! its former address back, or restore the cluster from a snapshot.
 //!
-//! A member whose etcd has never started does not move: etcd derives its number from the address at which it was added.
+//! A member does not move before its etcd has started once: etcd derives its number from the address at which it was added.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -166,7 +166,7 @@ pub(super) fn check_own_certificate(
 
 /// A channel to the leader of this cluster that presents `shown`. The newest statement of the cluster's authority and
 /// the highest epoch that it receives are stored in `files`. With a stored statement that cannot be read, it follows
-/// nobody, and the node runs its etcd all the same.
+/// nobody, and the node still runs its etcd.
 pub fn curator_channel(
     anchor: &TrustAnchor,
     shown: &CurrentCertificate,

@@ -31,7 +31,7 @@ use crate::cluster::stored_authorities::authorities_or_anchor;
 /// The etcd member of this node, as its files show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPeer {
-    /// The authorities of the cluster whose certificates count.
+    /// The trusted authorities of the cluster.
     pub authorities: Vec<TrustAnchor>,
     /// The key of the node, which its member uses.
     pub key: PublicKey,

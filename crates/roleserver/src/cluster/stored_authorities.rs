@@ -1,4 +1,4 @@
-//! The authorities of the cluster whose certificates count for this node, from its newest stored statement.
+//! The authorities of the cluster that this node trusts, from its newest stored statement.
 //!
 //! The one that signs comes first. While an authority is replaced there are two. etcd reads them from `ca.crt`, at its start
 //! alone, so a changed file leads to a restart in turn ([`peer_restart`](super::peer_restart)). The node's certificates by
@@ -100,7 +100,7 @@ pub(super) fn authorities_above_or_anchor(
     }
 }
 
-/// Lets `ca.crt` have all authorities whose certificates count. A node that is no member has no such file.
+/// Writes all trusted authorities into `ca.crt`. A node that is no member has no such file.
 pub fn update_ca_file(files: &ClusterFiles) -> Result<(), ClusterFilesError> {
     let Some(present) = etcd_member::read_authority_certificate(files)? else { return Ok(()) };
     let Some(authorities) = stored_authorities(files)? else { return Ok(()) };

@@ -6,7 +6,7 @@
 //! # The authority of the cluster
 //!
 //! The disk of a member of etcd has the key of the cluster's authority. So the curators replace the authority when a
-//! membership ends, unless the operator by whose order the machine leaves keeps it. A disk that is known to be wiped would
+//! membership ends, unless the order by which the machine leaves keeps it. A disk that is known to be wiped would
 //! be another reason to keep it, and there is none: no agent and no provider of this release wipes a machine, and a machine
 //! is retired only after its node is removed. That a machine reports to have left means that it deleted its files.
 

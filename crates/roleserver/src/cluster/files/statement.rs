@@ -122,7 +122,7 @@ mod tests {
         let read = files.read_statement(old.anchor()).unwrap().unwrap();
         assert_eq!((&read.statement, read.to_wire().successors), (&signed.statement, chain));
         assert_eq!(files.read_statement(new.anchor()).unwrap(), Some(signed.clone()), "it signed");
-        // Without the succession, nothing tells that it replaces the old authority.
+        // Without the succession, nothing shows that it replaces the old authority.
         files.write_statement(&Statement { number: 3, ..signed.statement }.sign(&new).unwrap()).unwrap();
         let error = files.read_statement(old.anchor()).unwrap_err().to_string();
         assert!(error.contains("is not trusted"), "{error}");
