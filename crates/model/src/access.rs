@@ -11,15 +11,17 @@ use crate::process::UnknownName;
 pub enum AccessRole {
     /// Reads, and changes nothing.
     Viewer,
-    /// Gives orders about machines.
+    /// Gives orders about machines that exist and about what they run already: power, holds, retries, retirement.
     Operator,
+    /// Also decides what runs on machines, and in whose clusters: releases, declarations, Kubernetes. That is root.
+    Deployer,
     /// Also decides who has access.
     Admin,
 }
 
 impl AccessRole {
     /// All roles, the least powerful first.
-    pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Admin];
+    pub const ALL: [Self; 4] = [Self::Viewer, Self::Operator, Self::Deployer, Self::Admin];
 
     /// The name used in the database and on the command line.
     #[must_use]
@@ -27,6 +29,7 @@ impl AccessRole {
         match self {
             Self::Viewer => "viewer",
             Self::Operator => "operator",
+            Self::Deployer => "deployer",
             Self::Admin => "admin",
         }
     }
@@ -45,7 +48,7 @@ impl FromStr for AccessRole {
         Self::ALL.into_iter().find(|role| role.as_str() == name).ok_or_else(|| UnknownName {
             what: "role",
             name: name.to_owned(),
-            known: "viewer, operator, admin",
+            known: "viewer, operator, deployer, admin",
         })
     }
 }
@@ -92,7 +95,8 @@ mod tests {
 
     #[test]
     fn roles_are_ordered_by_privilege() {
-        assert!(AccessRole::Viewer < AccessRole::Operator && AccessRole::Operator < AccessRole::Admin);
+        assert!(AccessRole::ALL.is_sorted_by(|less, more| less < more));
+        assert_eq!(AccessRole::ALL.map(AccessRole::as_str), ["viewer", "operator", "deployer", "admin"]);
         for role in AccessRole::ALL {
             assert_eq!(role.as_str().parse::<AccessRole>().unwrap(), role);
         }

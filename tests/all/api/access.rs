@@ -31,6 +31,7 @@ async fn every_role_tries_every_call() -> TestResult {
         (None, None),
         (Some(AccessRole::Viewer), Some(api.key(AccessRole::Viewer, &[], None).await?)),
         (Some(AccessRole::Operator), Some(api.key(AccessRole::Operator, &[], None).await?)),
+        (Some(AccessRole::Deployer), Some(api.key(AccessRole::Deployer, &[], None).await?)),
         (Some(AccessRole::Admin), Some(api.key(AccessRole::Admin, &[], None).await?)),
     ];
     let mut tried = 0;
@@ -56,7 +57,7 @@ async fn every_role_tries_every_call() -> TestResult {
             tried += 1;
         }
     }
-    assert!(tried >= 80, "only {tried} were tried");
+    assert!(tried >= 390, "only {tried} were tried");
     let counted = api.metrics.encode()?;
     let calls = counted.lines().filter(|line| line.starts_with("shepherd_api_calls_total{"));
     let values: Result<Vec<u64>, _> =
@@ -68,9 +69,9 @@ async fn every_role_tries_every_call() -> TestResult {
     );
     for line in [
         "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"UNAUTHENTICATED\"} 1",
-        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"OK\"} 3",
-        "shepherd_api_call_seconds_count{rpc=\"shepherd.fleet.v1.Machines/List\"} 3",
-        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Credentials/Create\",code=\"PERMISSION_DENIED\"} 2",
+        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"OK\"} 4",
+        "shepherd_api_call_seconds_count{rpc=\"shepherd.fleet.v1.Machines/List\"} 4",
+        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Credentials/Create\",code=\"PERMISSION_DENIED\"} 3",
     ] {
         assert!(counted.contains(line), "{line} is not in {counted}");
     }

@@ -32,15 +32,15 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
 
     // An earlier upload was begun and interrupted.
-    let operator = api.key(AccessRole::Operator, &[], None).await?;
+    let deployer = api.key(AccessRole::Deployer, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": bytes.len() });
-    let begun = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin.clone()).await?.ok()?;
+    let begun = api.call(Some(&deployer.token), "Artefacts/BeginUpload", begin.clone()).await?.ok()?;
     assert_eq!(begun["missingPieces"].as_array().map(Vec::len), Some(4), "{begun}");
     let encoded =
         base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &bytes[piece..2 * piece]);
     let put = json!({ "sha256": sha256, "number": 1, "piece": { "bytes": encoded } });
-    api.call(Some(&operator.token), "Artefacts/PutPiece", put).await?.ok()?;
-    let begun = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin).await?.ok()?;
+    api.call(Some(&deployer.token), "Artefacts/PutPiece", put).await?.ok()?;
+    let begun = api.call(Some(&deployer.token), "Artefacts/BeginUpload", begin).await?.ok()?;
     assert_eq!(begun["missingPieces"], json!(["0", "2", "3"]));
     let listed = kim.ask(&["artefacts", "get"])?;
     assert!(listed.contains("1 of 4 pieces"), "{listed}");
@@ -86,9 +86,9 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
         let refused = kim.ask(&arguments).err().with_context(|| format!("{arguments:?}"))?.to_string();
         assert!(refused.contains(part), "{refused}");
     }
-    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
+    let operator = api.key(AccessRole::Operator, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": 1 });
-    let refused = api.call(Some(&viewer.token), "Artefacts/BeginUpload", begin).await?;
+    let refused = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin).await?;
     assert_eq!(refused.code, 403, "{refused:?}");
     Ok(api.stop().await?)
 }

@@ -9,7 +9,7 @@ use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::connection::schema::{MIGRATIONS, supported_version};
 use shepherd_bmdb::connection::settings::ConnectionSettings;
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection};
 
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{Kit, PATIENCE};
@@ -82,6 +82,41 @@ async fn every_migration_goes_forward_back_and_forward_again_with_and_without_ro
     }
     migrator().run(&mut connection).await?;
     assert_eq!(Some(&tables(&mut connection).await?), shapes.last());
+    connection.close().await?;
+    Ok(())
+}
+
+/// The release before the role `deployer` does not know it, and operators make those calls there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deployers_are_operators_on_the_schema_before_the_role() -> TestResult {
+    const WITH_DEPLOYERS: i64 = 31;
+    let database = TestDatabase::create("migrate_deployers").await?;
+    let mut connection = empty(&database).await?;
+    let add = |role: &str| {
+        format!(
+            "INSERT INTO access_credential (credential_id, kind, name, role, proof, created_at, created_by)
+             VALUES (gen_random_uuid(), 'token', '{role}', '{role}', sha256('{role}'), now(), 'test')"
+        )
+    };
+    let roles = "SELECT name || ' ' || role FROM access_credential ORDER BY name";
+    migrator().run_to(WITH_DEPLOYERS - 1, &mut connection).await?;
+    sqlx::raw_sql(AssertSqlSafe(add("operator"))).execute(&mut connection).await?;
+    let refused = sqlx::raw_sql(AssertSqlSafe(add("deployer"))).execute(&mut connection).await;
+    assert!(refused.is_err(), "the schema before has the role");
+    migrator().run_to(WITH_DEPLOYERS, &mut connection).await?;
+    for role in ["viewer", "deployer", "admin"] {
+        sqlx::raw_sql(AssertSqlSafe(add(role))).execute(&mut connection).await?;
+    }
+    let refused = sqlx::raw_sql(AssertSqlSafe(add("root"))).execute(&mut connection).await;
+    assert!(refused.is_err(), "any role can be stored");
+    let stored: Vec<String> = sqlx::query_scalar(roles).fetch_all(&mut connection).await?;
+    assert_eq!(stored, ["admin admin", "deployer deployer", "operator operator", "viewer viewer"]);
+    migrator().undo(&mut connection, WITH_DEPLOYERS - 1).await?;
+    let stored: Vec<String> = sqlx::query_scalar(roles).fetch_all(&mut connection).await?;
+    assert_eq!(stored, ["admin admin", "deployer operator", "operator operator", "viewer viewer"]);
+    let refused = sqlx::raw_sql(AssertSqlSafe(add("deployer"))).execute(&mut connection).await;
+    assert!(refused.is_err(), "the schema before keeps the role");
+    migrator().run_to(WITH_DEPLOYERS, &mut connection).await?;
     connection.close().await?;
     Ok(())
 }

@@ -1,5 +1,10 @@
 //! Authorization table: required role and subject of each RPC.
 //!
+//! Three rules assign a role to each call that changes something. What decides which programs machines run, or which
+//! cluster they trust, is root on them, and requires a deployer. What loses data for good, exceeds limits, or gives
+//! somebody access requires an admin. The rest is for operators: it acts on machines and on what they run already,
+//! within budgets and limits.
+//!
 //! A call that is not in the table is rejected. A test reads the descriptors and fails for a call that is missing
 //! here.
 
@@ -60,7 +65,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Machines/Prioritize", AccessRole::Operator, CallSubject::Machines),
     // Exceeding the limits of the policy requires an admin, which the call itself enforces.
     role_rule("shepherd.fleet.v1.BulkOrders/Submit", AccessRole::Operator, CallSubject::Machines),
-    role_rule("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Operator, CallSubject::Machines),
+    // The shepherd installs its role server on the host with this key, and sends it the machine's orders.
+    role_rule("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Deployer, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Retire", AccessRole::Operator, CallSubject::Machines),
     // While a wipe is pending, this requires an admin, which the call itself enforces.
     role_rule("shepherd.fleet.v1.Machines/CancelRetire", AccessRole::Operator, CallSubject::Machines),
@@ -83,52 +89,58 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Approvals/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Approvals/Approve", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Artefacts/List", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/BeginUpload", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/PutPiece", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/Add", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/Delete", AccessRole::Operator, CallSubject::Fleet),
+    // Machines run artefacts, and uploads take the room of those that others need.
+    role_rule("shepherd.fleet.v1.Artefacts/BeginUpload", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/PutPiece", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/Add", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/Delete", AccessRole::Deployer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Budgets/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Budgets/Set", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/Plan", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Create", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Change", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/DeclareRole", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/UndeclareRole", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Operator, CallSubject::Fleet),
+    // Nodes of a cluster run what is declared to it, as root.
+    role_rule("shepherd.fleet.v1.Clusters/Create", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/Change", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/DeclareRole", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/UndeclareRole", AccessRole::Deployer, CallSubject::Fleet),
+    // A snapshot holds the keys of the cluster, and the oldest one is deleted for it.
+    role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Deployer, CallSubject::Fleet),
     // It revokes only the shepherd's own access, after the new key is proven to work.
-    role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Deployer, CallSubject::Fleet),
     // After a theft, all certificates of people and all snapshots until then are worthless.
     role_rule("shepherd.fleet.v1.Clusters/RotateAuthority", AccessRole::Admin, CallSubject::Fleet),
-    // The certificates are for the keys of members, and nothing is lost.
-    role_rule("shepherd.fleet.v1.Clusters/RenewPeers", AccessRole::Operator, CallSubject::Fleet),
+    // The certificates are for the keys of members, and nothing is lost; the authority in a snapshot signs them.
+    role_rule("shepherd.fleet.v1.Clusters/RenewPeers", AccessRole::Deployer, CallSubject::Fleet),
     // Changes since the snapshot are lost.
     role_rule("shepherd.fleet.v1.Clusters/Restore", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/ListSnapshots", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/ApproveMachine", AccessRole::Operator, CallSubject::Fleet),
+    // The approved machine gets the certificates of a node.
+    role_rule("shepherd.fleet.v1.Clusters/ApproveMachine", AccessRole::Deployer, CallSubject::Fleet),
     // The data of the cluster is lost for good.
     role_rule("shepherd.fleet.v1.Clusters/Delete", AccessRole::Admin, CallSubject::Fleet),
     // Holders of these certificates may do in the cluster what the shepherd may, without orders and without our audit.
     role_rule("shepherd.fleet.v1.ClusterCredentials/List", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.ClusterCredentials/Issue", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.ClusterCredentials/Revoke", AccessRole::Admin, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/Set", AccessRole::Operator, CallSubject::Fleet),
+    // It decides which programs run as root on nodes, and which add-ons in the cluster.
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Set", AccessRole::Deployer, CallSubject::Fleet),
     // The workloads of the cluster end.
     role_rule("shepherd.fleet.v1.ClusterKubernetes/Remove", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.ClusterKubernetes/Rotate", AccessRole::Admin, CallSubject::Fleet),
     // Holders of these certificates reach the API servers, without orders and without our audit.
     role_rule("shepherd.fleet.v1.ClusterKubernetes/ListUsers", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.ClusterKubernetes/IssueUser", AccessRole::Admin, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/Upgrade", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/RollBack", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Upgrade", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/RollBack", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade", AccessRole::Deployer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Updates/List", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Updates/Create", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Updates/Pause", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Updates/Resume", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Updates/Abort", AccessRole::Operator, CallSubject::Fleet),
+    // A release is root on the machines to which it is rolled out.
+    role_rule("shepherd.fleet.v1.Updates/Create", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Pause", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Resume", AccessRole::Deployer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Abort", AccessRole::Deployer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Policy/Get", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Plan/Get", AccessRole::Viewer, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Issues/List", AccessRole::Viewer, CallSubject::Fleet),
@@ -158,7 +170,8 @@ pub fn authorize_call(rule: &CallRule, role: AccessRole, scope: &AccessScope) ->
         && role < needed
     {
         return Err(format!(
-            "{} is for the role {needed}, and this credential has the role {role}",
+            "{} needs the role {needed}, and this credential has the role {role}; an admin creates another one with \
+             `shepherdctl tokens create NAME --role {needed}`",
             rule.rpc
         ));
     }
@@ -237,8 +250,14 @@ mod tests {
             ("shepherd.fleet.v1.Machines/List", AccessRole::Viewer, &rack, true),
             ("shepherd.fleet.v1.Machines/Hold", AccessRole::Viewer, &all, false),
             ("shepherd.fleet.v1.Machines/Hold", AccessRole::Operator, &rack, true),
+            ("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Operator, &rack, false),
+            ("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Deployer, &rack, true),
+            ("shepherd.fleet.v1.Updates/Create", AccessRole::Operator, &all, false),
+            ("shepherd.fleet.v1.Updates/Create", AccessRole::Deployer, &all, true),
+            ("shepherd.fleet.v1.Updates/Create", AccessRole::Admin, &all, true),
+            ("shepherd.fleet.v1.Clusters/Restore", AccessRole::Deployer, &all, false),
             ("shepherd.fleet.v1.Sessions/List", AccessRole::Admin, &rack, false),
-            ("shepherd.fleet.v1.Credentials/Create", AccessRole::Operator, &all, false),
+            ("shepherd.fleet.v1.Credentials/Create", AccessRole::Deployer, &all, false),
             ("shepherd.fleet.v1.Credentials/Create", AccessRole::Admin, &all, true),
             ("shepherd.fleet.v1.Credentials/WhoAmI", AccessRole::Viewer, &rack, true),
         ] {
