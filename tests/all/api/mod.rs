@@ -41,6 +41,7 @@ mod lists;
 mod logs;
 mod orders;
 mod recorded;
+mod roles;
 mod same_answers;
 mod scope;
 mod top;
@@ -162,8 +163,7 @@ impl Api {
         self.call_at(self.server.local_addr, key, rpc, body).await
     }
 
-    /// A call in JSON to one of the servers on this database. While the server is too busy, the call is repeated as
-    /// docs/api.md describes: every order has a key.
+    /// A call in JSON to one of the servers on this database.
     async fn call_at(
         &self,
         server: SocketAddr,
@@ -171,10 +171,25 @@ impl Api {
         rpc: &str,
         body: Value,
     ) -> anyhow::Result<Answer> {
+        self.call_with_body(server, key, &format!("shepherd.fleet.v1.{rpc}"), &body.to_string()).await
+    }
+
+    /// A call with a body that is declared as JSON, by the full name of the call. While the server is too busy, the
+    /// call is repeated as docs/api.md describes: every order has a key.
+    async fn call_with_body(
+        &self,
+        server: SocketAddr,
+        key: Option<&str>,
+        rpc: &str,
+        body: &str,
+    ) -> anyhow::Result<Answer> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let mut request =
-                self.http.post(format!("https://{server}/api/shepherd.fleet.v1.{rpc}")).json(&body);
+            let mut request = self
+                .http
+                .post(format!("https://{server}/api/{rpc}"))
+                .header("content-type", "application/json")
+                .body(body.to_owned());
             if let Some(token) = key {
                 request = request.bearer_auth(token);
             }

@@ -3,7 +3,8 @@
 //! Three rules assign a role to each call that changes something. What decides which programs machines run, or which
 //! cluster they trust, is root on them, and requires a deployer. What loses data for good, exceeds limits, or gives
 //! somebody access requires an admin. The rest is for operators: it acts on machines and on what they run already,
-//! within budgets and limits.
+//! within budgets and limits. `docs/security.md` has the worst use of each call, and a test compares the roles there with
+//! this table.
 //!
 //! A call that is not in the table is rejected. A test reads the descriptors and fails for a call that is missing
 //! here.

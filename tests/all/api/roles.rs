@@ -1,0 +1,274 @@
+//! The worth of a stolen token of each role: it tries every call, and what it achieves equals the table in
+//! `docs/security.md`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use prost_reflect::DescriptorPool;
+use shepherd::model::access::AccessRole;
+use shepherd::proto::fleet::DESCRIPTORS;
+use shepherd::server::api::authorization::{RULES, RequiredAuth, find_rule};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use crate::api::command_line::Operator;
+use crate::api::orders::request;
+use crate::api::{Api, Key};
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
+use crate::harness::program::PATIENCE;
+use crate::harness::source;
+
+const PAGE: &str = "docs/security.md";
+const TABLE: &str = "| call | role | worst use |\n| --- | --- | --- |\n";
+
+/// A row of the table of worst uses.
+#[derive(Debug, PartialEq, Eq)]
+struct WorstUse {
+    /// Path of the call, as in the table of authorization.
+    rpc: String,
+    /// The least role that may make the call; `None` if no credential is needed.
+    role: Option<AccessRole>,
+    /// The worst use of the call.
+    text: String,
+}
+
+/// The table of worst uses on this page.
+fn worst_uses(page: &str) -> anyhow::Result<Vec<WorstUse>> {
+    let (_, rows) = page.split_once(TABLE).context("the page has no table of worst uses")?;
+    let rows = rows.lines().map_while(|line| line.strip_prefix("| "));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
+        let [call, role, text] = cells[..] else { anyhow::bail!("not three cells: {row}") };
+        let call = call.trim_matches('`');
+        let (service, method) = call.rsplit_once('.').with_context(|| format!("no call: {row}"))?;
+        let package = if service.contains('.') { "" } else { "shepherd.fleet.v1." };
+        let role = match role {
+            "anybody" => None,
+            name => Some(name.parse::<AccessRole>().with_context(|| row.to_owned())?),
+        };
+        Ok(WorstUse { rpc: format!("{package}{service}/{method}"), role, text: text.to_owned() })
+    })
+    .collect()
+}
+
+/// The role that a call requires; `None` if it needs no credential.
+const fn role_of(required: RequiredAuth) -> Option<AccessRole> {
+    match required {
+        RequiredAuth::Public => None,
+        RequiredAuth::Role(role) => Some(role),
+    }
+}
+
+/// Every call that the server answers, with the role that it requires: those of the descriptors, and the public ones.
+fn all_calls() -> anyhow::Result<BTreeMap<String, Option<AccessRole>>> {
+    let public = RULES.iter().filter(|rule| rule.required == RequiredAuth::Public);
+    let mut calls: BTreeMap<_, _> = public.map(|rule| (rule.rpc.to_owned(), None)).collect();
+    for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
+        for method in service.methods() {
+            let rpc = format!("{}/{}", service.full_name(), method.name());
+            let rule = find_rule(&rpc).with_context(|| format!("{rpc} has no rule"))?;
+            calls.insert(rpc, role_of(rule.required));
+        }
+    }
+    Ok(calls)
+}
+
+/// What is wrong with the table, as sentences.
+fn differences(rows: &[WorstUse], calls: &BTreeMap<String, Option<AccessRole>>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (rpc, role) in calls {
+        match rows.iter().filter(|row| row.rpc == *rpc).collect::<Vec<_>>()[..] {
+            [] => wrong.push(format!("{rpc} is not in the table")),
+            [row] if row.role != *role => {
+                wrong.push(format!("{rpc} requires {role:?}, and the table has {:?}", row.role));
+            }
+            [row] if row.text.is_empty() => wrong.push(format!("{rpc} has no worst use")),
+            [_] => (),
+            _ => wrong.push(format!("{rpc} has more than one row")),
+        }
+    }
+    let unknown = rows.iter().filter(|row| !calls.contains_key(&row.rpc));
+    wrong.extend(unknown.map(|row| format!("{} is no call", row.rpc)));
+    wrong
+}
+
+#[test]
+fn table_of_worst_uses_has_every_call_with_its_role() -> TestResult {
+    let rows = worst_uses(&source::read(Path::new(PAGE))?)?;
+    assert_eq!(differences(&rows, &all_calls()?), Vec::<String>::new(), "{PAGE}");
+    assert!(rows.len() > 80, "only {} rows were found", rows.len());
+
+    let page = format!(
+        "# X\n\n{TABLE}| `A.One` | admin | all |\n| `A.Two` | viewer | reads |\n| `A.Two` | viewer | reads |\n\
+         | `A.Three` | viewer |  |\n| `b.v1.B.Check` | anybody | health |\n| `A.Gone` | viewer | x |\n\n| `A.Six` |\n"
+    );
+    let calls = BTreeMap::from([
+        ("shepherd.fleet.v1.A/One".to_owned(), Some(AccessRole::Operator)),
+        ("shepherd.fleet.v1.A/Two".to_owned(), Some(AccessRole::Viewer)),
+        ("shepherd.fleet.v1.A/Three".to_owned(), Some(AccessRole::Viewer)),
+        ("shepherd.fleet.v1.A/Six".to_owned(), Some(AccessRole::Viewer)),
+        ("b.v1.B/Check".to_owned(), None),
+    ]);
+    assert_eq!(
+        differences(&worst_uses(&page)?, &calls),
+        [
+            "shepherd.fleet.v1.A/One requires Some(Operator), and the table has Some(Admin)",
+            "shepherd.fleet.v1.A/Six is not in the table",
+            "shepherd.fleet.v1.A/Three has no worst use",
+            "shepherd.fleet.v1.A/Two has more than one row",
+            "shepherd.fleet.v1.A/Gone is no call",
+        ]
+    );
+    assert!(worst_uses("# X\n").is_err());
+    assert!(worst_uses(&format!("{TABLE}| `A.One` | root | all |\n")).is_err());
+    Ok(())
+}
+
+/// A token of each role, the least powerful first.
+async fn tokens(api: &Api) -> anyhow::Result<Vec<(AccessRole, Key)>> {
+    let mut tokens = Vec::new();
+    for role in AccessRole::ALL {
+        tokens.push((role, api.key(role, &[], None).await?));
+    }
+    Ok(tokens)
+}
+
+/// The code of a gRPC call with an empty message. While the server is too busy, the call is repeated.
+async fn grpc_code(api: &Api, token: &str, rpc: &str) -> anyhow::Result<Code> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let call = api.http.post(api.url(&format!("/{rpc}"))).header("content-type", "application/grpc");
+        let response = call.bearer_auth(token).body(vec![0_u8; 5]).send().await?;
+        assert_eq!(response.status(), 200, "{rpc}");
+        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+        // A watch does not end.
+        if !rpc.ends_with("/Watch") {
+            response.bytes().await?;
+        }
+        if code != Code::Unavailable || Instant::now() > end {
+            return Ok(code);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The sentence of a rejection.
+fn rejection(rpc: &str, needed: AccessRole, role: AccessRole) -> String {
+    format!(
+        "{rpc} needs the role {needed}, and this credential has the role {role}; an admin creates another one with \
+         `shepherdctl tokens create NAME --role {needed}`"
+    )
+}
+
+/// The request is worth nothing: over gRPC it lacks what the call needs, and as JSON it is none. So a token that is
+/// refused for its role was refused before the request was looked at, and one that is not refused changes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_of_each_role_achieves_what_the_table_says() -> TestResult {
+    let api = Api::start("api_worst_uses").await?;
+    let tokens = tokens(&api).await?;
+    let mut tried = 0;
+    for WorstUse { rpc, role: needed, .. } in worst_uses(&source::read(Path::new(PAGE))?)? {
+        let Some(needed) = needed else { continue };
+        for (role, key) in &tokens {
+            let code = grpc_code(&api, &key.token, &rpc).await?;
+            let answer = api.call_with_body(api.server.local_addr, Some(&key.token), &rpc, "{").await?;
+            if *role < needed {
+                assert_eq!(code, Code::PermissionDenied, "{rpc} as {role} over gRPC");
+                let expected = rejection(&rpc, needed, *role);
+                assert_eq!((answer.code, answer.message()), (403, expected.as_str()), "{rpc} as {role}");
+            } else {
+                let answered = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition]
+                    .contains(&code);
+                assert!(answered, "{rpc} as {role} over gRPC: {code:?}");
+                assert_eq!(answer.code, 400, "{rpc} as {role}: {answer:?}");
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 4 * 80, "only {tried} were tried");
+    assert_eq!(
+        api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?,
+        0,
+        "something was ordered"
+    );
+    Ok(api.stop().await?)
+}
+
+/// Orders that would be carried out, from each role below the required one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn valid_order_above_a_role_changes_nothing() -> TestResult {
+    let api = Api::start("api_above_the_role").await?;
+    let machine = provided(&api.pool).await?;
+    let tokens = tokens(&api).await?;
+    let (mut tried, mut of_deployers) = (0, Vec::new());
+    for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
+        for method in service.methods().filter(|method| method.input().get_field_by_name("order").is_some()) {
+            let (full, rpc) = (service.full_name(), format!("{}/{}", service.name(), method.name()));
+            let rule = find_rule(&format!("{full}/{}", method.name())).context("a rule")?;
+            let needed = role_of(rule.required).with_context(|| format!("anybody may order {rpc}"))?;
+            for (role, key) in tokens.iter().filter(|(role, _)| *role < needed) {
+                let refused = api.call(Some(&key.token), &rpc, request(&rpc, machine, key.id)?).await?;
+                let expected = rejection(rule.rpc, needed, *role);
+                assert_eq!((refused.code, refused.message()), (403, expected.as_str()), "{rpc} as {role}");
+                tried += 1;
+            }
+            if needed == AccessRole::Deployer {
+                of_deployers.push(rpc);
+            }
+        }
+    }
+    assert!(tried > 80 && of_deployers.len() > 15, "{tried} orders, of deployers {of_deployers:?}");
+    assert_eq!(
+        api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?,
+        0,
+        "something was ordered"
+    );
+    assert_eq!(api.count("SELECT count(*) FROM cluster").await?, 0);
+
+    // The same orders are carried out for the role that the sentence names.
+    let (_, deployer) =
+        tokens.iter().find(|(role, _)| *role == AccessRole::Deployer).context("a deployer")?;
+    for rpc in ["Clusters/Create", "Clusters/Change"] {
+        let answer = api.call(Some(&deployer.token), rpc, request(rpc, machine, deployer.id)?).await?.ok()?;
+        assert_eq!(answer["changed"], true, "{rpc}: {answer}");
+    }
+    Ok(api.stop().await?)
+}
+
+/// The first step of a roll-out of a shell script, with `shepherdctl`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_uploads_no_program_and_learns_which_role_does() -> TestResult {
+    let api = Api::start("api_role_named").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let path = |name: &str| kim.home.path().join(name);
+    for role in ["operator", "deployer"] {
+        let file = path(role);
+        let file = file.to_str().context("text")?;
+        let create =
+            ["tokens", "create", "lee", "--role", role, "--output_file", file, "--reason", "lee is new"];
+        kim.ask(&create)?;
+    }
+    let script = path("payload");
+    std::fs::write(&script, "#!/bin/sh\nid >/root/was-here\n")?;
+    let script = script.to_str().context("text")?;
+    let add = ["artefacts", "add", script, "--reason", "the next release"];
+
+    std::fs::copy(path("operator"), path(".config/shepherd/home.token"))?;
+    let refused = kim.ask(&add).err().context("an operator uploaded a program")?.to_string();
+    let expected =
+        rejection("shepherd.fleet.v1.Artefacts/BeginUpload", AccessRole::Deployer, AccessRole::Operator);
+    assert!(refused.contains(&expected), "{refused}");
+    let update = ["update", "--selector", "", "--release", "payload", "--reason", "the next release"];
+    let refused = kim.ask(&update).err().context("an operator rolled a program out")?.to_string();
+    assert!(refused.contains("Updates/Create needs the role deployer"), "{refused}");
+    assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0);
+
+    std::fs::copy(path("deployer"), path(".config/shepherd/home.token"))?;
+    let added = kim.ask(&add)?;
+    assert!(added.starts_with("the artefact payload is added"), "{added}");
+    Ok(api.stop().await?)
+}
