@@ -22,7 +22,7 @@
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
 //! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
-//!   certificates and of revocations. `peer_revocation` decides which certificates of etcd's members are rejected,
+//!   certificates and of revocations, `key_limits` bounds what a key without a certificate gets. `peer_revocation` decides which certificates of etcd's members are rejected,
 //!   `statement_plan` what the cluster's authority states for all nodes, and [`statement_record`][] stores it.
 //!   `clock_comparison` decides whether the leader's clock is wrong.
 //!
@@ -58,6 +58,7 @@ pub mod bootstrap;
 mod clock_comparison;
 mod credential;
 pub mod entitlement;
+mod key_limits;
 pub mod kubernetes;
 pub mod membership;
 pub mod node_address;

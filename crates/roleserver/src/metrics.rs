@@ -175,6 +175,12 @@ fn add_curator_gate(page: &mut MetricsPage, gate: &GateNumbers) {
             as_value(*count),
         );
     }
+    page.add_family(
+        "roleserver_curator_rejected_calls_total",
+        "counter",
+        "Calls to the curator that were rejected because a key without a certificate made too many.",
+    );
+    page.add_sample("roleserver_curator_rejected_calls_total", &[], as_value(gate.rejected_calls));
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no gate counts so many connections")]
@@ -259,6 +265,7 @@ mod tests {
                 proven: 4,
                 unproven: 1,
                 closed: [("timeout", 7), ("full", 0)].into(),
+                rejected_calls: 3,
                 ..GateNumbers::default()
             },
         };
@@ -276,6 +283,7 @@ mod tests {
             "roleserver_curator_connections{authenticated=\"false\"} 1",
             "roleserver_curator_connections_closed_total{reason=\"timeout\"} 7",
             "roleserver_curator_connections_closed_total{reason=\"full\"} 0",
+            "roleserver_curator_rejected_calls_total 3",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
             "roleserver_service_restarts_total{role=\"web\",service=\"a \\\"front\\\"\"} 3",

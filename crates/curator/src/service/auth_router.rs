@@ -34,6 +34,7 @@ use crate::permissions::{MethodPermission, PermissionError, authorize_call};
 use crate::service::cluster_members::ClusterMembers;
 use crate::service::credentials::CredentialsService;
 use crate::service::declarations::DeclarationsService;
+use crate::service::gate_monitor::GateMonitor;
 use crate::service::kubernetes::KubernetesService;
 use crate::service::leader_context::{Caller, LeaderContext, not_leader_status};
 use crate::service::leader_service::LeaderService;
@@ -84,14 +85,14 @@ impl AuthRouter {
         Self { leader_service: LeaderServer::new(service), members, leader_only: None, ended }
     }
 
-    /// The router of the leader.
+    /// The router of the leader. `gate` counts the calls that are rejected because their key makes too many.
     #[must_use]
-    pub(super) fn for_leader(service: LeaderService, leading: Arc<LeaderContext>) -> Self {
+    pub(super) fn for_leader(service: LeaderService, leading: Arc<LeaderContext>, gate: GateMonitor) -> Self {
         let ended = leading.ended.clone();
         let authorities = leading.authorities.subscribe();
         let members = ClusterMembers::new(authorities, leading.cache.clone(), leading.clock.clone());
         let leader = LeaderOnlyServices {
-            registration: RegistrationServer::new(RegistrationService(leading.clone())),
+            registration: RegistrationServer::new(RegistrationService::new(leading.clone(), gate)),
             nodes: NodesServer::new(NodesService(leading.clone())),
             declarations: DeclarationsServer::new(DeclarationsService(leading.clone()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),

@@ -317,7 +317,8 @@ impl Curator {
                         epoch: leading.cluster.epoch,
                     };
                     let leader_service = self.leader_service(known, standing, &statements, over.clone());
-                    let router = AuthRouter::for_leader(leader_service, leading.clone());
+                    let gate = self.settings.gate.clone();
+                    let router = AuthRouter::for_leader(leader_service, leading.clone(), gate);
                     tokio::select! {
                         () = self.serve(router, over.clone()) => Ok(()),
                         never = self.run_leader_tasks(&leading) => match never {},

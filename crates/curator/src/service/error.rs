@@ -158,6 +158,18 @@ impl From<crate::credential::TooManyCertificates> for ServiceError {
     }
 }
 
+impl From<crate::key_limits::TooManyCalls> for ServiceError {
+    fn from(refusal: crate::key_limits::TooManyCalls) -> Self {
+        Self::rejected(Code::ResourceExhausted, refusal.to_string())
+    }
+}
+
+impl From<crate::key_limits::TooManyWithinADay> for ServiceError {
+    fn from(refusal: crate::key_limits::TooManyWithinADay) -> Self {
+        Self::rejected(Code::ResourceExhausted, refusal.to_string())
+    }
+}
+
 impl From<node_labels::LabelError> for ServiceError {
     fn from(refusal: node_labels::LabelError) -> Self {
         Self::rejected(refusal.code(), refusal.to_string())

@@ -25,6 +25,8 @@ pub struct GateNumbers {
     pub unproven: usize,
     /// Connections that were closed or not accepted, by reason.
     pub closed: BTreeMap<&'static str, u64>,
+    /// Calls of the service Registration that were rejected because their key made too many.
+    pub rejected_calls: u64,
     /// When a connection was last turned away: closed for a newer one, refused, or not accepted.
     pub turned_away_at: Option<Instant>,
 }
@@ -47,6 +49,11 @@ impl GateMonitor {
         for reason in CloseReason::ALL.map(CloseReason::as_str).into_iter().chain([NOT_ACCEPTED]) {
             numbers.closed.entry(reason).or_default();
         }
+    }
+
+    /// Counts a call that was rejected because its key made too many.
+    pub(super) fn count_rejected_call(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).rejected_calls += 1;
     }
 
     /// Records an event. Returns whether a connection was turned away.
@@ -90,6 +97,8 @@ mod tests {
         monitor.open(64);
         let numbers = monitor.numbers();
         assert_eq!((numbers.places, numbers.closed.get(NOT_ACCEPTED)), (64, Some(&1)));
-        assert_eq!(numbers.turned_away_at, Some(now));
+        assert_eq!((numbers.turned_away_at, numbers.rejected_calls), (Some(now), 0));
+        monitor.count_rejected_call();
+        assert_eq!(monitor.numbers().rejected_calls, 1);
     }
 }

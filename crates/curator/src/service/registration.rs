@@ -2,18 +2,23 @@
 //!
 //! Each response is built from records that are written first. So a node that lost a response may repeat the call: it
 //! gets the same response, with another certificate for the same key.
+//!
+//! The callers prove a key that anyone can make, so the calls and the certificates of one key are bounded
+//! ([`key_limits`](crate::key_limits)).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use curator_client::node::Node;
-use curator_client::node_id::NodeId;
+use curator_client::node_id::{NodeId, PublicKey};
 use etcd::key_space::TICKETS;
 use proto::curator::v1 as wire;
 use proto::curator::v1::registration_server;
 use tonic::{Request, Response, Status};
 
+use crate::key_limits::{KeyLimits, check_certificates_of_a_day};
 use crate::node_lifecycle::{self, NodeRegistration, NodeUpdate};
 use crate::service::error::ServiceError;
+use crate::service::gate_monitor::GateMonitor;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::store::{node_change, record_change};
 use crate::tickets::{self, TicketSecret};
@@ -22,7 +27,38 @@ use crate::tickets::{self, TicketSecret};
 const RETRY_AFTER_MS: u64 = 1000;
 
 #[derive(Clone, Debug)]
-pub(super) struct RegistrationService(pub(super) Arc<LeaderContext>);
+pub(super) struct RegistrationService {
+    leading: Arc<LeaderContext>,
+    limits: Arc<Mutex<KeyLimits>>,
+    gate: GateMonitor,
+}
+
+impl RegistrationService {
+    /// The service of a leadership. `gate` counts the calls that are rejected because their key makes too many.
+    pub(super) fn new(leading: Arc<LeaderContext>, gate: GateMonitor) -> Self {
+        Self { leading, limits: Arc::default(), gate }
+    }
+
+    /// The key of the caller, unless it calls too often.
+    fn admit_key<T>(&self, request: &Request<T>) -> Result<PublicKey, Status> {
+        let key = Caller::from_request(request)?.require_key()?;
+        let now = self.leading.clock.monotonic();
+        let admitted = self.limits.lock().unwrap_or_else(PoisonError::into_inner).admit(key, now);
+        if let Err(rejection) = admitted {
+            self.gate.count_rejected_call();
+            return Err(ServiceError::from(rejection).into());
+        }
+        Ok(key)
+    }
+
+    /// Checks that the key of this node may get another certificate. The caller holds the lock of membership until the
+    /// certificate is recorded: two calls at the same time would count the same certificates.
+    async fn check_certificates(&self, node: NodeId) -> Result<(), ServiceError> {
+        let stored = self.leading.store.credentials().await?;
+        let issued = stored.iter().map(|credential| &credential.value);
+        Ok(check_certificates_of_a_day(issued, node, self.leading.clock.now())?)
+    }
+}
 
 #[tonic::async_trait]
 impl registration_server::Registration for RegistrationService {
@@ -30,7 +66,7 @@ impl registration_server::Registration for RegistrationService {
         &self,
         request: Request<wire::RegisterRequest>,
     ) -> Result<Response<wire::RegisterResponse>, Status> {
-        let key = Caller::from_request(&request)?.require_key()?;
+        let key = self.admit_key(&request)?;
         let body = request.into_inner();
         let secret = TicketSecret::from_slice(&body.ticket).map_err(ServiceError::invalid_argument)?;
         let machine = match body.machine_id.as_str() {
@@ -40,7 +76,7 @@ impl registration_server::Registration for RegistrationService {
             }
         };
         let registration = NodeRegistration { key, machine, labels: body.labels, ticket: secret.id() };
-        let (leading, id) = (&self.0, NodeId::from_key(&key));
+        let (leading, id) = (&self.leading, NodeId::from_key(&key));
         let node = leading.store.retry_on_conflict(|| async {
             let now = leading.clock.now();
             let ticket = leading.store.ticket(registration.ticket).await?.ok_or(tickets::TicketError::Unknown)?;
@@ -77,8 +113,9 @@ impl registration_server::Registration for RegistrationService {
         request: Request<wire::CommitRequest>,
     ) -> Result<Response<wire::CommitResponse>, Status> {
         use wire::commit_response::Result as Answer;
-        let key = Caller::from_request(&request)?.require_key()?;
-        let (leading, id) = (&self.0, NodeId::from_key(&key));
+        let key = self.admit_key(&request)?;
+        let (leading, id) = (&self.leading, NodeId::from_key(&key));
+        let _alone = leading.lock_membership().await;
         let committed = leading.store.retry_on_conflict(|| async {
             let known = leading.store.node(&id).await?;
             let revoked = leading.store.is_node_revoked(id).await?;
@@ -86,6 +123,7 @@ impl registration_server::Registration for RegistrationService {
             let outcome =
                 node_lifecycle::commit_node(known.as_ref().map(|known| &known.value), &key, revoked, now)?;
             let Some(outcome) = outcome else { return Ok(None) };
+            self.check_certificates(id).await?;
             let (issued, kept) = leading.issue_node_certificate(&key)?;
             let mut changes = vec![kept];
             if let NodeUpdate::Changed(node) = &outcome {
@@ -108,11 +146,13 @@ impl registration_server::Registration for RegistrationService {
         &self,
         request: Request<wire::JoinRequest>,
     ) -> Result<Response<wire::JoinResponse>, Status> {
-        let key = Caller::from_request(&request)?.require_key()?;
-        let (leading, id) = (&self.0, NodeId::from_key(&key));
+        let key = self.admit_key(&request)?;
+        let (leading, id) = (&self.leading, NodeId::from_key(&key));
+        let _alone = leading.lock_membership().await;
         let known = leading.store.node(&id).await?.map(|stored| stored.value);
         let revoked = leading.store.is_node_revoked(id).await?;
         let node = node_lifecycle::check_join(known.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        self.check_certificates(id).await?;
         let (issued, kept) = leading.issue_node_certificate(&key)?;
         leading.store.write(&[kept]).await?;
         let membership = membership_response(leading, issued.certificate, node);

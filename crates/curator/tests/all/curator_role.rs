@@ -12,6 +12,7 @@ use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::leader_client::LeaderClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::registration_client::RegistrationClient;
 use proto::curator::v1::revoke_credentials_request::Target;
 use shepherd_curator::bootstrap::issue_curator_from_local_etcd;
 use shepherd_curator::service::gate_monitor::GateMonitor;
@@ -253,5 +254,50 @@ async fn node_renews_its_certificate_a_bounded_number_of_times() -> TestResult {
     let renewal = nodes.clone().renew_certificate(wire::RenewCertificateRequest {}).await;
     let (code, text) = refusal(renewal)?;
     assert_eq!((code, text.contains("64 of this kind")), (Code::ResourceExhausted, true), "{text}");
+    Ok(())
+}
+
+/// The same for the key of a node without its certificate. Its calls are bounded, too, and those that were rejected are
+/// counted.
+#[tokio::test]
+async fn key_without_a_certificate_gets_a_bounded_number_of_certificates_and_calls() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let node = Holder::new()?;
+    cluster.take_in(&node).await?;
+    let join = async |node: &Holder, calls: usize| {
+        let registration = RegistrationClient::new(cluster.channel(0, Some(node.itself()?))?);
+        let calls = (0..calls).map(|_| {
+            let mut registration = registration.clone();
+            async move { registration.join(wire::JoinRequest {}).await }
+        });
+        anyhow::Ok(futures::future::join_all(calls).await)
+    };
+    // It has one more certificate from its commit.
+    let outcomes = join(&node, 35).await?;
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 31);
+    for rejected in outcomes.into_iter().filter_map(Result::err) {
+        let text = rejected.message();
+        assert_eq!(
+            (rejected.code(), text.contains("got 32 within a day")),
+            (Code::ResourceExhausted, true),
+            "{text}"
+        );
+    }
+    assert_eq!(cluster.gate(0)?.rejected_calls, 0);
+
+    let (stranger, began) = (Holder::new()?, std::time::Instant::now());
+    let outcomes = join(&stranger, 100).await?;
+    let of = |code: Code| {
+        let rejections = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+        rejections.filter(|rejection| rejection.code() == code).count()
+    };
+    let (unknown, too_often) = (of(Code::NotFound), of(Code::ResourceExhausted));
+    let at_most = 41 + usize::try_from(began.elapsed().as_millis() / 500)?;
+    assert!((40..=at_most).contains(&unknown), "{unknown} of at most {at_most}");
+    assert_eq!((unknown + too_often, cluster.gate(0)?.rejected_calls), (100, u64::try_from(too_often)?));
+    // It may wait.
+    cluster.time.pass(20);
+    let outcomes = join(&stranger, 1).await?;
+    assert!(matches!(&outcomes[..], [Err(rejection)] if rejection.code() == Code::NotFound), "{outcomes:?}");
     Ok(())
 }
