@@ -5,6 +5,10 @@
 //! the one that signs now. Nobody vouches for the list itself: each succession is worth what its old authority is worth.
 //! An authority that is not trusted names nobody, and a list from which one is missing leads nowhere.
 //!
+//! The list has an end. Curators send the newest [`MAX_SUCCESSIONS`], so a node that was off for longer does not find the
+//! way by them. A node that has followed stores the way from the authority that it trusts, which gets longer with each
+//! replacement. So from [`ROOT_CHANGE`] on it trusts the end of that way instead of its beginning, and shepherds do the same.
+//!
 //! There is no succession after a theft of the authority's key. The thief could sign one as well.
 
 use prost::Message as _;
@@ -16,11 +20,14 @@ use crate::pki::{Authority, PkiError, TrustAnchor};
 /// Most successions that a cluster stores and sends. The oldest ones are dropped.
 pub const MAX_SUCCESSIONS: usize = 64;
 
+/// Number of stored successions from which on the authority at their end is trusted instead of the one at their beginning.
+pub const ROOT_CHANGE: usize = 32;
+
 /// The format of successions that this program knows.
 const FORMAT: u32 = 1;
 /// Precedes the signed bytes, so that a signature of the authority never counts for anything else.
 const CONTEXT: &[u8] = b"shepherd authority succession\0";
-/// Most successions that are read: those that lead to the stored statement, and those that lead further.
+/// Most successions that are read, the newest ones: those that lead to the stored statement, and those that lead further.
 const MAX_READ: usize = 2 * MAX_SUCCESSIONS;
 /// Longest encoded succession that is decoded, in bytes. A valid one has less than 1 KiB.
 const MAX_ENCODED_BYTES: usize = 4 << 10;
@@ -116,7 +123,7 @@ pub fn find_path(
 ) -> Option<SuccessionPath> {
     let at_once = |anchor: &TrustAnchor| SuccessionPath { end: anchor.clone(), successions: Vec::new() };
     let mut reached: Vec<SuccessionPath> = trusted.iter().map(at_once).collect();
-    for encoded in successions.iter().take(MAX_READ) {
+    for encoded in &successions[successions.len().saturating_sub(MAX_READ)..] {
         if reached.iter().any(|path| is_wanted(&path.end)) {
             break;
         }
@@ -137,6 +144,8 @@ fn signed_bytes(encoded: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::statement::{SignedStatement, Statement, StatementError};
     use crate::testing::{authority, authority_of, statement};
@@ -230,6 +239,37 @@ mod tests {
         ];
         for (what, trusted, chain, wanted, expected) in cases {
             assert_eq!(reach(trusted, chain, wanted).as_deref(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn newest_successions_of_a_long_list_are_read() {
+        let (list, wanted): (Vec<_>, _) = ((1..=150).map(|old| link(old, old + 1)).collect(), anchor(151));
+        for (trusted, length) in [(1, None), (22, None), (23, Some(128)), (100, Some(51)), (151, Some(0))] {
+            let path = find_path(&[anchor(trusted)], &list, |found| found.key == wanted.key);
+            assert_eq!(path.map(|path| path.successions.len()), length, "from {trusted}");
+        }
+    }
+
+    #[test]
+    fn end_of_a_long_path_is_trusted_instead_of_its_beginning() {
+        let list: Vec<Vec<u8>> = (1..=40).map(|old| link(old, old + 1)).collect();
+        for (successions, changed) in [(0, false), (31, false), (32, true), (40, true)] {
+            let signer = u8::try_from(successions).unwrap() + 1;
+            let stored = stated(9, signer, None).with_successors(list[..successions].to_vec());
+            let root = stored.next_root().cloned();
+            assert_eq!(root, changed.then(|| anchor(signer)), "{successions}");
+            let Some(root) = root else { continue };
+            // The stored statement counts from both, and what follows from it has a short path.
+            let again = SignedStatement::verify(&stored.to_wire(), slice::from_ref(&root)).unwrap();
+            assert_eq!(again.statement, stored.statement);
+            assert!(again.next_root().is_none() && again.to_wire().successors.is_empty());
+            let further = [list[..successions].to_vec(), vec![link(signer, signer + 1)]].concat();
+            let next = stated(10, signer + 1, None).with_successors(further).to_wire();
+            assert_eq!(
+                SignedStatement::verify(&next, slice::from_ref(&root)).unwrap().to_wire().successors.len(),
+                1
+            );
         }
     }
 
