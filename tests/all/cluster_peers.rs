@@ -70,6 +70,31 @@ async fn renew_peers(field: &Field) -> Result<()> {
     }
 }
 
+/// Orders to replace the authority of the cluster, of which no curator answers. The cluster, its machines and the issues show
+/// why nothing happens, and the order is withdrawn.
+async fn stopped_replacement_is_explained(field: &Field, machine: &str) -> Result<()> {
+    field.ctl(&["cluster", "rotate-authority", "ams", "--reason", "a member left with its disk"])?;
+    let for_long = "UPDATE cluster SET unreachable_since = unreachable_since - INTERVAL '3 minutes'";
+    sqlx::query(for_long).execute(&field.fleet.pool).await?;
+    let stopped = "does not begin: no curator of it has answered for ";
+    let shows = |cluster: &Value| {
+        let machines = machines(cluster, "control-plane");
+        let waits =
+            |machine: &Value| machine["wait_reason"].as_str().is_some_and(|text| text.contains(stopped));
+        cluster["wait_reasons"].to_string().contains(stopped) && machines.into_iter().all(waits)
+    };
+    field.until("it shows why its authority is not replaced", "ams", shows).await?;
+    let why = field.ctl(&["why", machine])?;
+    let why: Vec<&str> = why.split_whitespace().collect();
+    ensure!(why.join(" ").contains(stopped), "{why:?}");
+    let issues = field.ctl(&["issues"])?;
+    ensure!(issues.contains("authority-rotation-held"), "{issues}");
+    let withdraw = "UPDATE cluster SET authority_rotation = NULL, authority_rotation_ordered_at = NULL,
+                        authority_rotation_ordered_by = NULL";
+    sqlx::query(withdraw).execute(&field.fleet.pool).await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_whose_certificates_have_ended_come_back_by_one_order() -> TestResult {
     let field = Field::start("cluster_peers", 3).await?;
@@ -95,6 +120,7 @@ async fn members_whose_certificates_have_ended_come_back_by_one_order() -> TestR
     }
     let silent = "SELECT count(*) = 1 FROM cluster WHERE unreachable_since IS NOT NULL";
     field.fleet.until("no curator answers", silent).await?;
+    stopped_replacement_is_explained(&field, &members[0]).await?;
     renew_peers(&field).await?;
     let sent = "SELECT count(*) = 3 FROM history WHERE event = 'ClusterCertificateSent'";
     field.fleet.until("each member is sent a certificate", sent).await?;

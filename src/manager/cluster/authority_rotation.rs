@@ -13,11 +13,15 @@ use crate::bmdb::cluster::record::ClusterDetails;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError};
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;
-use crate::model::cluster::authority_rotation::{AuthorityProgress, RotationPlan, plan_rotation};
+use crate::model::cluster::authority_rotation::{
+    AuthorityProgress, RotationPlan, plan_rotation, stopped_replacement, stopped_replacement_remedy,
+};
 use crate::model::cluster::plan::ClusterPlan;
+use crate::model::cluster::spec::ClusterPart;
 use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
 use crate::model::ids::MachineId;
 use crate::model::pause::LoopKind;
+use crate::model::time::Timestamp;
 
 impl ClusterWorker<'_> {
     /// Stores how far a replacement is, and takes the next step of an order. What prevents the step, and what the
@@ -84,6 +88,26 @@ impl ClusterWorker<'_> {
         }
         Ok(())
     }
+}
+
+/// Adds why a replacement does not go on while no curator answers to what the cluster and its control plane wait for.
+pub(super) fn explain_stop(
+    found: &ClusterDetails,
+    cluster: &Cluster,
+    planned: &mut ClusterPlan,
+    now: Timestamp,
+) {
+    let CuratorAnswer::Unreachable(_) = &cluster.observed else { return };
+    let (order, progress) =
+        (found.cluster.authority_rotation.as_ref(), found.cluster.authority_progress.as_ref());
+    let Some(stopped) = stopped_replacement(order, progress, found.cluster.unreachable_since, now) else {
+        return;
+    };
+    let text = format!("{stopped}; {}", stopped_replacement_remedy(&cluster.spec.name));
+    for member in cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane) {
+        planned.machine_waits.entry(member.machine).or_insert_with(|| text.clone());
+    }
+    planned.wait_reasons.push(text);
 }
 
 /// What the machines of the cluster lack for the stage of the replacement.

@@ -316,6 +316,7 @@ impl ClusterWorker<'_> {
         }
         // Nor does this: a cluster works as specified while its authority is replaced.
         let rotates = self.follow_authority(&found, &cluster, &mut planned).await?;
+        authority_rotation::explain_stop(&found, &cluster, &mut planned, now);
         self.bmdb
             .record_cluster_observation(
                 &self.lease,

@@ -114,7 +114,7 @@ pub(crate) async fn list_clusters(
 }
 
 /// The order to replace the authority, from its kind, its time and the operator; `None` without one.
-fn parse_rotation_order(
+pub(crate) fn parse_rotation_order(
     columns: (Option<String>, Option<Timestamp>, Option<String>),
     replaces: Option<Vec<u8>>,
 ) -> Result<Option<AuthorityRotationOrder>, BmdbError> {

@@ -11,6 +11,7 @@ use proto::hardware::v1::HardwareReport;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::reading::parse_rotation_order;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::MachineSnapshot;
@@ -182,13 +183,26 @@ impl Bmdb {
                 Box::pin(sqlx::query_file!("../../sql/issues/list_clusters.sql").fetch_all(pool))
             })
             .await?;
-        let clusters = rows.into_iter().map(|row| ClusterIssueInputs {
-            name: row.name,
-            founded_at: row.founded_at,
-            snapshot_at: row.taken_at,
-            keys_rejected_since: row.keys_refused_since,
+        let clusters = rows.into_iter().map(|row| {
+            let order = (
+                row.authority_rotation,
+                row.authority_rotation_ordered_at,
+                row.authority_rotation_ordered_by,
+            );
+            Ok(ClusterIssueInputs {
+                name: row.name,
+                founded_at: row.founded_at,
+                snapshot_at: row.taken_at,
+                keys_rejected_since: row.keys_refused_since,
+                unreachable_since: row.unreachable_since,
+                authority_rotation: parse_rotation_order(order, row.authority_rotation_from)?,
+                // What another release wrote and this one cannot read is written again by the next pass.
+                authority_progress: row
+                    .authority_rotation_progress
+                    .and_then(|value| serde_json::from_value(value).ok()),
+            })
         });
-        Ok(clusters.collect())
+        clusters.collect()
     }
 
     async fn read_kubernetes_inputs(&self) -> Result<Vec<KubernetesIssueInputs>, BmdbError> {

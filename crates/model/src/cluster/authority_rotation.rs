@@ -14,12 +14,17 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::humanize::absolute_time;
+use crate::humanize::{absolute_time, humanize_duration};
 use crate::process::UnknownName;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, between};
+
+/// How long no curator may answer before a replacement counts as stopped. An election takes seconds, and so does the restart
+/// of the only member of etcd.
+pub const SILENCE_LIMIT: Duration = Duration::from_mins(2);
 
 /// Why the authority of a cluster is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +184,43 @@ pub fn rotation_objection(
     ))
 }
 
+/// Why the replacement of a cluster's authority does not go on, as a part of a sentence; `None` if there is no replacement,
+/// or if its curators answer.
+///
+/// `unreachable_since`: since when no curator answers. Every step is written to etcd, so a cluster without a quorum makes
+/// none. After a theft, the members of etcd follow orders of the shepherd, which need no quorum.
+#[must_use]
+pub fn stopped_replacement(
+    order: Option<&AuthorityRotationOrder>,
+    progress: Option<&AuthorityProgress>,
+    unreachable_since: Option<Timestamp>,
+    now: Timestamp,
+) -> Option<String> {
+    let silence = between(unreachable_since?, now);
+    if silence < SILENCE_LIMIT || order.is_some_and(|order| order.kind == RotationKind::Compromised) {
+        return None;
+    }
+    let stopped = match (progress, order) {
+        (Some(progress), _) => {
+            format!("the replacement of its authority does not go on (stage {})", progress.stage)
+        }
+        (None, Some(order)) => {
+            format!("the replacement of its authority that {} ordered does not begin", order.ordered_by)
+        }
+        (None, None) => return None,
+    };
+    let lasts = humanize_duration(silence);
+    Some(format!("{stopped}: no curator of it has answered for {lasts}, so its etcd may have no quorum"))
+}
+
+/// What a person does about a [`stopped_replacement`] of the cluster `name`, as a part of a sentence.
+#[must_use]
+pub fn stopped_replacement_remedy(name: &str) -> String {
+    format!(
+        "bring back machines of its control plane until most of them run, and the replacement goes on by itself; if they          are lost, restore the cluster with: shepherdctl cluster restore {name}"
+    )
+}
+
 /// The words that an operator types to order a replacement after a theft.
 #[must_use]
 pub fn compromised_confirmation(name: &str) -> String {
@@ -293,6 +335,32 @@ mod tests {
                 _ => panic!("{kind}: {objection:?}"),
             }
         }
+    }
+
+    #[test]
+    fn replacement_without_a_quorum_is_explained_in_one_sentence() {
+        use RotationKind::{Compromised, Planned};
+        let (ordered, theft) = (order(Planned, None), order(Compromised, None));
+        let running = progress(&["node-1"]);
+        let goes_on = "the replacement of its authority does not go on (stage signing): no curator of it has answered for \
+                       2m, so its etcd may have no quorum";
+        let begins = "the replacement of its authority that kim ordered does not begin: no curator of it has answered for \
+                      2m, so its etcd may have no quorum";
+        for (what, order, progress, since, expected) in [
+            ("nothing is replaced", None, None, Some(0), None),
+            ("curators answer", Some(&ordered), Some(&running), None, None),
+            ("they were elected meanwhile", Some(&ordered), Some(&running), Some(1), None),
+            ("ordered", Some(&ordered), None, Some(0), Some(begins)),
+            ("running", Some(&ordered), Some(&running), Some(0), Some(goes_on)),
+            ("nobody ordered it", None, Some(&running), Some(0), Some(goes_on)),
+            ("a theft", Some(&theft), None, Some(0), None),
+            ("a theft meanwhile", Some(&theft), Some(&running), Some(0), None),
+        ] {
+            let stopped = stopped_replacement(order, progress, since.map(at), at(120));
+            assert_eq!(stopped.as_deref(), expected, "{what}");
+        }
+        let remedy = stopped_replacement_remedy("ams");
+        assert!(remedy.ends_with("shepherdctl cluster restore ams") && !remedy.contains(". "), "{remedy}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Issues of clusters: old snapshots, rejected owner keys.
+//! Issues of clusters: old snapshots, rejected owner keys, replacements of the authority that do not go on.
 
+use crate::cluster::authority_rotation::{stopped_replacement, stopped_replacement_remedy};
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
 use crate::issues::{Issue, IssueKind};
@@ -8,9 +9,27 @@ use crate::time::{after, between};
 /// All issues of this file.
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let of = |cluster: &ClusterIssueInputs| {
-        [cluster_snapshot_old(cluster, evidence), cluster_key_refused(cluster, evidence)]
+        [
+            cluster_snapshot_old(cluster, evidence),
+            cluster_key_refused(cluster, evidence),
+            authority_rotation_held(cluster, evidence),
+        ]
     };
     evidence.clusters.iter().flat_map(of).flatten().collect()
+}
+
+/// Issue: the authority is replaced, and no curator answers that could continue.
+fn authority_rotation_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let (order, progress) = (cluster.authority_rotation.as_ref(), cluster.authority_progress.as_ref());
+    let since = cluster.unreachable_since;
+    let text = stopped_replacement(order, progress, since, evidence.at)?;
+    Some(Issue::new(
+        IssueKind::AuthorityRotationHeld,
+        format!("cluster {}", cluster.name),
+        text,
+        since,
+        stopped_replacement_remedy(&cluster.name),
+    ))
 }
 
 /// Issue: the curators reject every key that we have for the cluster.

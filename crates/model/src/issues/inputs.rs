@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::byte_size::ByteSize;
+use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::MachineFacts;
 use crate::host_finding::HostFinding;
@@ -149,6 +150,12 @@ pub struct ClusterIssueInputs {
     pub snapshot_at: Option<Timestamp>,
     /// Since when its curators reject every key that the shepherd has for it.
     pub keys_rejected_since: Option<Timestamp>,
+    /// Since when none of its curators answers.
+    pub unreachable_since: Option<Timestamp>,
+    /// The order to replace its authority that is carried out.
+    pub authority_rotation: Option<AuthorityRotationOrder>,
+    /// How far a replacement of its authority is, as its curators last reported.
+    pub authority_progress: Option<AuthorityProgress>,
 }
 
 /// Kubernetes of a cluster that is founded and not being deleted.

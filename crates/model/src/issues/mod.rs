@@ -65,6 +65,7 @@ pub enum IssueKind {
     AddressConflict,
     AgentUnit,
     ArtefactStorage,
+    AuthorityRotationHeld,
     Brake,
     BudgetExhausted,
     CertificateEnds,
@@ -103,10 +104,11 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
+        Self::AuthorityRotationHeld,
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
@@ -150,6 +152,7 @@ impl IssueKind {
             Self::AddressConflict => "address-conflict",
             Self::AgentUnit => "agent-unit",
             Self::ArtefactStorage => "artefact-storage",
+            Self::AuthorityRotationHeld => "authority-rotation-held",
             Self::Brake => "brake",
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
@@ -201,6 +204,7 @@ impl IssueKind {
             Self::AddressConflict
             | Self::AgentUnit
             | Self::ArtefactStorage
+            | Self::AuthorityRotationHeld
             | Self::Brake
             | Self::CertificateEnds
             | Self::ClockSkew

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::backoff::BackoffFact;
 use crate::byte_size::ByteSize;
+use crate::cluster::authority_rotation::AuthorityProgress;
 use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::{
     AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
@@ -127,6 +128,19 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         founded_at: at(founded),
         snapshot_at: snapshot.map(at),
         keys_rejected_since: None,
+        unreachable_since: None,
+        authority_rotation: None,
+        authority_progress: None,
+    }
+}
+
+/// A cluster whose authority is replaced, and whose curators have not answered since then.
+fn rotating_cluster(unreachable_since: Option<i64>) -> ClusterIssueInputs {
+    let waits_for = Vec::new();
+    ClusterIssueInputs {
+        unreachable_since: unreachable_since.map(at),
+        authority_progress: Some(AuthorityProgress { stage: "trusted".into(), since: None, waits_for }),
+        ..cluster(NOW - 90_000, Some(NOW - 60))
     }
 }
 

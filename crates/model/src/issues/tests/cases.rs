@@ -42,6 +42,17 @@ pub(super) const CASES: &[Case] = &[
         },
         &[("cluster-key-refused", "cluster ams")],
     ),
+    ("an authority that is replaced", |e| e.clusters.push(rotating_cluster(None)), &[]),
+    (
+        "an authority that is replaced while a curator is elected",
+        |e| e.clusters.push(rotating_cluster(Some(NOW - 119))),
+        &[],
+    ),
+    (
+        "an authority that is not replaced any further",
+        |e| e.clusters.push(rotating_cluster(Some(NOW - 120))),
+        &[("authority-rotation-held", "cluster ams")],
+    ),
     ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
     ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
     (
