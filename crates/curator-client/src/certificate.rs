@@ -11,13 +11,14 @@
 //! Five kinds of holders renew certificates, each by [`decide_renewal`]. They differ in when that is due, in what they
 //! store, and in what they do after the end:
 //!
-//! * A node's certificate is renewed when a third of its validity is left, ten days. The key is stored first and the
-//!   certificate last. After the end the node proves its key alone, or signs from its own etcd.
+//! * A node's certificate is renewed when a third of its validity is left, ten days, or a little earlier
+//!   ([`renewal_spread`](crate::renewal_spread)). The key is stored first and the certificate last. After the end the node
+//!   proves its key alone, or signs from its own etcd.
 //! * A curator's certificate is renewed when a third of its validity is left, eight hours. It is shown first and stored
 //!   last, because the member issues itself another one if it is lost or has ended.
-//! * The certificate of an etcd member is renewed when a third of its validity is left, ten days. The key stays, and etcd
-//!   reads the file for each connection. After the end the leader issues another one. If all members' certificates have
-//!   ended, the shepherd does.
+//! * The certificate of an etcd member is renewed as early as that of its node. The key stays, and etcd reads the file for
+//!   each connection. After the end the leader issues another one. If all members' certificates have ended, the shepherd
+//!   does.
 //! * A certificate of a component of Kubernetes is renewed when half of its validity is left. The key is stored first,
 //!   then the certificate, and last a record of all of them. After the end nothing changes, because the node makes the
 //!   request.
@@ -200,7 +201,18 @@ impl Renewal {
 /// Decides about the renewal of a certificate that is due at this point of its validity.
 #[must_use]
 pub fn decide_renewal(validity: Validity, point: RenewalPoint, now: Timestamp) -> Renewal {
-    let due = point.moment(validity);
+    decide_early_renewal(validity, point, Duration::ZERO, now)
+}
+
+/// The same, if the certificate is due by `advance` earlier.
+#[must_use]
+pub fn decide_early_renewal(
+    validity: Validity,
+    point: RenewalPoint,
+    advance: Duration,
+    now: Timestamp,
+) -> Renewal {
+    let due = before(point.moment(validity), advance);
     if validity.has_ended(now) {
         Renewal::Expired
     } else if now >= due {
@@ -264,6 +276,22 @@ mod tests {
                 assert_eq!(renewal.is_due(), second >= due, "{point:?} {second}");
                 assert_eq!(validity.has_ended(at(second)), second > 900, "{second}");
             }
+        }
+    }
+
+    #[test]
+    fn early_renewal_is_due_by_its_advance_earlier() {
+        let validity = Validity { not_before: at(0), not_after: at(900) };
+        for (advance, second, expected) in [
+            (0, 599, Renewal::NotBefore(at(600))),
+            (50, 549, Renewal::NotBefore(at(550))),
+            (50, 550, Renewal::Due),
+            (50, 900, Renewal::Due),
+            (50, 901, Renewal::Expired),
+        ] {
+            let advance = Duration::from_secs(advance);
+            let renewal = decide_early_renewal(validity, RenewalPoint::ThirdLeft, advance, at(second));
+            assert_eq!(renewal, expected, "{advance:?} {second}");
         }
     }
 

@@ -10,8 +10,8 @@
 //! * Identities. A node, an owner and an agent each make an Ed25519 key, and show its public half alone
 //!   ([`identity`][]). The id of a node follows from its key ([`node_id`][]).
 //! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes, owners and
-//!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][]
-//!   decides whom a certificate identifies, and [`curator_role`][] whether a server is a curator.
+//!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][], and
+//!   [`renewal_spread`][] spreads the renewals of many nodes over time. [`peer_identity`][] decides whom a certificate identifies, and [`curator_role`][] whether a server is a curator.
 //! * Peers. [`pki_revocation_list`][] has the list of the certificates that etcd's members reject. [`peer_renewal`][]
 //!   signs certificates for members that cannot renew theirs.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
@@ -75,6 +75,7 @@ pub mod peer_renewal;
 pub mod pki;
 mod pki_curator;
 pub mod pki_revocation_list;
+pub mod renewal_spread;
 pub mod statement;
 pub mod statement_trust;
 pub mod succession;

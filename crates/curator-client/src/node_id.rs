@@ -56,6 +56,12 @@ impl NodeId {
         id.copy_from_slice(&key.0[..ID_BYTES]);
         Self(id)
     }
+
+    /// A number that is spread evenly over the nodes of a cluster, because keys are random.
+    pub(super) const fn evenly_spread(self) -> u32 {
+        let [first, second, third, fourth, ..] = self.0;
+        u32::from_be_bytes([first, second, third, fourth])
+    }
 }
 
 impl fmt::Display for NodeId {

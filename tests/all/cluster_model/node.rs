@@ -316,7 +316,7 @@ impl NodeLife {
             let (mut caller, id, key) = self.caller()?;
             let control_plane = self.world.look().machines[self.at].facts.control_plane;
             let mut doing =
-                certificate_renewal::decide_renewal_action(validity, self.world.time(), control_plane);
+                certificate_renewal::decide_renewal_action(validity, id, self.world.time(), control_plane);
             if doing == RenewalAction::IssueFromEtcd && self.renew_beside_etcd(&key).await.is_err() {
                 doing = RenewalAction::RequestByKey;
             }

@@ -1,7 +1,9 @@
 //! Renew the node's certificate in time, or by key or from etcd once it has expired.
 //!
-//! Renewal is due when a third of the validity is left. A failed renewal is repeated with growing pauses; ten days are
-//! left for that. It is also due when another authority of the cluster signs now. A node that was off or cut off for
+//! Renewal is due when a third of the validity is left, or a little earlier: each node has its own place in a span of two and
+//! a half days. A failed renewal is repeated with growing pauses; ten days are left for that. It is also due when another
+//! authority of the cluster signs now. Curators accept the certificate of the former one meanwhile, so nodes without a control
+//! plane spread these renewals over half a minute. A node that was off or cut off for
 //! longer has an expired certificate, or one by an authority that was replaced meanwhile, and curators reject both. It then
 //! requests a new one from the curator with its key alone. A node that runs
 //! etcd issues the certificate from its own etcd instead, because all curators may have expired certificates, and no
@@ -13,10 +15,11 @@
 use std::time::Duration;
 
 use curator::bootstrap::renew_from_local_etcd;
-use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_renewal};
+use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_early_renewal};
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
-use curator_client::node_id::PublicKey;
+use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::renewal_spread::{place_of, renewal_advance};
 use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::namespace::Namespace;
@@ -36,6 +39,9 @@ use crate::cluster::stored_authorities::{CertificateIssuer, ChangeLimit, find_ce
 
 /// How often the authority that signed the certificate is compared with the newest statement.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Time over which nodes renew because another authority signs. The replacement waits for all of them, and the leader issues
+/// one certificate after the other: of a thousand nodes, about thirty come per second.
+const CHANGE_SPREAD: Duration = Duration::from_secs(30);
 
 /// What to do about the expiry of the node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +58,27 @@ pub enum RenewalAction {
 
 /// Decides what to do. `control_plane` is whether etcd and the curator run on this node.
 #[must_use]
-pub fn decide_renewal_action(validity: Validity, now: Timestamp, control_plane: bool) -> RenewalAction {
-    let renewal = decide_renewal(validity, RenewalPoint::ThirdLeft, now);
+pub fn decide_renewal_action(
+    validity: Validity,
+    node: NodeId,
+    now: Timestamp,
+    control_plane: bool,
+) -> RenewalAction {
+    let advance = renewal_advance(node, validity);
+    let renewal = decide_early_renewal(validity, RenewalPoint::ThirdLeft, advance, now);
     match renewal {
         Renewal::NotBefore(_) => RenewalAction::Wait(renewal.pause(now)),
         Renewal::Due => RenewalAction::RequestFromCurator,
         Renewal::Expired if control_plane => RenewalAction::IssueFromEtcd,
         Renewal::Expired => RenewalAction::RequestByKey,
     }
+}
+
+/// How long a node waits after another authority has begun to sign, until it renews the certificate for that reason. The
+/// certificates of a control plane are few, and the replacement restarts its etcd next.
+#[must_use]
+pub fn change_delay(node: NodeId, control_plane: bool) -> Duration {
+    if control_plane { Duration::ZERO } else { place_of(node, CHANGE_SPREAD) }
 }
 
 /// Adapts what to do about the expiry to the authority that signed the certificate.
@@ -104,15 +123,20 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
             let mut starting = Some(starting);
             let (mut healthy, mut changes) = (None, ChangeLimit::default());
+            // Since when the certificate is by another authority, and accepted.
+            let mut changed_at: Option<Instant> = None;
             loop {
                 let shown = connection.certificate.current();
                 let validity = shown.cert.first().and_then(|certificate| Validity::from_der(certificate));
                 let validity =
                     validity.ok_or_else(|| RunnableError::msg("this node's certificate cannot be read"))?;
                 let control_plane = facts.control_plane.latest().flatten().is_some();
-                let action = decide_renewal_action(validity, clock.now(), control_plane);
-                let (issuer, may_change) =
-                    (find_issuer(&files, &connection), changes.permits(Instant::now()));
+                let action = decide_renewal_action(validity, connection.id, clock.now(), control_plane);
+                let (issuer, now) = (find_issuer(&files, &connection), Instant::now());
+                changed_at = (issuer == CertificateIssuer::Other).then(|| changed_at.unwrap_or(now));
+                let delay = change_delay(connection.id, control_plane);
+                let may_change =
+                    changes.permits(now) && changed_at.is_none_or(|at| now.duration_since(at) >= delay);
                 let result = match adapt_to_issuer(action, issuer, control_plane, may_change) {
                     RenewalAction::Wait(pause) => {
                         if let Some(starting) = starting.take() {
@@ -222,21 +246,39 @@ mod tests {
 
     use super::*;
 
+    /// A node with an id that begins with this byte, four times.
+    fn node(byte: u8) -> NodeId {
+        NodeId::from_key(&PublicKey([byte; 32]))
+    }
+
+    #[test]
+    fn nodes_renew_one_after_the_other_once_another_authority_signs() {
+        for (byte, control_plane, least, most) in
+            [(0, false, 0, 0), (0x80, false, 15, 16), (0xff, false, 29, 30), (0x80, true, 0, 0)]
+        {
+            let delay = change_delay(node(byte), control_plane);
+            let expected = Duration::from_secs(least)..=Duration::from_secs(most);
+            assert!(expected.contains(&delay), "{byte} {control_plane}: {delay:?}");
+        }
+    }
+
     #[test]
     fn expired_certificate_is_renewed_by_key_or_from_etcd() {
         let from = Timestamp::from_timestamp(1_900_000_000, 0).unwrap();
         let day = Duration::from_hours(24);
         let validity = Validity { not_before: from, not_after: after(from, day * 30) };
+        let (first, last) = (node(0), node(0xff));
         for (days, control_plane, expected) in [
             (0, false, RenewalAction::Wait(MAX_PAUSE)),
             (0, true, RenewalAction::Wait(MAX_PAUSE)),
+            (17, false, RenewalAction::Wait(MAX_PAUSE)),
             (20, false, RenewalAction::RequestFromCurator),
             (30, true, RenewalAction::RequestFromCurator),
             (31, false, RenewalAction::RequestByKey),
             (31, true, RenewalAction::IssueFromEtcd),
         ] {
             assert_eq!(
-                decide_renewal_action(validity, after(from, day * days), control_plane),
+                decide_renewal_action(validity, first, after(from, day * days), control_plane),
                 expected,
                 "after {days} days"
             );
@@ -269,6 +311,14 @@ mod tests {
             assert_eq!(adapted, expected, "{action:?} {issuer:?} {control_plane} {may_change}");
         }
         let soon = model::time::before(after(from, day * 20), Duration::from_millis(5));
-        assert_eq!(decide_renewal_action(validity, soon, false), RenewalAction::Wait(Duration::from_secs(1)));
+        let last_second = RenewalAction::Wait(Duration::from_secs(1));
+        assert_eq!(decide_renewal_action(validity, first, soon, false), last_second);
+        // The last node of a cluster renews two and a half days before the first one.
+        for (hours, expected) in
+            [(419, RenewalAction::Wait(MAX_PAUSE)), (421, RenewalAction::RequestFromCurator)]
+        {
+            let now = after(from, Duration::from_hours(hours));
+            assert_eq!(decide_renewal_action(validity, last, now, false), expected, "after {hours} hours");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Renew the certificate of this node's etcd member while etcd runs, and record the one that it uses.
 //!
-//! The certificate is valid for a month, and renewed when a third of that is left, ten days. The leading curator issues
-//! another one, and its clock is then the one that counts. If no leader can be called, or if what it issues is not for this
+//! The certificate is valid for a month, and renewed when a third of that is left, ten days, or up to two and a half days
+//! earlier: each node has its own place in that span. The leading curator issues another one, and its clock is then the one that counts. If no leader can be called, or if what it issues is not for this
 //! member, the node issues the certificate from its own etcd. Both record the serial number before anybody may see the
 //! certificate. Only the file of the certificate is replaced, atomically: the key stays, and etcd reads both for each
 //! connection.
@@ -24,9 +24,11 @@ use std::time::Duration;
 
 use curator::bootstrap::{issue_peer_from_local_etcd, register_peer_certificate};
 use curator_client::certificate::{
-    CLOCK_SKEW, MAX_PAUSE, Renewal, RenewalPoint, Serial, Validity, decide_renewal,
+    CLOCK_SKEW, MAX_PAUSE, Renewal, RenewalPoint, Serial, Validity, decide_early_renewal,
 };
+use curator_client::node_id::NodeId;
 use curator_client::pki::{PEER_LIFETIME, TrustAnchor};
+use curator_client::renewal_spread::renewal_advance;
 use etcd::client::Client;
 use model::humanize::absolute_time;
 use model::time::{Timestamp, between};
@@ -51,20 +53,23 @@ const RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// How long the leader may take, including the time until one is known.
 const LEADER_DEADLINE: Duration = Duration::from_mins(1);
 
-/// Decides about the renewal of a member's certificate; `validity` is `None` if it cannot be read.
+/// Decides about the renewal of the certificate of this node's member; `validity` is `None` if it cannot be read.
 ///
 /// `stated`: whether the authority has made its first statement. A certificate that is not valid yet is as useless as one
 /// that has ended, and so is one that is revoked.
 #[must_use]
 pub fn decide_peer_renewal(
     validity: Option<Validity>,
+    node: NodeId,
     revoked: bool,
     stated: bool,
     now: Timestamp,
 ) -> Renewal {
     match validity.filter(|validity| validity.contains(now) && !revoked) {
         None => Renewal::Expired,
-        Some(validity) if !is_long(validity) => decide_renewal(validity, RenewalPoint::ThirdLeft, now),
+        Some(validity) if !is_long(validity) => {
+            decide_early_renewal(validity, RenewalPoint::ThirdLeft, renewal_advance(node, validity), now)
+        }
         Some(_) if stated => Renewal::Due,
         Some(validity) => Renewal::NotBefore(validity.not_after),
     }
@@ -131,8 +136,8 @@ fn is_due(host: &ControlPlaneContext, member: &LocalPeer) -> Result<bool, Cluste
         _ => true,
     };
     let is_misnamed = present.is_some_and(|present| !member.is_named_by(&present));
-    let revoked = is_pair_revoked(&host.files);
-    Ok(is_misnamed || decide_peer_renewal(validity, revoked, stated, host.clock.now()).is_due())
+    let (node, revoked) = (NodeId::from_key(&member.key), is_pair_revoked(&host.files));
+    Ok(is_misnamed || decide_peer_renewal(validity, node, revoked, stated, host.clock.now()).is_due())
 }
 
 fn has_statement(host: &ControlPlaneContext) -> Result<bool, ClusterFilesError> {
@@ -251,6 +256,7 @@ async fn record_present(
 
 #[cfg(test)]
 mod tests {
+    use curator_client::node_id::PublicKey;
     use curator_client::pki::AUTHORITY_LIFETIME;
     use curator_client::testing::at;
     use model::time::after;
@@ -258,6 +264,11 @@ mod tests {
     use super::*;
 
     const DAY: Duration = Duration::from_hours(24);
+
+    /// A node with an id that begins with this byte, four times.
+    fn node(byte: u8) -> NodeId {
+        NodeId::from_key(&PublicKey([byte; 32]))
+    }
 
     #[test]
     fn certificate_is_renewed_at_a_third_and_a_long_one_after_the_first_statement() {
@@ -276,7 +287,15 @@ mod tests {
             ("a long one, after the statement", Some(long), false, true, at(0), Renewal::Due),
             ("a long one that is revoked", Some(long), true, false, at(0), Renewal::Expired),
         ] {
-            assert_eq!(decide_peer_renewal(validity, revoked, stated, now), expected, "{what}");
+            assert_eq!(decide_peer_renewal(validity, node(0), revoked, stated, now), expected, "{what}");
+        }
+        // Members that were founded together renew at different times.
+        for (byte, hours) in [(0, 480), (0x40, 465), (0x80, 450), (0xc0, 435)] {
+            let due = |hours| {
+                let now = after(at(0), Duration::from_hours(hours));
+                decide_peer_renewal(Some(month), node(byte), false, true, now).is_due()
+            };
+            assert!(due(hours) && !due(hours - 1), "{byte}");
         }
         // What this release issues is not a long one, although it begins before it is issued.
         assert!(!is_long(Validity::starting(at(0), PEER_LIFETIME)));
