@@ -1,5 +1,5 @@
 //! Promises of the documents: each claim of `docs/security.md`, each key's worst use and each former attack name tests
-//! that exist, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
+//! that exist, each key has a worst use, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
 //! runs what its help states, and a command that would install an operating system states that this release has none.
 
 use std::collections::BTreeSet;
@@ -180,6 +180,44 @@ fn claim_without_a_test_and_test_that_does_not_exist_are_found() -> TestResult {
         assert!(!exists(missing)?, "{missing}");
     }
     assert!(exists("transport/config::tls_1_2_is_not_offered")?, "a unit test of a crate");
+    Ok(())
+}
+
+/// The first cells of the table with this header. A cell may have several names, and an explanation after a colon.
+fn names_in_table<'p>(page: &'p str, header: &str) -> BTreeSet<&'p str> {
+    let rows = page.lines().skip_while(|line| !line.starts_with(header)).skip(2);
+    let cells = rows.map_while(|row| row.strip_prefix("| ")?.split(" | ").next());
+    cells.filter_map(|cell| cell.split(": ").next()).flat_map(|names| names.split(", ")).collect()
+}
+
+#[test]
+fn each_key_has_a_worst_use() -> TestResult {
+    let page = "| key | by |\n| --- | --- |\n| a, b | x |\n| c: d, e | y |\n\n| key | use |\n| --- | --- |\n| f | z |\n";
+    assert_eq!(names_in_table(page, "| key | by |"), ["a", "b", "c"].into());
+    assert_eq!(names_in_table(page, "| key | use |"), ["f"].into());
+    let page = source::read(Path::new(KEYS))?;
+    let keys = names_in_table(&page, "| key | algorithm |");
+    let used = names_in_table(&page, "| key | worst use |");
+    assert!(keys.len() > 25, "{keys:?}");
+    let without: Vec<_> = keys.difference(&used).collect();
+    assert!(without.is_empty(), "{KEYS}: keys without a worst use: {without:?}");
+    Ok(())
+}
+
+#[test]
+fn tests_that_items_of_other_pages_name_exist() -> TestResult {
+    let (mut named, mut wrong) = (0, Vec::new());
+    for path in source::files("docs", "md")? {
+        for claim in claims(&source::read(&path)?) {
+            for test in claim.tests() {
+                named += 1;
+                if !exists(test)? {
+                    wrong.push(format!("{}:{}: there is no test {test}", path.display(), claim.line));
+                }
+            }
+        }
+    }
+    assert!(named > 100 && wrong.is_empty(), "of {named}:\n{}", wrong.join("\n"));
     Ok(())
 }
 
