@@ -1,8 +1,12 @@
 //! Tests of the table of entitlements.
 
 use curator_client::certificate::IssuedCertificate;
+use curator_client::node::{Node, NodeState};
+use curator_client::peer_renewal::renew_peer;
 use curator_client::pki::{Authority, certificate_params};
-use curator_client::testing::{at, authority, member, node_id, pkcs8, public, serial, validity};
+use curator_client::testing::{
+    at, authority, key, member, node_id, pkcs8, public, serial, snapshot, up, validity,
+};
 use proto::curator::v1::KubernetesComponent as Component;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -13,6 +17,7 @@ use super::*;
 use crate::kubernetes::component_certificates::resolve_certificate;
 use crate::kubernetes::settings::tests::settings;
 use crate::kubernetes::signer::tests::{component_key, signer};
+use crate::node_lifecycle::{check_curator, check_join, etcd_peer_address};
 
 /// A row as the table has it: organisation, name, DNS names, addresses, usages, and days.
 fn row(entitled: &Entitlement) -> String {
@@ -135,6 +140,63 @@ fn each_kind_is_entitled_to_its_row() {
             assert_eq!(result.is_ok(), entitled.kind == other.kind, "{} as {}", other.kind, entitled.kind);
         }
     }
+}
+
+/// The kinds of certificates that a node gets.
+fn kinds_for(node: &Node, revoked: bool) -> String {
+    let (known, key) = (Some(node), &node.key);
+    let mut kinds = vec![
+        ("node".to_owned(), check_join(known, key, revoked).is_ok()),
+        ("curator".to_owned(), check_curator(known, key, revoked).is_ok()),
+        ("peer".to_owned(), etcd_peer_address(known, key, revoked).is_ok()),
+    ];
+    for number in 1..=11 {
+        let component = Component::try_from(number).unwrap();
+        let resolved = resolve_certificate(number, known, node.id, revoked, Some(&settings()));
+        kinds.push((format!("{component:?}"), resolved.is_ok()));
+    }
+    let given: Vec<String> = kinds.into_iter().filter(|(_, given)| *given).map(|(kind, _)| kind).collect();
+    given.join(" ")
+}
+
+#[test]
+fn each_role_gets_its_kinds_while_its_node_is_up() {
+    let with_roles = |member: Node, controller, worker| {
+        let mut node = member;
+        (node.roles.kubernetes_controller, node.roles.kubernetes_worker) = (controller, worker);
+        node
+    };
+    let controllers = "ApiServer ApiServerKubeletClient ApiServerEtcdClient FrontProxyClient Etcd ControllerManager \
+                       Scheduler Reconciler";
+    let workers = "Kubelet KubeletServer Proxy";
+    for (what, node, expected) in [
+        ("none", up(1), "node".to_owned()),
+        ("consensus member", member(1), "node curator peer".to_owned()),
+        ("worker", with_roles(up(1), false, true), format!("node {workers}")),
+        ("controller", with_roles(up(1), true, false), format!("node {controllers}")),
+        ("both", with_roles(up(1), true, true), format!("node {controllers} {workers}")),
+        ("all", with_roles(member(1), true, true), format!("node curator peer {controllers} {workers}")),
+    ] {
+        assert_eq!(kinds_for(&node, false), expected, "{what}");
+        assert_eq!(kinds_for(&node, true), "", "{what}, revoked");
+        for state in [NodeState::New, NodeState::Standby, NodeState::Decommissioned] {
+            let node = Node { state, ..node.clone() };
+            assert_eq!(kinds_for(&node, false), "", "{what}, {}", state.as_str());
+        }
+        // Without an address, only what names none.
+        let silent = Node { status: None, ..node.clone() };
+        let members = if node.roles.consensus_member.is_some() { "node curator" } else { "node" };
+        assert_eq!(kinds_for(&silent, false), members, "{what}, no address");
+    }
+}
+
+#[test]
+fn certificate_by_an_order_of_the_shepherd_has_the_row_of_a_member() {
+    let ca = authority(1).anchor().certificate.clone();
+    let issued = renew_peer(&snapshot(), &ca, &key(2), serial(9), at(60)).unwrap().certificate;
+    let row = |address: &str| Entitlement::for_etcd_peer(address.parse().unwrap());
+    assert_eq!(check_certificate(&issued, &row("10.0.0.2")), Ok(()));
+    assert!(check_certificate(&issued, &row("10.0.0.1")).is_err(), "the address of another member");
 }
 
 #[test]

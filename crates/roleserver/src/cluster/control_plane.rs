@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
+use curator::entitlement::{Entitlement, check_certificate};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::service::curator_server::{
     CLOCK_INTERVAL, Curator, CuratorError, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
@@ -202,6 +203,7 @@ async fn found_cluster(
             serial,
             validity,
         )?;
+        check_certificate(&issued.certificate, &Entitlement::for_etcd_peer(membership.address))?;
         // First the list: without it, etcd would reject every peer from the first one on.
         let none = BTreeSet::new();
         let list = founding.authority.sign_peer_revocation_list(&none, 0, host.clock.now())?;
