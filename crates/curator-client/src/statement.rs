@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::certificate::{CLOCK_SKEW, Serial};
 use crate::node_id::PublicKey;
 use crate::pki::{Authority, CURATOR_LIFETIME, PkiError, TrustAnchor};
-use crate::succession::{ROOT_CHANGE, SuccessionPath, find_path};
+use crate::succession::{SuccessionPath, find_path};
 
 /// How often the leader signs an unchanged statement again.
 pub const STATEMENT_REFRESH: Duration = Duration::from_hours(1);
@@ -302,13 +302,6 @@ impl SignedStatement {
     pub(super) fn continuing(self, former: &Self) -> Self {
         let successors = former.successors.iter().chain(&self.successors).cloned().collect();
         self.with_successors(successors)
-    }
-
-    /// The authority to trust from now on instead of the one that the successions begin at: the one that signed, if they
-    /// have become many. With it, the statement needs none of them.
-    #[must_use]
-    pub fn next_root(&self) -> Option<&TrustAnchor> {
-        self.statement.authorities.first().filter(|_| self.successors.len() >= ROOT_CHANGE)
     }
 
     /// The statement as it is sent and stored.

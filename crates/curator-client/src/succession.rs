@@ -6,8 +6,8 @@
 //! An authority that is not trusted names nobody, and a list from which one is missing leads nowhere.
 //!
 //! The list has an end. Curators send the newest [`MAX_SUCCESSIONS`], so a node that was off for longer does not find the
-//! way by them. A node that has followed stores the way from the authority that it trusts, which gets longer with each
-//! replacement. So from [`ROOT_CHANGE`] on it trusts the end of that way instead of its beginning, and shepherds do the same.
+//! way by them. What a node or a shepherd has followed once stays stored with its statement, one succession for each
+//! replacement, because the statement is verified again from the first authority.
 //!
 //! There is no succession after a theft of the authority's key. The thief could sign one as well.
 
@@ -15,20 +15,19 @@ use prost::Message as _;
 use proto::curator::v1 as wire;
 use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
 
+use crate::node_id::PublicKey;
 use crate::pki::{Authority, PkiError, TrustAnchor};
 
-/// Most successions that a cluster stores and sends. The oldest ones are dropped.
+/// Most successions that curators store and send. The oldest ones are dropped.
 pub const MAX_SUCCESSIONS: usize = 64;
-
-/// Number of stored successions from which on the authority at their end is trusted instead of the one at their beginning.
-pub const ROOT_CHANGE: usize = 32;
 
 /// The format of successions that this program knows.
 const FORMAT: u32 = 1;
 /// Precedes the signed bytes, so that a signature of the authority never counts for anything else.
 const CONTEXT: &[u8] = b"shepherd authority succession\0";
-/// Most successions that are read, the newest ones: those that lead to the stored statement, and those that lead further.
-const MAX_READ: usize = 2 * MAX_SUCCESSIONS;
+/// Most successions that are read, the newest ones. It bounds what a file or a message may have, and with it how often an
+/// authority can be replaced: each week for 39 years.
+const MAX_READ: usize = 2048;
 /// Longest encoded succession that is decoded, in bytes. A valid one has less than 1 KiB.
 const MAX_ENCODED_BYTES: usize = 4 << 10;
 
@@ -83,6 +82,12 @@ impl Succession {
 
     /// Decodes a succession that its old authority signed. Whether that one is trusted is for the caller to decide.
     pub fn verify(encoded: &[u8]) -> Result<Self, SuccessionError> {
+        let (succession, signed) = Self::decode(encoded)?;
+        succession.verify_signature(&signed)?;
+        Ok(succession)
+    }
+
+    fn decode(encoded: &[u8]) -> Result<(Self, wire::SignedSuccession), SuccessionError> {
         let malformed = SuccessionError::Malformed;
         if encoded.len() > MAX_ENCODED_BYTES {
             return Err(malformed("it is longer than 4 KiB"));
@@ -97,10 +102,13 @@ impl Succession {
         let succession =
             Self { old: TrustAnchor::parse(&message.old)?, new: TrustAnchor::parse(&message.new)? };
         succession.validate()?;
-        UnparsedPublicKey::new(&ED25519, &succession.old.key.0)
+        Ok((succession, signed))
+    }
+
+    fn verify_signature(&self, signed: &wire::SignedSuccession) -> Result<(), SuccessionError> {
+        UnparsedPublicKey::new(&ED25519, &self.old.key.0)
             .verify(&signed_bytes(&signed.succession), &signed.signature)
-            .map_err(|_| SuccessionError::BadSignature)?;
-        Ok(succession)
+            .map_err(|_| SuccessionError::BadSignature)
     }
 
     fn validate(&self) -> Result<(), SuccessionError> {
@@ -121,21 +129,40 @@ pub fn find_path(
     successions: &[Vec<u8>],
     is_wanted: impl Fn(&TrustAnchor) -> bool,
 ) -> Option<SuccessionPath> {
-    let at_once = |anchor: &TrustAnchor| SuccessionPath { end: anchor.clone(), successions: Vec::new() };
-    let mut reached: Vec<SuccessionPath> = trusted.iter().map(at_once).collect();
+    let mut reached: Vec<Reached<'_>> = trusted.iter().map(|anchor| (anchor.clone(), None)).collect();
+    let mut found = reached.iter().position(|(end, _)| is_wanted(end));
     for encoded in &successions[successions.len().saturating_sub(MAX_READ)..] {
-        if reached.iter().any(|path| is_wanted(&path.end)) {
+        if found.is_some() {
             break;
         }
-        let Ok(succession) = Succession::verify(encoded) else { continue };
-        if reached.iter().any(|path| path.end.key == succession.new.key) {
+        let Ok((succession, signed)) = Succession::decode(encoded) else { continue };
+        if find_place(&reached, &succession.new.key).is_some() {
             continue;
         }
-        let Some(path) = reached.iter().find(|path| path.end.key == succession.old.key) else { continue };
-        let further = path.successions.iter().chain([encoded]).cloned().collect();
-        reached.push(SuccessionPath { end: succession.new, successions: further });
+        // The list may be long, and of anyone: no signature is verified that leads nowhere.
+        let Some(before) = find_place(&reached, &succession.old.key) else { continue };
+        if succession.verify_signature(&signed).is_err() {
+            continue;
+        }
+        found = is_wanted(&succession.new).then_some(reached.len());
+        reached.push((succession.new, Some((encoded.as_slice(), before))));
     }
-    reached.into_iter().find(|path| is_wanted(&path.end))
+    let end = found?;
+    let mut path = SuccessionPath { end: reached[end].0.clone(), successions: Vec::new() };
+    let mut place = end;
+    while let Some((encoded, before)) = reached[place].1 {
+        path.successions.push(encoded.to_vec());
+        place = before;
+    }
+    path.successions.reverse();
+    Some(path)
+}
+
+/// An authority that is reached, with the succession that names it and the place of the authority before it.
+type Reached<'s> = (TrustAnchor, Option<(&'s [u8], usize)>);
+
+fn find_place(reached: &[Reached<'_>], key: &PublicKey) -> Option<usize> {
+    reached.iter().position(|(end, _)| end.key == *key)
 }
 
 fn signed_bytes(encoded: &[u8]) -> Vec<u8> {
@@ -144,8 +171,6 @@ fn signed_bytes(encoded: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::slice;
-
     use super::*;
     use crate::statement::{SignedStatement, Statement, StatementError};
     use crate::testing::{authority, authority_of, statement};
@@ -243,33 +268,31 @@ mod tests {
     }
 
     #[test]
-    fn newest_successions_of_a_long_list_are_read() {
-        let (list, wanted): (Vec<_>, _) = ((1..=150).map(|old| link(old, old + 1)).collect(), anchor(151));
-        for (trusted, length) in [(1, None), (22, None), (23, Some(128)), (100, Some(51)), (151, Some(0))] {
-            let path = find_path(&[anchor(trusted)], &list, |found| found.key == wanted.key);
-            assert_eq!(path.map(|path| path.successions.len()), length, "from {trusted}");
-        }
+    fn node_that_followed_many_replacements_reads_its_statement() {
+        // As many as a test has keys.
+        let list: Vec<Vec<u8>> = (1..=200).map(|old| link(old, old + 1)).collect();
+        let stored = stated(9, 201, None).with_successors(list.clone()).to_wire();
+        let read = SignedStatement::verify(&stored, &[anchor(1)]).unwrap();
+        assert_eq!(read.to_wire(), stored);
+        // What curators send is enough for a node that was off for as long as they store.
+        let newest = list[list.len() - MAX_SUCCESSIONS..].to_vec();
+        let sent = wire::SignedStatement { successors: newest.clone(), ..stored };
+        let followed = SignedStatement::verify(&sent, &[anchor(137)]).unwrap();
+        assert_eq!(followed.to_wire().successors, newest);
+        let error = SignedStatement::verify(&sent, &[anchor(136)]).unwrap_err();
+        assert!(matches!(error, StatementError::RetiredAuthority), "{error}");
     }
 
     #[test]
-    fn end_of_a_long_path_is_trusted_instead_of_its_beginning() {
-        let list: Vec<Vec<u8>> = (1..=40).map(|old| link(old, old + 1)).collect();
-        for (successions, changed) in [(0, false), (31, false), (32, true), (40, true)] {
-            let signer = u8::try_from(successions).unwrap() + 1;
-            let stored = stated(9, signer, None).with_successors(list[..successions].to_vec());
-            let root = stored.next_root().cloned();
-            assert_eq!(root, changed.then(|| anchor(signer)), "{successions}");
-            let Some(root) = root else { continue };
-            // The stored statement counts from both, and what follows from it has a short path.
-            let again = SignedStatement::verify(&stored.to_wire(), slice::from_ref(&root)).unwrap();
-            assert_eq!(again.statement, stored.statement);
-            assert!(again.next_root().is_none() && again.to_wire().successors.is_empty());
-            let further = [list[..successions].to_vec(), vec![link(signer, signer + 1)]].concat();
-            let next = stated(10, signer + 1, None).with_successors(further).to_wire();
-            assert_eq!(
-                SignedStatement::verify(&next, slice::from_ref(&root)).unwrap().to_wire().successors.len(),
-                1
-            );
+    fn newest_successions_of_a_list_that_is_too_long_are_read() {
+        let bogus = vec![vec![1, 2, 3]; MAX_READ];
+        for (what, list, found) in [
+            ("the last one", [bogus[1..].to_vec(), vec![link(1, 5)]].concat(), true),
+            ("the first one of those", [vec![link(1, 5)], bogus[1..].to_vec()].concat(), true),
+            ("the one before", [vec![link(1, 5)], bogus].concat(), false),
+        ] {
+            let path = find_path(&[anchor(1)], &list, |end| end.key == anchor(5).key);
+            assert_eq!(path.is_some(), found, "{what}");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::curator_client::node_id::PublicKey;
 use crate::curator_client::peer_renewal::renew_peer;
 use crate::manager::cluster::ClusterWorker;
 use crate::manager::cluster::curators::CuratorCallError;
+use crate::manager::cluster::statements::is_own_authority;
 use crate::manager::cluster::steps::ORDER_SEAL_PURPOSE;
 use crate::model::cluster::state::{Cluster, ClusterMember};
 use crate::model::ids::MachineId;
@@ -33,8 +34,13 @@ impl ClusterWorker<'_> {
             return Err(CuratorCallError::OrderUnavailable("the machine is no node of the cluster any more"));
         };
         let snapshot = self.open_newest_snapshot().await?;
+        // The snapshot has the newest successions alone, and the stored statement has all of them.
+        let (_, signer) = snapshot.cluster_and_authority()?;
+        let signer = &signer.anchor().certificate;
+        let is_own = is_own_authority(self.bmdb, founded, signer).await?;
+        let trusted = if is_own { signer } else { &founded.ca_certificate };
         let (serial, now) = (Serial::new(rand::random()), Clock::system().now());
-        let issued = renew_peer(&snapshot, &founded.ca_certificate, &PublicKey(key), serial, now)?;
+        let issued = renew_peer(&snapshot, trusted, &PublicKey(key), serial, now)?;
         let renew = wire::RenewPeer { certificate: issued.certificate };
         let order = wire::ClusterOrder { operation: Some(Operation::RenewPeer(renew)), ..Default::default() };
         let plain = SecretSlice::from(order.encode_to_vec());

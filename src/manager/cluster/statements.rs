@@ -6,14 +6,12 @@
 //!
 //! A stored statement is verified again when it is read. If it is damaged, nobody is followed: without it, any node of
 //! the cluster could lead. A person who has found out why may clear it.
-//!
-//! The successions of a stored statement begin at the authority that is stored for the cluster. Once there are many, the
-//! authority that signed takes its place. Other shepherds then read both again, and machines that join trust it at once.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
+use uuid::Uuid;
 
 use crate::bmdb::cluster::statement::StoredStatement;
 use crate::bmdb::connection::Bmdb;
@@ -49,28 +47,19 @@ pub async fn load_statement_trust(
     let stored = bmdb.cluster_statement(anchor.cluster).await?;
     let stored = stored.map(|stored| parse_stored_statement(&stored, &anchor)).transpose();
     let stored = stored.map_err(CuratorCallError::DamagedStatement)?;
-    let persist = persist_in_bmdb(bmdb.clone(), anchor.clone());
+    let persist = persist_in_bmdb(bmdb.clone(), anchor.cluster);
     Ok(StatementTrust::new(anchor, stored, persist, clock))
 }
 
-fn persist_in_bmdb(bmdb: Bmdb, anchor: TrustAnchor) -> PersistStatement {
+fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
     Arc::new(move |signed: SignedStatement| -> StatementWrite {
-        let (bmdb, anchor) = (bmdb.clone(), anchor.clone());
-        Box::pin(async move { store(&bmdb, &anchor, &signed).await.map_err(|error| error.to_string()) })
+        let bmdb = bmdb.clone();
+        Box::pin(async move {
+            let encoded = signed.to_wire().encode_to_vec();
+            let statement = StoredStatement { encoded, order: stored_order(&signed) };
+            bmdb.raise_cluster_statement(cluster, statement).await.map_err(|error| error.to_string())
+        })
     })
-}
-
-/// Stores a statement that counts from this authority, and then the next authority to begin at, if there is one.
-async fn store(bmdb: &Bmdb, anchor: &TrustAnchor, signed: &SignedStatement) -> Result<(), BmdbError> {
-    let encoded = signed.to_wire().encode_to_vec();
-    let statement = StoredStatement { encoded, order: stored_order(signed) };
-    bmdb.raise_cluster_statement(anchor.cluster, statement).await?;
-    if let Some(next) = signed.next_root()
-        && bmdb.replace_cluster_root(anchor.cluster, &anchor.certificate, &next.certificate).await?
-    {
-        tracing::info!(cluster = %anchor.cluster, "the present authority of a cluster is trusted from now on");
-    }
-    Ok(())
 }
 
 /// Whether this is the certificate of the authority that the cluster was founded with, or of one that replaced it as far

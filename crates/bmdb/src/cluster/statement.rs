@@ -13,7 +13,6 @@ use crate::connection::error::BmdbError;
 
 const READING: &str = "reading a cluster's statement";
 const STORING: &str = "storing a cluster's statement";
-const CHANGING: &str = "changing the authority that is trusted without a cluster's statement";
 
 /// A stored statement. It was verified before it was stored, and has to be verified again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,29 +67,5 @@ impl Bmdb {
         })
         .await
         .map(drop)
-    }
-
-    /// Lets a cluster's authority take the place of a former one, unless that one is not stored any more. The stored
-    /// statement must count from both. Returns whether it was replaced.
-    pub async fn replace_cluster_root(
-        &self,
-        cluster: Uuid,
-        former: &[u8],
-        next: &[u8],
-    ) -> Result<bool, BmdbError> {
-        let arguments = (former.to_vec(), next.to_vec());
-        self.statement_with(CHANGING, arguments, move |connection, (former, next)| {
-            Box::pin(
-                sqlx::query!(
-                    "UPDATE cluster SET ca_certificate = $3 WHERE cluster_id = $1 AND ca_certificate = $2",
-                    cluster,
-                    former.as_slice(),
-                    next.as_slice()
-                )
-                .execute(connection),
-            )
-        })
-        .await
-        .map(|done| done.rows_affected() > 0)
     }
 }

@@ -231,33 +231,3 @@ async fn two_shepherds_never_lower_a_clusters_statement() -> TestResult {
     kit.bmdb.raise_cluster_statement(Uuid::nil(), of_order((0, 1))).await?;
     Ok(())
 }
-
-/// A shepherd that trusts another authority of the cluster than the stored one is late, and changes nothing.
-#[tokio::test]
-async fn root_of_a_cluster_is_replaced_only_while_it_is_the_former_one() -> TestResult {
-    let kit = Kit::new("statement_root").await?;
-    let cluster: Uuid = sqlx::query_scalar(
-        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, wait_reasons, settled, founded_at, ca_certificate, curators)
-         VALUES (gen_random_uuid(), 'ams', 1, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
-             clock_timestamp(), $1, '[]')
-         RETURNING cluster_id",
-    )
-    .bind(b"one".as_slice())
-    .fetch_one(&kit.pool)
-    .await?;
-    let nobodys = Uuid::nil();
-    for (of, former, next, replaced, stored) in [
-        (cluster, "two", "three", false, "one"),
-        (cluster, "one", "two", true, "two"),
-        (cluster, "one", "three", false, "two"),
-        (nobodys, "two", "three", false, "two"),
-        (cluster, "two", "three", true, "three"),
-    ] {
-        let done = kit.bmdb.replace_cluster_root(of, former.as_bytes(), next.as_bytes()).await?;
-        let found: Vec<u8> =
-            sqlx::query_scalar("SELECT ca_certificate FROM cluster").fetch_one(&kit.pool).await?;
-        assert_eq!((done, found.as_slice()), (replaced, stored.as_bytes()), "{former} by {next}");
-    }
-    Ok(())
-}

@@ -323,8 +323,7 @@ impl NodeEnroller {
         // Left over if founding was interrupted before its last step.
         self.files.remove_authority()?;
         self.files.remove_snapshot()?;
-        let credentials = self.files.change_root(credentials.clone());
-        let connection = CuratorConnection::new(&key, &credentials, &self.files, &self.clock)?;
+        let connection = CuratorConnection::new(&key, credentials, &self.files, &self.clock)?;
         // The connection is published even if the certificate has expired, because only requests as a node need a valid
         // one. This node's own etcd and curator start, and may be needed to issue the new certificate;
         // `certificate_renewal.rs` does that.

@@ -52,7 +52,6 @@ mod curator_certificate;
 mod curators;
 mod etcd_files;
 mod roles;
-mod root;
 mod statement;
 
 /// Largest file that is read, in bytes.
