@@ -185,3 +185,53 @@ impl LeaderContext {
         nodes.values().map(|node| NodeView { node, silence: tracker.silence(&node.id, now) }).collect()
     }
 }
+
+/// The error of an order to replace the authority. Without a quorum, etcd reads and writes nothing.
+pub(super) fn explain_unavailable(error: ServiceError) -> ServiceError {
+    use etcd::client::EtcdError;
+    match error {
+        ServiceError::Etcd(error @ (EtcdError::Deadline { .. } | EtcdError::Unavailable { .. })) => {
+            ServiceError::rejected(
+                Code::Unavailable,
+                format!(
+                    "the authority of the cluster is not replaced, as far as is known, because etcd does not answer \
+                     ({error}): bring members of etcd back until most of them run, and order it again; what has begun is \
+                     not begun twice"
+                ),
+            )
+        }
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use etcd::client::EtcdError;
+
+    use super::*;
+
+    #[test]
+    fn order_without_a_quorum_is_answered_in_one_sentence() {
+        let operation = || "reading /a".to_owned();
+        let away = EtcdError::Unavailable { operation: operation(), message: "no leader".to_owned() };
+        let late = EtcdError::Deadline { operation: operation(), within: Duration::from_secs(1) };
+        for error in [away, late] {
+            let explained = explain_unavailable(error.into());
+            let text = explained.to_string();
+            assert_eq!(explained.code(), Code::Unavailable, "{text}");
+            assert!(
+                text.starts_with("the authority of the cluster is not replaced") && !text.contains(". "),
+                "{text}"
+            );
+            assert!(text.contains("reading /a") && text.contains("bring members of etcd back"), "{text}");
+        }
+        let rejected = ServiceError::rejected(Code::AlreadyExists, "it is being replaced already");
+        let explained = explain_unavailable(rejected);
+        assert_eq!(
+            (explained.code(), explained.to_string()),
+            (Code::AlreadyExists, "it is being replaced already".to_owned())
+        );
+    }
+}

@@ -23,6 +23,7 @@ use crate::node_filter::NodeFilter;
 use crate::node_labels;
 use crate::node_lifecycle::{self, DeleteBypass, LifecycleError, NodeUpdate};
 use crate::role_orders::{MemberChange, NextStep, RoleOrder, plan_role_change};
+use crate::service::authority_rotation::explain_unavailable;
 use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
@@ -300,7 +301,7 @@ impl management_server::Management for ManagementService {
             )
             .into());
         }
-        self.0.begin_replacement().await?;
+        self.0.begin_replacement().await.map_err(explain_unavailable)?;
         tracing::warn!(actor = %caller.peer, "the authority of the cluster is being replaced");
         let rotation = self.0.describe_replacement().await?;
         Ok(Response::new(wire::RotateAuthorityResponse { rotation }))
