@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use curator_client::node::Node;
+use curator_client::node::{Node, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
 use etcd::key_space::TICKETS;
 use proto::curator::v1 as wire;
@@ -115,14 +115,17 @@ impl registration_server::Registration for RegistrationService {
         use wire::commit_response::Result as Answer;
         let key = self.admit_key(&request)?;
         let (leading, id) = (&self.leading, NodeId::from_key(&key));
-        let _alone = leading.lock_membership().await;
+        // Many nodes may wait for their approval, and call each second. They keep nobody from changing members.
+        let waits = leading.store.node(&id).await?.is_some_and(|known| known.value.state == NodeState::New);
+        let _alone = if waits { None } else { Some(leading.lock_membership().await) };
         let committed = leading.store.retry_on_conflict(|| async {
             let known = leading.store.node(&id).await?;
             let revoked = leading.store.is_node_revoked(id).await?;
             let now = leading.clock.now();
             let outcome =
                 node_lifecycle::commit_node(known.as_ref().map(|known| &known.value), &key, revoked, now)?;
-            let Some(outcome) = outcome else { return Ok(None) };
+            // One that is approved at this moment calls again.
+            let Some(outcome) = outcome.filter(|_| !waits) else { return Ok(None) };
             self.check_certificates(id).await?;
             let (issued, kept) = leading.issue_node_certificate(&key)?;
             let mut changes = vec![kept];
