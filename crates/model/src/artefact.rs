@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::byte_size::ByteSize;
+use crate::plain_text::canonical_line;
 use crate::role_declaration::Sha256;
 use crate::time::Timestamp;
 
@@ -91,9 +92,15 @@ pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name != name.trim() {
         return Err("the name of an artefact is empty, or has space around it".to_owned());
     }
-    if name.chars().count() > MAX_NAME_CHARS || name.chars().any(char::is_control) {
+    let canonical = canonical_line(name).map_err(|reason| format!("the name of an artefact {reason}"))?;
+    if canonical != name {
         return Err(format!(
-            "the name of an artefact is one line of {MAX_NAME_CHARS} characters at the most, without control characters"
+            "the name of an artefact is in another form than it is stored in: write it as {canonical}"
+        ));
+    }
+    if name.chars().count() > MAX_NAME_CHARS {
+        return Err(format!(
+            "the name of an artefact is one line of {MAX_NAME_CHARS} characters at the most"
         ));
     }
     Ok(())
@@ -227,7 +234,7 @@ mod tests {
         for name in ["roleserver 1.4", "a", "ü"] {
             assert_eq!(check_name(name), Ok(()));
         }
-        for name in ["", " a", "a\nb", &"x".repeat(101)] {
+        for name in ["", " a", "a\nb", "a\u{200b}", "e\u{301}", &"x".repeat(101)] {
             assert!(check_name(name).is_err(), "{name:?}");
         }
         assert_eq!(parse_digest(&"ab".repeat(32)), Ok(Sha256([0xab; 32])));

@@ -131,6 +131,8 @@ mod tests {
             ("row=a b", None),
             ("row=\u{1b}[2J", None),
             ("zeile=ü", None),
+            ("ro\u{200b}w=7", None),
+            ("row=7\u{202e}", None),
         ] {
             let read = parse_label(text).ok();
             let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));

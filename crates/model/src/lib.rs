@@ -31,8 +31,8 @@
 //! * Releases and takeover: [`artefact`][], [`roll_out`][] (with what an agent reports of its release),
 //!   [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
-//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
-//!   [`arguments`][], [`usage_error`][], [`traces`][].
+//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
+//!   give), [`sanitize`][] (text of others), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
 //!
 //! # Invariants
 //!
@@ -84,6 +84,7 @@ pub mod node_role;
 pub mod order_limits;
 pub mod pause;
 pub mod phase;
+pub mod plain_text;
 pub mod plan;
 pub mod policy;
 pub mod policy_flags;

@@ -20,6 +20,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::plain_text::fold_name;
 use crate::time::{Span, Timestamp};
 
 /// The rule as the policy has it.
@@ -88,9 +89,11 @@ pub struct Principal {
 pub fn is_same_person(one: &Principal, other: &Principal) -> bool {
     let both = one.credential.zip(other.credential);
     let bare = |person: &Principal| {
-        let name = person.name.trim();
-        let name = if both.is_none() { name.split('@').next().unwrap_or(name) } else { name };
-        name.to_lowercase()
+        let name = fold_name(&person.name);
+        match name.split_once('@') {
+            Some((user, _)) if both.is_none() => user.to_owned(),
+            _ => name,
+        }
     };
     both.is_some_and(|(one, other)| one == other) || bare(one) == bare(other)
 }
@@ -237,6 +240,9 @@ mod tests {
             (principal("kim", Some(1)), principal("kim", Some(2)), true),
             (principal("kim", Some(1)), principal(" KIM ", Some(2)), true),
             (principal("kim", Some(1)), principal("lee", Some(1)), true),
+            (principal("kim", Some(1)), principal("k\u{200b}im", Some(2)), true),
+            (principal("kim lee", Some(1)), principal("\u{ff2b}im\u{a0}Lee", Some(2)), true),
+            (principal("kim@a", None), principal("\u{ff4b}im", Some(1)), true),
             (principal("kim@a", Some(1)), principal("kim@b", Some(2)), false),
             (principal("kim@a", None), principal("kim@b", None), true),
             (principal("kim@a", None), principal("lee@a", None), false),

@@ -23,6 +23,7 @@ use crate::connection::{Bmdb, DbContext as _};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use model::access::{AccessRole, AccessScope};
+use model::plain_text::canonical_name;
 use model::time::{Span, Timestamp};
 
 const TOKEN_PREFIX: &str = "shepherd_";
@@ -31,15 +32,15 @@ const OPERATION: &str = "reading credentials";
 pub const MAX_LIFETIME: Span = Span::hours(24 * 366 * 10);
 const MAX_NAME_LENGTH: usize = 100;
 
-/// Checks the name of a credential; if it is not allowed, explains why.
-pub fn check_credential_name(name: &str) -> Result<(), String> {
-    if name.trim().is_empty() || name.chars().count() > MAX_NAME_LENGTH || name.chars().any(char::is_control)
-    {
+/// The name of a credential in the form in which it is stored; if it is not allowed, explains why.
+pub fn canonical_credential_name(name: &str) -> Result<String, String> {
+    let canonical = canonical_name(name).map_err(|reason| format!("the name {reason}"))?;
+    if canonical.is_empty() || canonical.chars().count() > MAX_NAME_LENGTH {
         return Err(format!(
             "the name must be that of the credential's owner, in 1 to {MAX_NAME_LENGTH} characters of one line"
         ));
     }
-    Ok(())
+    Ok(canonical)
 }
 
 /// The kind of a credential.

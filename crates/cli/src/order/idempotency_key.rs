@@ -15,6 +15,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgMatches};
 
+use model::plain_text::check_visible;
 use model::shell_words;
 
 const FLAG: &str = "idempotency_key";
@@ -41,9 +42,7 @@ fn parse_key(text: &str) -> Result<String, String> {
     if key.chars().count() > MAX_CHARS {
         return Err(format!("it is longer than {MAX_CHARS} characters"));
     }
-    if key.chars().any(char::is_control) {
-        return Err("it must be one line, without control characters".to_owned());
-    }
+    check_visible(key).map_err(|reason| format!("it {reason}"))?;
     Ok(key.to_owned())
 }
 

@@ -4,6 +4,7 @@
 //! operator with write access to the database is trusted.
 
 use bmdb::orders::order::{Actor, Order, request_digest};
+use model::plain_text::visible_text;
 
 /// The operator for the history: `kim@workstation`.
 pub(crate) fn current_user() -> String {
@@ -11,7 +12,7 @@ pub(crate) fn current_user() -> String {
     let user = variable("USER")
         .or_else(|| variable("LOGNAME"))
         .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
-    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
+    visible_text(&format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy()))
 }
 
 /// An order of a command that writes to the BMDB without any API (`FleetClient::require_bmdb`).
@@ -20,7 +21,7 @@ pub(crate) fn direct_order(rpc: &str, target: String, reason: Option<&str>) -> O
         actor: Actor { name: current_user(), credential: None },
         rpc: rpc.to_owned(),
         target,
-        reason: reason.unwrap_or_default().to_owned(),
+        reason: visible_text(reason.unwrap_or_default()),
         idempotency_key: None,
         dry_run: false,
         expected_version: None,

@@ -15,7 +15,7 @@ use crate::output::Format;
 use crate::output::file::{encode_pem, write_file_atomic};
 use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
-use bmdb::orders::credential::{NewAccessCredential, check_credential_name};
+use bmdb::orders::credential::{NewAccessCredential, canonical_credential_name};
 use model::access::{AccessRole, AccessScope};
 use model::time::Span;
 
@@ -63,7 +63,8 @@ pub async fn bootstrap_token(
         check_token_writable(file)?;
     }
     let name = arguments.name.clone().unwrap_or_else(current_user);
-    check_credential_name(&name).map_err(|error| CliError::Invalid(format!("--name: {error}")))?;
+    let name =
+        canonical_credential_name(&name).map_err(|error| CliError::Invalid(format!("--name: {error}")))?;
     let new = NewAccessCredential {
         name: name.clone(),
         role: AccessRole::Admin,

@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::convert::{encode_machine_name, encode_optional_struct};
-use crate::api::validate::single_line;
+use crate::api::validate::{canonical_line, single_line};
 use bmdb::connection::error::BmdbError;
 use bmdb::orders::order::{self, OrderResult, request_digest};
 use model::machine_view::MachineName;
@@ -65,7 +65,7 @@ impl<M: Message> IncomingOrder<'_, M> {
         let order = self
             .order
             .ok_or_else(|| invalid_argument("order", "the request has no order; give it with a reason"))?;
-        let reason = single_line("order.reason", &order.reason, MAX_REASON_CHARS)?;
+        let reason = canonical_line("order.reason", &order.reason, MAX_REASON_CHARS)?;
         if reason.is_empty() {
             return Err(invalid_argument(
                 "order.reason",
@@ -87,7 +87,7 @@ impl<M: Message> IncomingOrder<'_, M> {
             actor: caller.actor(),
             rpc: self.rpc.to_owned(),
             target,
-            reason: reason.to_owned(),
+            reason,
             idempotency_key: Some(key.to_owned()).filter(|key| !key.is_empty()),
             dry_run: order.dry_run,
             expected_version: order.expected_version,

@@ -12,7 +12,7 @@ use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::pagination;
 use crate::api::validate::single_line;
 use bmdb::connection;
-use bmdb::orders::credential::{self, MAX_LIFETIME, NewAccessCredential, check_credential_name};
+use bmdb::orders::credential::{self, MAX_LIFETIME, NewAccessCredential, canonical_credential_name};
 use model::access::AccessScope;
 use model::time::Span;
 use proto::fleet::v1;
@@ -110,8 +110,7 @@ impl Credentials for CredentialsService {
 
 /// Validates the credential of a request.
 fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<NewAccessCredential, Status> {
-    let name = request.name.trim();
-    check_credential_name(name).map_err(|reason| invalid_argument("name", reason))?;
+    let name = canonical_credential_name(&request.name).map_err(|reason| invalid_argument("name", reason))?;
     if request.providers.len() > MAX_PROVIDERS {
         return Err(invalid_argument("providers", format!("there are more than {MAX_PROVIDERS} providers")));
     }
@@ -160,7 +159,7 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
         }
     };
     Ok(NewAccessCredential {
-        name: name.to_owned(),
+        name,
         role: parse_role(&request.role)?,
         scope: AccessScope::from_providers(providers),
         expires_after,
@@ -184,6 +183,7 @@ mod tests {
         for (field, odd) in [
             ("name", v1::CreateCredentialRequest { name: " ".into(), ..whole.clone() }),
             ("name", v1::CreateCredentialRequest { name: "a\nb".into(), ..whole.clone() }),
+            ("name", v1::CreateCredentialRequest { name: "ki\u{200b}m".into(), ..whole.clone() }),
             ("role", v1::CreateCredentialRequest { role: "root".into(), ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec![String::new()], ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec!["a\0".into()], ..whole.clone() }),

@@ -13,6 +13,7 @@ use bmdb::machine::lookup::machine_id;
 use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::order::{Order, OrderOutcome, OrderRejection, OrderResult, format_attribution};
 use model::machine_view::MachineName;
+use model::plain_text::visible_text;
 
 /// The caller and the reason of an order, as in the machine's history.
 pub(super) struct Attribution {
@@ -26,7 +27,9 @@ impl Attribution {
     /// Those of an order in a request.
     pub(super) fn of<M>(order: &IncomingOrder<'_, M>) -> Result<Self, Status> {
         let who = caller_of(order.request)?.name().to_owned();
-        Ok(Self { who, reason: order.order.map(|order| order.reason.trim().to_owned()).unwrap_or_default() })
+        // An order with hidden characters in its reason is rejected before anything of this is stored.
+        let reason = order.order.map(|order| visible_text(&order.reason)).unwrap_or_default();
+        Ok(Self { who, reason })
     }
 
     /// Both as one line of history names them.
