@@ -30,7 +30,8 @@
 //!   [`template`][].
 //! * Releases and takeover: [`artefact`][], [`roll_out`][] (with what an agent reports of its release),
 //!   [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
-//! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
+//! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
+//!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
 //!   give), [`sanitize`][] (text of others), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
 //!
@@ -58,6 +59,7 @@
 //!   type with `deny_unknown_fields`, would make the earlier release reject the row.
 
 pub mod access;
+pub mod admins;
 pub mod arguments;
 pub mod artefact;
 pub mod backoff;

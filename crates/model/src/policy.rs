@@ -16,7 +16,7 @@ use crate::cluster::owner_key::DEFAULT_ROTATION_INTERVAL;
 use crate::order_limits::OrderLimits;
 use crate::process::Process;
 use crate::time::Span;
-use crate::two_person_rule::TwoPersonRule;
+use crate::two_person_rule::{DEFAULT_WAITING_TIME, TwoPersonRule};
 
 /// All configuration that decisions depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +69,9 @@ pub struct Policy {
     /// Whether sensitive orders need a second admin.
     #[serde(rename = "second_person")]
     pub two_person_rule: TwoPersonRule,
+    /// How long a new credential approves nothing under the two-person rule. It is not in `two_person_rule`, because an
+    /// earlier release rejects a field of it that it does not know.
+    pub approver_waiting_time: Span,
     /// When snapshots of clusters are taken, and which are retained.
     pub cluster_snapshots: SnapshotPolicy,
     /// Age at which the shepherd's key for a cluster is rotated; zero for rotation by order only.
@@ -260,6 +263,7 @@ impl Default for Policy {
             history_retention: Span::hours(180 * 24),
             order_limits: OrderLimits::default(),
             two_person_rule: TwoPersonRule::default(),
+            approver_waiting_time: DEFAULT_WAITING_TIME,
             cluster_snapshots: SnapshotPolicy::default(),
             cluster_key_rotation: DEFAULT_ROTATION_INTERVAL,
             artefact_storage_limit: ByteSize::gibibytes(20),

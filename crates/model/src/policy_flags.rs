@@ -74,13 +74,16 @@ pub struct PolicyFlags {
     /// Maximum number of machines of all bulk orders within an hour. [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines_per_hour: Option<u32>,
-    /// Whether orders beyond these limits, new budgets, waived stages of a retirement and pauses for all providers need
-    /// another admin: true or false. [default: false]
+    /// Whether orders beyond these limits, new budgets, waived stages of a retirement, pauses for all providers and new
+    /// credentials need another admin. True switches that on; false changes nothing. [default: false]
     #[arg(long, value_name = "TRUTH")]
     pub require_second_admin: Option<bool>,
     /// How long such an order waits for approval, and how long its approval is valid. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub approval_ttl: Option<Span>,
+    /// How long a new credential approves no order. [default: 1d]
+    #[arg(long, value_name = "SPAN")]
+    pub approver_waiting_time: Option<Span>,
     /// How often a snapshot of each cluster is taken. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub cluster_snapshot_interval: Option<Span>,
@@ -152,8 +155,10 @@ impl PolicyFlags {
         let limits = &mut policy.order_limits;
         set(self.order_max_machines.as_ref(), &mut limits.machines);
         set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
-        set(self.require_second_admin.as_ref(), &mut policy.two_person_rule.required);
+        // A flag only switches the rule on: who can start a shepherd must not be able to end it.
+        policy.two_person_rule.required |= self.require_second_admin == Some(true);
         set(self.approval_ttl.as_ref(), &mut policy.two_person_rule.approval_ttl);
+        set(self.approver_waiting_time.as_ref(), &mut policy.approver_waiting_time);
         let snapshots = &mut policy.cluster_snapshots;
         set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
         set(self.cluster_snapshots_retained.as_ref(), &mut snapshots.newest);
@@ -182,6 +187,7 @@ impl PolicyFlags {
             ("--retirement_release_timeout", policy.retirement_release_timeout),
             ("--power_order_timeout", policy.power_order_timeout),
             ("--approval_ttl", policy.approval_ttl),
+            ("--approver_waiting_time", policy.approver_waiting_time),
             ("--cluster_snapshot_interval", policy.cluster_snapshot_interval),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
@@ -372,6 +378,23 @@ mod tests {
         for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
         {
             assert!(parse_ladder(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn flag_switches_the_two_person_rule_on_and_never_off() {
+        for (flag, stored, expected) in [
+            (None, false, false),
+            (None, true, true),
+            (Some(true), false, true),
+            (Some(true), true, true),
+            (Some(false), false, false),
+            (Some(false), true, true),
+        ] {
+            let mut policy = Policy::default();
+            policy.two_person_rule.required = stored;
+            PolicyFlags { require_second_admin: flag, ..PolicyFlags::default() }.apply(&mut policy);
+            assert_eq!(policy.two_person_rule.required, expected, "{flag:?} {stored}");
         }
     }
 

@@ -1,11 +1,21 @@
 //! Two-person rule: approval of sensitive orders by a second admin.
 //!
-//! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, and the
-//! pause of a loop for all providers. If the policy requires it, such an order is not carried out when it is given
-//! first. It waits until another admin approves it. Then the requester gives the very same order again, under the same
-//! idempotency key, and it is carried out, once. The approval is for that order and no other: a digest of its whole
-//! content, including the machines of a bulk order, must be the same. So nobody can act in the name of another, and the
-//! audit log has both people.
+//! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, the pause of
+//! a loop for all providers, and a new credential. If the policy requires it, such an order is not carried out when it
+//! is given first. It waits until another admin approves it. Then the requester gives the very same order again, under
+//! the same idempotency key, and it is carried out, once. The approval is for that order and no other: a digest of its
+//! whole content, including the machines of a bulk order, must be the same. So nobody can act in the name of another,
+//! and the audit log has both people.
+//!
+//! # Who is a second person
+//!
+//! A thief of one admin's token must not become two people with it. So a new credential needs approval too, and it
+//! approves nothing for a while ([`WaitingTime`]): there is time to notice it, also if one careless approval let it in.
+//! What was requested before it existed, it never approves. The admins who exist when the rule is switched on do not
+//! wait, because nobody else could approve anything until then.
+//!
+//! A person who writes to the database directly is outside the rule where it is about credentials: with that access
+//! they can write any row.
 //!
 //! # What the rule can distinguish, and what it cannot
 //!
@@ -20,8 +30,9 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::humanize::absolute_time;
 use crate::plain_text::fold_name;
-use crate::time::{Span, Timestamp};
+use crate::time::{Span, Timestamp, after};
 
 /// The rule as the policy has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +62,8 @@ pub enum SensitiveOrder {
     SetBudget,
     /// The pause of a loop for the machines of all providers.
     PauseForAll,
+    /// A new credential: a token or a pinned certificate.
+    CreateCredential,
 }
 
 /// The call that waives a stage of a retirement.
@@ -71,6 +84,7 @@ impl SensitiveOrder {
             Self::Waive => "leaving out a stage of a retirement",
             Self::SetBudget => "setting a budget",
             Self::PauseForAll => "pausing a loop for all machines",
+            Self::CreateCredential => "creating a credential",
         }
     }
 }
@@ -98,6 +112,37 @@ pub fn is_same_person(one: &Principal, other: &Principal) -> bool {
     both.is_some_and(|(one, other)| one == other) || bare(one) == bare(other)
 }
 
+/// A person who wants to approve an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Approver {
+    /// The person, as they are compared with the requester.
+    pub principal: Principal,
+    /// When their credential was created; `None` for a person who writes to the database directly.
+    pub credential_created_at: Option<Timestamp>,
+}
+
+/// How long a new credential approves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingTime {
+    /// The time from its creation.
+    pub length: Span,
+    /// When the rule was switched on. A credential of that moment does not wait. `None`: an earlier release switched it
+    /// on, and every credential waits.
+    pub rule_since: Option<Timestamp>,
+}
+
+/// How long a new credential approves nothing, unless the policy has another time. Within a day, an admin who did not
+/// expect it sees it in the audit, whenever they work.
+pub const DEFAULT_WAITING_TIME: Span = Span::hours(24);
+
+impl WaitingTime {
+    /// When the waiting time of a credential ends; `None` if it has none.
+    fn end_for(self, created_at: Timestamp) -> Option<Timestamp> {
+        let waits = self.rule_since.is_none_or(|since| created_at > since);
+        waits.then(|| after(created_at, self.length.0))
+    }
+}
+
 /// A request for approval, as far as decisions depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingApproval {
@@ -105,6 +150,8 @@ pub struct PendingApproval {
     pub requester: Principal,
     /// Whether the credential of the requester is still valid.
     pub requester_is_valid: bool,
+    /// When the order was given.
+    pub requested_at: Timestamp,
     /// When the request or its approval expires.
     pub expires_at: Timestamp,
     /// The person who approved it; `None` before that.
@@ -162,10 +209,11 @@ pub fn decide_approval(
 /// Whether this person may approve the request now. The error is a reason for programs and a sentence.
 pub fn check_approver(
     approval: &PendingApproval,
-    approver: &Principal,
+    approver: &Approver,
+    waiting: WaitingTime,
     now: Timestamp,
 ) -> Result<(), (&'static str, String)> {
-    if is_same_person(&approval.requester, approver) {
+    if is_same_person(&approval.requester, &approver.principal) {
         return Err((
             "SAME_PERSON",
             format!(
@@ -187,7 +235,34 @@ pub fn check_approver(
             format!("the credential of {}, who requested it, is revoked or expired", approval.requester.name);
         return Err(("ASKER_GONE", text));
     }
-    Ok(())
+    match approver.credential_created_at {
+        None => Ok(()),
+        Some(created_at) => check_credential_age(approval, created_at, waiting, now),
+    }
+}
+
+/// Whether a credential that was created then may approve the request now.
+fn check_credential_age(
+    approval: &PendingApproval,
+    created_at: Timestamp,
+    waiting: WaitingTime,
+    now: Timestamp,
+) -> Result<(), (&'static str, String)> {
+    if created_at >= approval.requested_at {
+        let text =
+            "it was requested before this credential existed; an admin with an older one has to approve it";
+        return Err(("NEWER_THAN_REQUEST", text.to_owned()));
+    }
+    match waiting.end_for(created_at).filter(|end| now < *end) {
+        None => Ok(()),
+        Some(end) => Err((
+            "TOO_NEW",
+            format!(
+                "this credential is new, and approves orders from {} on; an admin with an older one has to approve it",
+                absolute_time(end)
+            ),
+        )),
+    }
 }
 
 /// State of a request: `waiting`, `approved`, `used` or `expired`.
@@ -227,6 +302,7 @@ mod tests {
         PendingApproval {
             requester: principal("kim", Some(1)),
             requester_is_valid: true,
+            requested_at: at(-60),
             expires_at: at(60),
             approved_by: None,
             is_used: false,
@@ -298,7 +374,9 @@ mod tests {
 
     #[test]
     fn only_another_principal_approves_a_pending_request() {
-        let (lee, kim) = (principal("lee", Some(2)), principal("kim", Some(3)));
+        let old = |principal| Approver { principal, credential_created_at: Some(at(-100_000)) };
+        let (lee, kim) = (old(principal("lee", Some(2))), old(principal("kim", Some(3))));
+        let waiting = WaitingTime { length: DEFAULT_WAITING_TIME, rule_since: None };
         let approved = PendingApproval { approved_by: Some("max".to_owned()), ..pending_approval() };
         for (name, approval, approver, now, expected) in [
             ("another", pending_approval(), &lee, 0, None),
@@ -315,7 +393,34 @@ mod tests {
                 Some("ASKER_GONE"),
             ),
         ] {
-            let refused = check_approver(&approval, approver, at(now)).err();
+            let refused = check_approver(&approval, approver, waiting, at(now)).err();
+            assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn new_credential_approves_nothing_for_a_while_and_nothing_older_than_itself() {
+        let hour = Span::hours(1);
+        for (name, created, rule_since, now, expected) in [
+            ("old", Some(-3_700), None, 0, None),
+            ("older than the rule", Some(-3_700), Some(-4_000), 0, None),
+            ("at the end of its time", Some(-3_600), None, 0, None),
+            ("a second before", Some(-3_599), None, 0, Some("TOO_NEW")),
+            ("later", Some(-3_599), None, 1, None),
+            ("when the rule began", Some(-100), Some(-90), 0, None),
+            ("at that moment", Some(-90), Some(-90), 0, None),
+            ("after the rule began", Some(-89), Some(-90), 0, Some("TOO_NEW")),
+            ("after the request", Some(-59), None, 0, Some("NEWER_THAN_REQUEST")),
+            ("with the request", Some(-60), None, 0, Some("NEWER_THAN_REQUEST")),
+            ("after the request, before the rule", Some(-59), Some(-10), 0, Some("NEWER_THAN_REQUEST")),
+            ("without a credential", None, None, 0, None),
+        ] {
+            let approver = Approver {
+                principal: principal("lee", Some(2).filter(|_| created.is_some())),
+                credential_created_at: created.map(at),
+            };
+            let waiting = WaitingTime { length: hour, rule_since: rule_since.map(at) };
+            let refused = check_approver(&pending_approval(), &approver, waiting, at(now)).err();
             assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
         }
     }

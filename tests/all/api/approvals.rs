@@ -9,7 +9,7 @@ use crate::api::{Answer, Api, order};
 use crate::harness::aloud::TestResult;
 
 /// The details of a rejection that state the reason for programs.
-fn why(answer: &Answer) -> Value {
+pub(super) fn why(answer: &Answer) -> Value {
     let details = answer.json["error"]["details"].as_array().cloned().unwrap_or_default();
     let of = |detail: &Value| detail["@type"].as_str().is_some_and(|of| of.ends_with(".ErrorInfo"));
     details.into_iter().find(of).unwrap_or_default()
@@ -18,7 +18,6 @@ fn why(answer: &Answer) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approves_it() -> TestResult {
     let api = Api::start("api_second_person").await?;
-    api.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
     let first = api.key(AccessRole::Admin, &[], None).await?;
     let made = async |name: &str, key: &str| {
         let body = json!({ "name": name, "role": "admin", "order": order("a test", key) });
@@ -26,6 +25,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
         anyhow::Ok(made["token"].as_str().context("a token")?.to_owned())
     };
     let (kim, lee, kim_too) = (made("kim", "1").await?, made("lee", "2").await?, made("Kim", "3").await?);
+    api.bmdb.enable_two_person_rule("test").await?.context("it was off")?;
     let set = |most: u32| json!({ "kind": "reboot", "maxCount": most, "order": order("the feed is repaired", "k") });
     let refused = api.call(Some(&kim), "Budgets/Set", set(3)).await?;
     assert_eq!((refused.code, &refused.json["error"]["status"]), (400, &json!("FAILED_PRECONDITION")));

@@ -43,6 +43,7 @@ mod logs;
 mod orders;
 mod recorded;
 mod roles;
+mod rule_bypasses;
 mod same_answers;
 mod scope;
 mod top;

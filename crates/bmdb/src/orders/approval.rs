@@ -18,11 +18,12 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::audit::find_by_idempotency_key;
 use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
+use crate::orders::two_person_rule::{read_approver, read_rule_start};
 use model::humanize::absolute_time;
 use model::time::Timestamp;
 use model::two_person_rule::{
-    ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, approval_required_message,
-    approval_state, check_approver, decide_approval,
+    ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, WaitingTime,
+    approval_required_message, approval_state, check_approver, decide_approval,
 };
 
 const OPERATION: &str = "looking for an approval";
@@ -86,6 +87,7 @@ impl ApprovalRow {
         PendingApproval {
             requester: Principal { name, credential: self.credential_id },
             requester_is_valid: self.good,
+            requested_at: self.requested_at,
             expires_at: self.expires_at,
             approved_by: self.approved_by.clone(),
             is_used: self.used_at.is_some(),
@@ -283,9 +285,12 @@ async fn approve_order_in_tx(
         );
         return Err(order_rejected("NO_SUCH_APPROVAL", output));
     };
-    check_approver(&found.pending_approval(), by, found.now)
+    let (approver, policy) = (read_approver(tx, by).await?, read_policy_in_tx(tx).await?);
+    let waiting =
+        WaitingTime { length: policy.approver_waiting_time, rule_since: read_rule_start(tx).await? };
+    check_approver(&found.pending_approval(), &approver, waiting, found.now)
         .map_err(|(reason, text)| order_rejected(reason, format!("{approval} is not approved: {text}")))?;
-    let good_for = read_policy_in_tx(tx).await?.two_person_rule.approval_ttl;
+    let good_for = policy.two_person_rule.approval_ttl;
     let before = found.audit_json();
     let written = sqlx::query_file!(
         "../../sql/approval/approve.sql",

@@ -20,11 +20,14 @@ use uuid::Uuid;
 
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::policy::read_policy_in_tx;
+use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use model::access::{AccessRole, AccessScope};
 use model::plain_text::canonical_name;
 use model::time::{Span, Timestamp};
+use model::two_person_rule::SensitiveOrder;
 
 const TOKEN_PREFIX: &str = "shepherd_";
 const OPERATION: &str = "reading credentials";
@@ -345,6 +348,14 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
+    let by = match order.actor.credential {
+        // A person who writes to the database directly can write the row without any order.
+        None => None,
+        Some(_) => {
+            let rule = read_policy_in_tx(tx).await?.two_person_rule;
+            require_second_approval(tx, order, SensitiveOrder::CreateCredential, rule, &[]).await?
+        }
+    };
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
@@ -370,6 +381,7 @@ async fn create_credential_in_tx(
         return Ok((record_audit(tx, order, None, effect).await?, None));
     }
     let text = format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role);
+    let text = append_approver(text, by.as_deref());
     let mut after = made.as_ref().map(audit_json);
     if let (true, Some(after)) = (order.dry_run, &mut after) {
         // A dry run made no credential.

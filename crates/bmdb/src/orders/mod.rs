@@ -8,7 +8,8 @@
 //! 1. A [`credential`] identifies the actor. What an actor may do is decided by the server.
 //! 2. An [`order`] has an actor, a reason, a target, an idempotency key and a flag for a dry run.
 //! 3. One transaction (`execution`) carries it out: look for the same order in the [`audit`]; lock its target; decide;
-//!    ask the two-person rule ([`approval`]) if the order is a sensitive one; change; write its line of the audit.
+//!    ask the two-person rule ([`approval`], [`two_person_rule`]) if the order is a sensitive one; change; write its
+//!    line of the audit.
 //! 4. Orders about one machine are pure decisions ([`machine_decision`], [`power_order`], [`retirement`]) and data
 //!    ([`machine_order`]), so that the same order can be given for many machines ([`bulk_orders`]).
 //! 5. Other orders change how the fleet is run: [`budget`], [`loop_pause`], [`declare_restored`]. Orders about
@@ -45,3 +46,4 @@ pub mod machine_order;
 pub mod order;
 pub mod power_order;
 pub mod retirement;
+pub mod two_person_rule;

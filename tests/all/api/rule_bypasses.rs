@@ -1,0 +1,236 @@
+//! Ways around the two-person rule, tried with one stolen token of an admin: each is refused, and changes nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use shepherd::model::access::AccessRole;
+use shepherd::model::policy_flags::PolicyFlags;
+
+use crate::api::approvals::why;
+use crate::api::{Api, order};
+use crate::harness::aloud::TestResult;
+
+/// A thief who has the token of the admin Kim, beside the admin Lee, who is careless.
+struct Thief {
+    api: Api,
+    kim: String,
+    lee: String,
+    /// Kim's second token.
+    second: String,
+    /// A token under Kim's name with a character that nobody sees, as an earlier release stored it.
+    hidden: String,
+    keys: u32,
+    refused: Vec<&'static str>,
+}
+
+impl Thief {
+    async fn new() -> anyhow::Result<Self> {
+        let api = Api::start("api_rule_bypasses").await?;
+        let first = api.key(AccessRole::Admin, &[], None).await?;
+        let mut tokens = Vec::new();
+        for name in ["kim", "lee", "KIM", "hidden"] {
+            let body = json!({ "name": name, "role": "admin", "order": order("is new", name) });
+            let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
+            tokens.push(made["token"].as_str().context("a token")?.to_owned());
+        }
+        let [kim, lee, second, hidden] = <[String; 4]>::try_from(tokens).ok().context("four tokens")?;
+        sqlx::query("UPDATE access_credential SET name = $1 WHERE name = 'hidden'")
+            .bind("k\u{200b}im")
+            .execute(&api.pool)
+            .await?;
+        let body = json!({ "credentialId": first.id, "order": order("was for the beginning", "left") });
+        api.call(Some(&kim), "Credentials/Revoke", body).await?.ok()?;
+        let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
+        ensure!(switched.outcome.changed, "{switched:?}");
+        Ok(Self { api, kim, lee, second, hidden, keys: 0, refused: Vec::new() })
+    }
+
+    /// An order with a key of its own.
+    fn order(&mut self, reason: &str) -> Value {
+        self.keys += 1;
+        order(reason, &format!("bypass-{}", self.keys))
+    }
+
+    /// Notes that a call was refused, with this reason for programs.
+    async fn refuses(
+        &mut self,
+        way: &'static str,
+        (token, rpc, body): (&str, &str, Value),
+        reason: &str,
+    ) -> anyhow::Result<Value> {
+        let answer = self.api.call(Some(token), rpc, body).await?;
+        ensure!(answer.code != 200, "{way} was let through: {answer:?}");
+        let info = why(&answer);
+        ensure!(info["reason"] == reason, "{way}: {answer:?}");
+        self.refused.push(way);
+        Ok(info)
+    }
+
+    /// Gives an order that waits for another admin. Returns the id of the request.
+    async fn request(&mut self, way: &'static str, rpc: &str, body: Value) -> anyhow::Result<String> {
+        let kim = self.kim.clone();
+        let info = self.refuses(way, (&kim, rpc, body), "APPROVAL_REQUIRED").await?;
+        Ok(info["metadata"]["approval"].as_str().context("an id")?.to_owned())
+    }
+
+    fn approval(&mut self, approval: &str) -> Value {
+        json!({ "approvalId": approval, "order": self.order("looks right") })
+    }
+
+    async fn approve_as_lee(&mut self, approval: &str) -> anyhow::Result<()> {
+        let body = self.approval(approval);
+        self.api.call(Some(&self.lee), "Approvals/Approve", body).await?.ok()?;
+        Ok(())
+    }
+
+    async fn credentials(&self) -> anyhow::Result<i64> {
+        self.api.count("SELECT count(*) FROM access_credential").await
+    }
+
+    async fn rule_is_on(&self) -> anyhow::Result<bool> {
+        self.api.bmdb.read_policy().await?;
+        Ok(self.api.bmdb.policy().1.two_person_rule.required)
+    }
+}
+
+/// Orders to set a budget, which need two people.
+fn budget(most: u32, order: &Value) -> Value {
+    json!({ "kind": "reboot", "maxCount": most, "order": order })
+}
+
+fn credential(name: &str, role: &str, order: &Value) -> Value {
+    json!({ "name": name, "role": role, "order": order })
+}
+
+/// What the thief tries without any help. Returns the requests for a budget and for a second admin.
+async fn try_alone(thief: &mut Thief, mallory: &Value) -> anyhow::Result<(String, String)> {
+    let kim = thief.kim.clone();
+    let given = thief.order("more reboots");
+    let old = thief.request("gives an order alone", "Budgets/Set", budget(5000, &given)).await?;
+    for (way, token) in [
+        ("approves its own order", kim.clone()),
+        ("approves with another token of the same person", thief.second.clone()),
+        ("approves under a name with a hidden character", thief.hidden.clone()),
+    ] {
+        let body = thief.approval(&old);
+        thief.refuses(way, (&token, "Approvals/Approve", body), "SAME_PERSON").await?;
+    }
+    let created = thief.request("creates a second admin", "Credentials/Create", mallory.clone()).await?;
+    let given = thief.order("a pinned certificate");
+    let mut pinned = credential("ci", "viewer", &given);
+    pinned["certificateSha256"] = json!("ab".repeat(32));
+    thief.request("pins a certificate", "Credentials/Create", pinned).await?;
+    let body = thief.approval(&created);
+    thief.refuses("approves the new admin", (&kim, "Approvals/Approve", body), "SAME_PERSON").await?;
+    let given = thief.order("lee has another laptop");
+    let lookalike = credential("l\u{200b}ee", "admin", &given);
+    let lookalike = thief.api.call(Some(&kim), "Credentials/Create", lookalike).await?;
+    ensure!(lookalike.code == 400, "{lookalike:?}");
+    ensure!(lookalike.message().contains("has the hidden character U+200B"), "{lookalike:?}");
+    thief.refused.push("takes a name that looks like another one");
+    Ok((old, created))
+}
+
+/// The thief changes what exists: a credential, and the rule itself.
+async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
+    let kim = thief.kim.clone();
+    // A credential keeps its role, and a revoked one stays revoked.
+    for (way, rpc) in [
+        ("widens a credential", "Credentials/Update"),
+        ("brings a revoked credential back", "Credentials/Restore"),
+        ("sets the policy by a call", "Policy/Set"),
+    ] {
+        ensure!(thief.api.call(Some(&kim), rpc, json!({})).await?.code == 404, "{rpc}");
+        thief.refused.push(way);
+    }
+    let off = json!({ "configuration": "require_second_admin = false" });
+    thief.api.call(Some(&kim), "Plan/Get", off).await?.ok()?;
+    ensure!(thief.rule_is_on().await?, "a plan changes nothing");
+    thief.refused.push("ends the rule by a plan");
+    let flags = PolicyFlags { require_second_admin: Some(false), ..PolicyFlags::default() };
+    thief.api.bmdb.change_policy("flags of a host", move |stored| flags.apply(stored)).await?;
+    ensure!(thief.rule_is_on().await?, "a flag switches the rule on and never off");
+    thief.refused.push("ends the rule by a flag");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
+    let mut thief = Thief::new().await?;
+    let (kim, before) = (thief.kim.clone(), thief.credentials().await?);
+    let given = thief.order("mallory is new");
+    let mallory = credential("mallory", "admin", &given);
+    let (old, created) = try_alone(&mut thief, &mallory).await?;
+    try_to_change(&mut thief).await?;
+    // Lee approves a viewer, and the thief wants an admin for it.
+    let given = thief.order("for the pipeline");
+    let viewer = credential("ci", "viewer", &given);
+    let viewer = thief.request("creates a viewer", "Credentials/Create", viewer).await?;
+    thief.approve_as_lee(&viewer).await?;
+    let wider = credential("ci", "admin", &given);
+    let way = "widens what was approved";
+    thief.refuses(way, (&kim, "Credentials/Create", wider), "NOT_AS_REQUESTED").await?;
+    assert_eq!(thief.credentials().await?, before, "nothing was created");
+
+    // Lee approves the new admin. It is in the audit from then on, and approves nothing for a day.
+    thief.approve_as_lee(&created).await?;
+    let made = thief.api.call(Some(&kim), "Credentials/Create", mallory.clone()).await?.ok()?;
+    let text = made["order"]["message"].as_str().context("a sentence")?;
+    assert!(text.ends_with("; approved by lee"), "{text}");
+    let token = made["token"].as_str().context("a token")?.to_owned();
+    let again = thief.api.call(Some(&kim), "Credentials/Create", mallory).await?.ok()?;
+    assert_eq!((&again["token"], &again["order"]["replayed"]), (&json!(""), &json!(true)));
+    assert_eq!(thief.credentials().await?, before + 1);
+    thief.refused.push("uses an approval twice");
+    let body = thief.approval(&old);
+    let way = "approves an older order with a newer credential";
+    thief.refuses(way, (&token, "Approvals/Approve", body), "NEWER_THAN_REQUEST").await?;
+    let given = thief.order("more reboots, please");
+    let newer = thief.request("gives another order alone", "Budgets/Set", budget(4000, &given)).await?;
+    let body = thief.approval(&newer);
+    let way = "approves a newer order with a new credential";
+    thief.refuses(way, (&token, "Approvals/Approve", body), "TOO_NEW").await?;
+
+    let ways: BTreeSet<&str> = thief.refused.iter().copied().collect();
+    assert!(ways.len() >= 12, "only {}: {ways:?}", ways.len());
+    let most = "SELECT (document -> 'budgets' -> 'reboot' ->> 'count')::INT8 FROM policy";
+    assert_eq!(thief.api.count(most).await?, 20, "no budget was set");
+
+    // What the rule asks for is possible: Lee approved at once, and a day later the new admin does.
+    thief.api.database.advance(Duration::from_hours(25)).await?;
+    let given = thief.order("for the new kernel");
+    let body = budget(30, &given);
+    let last = thief.request("gives an order alone, a day later", "Budgets/Set", body.clone()).await?;
+    let approval = thief.approval(&last);
+    thief.api.call(Some(&token), "Approvals/Approve", approval).await?.ok()?;
+    thief.api.call(Some(&kim), "Budgets/Set", body).await?.ok()?;
+    assert_eq!(thief.api.count(most).await?, 30);
+    Ok(thief.api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_stays_off_until_two_people_are_admins() -> TestResult {
+    let api = Api::start("api_rule_needs_two").await?;
+    let first = api.key(AccessRole::Admin, &[], None).await?;
+    // Another token of the same name is no second person.
+    api.key(AccessRole::Admin, &[], None).await?;
+    let refused = api.bmdb.enable_two_person_rule("a test").await?.context("it is off")?;
+    assert!(!refused.outcome.changed && refused.outcome.message.contains("there are 1"), "{refused:?}");
+    assert!(!api.bmdb.policy().1.two_person_rule.required);
+    let body = credential("kim", "admin", &order("kim is new", "1"));
+    let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
+    let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it is off")?;
+    assert!(switched.outcome.changed && api.bmdb.policy().1.two_person_rule.required, "{switched:?}");
+    assert_eq!(api.bmdb.enable_two_person_rule("a test").await?, None, "it is on already");
+
+    // Both approve at once, although their credentials are new.
+    let refused =
+        api.call(Some(&first.token), "Budgets/Set", budget(30, &order("for the new kernel", "2"))).await?;
+    let approval = why(&refused)["metadata"]["approval"].clone();
+    let body = json!({ "approvalId": approval, "order": order("looks right", "3") });
+    api.call(made["token"].as_str(), "Approvals/Approve", body).await?.ok()?;
+    api.call(Some(&first.token), "Budgets/Set", budget(30, &order("for the new kernel", "2"))).await?.ok()?;
+    Ok(api.stop().await?)
+}
