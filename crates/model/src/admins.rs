@@ -1,7 +1,10 @@
-//! Admins, counted as people.
+//! Admins, counted as people, and which of them may be revoked.
 //!
 //! The two-person rule needs two people who can approve. One person may have several credentials, so people are counted
 //! by name, as [`crate::two_person_rule`] distinguishes them.
+//!
+//! Who revokes the others until one admin is left has ended the rule in effect, and locked everybody out. So such a
+//! revocation needs a second person itself, and the last admin is not revoked by a call at all.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +12,7 @@ use uuid::Uuid;
 
 use crate::plain_text::fold_name;
 
-/// Fewest people who must be admins when the rule is switched on.
+/// Fewest people who must be admins when the rule is switched on, and whom a revocation leaves without a second person.
 pub const MIN_ADMINS: usize = 2;
 
 /// A credential that can approve an order.
@@ -25,6 +28,31 @@ pub struct AdminCredential {
 #[must_use]
 pub fn count_people<'a>(admins: impl IntoIterator<Item = &'a AdminCredential>) -> usize {
     admins.into_iter().map(|admin| fold_name(&admin.name)).collect::<BTreeSet<_>>().len()
+}
+
+/// The decision on the revocation of a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevocationDecision {
+    /// Enough admins are left, or as many as before.
+    Allowed,
+    /// It leaves fewer than two admins, where the two-person rule is on.
+    ApprovalRequired,
+    /// It leaves no admin.
+    LastAdmin,
+}
+
+/// Decides whether a credential may be revoked by a call, when `admins` can approve orders now.
+#[must_use]
+pub fn decide_revocation(rule_is_on: bool, admins: &[AdminCredential], revoked: Uuid) -> RevocationDecision {
+    let left = count_people(admins.iter().filter(|admin| admin.id != revoked));
+    if left == count_people(admins) {
+        return RevocationDecision::Allowed;
+    }
+    match left {
+        0 => RevocationDecision::LastAdmin,
+        _ if left < MIN_ADMINS && rule_is_on => RevocationDecision::ApprovalRequired,
+        _ => RevocationDecision::Allowed,
+    }
 }
 
 #[cfg(test)]
@@ -44,6 +72,34 @@ mod tests {
         ] {
             let admins: Vec<AdminCredential> = names.iter().copied().map(admin).collect();
             assert_eq!(count_people(&admins), expected, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn last_admin_stays_and_last_but_one_needs_a_second_person() {
+        use RevocationDecision::{Allowed, ApprovalRequired, LastAdmin};
+        let admin =
+            |(id, name): (u128, &str)| AdminCredential { id: Uuid::from_u128(id), name: name.to_owned() };
+        let (one, two) = (&[(1, "kim")][..], &[(1, "kim"), (2, "lee")][..]);
+        let (three, twice) = (&[(1, "kim"), (2, "lee"), (3, "max")][..], &[(1, "kim"), (2, "Kim")][..]);
+        for (rule_is_on, admins, revoked, expected) in [
+            (false, one, 1, LastAdmin),
+            (true, one, 1, LastAdmin),
+            // A viewer, or what is no credential of an admin any more.
+            (true, one, 9, Allowed),
+            (true, two, 9, Allowed),
+            (false, two, 2, Allowed),
+            (true, two, 2, ApprovalRequired),
+            (true, two, 1, ApprovalRequired),
+            (true, three, 3, Allowed),
+            // The person has another token.
+            (true, twice, 1, Allowed),
+            (false, twice, 2, Allowed),
+            (true, &[][..], 1, Allowed),
+        ] {
+            let admins: Vec<AdminCredential> = admins.iter().copied().map(admin).collect();
+            let decision = decide_revocation(rule_is_on, &admins, Uuid::from_u128(revoked));
+            assert_eq!(decision, expected, "{rule_is_on} {admins:?} {revoked}");
         }
     }
 }

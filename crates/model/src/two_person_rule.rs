@@ -1,8 +1,8 @@
 //! Two-person rule: approval of sensitive orders by a second admin.
 //!
 //! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, the pause of
-//! a loop for all providers, and a new credential. If the policy requires it, such an order is not carried out when it
-//! is given first. It waits until another admin approves it. Then the requester gives the very same order again, under
+//! a loop for all providers, a new credential, and a revocation that leaves fewer than two admins. If the policy
+//! requires it, such an order is not carried out when it is given first. It waits until another admin approves it. Then the requester gives the very same order again, under
 //! the same idempotency key, and it is carried out, once. The approval is for that order and no other: a digest of its
 //! whole content, including the machines of a bulk order, must be the same. So nobody can act in the name of another,
 //! and the audit log has both people.
@@ -64,6 +64,8 @@ pub enum SensitiveOrder {
     PauseForAll,
     /// A new credential: a token or a pinned certificate.
     CreateCredential,
+    /// A revocation that leaves fewer than two admins.
+    RevokeAdmin,
 }
 
 /// The call that waives a stage of a retirement.
@@ -85,6 +87,7 @@ impl SensitiveOrder {
             Self::SetBudget => "setting a budget",
             Self::PauseForAll => "pausing a loop for all machines",
             Self::CreateCredential => "creating a credential",
+            Self::RevokeAdmin => "leaving fewer than two admins",
         }
     }
 }

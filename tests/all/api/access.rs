@@ -112,6 +112,9 @@ async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> TestResult
     let body = json!({ "credentialId": short.id, "order": order("left", "1") });
     assert_eq!(api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?["changed"], true);
     assert!(who(&short.token).await?.message().contains("revoked"));
+    // The last admin would stay.
+    let kim = json!({ "name": "kim", "role": "admin", "order": order("kim is new", "kim") });
+    api.call(Some(&admin.token), "Credentials/Create", kim).await?.ok()?;
     let body = json!({ "credentialId": admin.id, "order": order("left, too", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert_eq!(who(&admin.token).await?.code, 401, "a revoked credential is good for no next call");

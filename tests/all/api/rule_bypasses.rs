@@ -17,6 +17,7 @@ struct Thief {
     api: Api,
     kim: String,
     lee: String,
+    lees_id: Value,
     /// Kim's second token.
     second: String,
     /// A token under Kim's name with a character that nobody sees, as an earlier release stored it.
@@ -29,11 +30,12 @@ impl Thief {
     async fn new() -> anyhow::Result<Self> {
         let api = Api::start("api_rule_bypasses").await?;
         let first = api.key(AccessRole::Admin, &[], None).await?;
-        let mut tokens = Vec::new();
+        let (mut tokens, mut ids) = (Vec::new(), Vec::new());
         for name in ["kim", "lee", "KIM", "hidden"] {
             let body = json!({ "name": name, "role": "admin", "order": order("is new", name) });
             let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
             tokens.push(made["token"].as_str().context("a token")?.to_owned());
+            ids.push(made["credential"]["credentialId"].clone());
         }
         let [kim, lee, second, hidden] = <[String; 4]>::try_from(tokens).ok().context("four tokens")?;
         sqlx::query("UPDATE access_credential SET name = $1 WHERE name = 'hidden'")
@@ -44,7 +46,8 @@ impl Thief {
         api.call(Some(&kim), "Credentials/Revoke", body).await?.ok()?;
         let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
         ensure!(switched.outcome.changed, "{switched:?}");
-        Ok(Self { api, kim, lee, second, hidden, keys: 0, refused: Vec::new() })
+        let lees_id = ids.swap_remove(1);
+        Ok(Self { api, kim, lee, lees_id, second, hidden, keys: 0, refused: Vec::new() })
     }
 
     /// An order with a key of its own.
@@ -145,6 +148,8 @@ async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
         ensure!(thief.api.call(Some(&kim), rpc, json!({})).await?.code == 404, "{rpc}");
         thief.refused.push(way);
     }
+    let alone = json!({ "credentialId": thief.lees_id, "order": thief.order("left") });
+    thief.request("revokes the others", "Credentials/Revoke", alone).await?;
     let off = json!({ "configuration": "require_second_admin = false" });
     thief.api.call(Some(&kim), "Plan/Get", off).await?.ok()?;
     ensure!(thief.rule_is_on().await?, "a plan changes nothing");
@@ -232,5 +237,32 @@ async fn rule_stays_off_until_two_people_are_admins() -> TestResult {
     let body = json!({ "approvalId": approval, "order": order("looks right", "3") });
     api.call(made["token"].as_str(), "Approvals/Approve", body).await?.ok()?;
     api.call(Some(&first.token), "Budgets/Set", budget(30, &order("for the new kernel", "2"))).await?.ok()?;
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_admin_stays_and_last_but_one_leaves_with_a_second_person() -> TestResult {
+    let api = Api::start("api_last_admin").await?;
+    let first = api.key(AccessRole::Admin, &[], None).await?;
+    let revoke = |id: &Value, key: &str| json!({ "credentialId": id, "order": order("left", key) });
+    let id = json!(first.id);
+    let refused = api.call(Some(&first.token), "Credentials/Revoke", revoke(&id, "1")).await?;
+    assert_eq!(why(&refused)["reason"], "LAST_ADMIN", "{refused:?}");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE revoked_at IS NOT NULL").await?, 0);
+
+    let body = credential("kim", "admin", &order("kim is new", "2"));
+    let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
+    let (kim, kims_id) = (made["token"].as_str().context("a token")?, &made["credential"]["credentialId"]);
+    api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
+    let refused = api.call(Some(&first.token), "Credentials/Revoke", revoke(kims_id, "3")).await?;
+    let info = why(&refused);
+    assert_eq!(info["reason"], "APPROVAL_REQUIRED", "{refused:?}");
+    let approve = json!({ "approvalId": info["metadata"]["approval"], "order": order("I leave", "4") });
+    api.call(Some(kim), "Approvals/Approve", approve).await?.ok()?;
+    let done = api.call(Some(&first.token), "Credentials/Revoke", revoke(kims_id, "3")).await?.ok()?;
+    assert!(done["message"].as_str().is_some_and(|text| text.ends_with("; approved by kim")), "{done}");
+    assert_eq!(api.call(Some(kim), "Credentials/WhoAmI", json!({})).await?.code, 401);
+    let refused = api.call(Some(&first.token), "Credentials/Revoke", revoke(&id, "5")).await?;
+    assert_eq!(why(&refused)["reason"], "LAST_ADMIN", "{refused:?}");
     Ok(api.stop().await?)
 }

@@ -18,16 +18,18 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
-use crate::engine::policy::read_policy_in_tx;
+use crate::engine::policy::{lock_policy, read_policy_in_tx};
 use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
+use crate::orders::two_person_rule::list_admins;
 use model::access::{AccessRole, AccessScope};
+use model::admins::{RevocationDecision, decide_revocation};
 use model::plain_text::canonical_name;
 use model::time::{Span, Timestamp};
-use model::two_person_rule::SensitiveOrder;
+use model::two_person_rule::{SensitiveOrder, TwoPersonRule};
 
 const TOKEN_PREFIX: &str = "shepherd_";
 const OPERATION: &str = "reading credentials";
@@ -299,6 +301,8 @@ async fn revoke_credential_in_tx(
     order: &Order,
     id: Uuid,
 ) -> Result<OrderEffect, BmdbError> {
+    // Revocations lock the policy first, so that two of them do not count the same admins.
+    let policy = lock_policy(tx).await?;
     sqlx::query!("SELECT revoked_at FROM access_credential WHERE credential_id = $1 FOR UPDATE", id)
         .fetch_optional(&mut *tx)
         .await
@@ -308,6 +312,7 @@ async fn revoke_credential_in_tx(
     let outcome = if before.revoked_at.is_some() {
         OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
     } else {
+        let by = check_revocation(tx, order, policy.two_person_rule, &before).await?;
         sqlx::query!(
             "UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = $2
              WHERE credential_id = $1 AND revoked_at IS NULL",
@@ -317,10 +322,38 @@ async fn revoke_credential_in_tx(
         .execute(&mut *tx)
         .await
         .context("revoking a credential")?;
-        OrderOutcome { changed: true, message: "is good for nothing any more".into() }
+        let text = append_approver("is good for nothing any more".to_owned(), by.as_deref());
+        OrderOutcome { changed: true, message: text }
     };
     let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;
     Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
+}
+
+/// Rejects a revocation that leaves no admin, or that leaves fewer than two without a second person. Returns the person
+/// who approved it. A person who writes to the database directly is outside of this.
+async fn check_revocation(
+    tx: &mut PgConnection,
+    order: &Order,
+    rule: TwoPersonRule,
+    revoked: &AccessCredential,
+) -> Result<Option<String>, BmdbError> {
+    if order.actor.credential.is_none() {
+        return Ok(None);
+    }
+    match decide_revocation(rule.required, &list_admins(tx).await?, revoked.id) {
+        RevocationDecision::Allowed => Ok(None),
+        RevocationDecision::ApprovalRequired => {
+            require_second_approval(tx, order, SensitiveOrder::RevokeAdmin, rule, &[]).await
+        }
+        RevocationDecision::LastAdmin => Err(order_rejected(
+            "LAST_ADMIN",
+            format!(
+                "{} is the last admin, and nothing was changed: create another admin first, or revoke the credential \
+                 with `shepherdctl --direct` on a host that reaches the database",
+                revoked.name
+            ),
+        )),
+    }
 }
 
 /// A credential as the audit stores it.
