@@ -31,7 +31,7 @@ use crate::machine::retry::retry_machine;
 use crate::machine::timeline::show_timeline;
 use crate::machine::why::show_explanation;
 use crate::plan::show_plan;
-use crate::policy::{PolicyCommand, show_policy};
+use crate::policy::{PolicyCommand, disable_two_person_rule, show_policy};
 use crate::providers::show_providers;
 use crate::sessions::show_sessions;
 use crate::tokens::TokensCommand;
@@ -78,6 +78,9 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Issues => show_issues(client, format).await,
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::Get) => show_policy(client, format).await,
+        FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {
+            disable_two_person_rule(context, args).await
+        }
         FleetCommand::Watch(_) => Ok(String::new()),
         FleetCommand::Top(_) => render_once(client, format).await,
         FleetCommand::Hold(hold) => hold_machine(context, hold).await,

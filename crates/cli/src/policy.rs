@@ -1,17 +1,22 @@
-//! `policy get`: show the fleet policy, as the BMDB stores it.
+//! `policy get|disable-two-person-rule`: show the fleet policy, as the BMDB stores it, and end the two-person rule.
 //!
 //! The flags and the configuration of a shepherd write the policy; `plan --diff` shows what a new configuration would
-//! change.
+//! change. The two-person rule is an exception: flags only switch it on, and no call switches it off. The way back is
+//! here, for a person who reaches the database.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::decode::{decode_struct, missing_field};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::operator::current_user;
+use crate::order::reason::require_audit_reason;
 use crate::output::table::terminal_width;
 use crate::output::{Format, format_json};
+use model::plain_text::visible_text;
 use model::policy::Policy;
 use model::text_layout::format_labelled;
 use proto::fleet::v1;
@@ -21,12 +26,35 @@ const POLICY_GET_EXAMPLES: &str = "\
 Example:
   shepherdctl policy get -o json | jq .policy.ladder";
 
-/// Subcommands of `policy`: they read and replace the fleet policy.
+const DISABLE_RULE_EXAMPLES: &str = "\
+Example:
+  shepherdctl policy disable-two-person-rule --direct --reason 'lee left, and nobody else is an admin'";
+
+/// Subcommands of `policy`: they read the fleet policy, and end the two-person rule.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Show the policy and its version
     #[command(after_help = POLICY_GET_EXAMPLES)]
     Get,
+    /// Switch the two-person rule off, in the database itself
+    #[command(
+        after_help = DISABLE_RULE_EXAMPLES,
+        long_about = "\
+Switch the two-person rule off, in the database itself: one admin is enough for every order again.
+
+No flag of a shepherd and no call of the API does this. It is for the time when no second admin is left who could
+approve an order. It is in the audit, and `shepherdctl issues` lists it for 30 days. A shepherd that is started with
+--require_second_admin true switches the rule on again."
+    )]
+    DisableTwoPersonRule(DisableRuleArgs),
+}
+
+/// Arguments of `policy disable-two-person-rule`: the reason.
+#[derive(Debug, Args)]
+pub struct DisableRuleArgs {
+    /// Why, for the audit and the issues
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }
 
 #[derive(Serialize)]
@@ -47,6 +75,23 @@ pub async fn show_policy(client: &FleetClient, format: Format) -> Result<String,
         Format::Json => format_json(&answer),
         Format::Table => render_policy(&answer),
     }
+}
+
+/// Runs `policy disable-two-person-rule`: switches the rule off in the database.
+pub async fn disable_two_person_rule(
+    context: &CommandContext,
+    args: &DisableRuleArgs,
+) -> Result<String, CliError> {
+    let reason = visible_text(require_audit_reason(&args.reason)?);
+    let bmdb = context
+        .client
+        .require_bmdb("`policy disable-two-person-rule`", "no call of the API switches the rule off")?;
+    let dry_run = context.order_flags.dry_run;
+    let outcome = bmdb.disable_two_person_rule(&current_user(), &reason, dry_run).await?.outcome;
+    context.format_outcome(
+        json!({ "changed": outcome.changed, "message": outcome.message }),
+        &format!("the two-person rule {}", outcome.message),
+    )
 }
 
 fn render_policy(answer: &PolicyOutput) -> Result<String, CliError> {

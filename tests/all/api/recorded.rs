@@ -138,7 +138,8 @@ const SCRIPT: &[&str] = &[
     "no-such-command",
 ];
 /// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
-const ELSEWHERE: &[&str] = &["declare restored", "tokens bootstrap", "watch"];
+const ELSEWHERE: &[&str] =
+    &["declare restored", "policy disable-two-person-rule", "tokens bootstrap", "watch"];
 /// The cluster was observed just now.
 const RENEWAL: &str = "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
 

@@ -9,6 +9,7 @@ use shepherd::model::access::AccessRole;
 use shepherd::model::policy_flags::PolicyFlags;
 
 use crate::api::approvals::why;
+use crate::api::command_line::Operator;
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
 
@@ -264,5 +265,40 @@ async fn last_admin_stays_and_last_but_one_leaves_with_a_second_person() -> Test
     assert_eq!(api.call(Some(kim), "Credentials/WhoAmI", json!({})).await?.code, 401);
     let refused = api.call(Some(&first.token), "Credentials/Revoke", revoke(&id, "5")).await?;
     assert_eq!(why(&refused)["reason"], "LAST_ADMIN", "{refused:?}");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_ends_at_the_database_alone_and_is_shown_for_a_month() -> TestResult {
+    let api = Api::start("api_rule_off").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    api.key(AccessRole::Admin, &[], None).await?;
+    api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
+    assert!(kim.ask(&["issues"])?.contains("few-admins"), "two admins are few");
+    let off = ["policy", "disable-two-person-rule", "--reason", "tokens were lost"];
+    let through_api = kim.ask(&off).err().context("the API ends the rule")?.to_string();
+    assert!(through_api.contains("no call of the API switches the rule off"), "{through_api}");
+    let dry = kim.direct(&[&off[..], &["--dry_run"]].concat())?;
+    assert!(dry.contains("is off from now on"), "{dry}");
+    api.bmdb.read_policy().await?;
+    assert!(api.bmdb.policy().1.two_person_rule.required, "a dry run changes nothing");
+
+    let done = kim.direct(&off)?;
+    assert!(done.starts_with("the two-person rule is off from now on"), "{done}");
+    assert!(kim.direct(&off)?.contains("is off already"), "nothing is left to switch");
+    api.bmdb.read_policy().await?;
+    assert!(!api.bmdb.policy().1.two_person_rule.required);
+    let audited = "SELECT count(*) FROM audit WHERE rpc = 'shepherd.direct/DisableTwoPersonRule'
+                   AND outcome = 'changed' AND NOT dry_run AND actor LIKE 'kim@%' AND reason = 'tokens were lost'";
+    assert_eq!(api.count(audited).await?, 1);
+    let shown = kim.ask(&["issues"])?;
+    assert!(shown.contains("two-person-rule-off") && shown.contains("tokens were lost"), "{shown}");
+    assert!(!shown.contains("few-admins"), "{shown}");
+    // It is shown although the rule is on again, and not for ever.
+    api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
+    assert!(kim.ask(&["issues"])?.contains("two-person-rule-off"));
+    api.database.advance(Duration::from_hours(31 * 24)).await?;
+    assert!(!kim.direct(&["issues"])?.contains("two-person-rule-off"));
     Ok(api.stop().await?)
 }

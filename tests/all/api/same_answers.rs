@@ -72,8 +72,15 @@ const READS: &[(&str, &[&[&str]])] = &[
 ];
 /// Commands that query only the database, that query nothing, that never end, or that collect the output of other
 /// commands.
-const OTHERS: &[&str] =
-    &["declare restored", "tokens bootstrap", "completions", "manual", "watch", "debug bundle"];
+const OTHERS: &[&str] = &[
+    "declare restored",
+    "policy disable-two-person-rule",
+    "tokens bootstrap",
+    "completions",
+    "manual",
+    "watch",
+    "debug bundle",
+];
 
 /// Every command without subcommands, and whether it is an order.
 pub(super) fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {

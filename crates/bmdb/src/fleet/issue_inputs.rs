@@ -22,6 +22,7 @@ use crate::fleet::provider::list_providers;
 use crate::fleet::retention::TABLES;
 use crate::fleet::view::PAGE_SIZE;
 use crate::orders::loop_pause::list_pauses;
+use crate::orders::two_person_rule::read_rule_inputs;
 use model::cluster::view::KubernetesStatusView;
 use model::ids::MachineId;
 use model::issues::inputs::{
@@ -54,7 +55,7 @@ impl Bmdb {
             after = last;
         }
         let disruptions = self.list_disruptions(policy.longest_window()).await?;
-        let (at, providers, brakes, pauses, sessions, artefacts) = self
+        let (at, providers, brakes, pauses, sessions, artefacts, two_person_rule) = self
             .transact_read_only(|tx| {
                 Box::pin(async move {
                     let now = database_now(tx).await?;
@@ -62,7 +63,8 @@ impl Bmdb {
                     let brakes = list_brakes(tx).await?;
                     let pauses = list_pauses(tx).await?;
                     let artefacts = measure_artefacts(tx).await?;
-                    Ok((now, providers, brakes, pauses, read_live_sessions(tx, now).await?, artefacts))
+                    let rule = read_rule_inputs(tx).await?;
+                    Ok((now, providers, brakes, pauses, read_live_sessions(tx, now).await?, artefacts, rule))
                 })
             })
             .await?;
@@ -97,6 +99,7 @@ impl Bmdb {
             kubernetes,
             storage,
             artefacts,
+            two_person_rule,
         })
     }
 

@@ -4,8 +4,10 @@
 //! columns beside the policy's document have what an earlier release would lose when it writes the document.
 //!
 //! A flag of a shepherd switches the rule on, and cannot switch it off. It stays off while fewer than two people are
-//! admins, because then nobody could approve anything.
+//! admins, because then nobody could approve anything. `shepherdctl` switches it off on a host that reaches the
+//! database: no call of the API does.
 
+use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -14,6 +16,7 @@ use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::policy::{lock_policy, write_policy};
 use crate::orders::order::{Actor, Order, OrderEffect, OrderResult, request_digest};
 use model::admins::{AdminCredential, MIN_ADMINS, count_people};
+use model::issues::inputs::{RuleSwitchedOff, TwoPersonRuleInputs};
 use model::time::Timestamp;
 use model::two_person_rule::{Approver, Principal};
 
@@ -21,6 +24,8 @@ const OPERATION: &str = "reading the two-person rule";
 const SWITCHING: &str = "switching the two-person rule";
 /// The order to switch the rule on, as the audit names it. No call of the API gives it.
 const ENABLE: &str = "shepherd.direct/EnableTwoPersonRule";
+/// The order to switch the rule off.
+const DISABLE: &str = "shepherd.direct/DisableTwoPersonRule";
 const TARGET: &str = "the two-person rule";
 
 impl Bmdb {
@@ -31,28 +36,48 @@ impl Bmdb {
         if self.policy().1.two_person_rule.required {
             return Ok(None);
         }
-        let order = Order {
-            actor: Actor { name: by.to_owned(), credential: None },
-            rpc: ENABLE.to_owned(),
-            target: TARGET.to_owned(),
-            reason: "--require_second_admin true".to_owned(),
-            idempotency_key: None,
-            dry_run: false,
-            expected_version: None,
-            request_digest: request_digest(&[]),
-        };
+        let order = direct_order(by, ENABLE, "--require_second_admin true");
         let result = self
             .execute_order(SWITCHING, order, None, (), |tx, order, _| Box::pin(enable_in_tx(tx, order)))
             .await?;
         self.read_policy().await?;
         Ok(Some(result))
     }
+
+    /// Switches the rule off for a person who reaches the database, `by`. A dry run only returns what would happen.
+    pub async fn disable_two_person_rule(
+        &self,
+        by: &str,
+        reason: &str,
+        dry_run: bool,
+    ) -> Result<OrderResult, BmdbError> {
+        let order = Order { dry_run, ..direct_order(by, DISABLE, reason) };
+        let result = self
+            .execute_order(SWITCHING, order, None, (), |tx, order, _| Box::pin(disable_in_tx(tx, order)))
+            .await?;
+        self.read_policy().await?;
+        Ok(result)
+    }
+}
+
+/// An order that no call gives, for the audit.
+fn direct_order(by: &str, rpc: &str, reason: &str) -> Order {
+    Order {
+        actor: Actor { name: by.to_owned(), credential: None },
+        rpc: rpc.to_owned(),
+        target: TARGET.to_owned(),
+        reason: reason.to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request_digest: request_digest(&[]),
+    }
 }
 
 async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     if policy.two_person_rule.required {
-        return Ok(OrderEffect::unchanged("is on already; nothing was changed", None));
+        return Ok(OrderEffect::unchanged("is on already; nothing was changed", audit_json(true)));
     }
     let admins = list_admins(tx).await?;
     let people = count_people(&admins);
@@ -65,7 +90,7 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
             "stays off: it needs {MIN_ADMINS} admins with different names, and there are {people}. Create another with \
              `shepherdctl tokens create NAME --role admin`, then start a shepherd with --require_second_admin true again"
         );
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::unchanged(text, audit_json(false)));
     }
     policy.two_person_rule.required = true;
     write_policy(tx, &policy, &order.actor.name).await?;
@@ -75,13 +100,55 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
     .execute(&mut *tx)
     .await
     .context(SWITCHING)?;
-    let state = |on: bool| Some(serde_json::json!({ "required": on }));
-    Ok(OrderEffect::changed("is on from now on", state(false), state(true)))
+    Ok(OrderEffect::changed("is on from now on", audit_json(false), audit_json(true)))
+}
+
+async fn disable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
+    let mut policy = lock_policy(tx).await?;
+    if !policy.two_person_rule.required {
+        return Ok(OrderEffect::unchanged("is off already; nothing was changed", audit_json(false)));
+    }
+    policy.two_person_rule.required = false;
+    write_policy(tx, &policy, &order.actor.name).await?;
+    sqlx::query!(
+        "UPDATE policy SET two_person_rule_on_at = NULL, two_person_rule_requested_by = NULL,
+         two_person_rule_off_at = clock_timestamp(), two_person_rule_off_by = $1, two_person_rule_off_reason = $2",
+        order.actor.name,
+        order.reason
+    )
+    .execute(&mut *tx)
+    .await
+    .context(SWITCHING)?;
+    let text = "is off from now on: one admin is enough for every order. The issues list it for 30 days";
+    Ok(OrderEffect::changed(text, audit_json(true), audit_json(false)))
+}
+
+/// The rule as the audit stores it.
+fn audit_json(required: bool) -> Option<Value> {
+    Some(json!({ "required": required }))
 }
 
 /// When the rule was switched on; `None` if it is off, or an earlier release switched it on.
 pub(crate) async fn read_rule_start(tx: &mut PgConnection) -> Result<Option<Timestamp>, BmdbError> {
     sqlx::query_scalar!("SELECT two_person_rule_on_at FROM policy").fetch_one(tx).await.context(OPERATION)
+}
+
+/// What issues are derived from.
+pub(crate) async fn read_rule_inputs(tx: &mut PgConnection) -> Result<TwoPersonRuleInputs, BmdbError> {
+    let admins = count_people(&list_admins(tx).await?);
+    let row = sqlx::query!(
+        "SELECT two_person_rule_requested_by, two_person_rule_off_at, two_person_rule_off_by,
+                two_person_rule_off_reason FROM policy"
+    )
+    .fetch_one(tx)
+    .await
+    .context(OPERATION)?;
+    let last_off = row.two_person_rule_off_at.map(|at| RuleSwitchedOff {
+        at,
+        by: row.two_person_rule_off_by.unwrap_or_default(),
+        reason: row.two_person_rule_off_reason.unwrap_or_default(),
+    });
+    Ok(TwoPersonRuleInputs { admins, requested_by: row.two_person_rule_requested_by, last_off })
 }
 
 /// The credentials that can approve an order now.

@@ -5,7 +5,8 @@
 //!
 //! Every command that changes something has the flag, and none can be forgotten: the grammar adds it to each command
 //! with a `--reason`, and [`crate::run`] reads it into the [`OrderFlags`] of the context that each command gets, as it
-//! does with [`dry_run`]. `declare restored` is left out, because repeating it is how an interrupted run is resumed.
+//! does with [`dry_run`]. `declare restored` is left out, because repeating it is how an interrupted run is resumed, and so
+//! is `policy disable-two-person-rule`, which changes nothing the second time.
 //!
 //! [`retry`]: crate::order::retry
 //! [`dry_run`]: crate::order::dry_run
@@ -22,7 +23,7 @@ const FLAG: &str = "idempotency_key";
 /// Longest key, in characters, same as in the API.
 const MAX_CHARS: usize = 128;
 /// Commands that need no key, because repeating them is safe.
-pub(crate) const EXCLUDED_COMMANDS: [&str; 1] = ["declare"];
+pub(crate) const EXCLUDED_COMMANDS: [&str; 2] = ["declare", "policy"];
 
 /// The definition of `--idempotency_key`.
 pub(crate) fn flag() -> Arg {
@@ -107,7 +108,15 @@ mod tests {
         for order in ["hold", "release", "retry", "allow host-key", "tokens create", "tokens revoke"] {
             assert_eq!(keyed(&format!("shepherdctl {order}")), Some(true), "{order}");
         }
-        for other in ["get machines", "plan", "why", "declare restored", "tokens get", "tokens bootstrap"] {
+        for other in [
+            "get machines",
+            "plan",
+            "why",
+            "declare restored",
+            "policy disable-two-person-rule",
+            "tokens get",
+            "tokens bootstrap",
+        ] {
             assert_eq!(keyed(&format!("shepherdctl {other}")), Some(false), "{other}");
         }
     }

@@ -46,6 +46,30 @@ pub struct IssueInputs {
     pub storage: Option<StorageIssueInputs>,
     /// Size of all artefacts together.
     pub artefacts: ByteSize,
+    /// What is stored of the two-person rule beside the policy.
+    pub two_person_rule: TwoPersonRuleInputs,
+}
+
+/// The two-person rule, as far as issues need it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TwoPersonRuleInputs {
+    /// How many different people are admins of the whole fleet.
+    pub admins: usize,
+    /// The flags that could not switch the rule on, because there were too few admins; `None` if there are none.
+    pub requested_by: Option<String>,
+    /// The last time that the rule was switched off; `None` if it never was.
+    pub last_off: Option<RuleSwitchedOff>,
+}
+
+/// How the two-person rule was switched off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSwitchedOff {
+    /// When it was switched off, by the database's clock.
+    pub at: Timestamp,
+    /// The user on the host, as `kim@workstation`.
+    pub by: String,
+    /// The reason that the user gave.
+    pub reason: String,
 }
 
 /// A machine, as far as issues need it.

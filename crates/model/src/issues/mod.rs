@@ -12,6 +12,7 @@
 //! * `retirement`: issues of machines that are retiring or retired.
 //! * `duplicates`: values that two machines share and must not.
 //! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
+//! * `two_person_rule`: issues of the two-person rule and its admins.
 //!
 //! # How to add a kind
 //!
@@ -33,6 +34,7 @@ mod machines;
 mod retirement;
 #[cfg(test)]
 mod tests;
+mod two_person_rule;
 
 /// How soon an operator should look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -79,6 +81,7 @@ pub enum IssueKind {
     DuplicateKey,
     DuplicateMac,
     DuplicateSerial,
+    FewAdmins,
     HostKeyChanged,
     KubernetesComponentUnwell,
     KubernetesObjectClash,
@@ -98,13 +101,14 @@ pub enum IssueKind {
     RetirementStuck,
     SessionFlapping,
     SilentAgent,
+    TwoPersonRuleOff,
     WorkFails,
     WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 40] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -122,6 +126,7 @@ impl IssueKind {
         Self::DuplicateKey,
         Self::DuplicateMac,
         Self::DuplicateSerial,
+        Self::FewAdmins,
         Self::HostKeyChanged,
         Self::KubernetesComponentUnwell,
         Self::KubernetesObjectClash,
@@ -141,6 +146,7 @@ impl IssueKind {
         Self::RetirementStuck,
         Self::SessionFlapping,
         Self::SilentAgent,
+        Self::TwoPersonRuleOff,
         Self::WorkFails,
         Self::WorkloadsEndWithAgent,
     ];
@@ -166,6 +172,7 @@ impl IssueKind {
             Self::DuplicateKey => "duplicate-key",
             Self::DuplicateMac => "duplicate-mac",
             Self::DuplicateSerial => "duplicate-serial",
+            Self::FewAdmins => "few-admins",
             Self::HostKeyChanged => "host-key-changed",
             Self::KubernetesComponentUnwell => "kubernetes-component-unwell",
             Self::KubernetesObjectClash => "kubernetes-object-clash",
@@ -185,6 +192,7 @@ impl IssueKind {
             Self::RetirementStuck => "retirement-stuck",
             Self::SessionFlapping => "session-flapping",
             Self::SilentAgent => "silent-agent",
+            Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::WorkFails => "work-fails",
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
@@ -213,6 +221,7 @@ impl IssueKind {
             | Self::CrashLoop
             | Self::Drift
             | Self::DuplicateSerial
+            | Self::FewAdmins
             | Self::KubernetesComponentUnwell
             | Self::KubernetesObjectClash
             | Self::KubernetesRotationHeld
@@ -226,6 +235,7 @@ impl IssueKind {
             | Self::RetirementStuck
             | Self::SessionFlapping
             | Self::SilentAgent
+            | Self::TwoPersonRuleOff
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {
@@ -317,6 +327,7 @@ pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(clusters::find_issues(evidence));
     found.extend(kubernetes::find_issues(evidence));
     found.extend(infrastructure::find_issues(evidence));
+    found.extend(two_person_rule::find_issues(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.subject).cmp(&(b.severity, b.id, &b.subject)));
     found
 }

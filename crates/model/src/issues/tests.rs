@@ -15,7 +15,7 @@ use crate::facts::{
 use crate::ids::MachineId;
 use crate::issues::inputs::{
     ClusterIssueInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs, RecentHistory,
-    SessionIssueInputs, StorageIssueInputs,
+    RuleSwitchedOff, SessionIssueInputs, StorageIssueInputs, TwoPersonRuleInputs,
 };
 use crate::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
 use crate::issues::tests::cases::CASES;
@@ -115,6 +115,7 @@ fn healthy_inputs() -> IssueInputs {
         clusters: Vec::new(),
         kubernetes: Vec::new(),
         artefacts: ByteSize::gibibytes(15),
+        two_person_rule: TwoPersonRuleInputs { admins: 2, ..TwoPersonRuleInputs::default() },
         storage: Some(StorageIssueInputs {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),
@@ -184,6 +185,20 @@ fn retiring(since: i64) -> Retirement {
 fn paused(since: i64) -> Pause {
     let (provider, reason, by) = (Some("rack-a".into()), "its switch is changed".into(), "kim".into());
     Pause { loop_kind: LoopKind::Recoverer, provider, reason, by, since: at(since), until: None }
+}
+
+/// The two-person rule is on, and so many people are admins.
+fn require_two(evidence: &mut IssueInputs, admins: usize) {
+    let mut policy = Policy::default();
+    policy.two_person_rule.required = true;
+    evidence.policy = Arc::new(policy);
+    evidence.two_person_rule.admins = admins;
+}
+
+/// Somebody switched the two-person rule off so many seconds ago.
+fn rule_off(evidence: &mut IssueInputs, ago: i64) {
+    let (by, reason) = ("kim@a".into(), "all tokens were lost".into());
+    evidence.two_person_rule.last_off = Some(RuleSwitchedOff { at: at(NOW - ago), by, reason });
 }
 
 fn fail(evidence: &mut IssueInputs, failures: u32) {

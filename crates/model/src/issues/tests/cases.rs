@@ -399,4 +399,26 @@ pub(super) const CASES: &[Case] = &[
         |e| e.artefacts = ByteSize::gibibytes(16),
         &[("artefact-storage", "the database")],
     ),
+    ("the two-person rule with three admins", |e| require_two(e, 3), &[]),
+    ("the two-person rule with two admins", |e| require_two(e, 2), &[("few-admins", "the two-person rule")]),
+    ("one admin without the rule", |e| e.two_person_rule.admins = 1, &[]),
+    (
+        "the rule is requested",
+        |e| e.two_person_rule.requested_by = Some("flags of a".into()),
+        &[("few-admins", "the two-person rule")],
+    ),
+    (
+        "the rule was switched off",
+        |e| rule_off(e, 30 * 86_400 - 1),
+        &[("two-person-rule-off", "the two-person rule")],
+    ),
+    (
+        "the rule was switched off, and is on again",
+        |e| {
+            require_two(e, 3);
+            rule_off(e, 1);
+        },
+        &[("two-person-rule-off", "the two-person rule")],
+    ),
+    ("the rule was switched off a month ago", |e| rule_off(e, 30 * 86_400), &[]),
 ];
