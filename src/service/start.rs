@@ -8,7 +8,6 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::connection::error::BmdbError;
 use crate::bmdb::engine::session::Sessions;
 use crate::bmdb::engine::wakeup::WakeUps;
 use crate::bmdb::fleet::secret::SecretsKey;
@@ -31,7 +30,6 @@ use crate::manager::roll_outs;
 use crate::manager::sampler;
 use crate::manager::updater::Updater;
 use crate::model::ids::ProcessId;
-use crate::model::policy_flags::PolicyFlags;
 use crate::model::time::Rate;
 use crate::service::database::OpenDatabase;
 use crate::service::failure::{ExitFailure, database_failure};
@@ -51,7 +49,12 @@ pub async fn start_service(
     spans: &SpanCounts,
 ) -> Result<RunningService, ExitFailure> {
     let bmdb = &database.bmdb;
-    write_policy_flags(bmdb, plan.flags.policy.clone()).await.map_err(database_failure)?;
+    let by = format!("flags of {}", hostname());
+    if let Some(warning) =
+        bmdb.write_policy_flags(&by, plan.flags.policy.clone()).await.map_err(database_failure)?
+    {
+        tracing::warn!("{warning}");
+    }
     let providers = ProviderSet::new(
         plan.providers
             .iter()
@@ -91,35 +94,6 @@ pub fn register_service_metrics(
     providers.register(registry);
     spans.register(registry);
     metrics
-}
-
-/// Writes the flags that were given into the policy, and switches the two-person rule on if one of them does.
-async fn write_policy_flags(bmdb: &Bmdb, flags: PolicyFlags) -> Result<(), BmdbError> {
-    let (by, rule) = (format!("flags of {}", hostname()), flags.require_second_admin);
-    bmdb.change_policy(&by, move |stored| {
-        // The rule needs two admins, so an order of its own switches it on.
-        let is_on = stored.two_person_rule.required;
-        flags.apply(stored);
-        stored.two_person_rule.required = is_on;
-    })
-    .await?;
-    match rule {
-        Some(true) => {
-            if let Some(result) = bmdb.enable_two_person_rule(&by).await? {
-                let message = format!("the two-person rule {}", result.outcome.message);
-                if result.outcome.changed {
-                    tracing::info!("{message}");
-                } else {
-                    tracing::warn!("{message}");
-                }
-            }
-        }
-        Some(false) if bmdb.policy().1.two_person_rule.required => {
-            tracing::warn!("--require_second_admin false changes nothing: the two-person rule stays on");
-        }
-        _ => (),
-    }
-    Ok(())
 }
 
 async fn start_components(

@@ -108,7 +108,7 @@ pub fn is_same_person(one: &Principal, other: &Principal) -> bool {
     let bare = |person: &Principal| {
         let name = fold_name(&person.name);
         match name.split_once('@') {
-            Some((user, _)) if both.is_none() => user.to_owned(),
+            Some((user, _)) if both.is_none() => user.trim().to_owned(),
             _ => name,
         }
     };

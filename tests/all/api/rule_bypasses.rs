@@ -75,7 +75,7 @@ impl Thief {
     /// Gives an order that waits for another admin. Returns the id of the request.
     async fn request(&mut self, way: &'static str, rpc: &str, body: Value) -> anyhow::Result<String> {
         let kim = self.kim.clone();
-        let info = self.refuses(way, (&kim, rpc, body), "APPROVAL_REQUIRED").await?;
+        let info = self.refuses(way, (kim.as_str(), rpc, body), "APPROVAL_REQUIRED").await?;
         Ok(info["metadata"]["approval"].as_str().context("an id")?.to_owned())
     }
 
@@ -119,7 +119,7 @@ async fn try_alone(thief: &mut Thief, mallory: &Value) -> anyhow::Result<(String
         ("approves under a name with a hidden character", thief.hidden.clone()),
     ] {
         let body = thief.approval(&old);
-        thief.refuses(way, (&token, "Approvals/Approve", body), "SAME_PERSON").await?;
+        thief.refuses(way, (token.as_str(), "Approvals/Approve", body), "SAME_PERSON").await?;
     }
     let created = thief.request("creates a second admin", "Credentials/Create", mallory.clone()).await?;
     let given = thief.order("a pinned certificate");
@@ -127,7 +127,7 @@ async fn try_alone(thief: &mut Thief, mallory: &Value) -> anyhow::Result<(String
     pinned["certificateSha256"] = json!("ab".repeat(32));
     thief.request("pins a certificate", "Credentials/Create", pinned).await?;
     let body = thief.approval(&created);
-    thief.refuses("approves the new admin", (&kim, "Approvals/Approve", body), "SAME_PERSON").await?;
+    thief.refuses("approves the new admin", (kim.as_str(), "Approvals/Approve", body), "SAME_PERSON").await?;
     let given = thief.order("lee has another laptop");
     let lookalike = credential("l\u{200b}ee", "admin", &given);
     let lookalike = thief.api.call(Some(&kim), "Credentials/Create", lookalike).await?;
@@ -156,7 +156,8 @@ async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     ensure!(thief.rule_is_on().await?, "a plan changes nothing");
     thief.refused.push("ends the rule by a plan");
     let flags = PolicyFlags { require_second_admin: Some(false), ..PolicyFlags::default() };
-    thief.api.bmdb.change_policy("flags of a host", move |stored| flags.apply(stored)).await?;
+    let warning = thief.api.bmdb.write_policy_flags("flags of a host", flags).await?.context("a warning")?;
+    ensure!(warning.ends_with("the two-person rule stays on"), "{warning}");
     ensure!(thief.rule_is_on().await?, "a flag switches the rule on and never off");
     thief.refused.push("ends the rule by a flag");
     Ok(())
@@ -177,7 +178,7 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     thief.approve_as_lee(&viewer).await?;
     let wider = credential("ci", "admin", &given);
     let way = "widens what was approved";
-    thief.refuses(way, (&kim, "Credentials/Create", wider), "NOT_AS_REQUESTED").await?;
+    thief.refuses(way, (kim.as_str(), "Credentials/Create", wider), "NOT_AS_REQUESTED").await?;
     assert_eq!(thief.credentials().await?, before, "nothing was created");
 
     // Lee approves the new admin. It is in the audit from then on, and approves nothing for a day.
@@ -192,12 +193,12 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     thief.refused.push("uses an approval twice");
     let body = thief.approval(&old);
     let way = "approves an older order with a newer credential";
-    thief.refuses(way, (&token, "Approvals/Approve", body), "NEWER_THAN_REQUEST").await?;
+    thief.refuses(way, (token.as_str(), "Approvals/Approve", body), "NEWER_THAN_REQUEST").await?;
     let given = thief.order("more reboots, please");
     let newer = thief.request("gives another order alone", "Budgets/Set", budget(4000, &given)).await?;
     let body = thief.approval(&newer);
     let way = "approves a newer order with a new credential";
-    thief.refuses(way, (&token, "Approvals/Approve", body), "TOO_NEW").await?;
+    thief.refuses(way, (token.as_str(), "Approvals/Approve", body), "TOO_NEW").await?;
 
     let ways: BTreeSet<&str> = thief.refused.iter().copied().collect();
     assert!(ways.len() >= 12, "only {}: {ways:?}", ways.len());
@@ -222,13 +223,17 @@ async fn rule_stays_off_until_two_people_are_admins() -> TestResult {
     let first = api.key(AccessRole::Admin, &[], None).await?;
     // Another token of the same name is no second person.
     api.key(AccessRole::Admin, &[], None).await?;
-    let refused = api.bmdb.enable_two_person_rule("a test").await?.context("it is off")?;
-    assert!(!refused.outcome.changed && refused.outcome.message.contains("there are 1"), "{refused:?}");
+    let flags = || PolicyFlags { require_second_admin: Some(true), ..PolicyFlags::default() };
+    let warning = api.bmdb.write_policy_flags("flags of a host", flags()).await?.context("a warning")?;
+    assert!(
+        warning.starts_with("the two-person rule stays off") && warning.contains("there are 1"),
+        "{warning}"
+    );
     assert!(!api.bmdb.policy().1.two_person_rule.required);
     let body = credential("kim", "admin", &order("kim is new", "1"));
     let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
-    let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it is off")?;
-    assert!(switched.outcome.changed && api.bmdb.policy().1.two_person_rule.required, "{switched:?}");
+    assert_eq!(api.bmdb.write_policy_flags("flags of a host", flags()).await?, None);
+    assert!(api.bmdb.policy().1.two_person_rule.required);
     assert_eq!(api.bmdb.enable_two_person_rule("a test").await?, None, "it is on already");
 
     // Both approve at once, although their credentials are new.

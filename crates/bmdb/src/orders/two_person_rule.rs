@@ -17,6 +17,7 @@ use crate::engine::policy::{lock_policy, write_policy};
 use crate::orders::order::{Actor, Order, OrderEffect, OrderResult, request_digest};
 use model::admins::{AdminCredential, MIN_ADMINS, count_people};
 use model::issues::inputs::{RuleSwitchedOff, TwoPersonRuleInputs};
+use model::policy_flags::PolicyFlags;
 use model::time::Timestamp;
 use model::two_person_rule::{Approver, Principal};
 
@@ -29,6 +30,34 @@ const DISABLE: &str = "shepherd.direct/DisableTwoPersonRule";
 const TARGET: &str = "the two-person rule";
 
 impl Bmdb {
+    /// Writes the flags that a shepherd was started with into the policy, and switches the two-person rule on if one of
+    /// them does. `by` names the flags. Returns a warning if a flag about the rule changed nothing.
+    pub async fn write_policy_flags(
+        &self,
+        by: &str,
+        flags: PolicyFlags,
+    ) -> Result<Option<String>, BmdbError> {
+        let rule = flags.require_second_admin;
+        self.change_policy(by, move |stored| {
+            // The rule needs two admins, so an order of its own switches it on.
+            let is_on = stored.two_person_rule.required;
+            flags.apply(stored);
+            stored.two_person_rule.required = is_on;
+        })
+        .await?;
+        match rule {
+            Some(true) => {
+                let switched = self.enable_two_person_rule(by).await?;
+                let refused = switched.filter(|result| !result.outcome.changed);
+                Ok(refused.map(|result| format!("the two-person rule {}", result.outcome.message)))
+            }
+            Some(false) if self.policy().1.two_person_rule.required => Ok(Some(
+                "--require_second_admin false changes nothing: the two-person rule stays on".to_owned(),
+            )),
+            _ => Ok(None),
+        }
+    }
+
     /// Switches the rule on for a flag of a shepherd, unless fewer than two people are admins. `by` names the flag's
     /// shepherd. The result is `None` if the rule is on already.
     pub async fn enable_two_person_rule(&self, by: &str) -> Result<Option<OrderResult>, BmdbError> {
