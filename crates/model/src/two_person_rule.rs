@@ -139,6 +139,12 @@ pub struct WaitingTime {
 pub const DEFAULT_WAITING_TIME: Span = Span::hours(24);
 
 impl WaitingTime {
+    /// The waiting time of the policy. Where the rule is off there is none: an approval is worth nothing there.
+    #[must_use]
+    pub fn of_policy(rule: TwoPersonRule, length: Span, rule_since: Option<Timestamp>) -> Self {
+        Self { length: if rule.required { length } else { Span::default() }, rule_since }
+    }
+
     /// When the waiting time of a credential ends; `None` if it has none.
     fn end_for(self, created_at: Timestamp) -> Option<Timestamp> {
         let waits = self.rule_since.is_none_or(|since| created_at > since);
@@ -425,6 +431,15 @@ mod tests {
             let waiting = WaitingTime { length: hour, rule_since: rule_since.map(at) };
             let refused = check_approver(&pending_approval(), &approver, waiting, at(now)).err();
             assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn no_credential_waits_where_the_rule_is_off() {
+        let length = Span::hours(1);
+        for (required, expected) in [(false, at(0)), (true, at(3_600))] {
+            let rule = TwoPersonRule { required, ..TwoPersonRule::default() };
+            assert_eq!(WaitingTime::of_policy(rule, length, None).end_for(at(0)), Some(expected));
         }
     }
 

@@ -286,11 +286,11 @@ async fn approve_order_in_tx(
         return Err(order_rejected("NO_SUCH_APPROVAL", output));
     };
     let (approver, policy) = (read_approver(tx, by).await?, read_policy_in_tx(tx).await?);
-    let waiting =
-        WaitingTime { length: policy.approver_waiting_time, rule_since: read_rule_start(tx).await? };
+    let rule = policy.two_person_rule;
+    let waiting = WaitingTime::of_policy(rule, policy.approver_waiting_time, read_rule_start(tx).await?);
     check_approver(&found.pending_approval(), &approver, waiting, found.now)
         .map_err(|(reason, text)| order_rejected(reason, format!("{approval} is not approved: {text}")))?;
-    let good_for = policy.two_person_rule.approval_ttl;
+    let good_for = rule.approval_ttl;
     let before = found.audit_json();
     let written = sqlx::query_file!(
         "../../sql/approval/approve.sql",
