@@ -98,3 +98,26 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
     assert!(kim.ask(&["get", "approvals"])?.contains("used"));
     Ok(api.stop().await?)
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeated_command_creates_the_token_that_another_admin_approved() -> TestResult {
+    let api = Api::start("api_second_person_token").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    let lee = api.key(AccessRole::Admin, &[], None).await?;
+    api.bmdb.enable_two_person_rule("test").await?.context("it was off")?;
+    let typed = ["tokens", "create", "max", "--role", "viewer", "--reason", "max is new"];
+    let output = kim.ask(&typed).err().context("it needs another admin")?.to_string();
+    assert!(output.contains("creating a credential needs another admin"), "{output}");
+    let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+    let key = again.rsplit(' ').next().context("the key")?;
+    let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+    let body = json!({ "approvalId": approval, "order": order("max is known to me", "a") });
+    api.call(Some(&lee.token), "Approvals/Approve", body).await?.ok()?;
+    let token = kim.ask(&[&typed[..], &["--idempotency_key", key]].concat())?;
+    assert_eq!(api.call(Some(token.trim()), "Machines/List", json!({})).await?.code, 200);
+    // A person at the database is outside of the rule where it is about credentials.
+    kim.direct(&["tokens", "create", "ned", "--role", "viewer", "--reason", "nobody can approve it"])?;
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name IN ('max', 'ned')").await?, 2);
+    Ok(api.stop().await?)
+}
