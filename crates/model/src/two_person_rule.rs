@@ -165,6 +165,8 @@ pub struct PendingApproval {
     pub expires_at: Timestamp,
     /// The person who approved it; `None` before that.
     pub approved_by: Option<String>,
+    /// Whether the credential of that person is still valid; true before the approval.
+    pub approver_is_valid: bool,
     /// Whether the order was carried out.
     pub is_used: bool,
 }
@@ -184,6 +186,8 @@ pub enum ApprovalDecision {
     AlreadyUsed,
     /// The credential of the requester is no longer valid.
     RequesterInvalid,
+    /// The credential of this person, who approved it, is no longer valid.
+    ApproverInvalid(String),
 }
 
 /// Decides on a sensitive order, by the request under its idempotency key, if there is one. The flag beside the request
@@ -211,6 +215,7 @@ pub fn decide_approval(
     match &approval.approved_by {
         None => ApprovalDecision::Required,
         Some(_) if !approval.requester_is_valid => ApprovalDecision::RequesterInvalid,
+        Some(by) if !approval.approver_is_valid => ApprovalDecision::ApproverInvalid(by.clone()),
         Some(by) => ApprovalDecision::Approved(by.clone()),
     }
 }
@@ -314,6 +319,7 @@ mod tests {
             requested_at: at(-60),
             expires_at: at(60),
             approved_by: None,
+            approver_is_valid: true,
             is_used: false,
         }
     }
@@ -349,6 +355,7 @@ mod tests {
         let approved = PendingApproval { approved_by: Some("lee".to_owned()), ..pending_approval() };
         let used = PendingApproval { is_used: true, ..approved.clone() };
         let gone = PendingApproval { requester_is_valid: false, ..approved.clone() };
+        let distrusted = PendingApproval { approver_is_valid: false, ..approved.clone() };
         for (name, policy, dry_run, found, now, expected) in [
             ("not required", TwoPersonRule::default(), false, None, 0, ApprovalDecision::NotRequired),
             ("a dry run", on, true, None, 0, ApprovalDecision::NotRequired),
@@ -375,6 +382,14 @@ mod tests {
             ("too late, another order", on, false, Some((approved, false)), 60, ApprovalDecision::Required),
             ("carried out", on, false, Some((used, true)), 0, ApprovalDecision::AlreadyUsed),
             ("revoked meanwhile", on, false, Some((gone, true)), 0, ApprovalDecision::RequesterInvalid),
+            (
+                "the approver was revoked",
+                on,
+                false,
+                Some((distrusted, true)),
+                0,
+                ApprovalDecision::ApproverInvalid("lee".to_owned()),
+            ),
         ] {
             let found = found.as_ref().map(|(approval, the_same)| (approval, *the_same));
             assert_eq!(decide_approval(policy, dry_run, found, at(now)), expected, "{name}");

@@ -78,6 +78,7 @@ struct ApprovalRow {
     used_at: Option<Timestamp>,
     credential_name: Option<String>,
     good: bool,
+    approver_good: bool,
     now: Timestamp,
 }
 
@@ -90,6 +91,7 @@ impl ApprovalRow {
             requested_at: self.requested_at,
             expires_at: self.expires_at,
             approved_by: self.approved_by.clone(),
+            approver_is_valid: self.approver_good,
             is_used: self.used_at.is_some(),
         }
     }
@@ -196,6 +198,13 @@ pub(crate) async fn require_second_approval(
         ApprovalDecision::RequesterInvalid => refuse(
             "ASKER_GONE",
             "the credential that requested this order is revoked or expired; nothing was changed".to_owned(),
+        ),
+        ApprovalDecision::ApproverInvalid(by) => refuse(
+            "APPROVER_GONE",
+            format!(
+                "the credential of {by}, who approved this order, is revoked or expired, and nothing was changed: let \
+                 another admin give `shepherdctl approve {approval} --reason …`, then give the order again"
+            ),
         ),
     }
 }

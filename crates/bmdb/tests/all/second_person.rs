@@ -273,3 +273,31 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     assert!(many(&["rack"], "6", 3).await?.replayed);
     Ok(())
 }
+
+#[tokio::test]
+async fn approval_of_a_credential_that_was_revoked_since_counts_for_nothing() -> TestResult {
+    let kit = with_two("second_person_revoked").await?;
+    let credential = Uuid::new_v4();
+    sqlx::query(
+        "INSERT INTO access_credential (credential_id, kind, name, role, proof, created_at, created_by)
+         VALUES ($1, 'token', 'lee', 'admin', decode(repeat('07', 32), 'hex'),
+                 clock_timestamp() - INTERVAL '2 days', 'test')",
+    )
+    .bind(credential)
+    .execute(&kit.pool)
+    .await?;
+    let lee = || Principal { name: "lee".to_owned(), credential: Some(credential) };
+    let given = || order("kim@a", SET, Some("k"), "five");
+    let approval = expect_approval_required(set(&kit, given()).await)?;
+    kit.bmdb.approve_order(order("lee", APPROVE, None, "approve"), approval, lee()).await?;
+    sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'test'")
+        .execute(&kit.pool)
+        .await?;
+    assert_eq!(refused(set(&kit, given()).await)?, "APPROVER_GONE");
+    assert_eq!(most(&kit).await?, Some(100), "nothing was changed");
+    let late = kit.bmdb.approve_order(order("lee", APPROVE, None, "again"), approval, lee()).await;
+    assert_eq!(refused(late)?, "APPROVER_GONE");
+    approve(&kit, "max@a", approval, false).await?;
+    assert!(set(&kit, given()).await?.outcome.changed, "another admin approved it");
+    Ok(())
+}
