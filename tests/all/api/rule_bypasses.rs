@@ -230,6 +230,12 @@ async fn rule_stays_off_until_two_people_are_admins() -> TestResult {
         "{warning}"
     );
     assert!(!api.bmdb.policy().1.two_person_rule.required);
+    let requested = async || anyhow::Ok(api.bmdb.read_issue_inputs().await?.two_person_rule.requested_by);
+    assert_eq!(requested().await?.as_deref(), Some("flags of a host"));
+    api.bmdb.write_policy_flags("flags of another", PolicyFlags::default()).await?;
+    assert!(requested().await?.is_some(), "the first host still has the flag");
+    api.bmdb.write_policy_flags("flags of a host", PolicyFlags::default()).await?;
+    assert_eq!(requested().await?, None);
     let body = credential("kim", "admin", &order("kim is new", "1"));
     let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
     assert_eq!(api.bmdb.write_policy_flags("flags of a host", flags()).await?, None);

@@ -54,7 +54,13 @@ impl Bmdb {
             Some(false) if self.policy().1.two_person_rule.required => Ok(Some(
                 "--require_second_admin false changes nothing: the two-person rule stays on".to_owned(),
             )),
-            _ => Ok(None),
+            _ => {
+                let withdrawn = self.transact_with(SWITCHING, by.to_owned(), |tx, by| {
+                    Box::pin(withdraw_request_in_tx(tx, by))
+                });
+                withdrawn.await?;
+                Ok(None)
+            }
         }
     }
 
@@ -130,6 +136,18 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
     .await
     .context(SWITCHING)?;
     Ok(OrderEffect::changed("is on from now on", audit_json(false), audit_json(true)))
+}
+
+/// Removes the note that these flags switch the rule on, after a start without that flag.
+async fn withdraw_request_in_tx(tx: &mut PgConnection, by: &str) -> Result<(), BmdbError> {
+    sqlx::query!(
+        "UPDATE policy SET two_person_rule_requested_by = NULL WHERE two_person_rule_requested_by = $1",
+        by
+    )
+    .execute(tx)
+    .await
+    .context(SWITCHING)?;
+    Ok(())
 }
 
 async fn disable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
