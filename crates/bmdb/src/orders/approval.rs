@@ -197,7 +197,9 @@ pub(crate) async fn require_second_approval(
         ),
         ApprovalDecision::RequesterInvalid => refuse(
             "ASKER_GONE",
-            "the credential that requested this order is revoked or expired; nothing was changed".to_owned(),
+            "the credential that requested this order is revoked or expired, and nothing was changed: give the order \
+             with another credential, which makes a new request"
+                .to_owned(),
         ),
         ApprovalDecision::ApproverInvalid(by) => refuse(
             "APPROVER_GONE",

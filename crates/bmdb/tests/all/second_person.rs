@@ -153,8 +153,20 @@ async fn what_is_requested_and_what_is_approved_expires_after_a_while() -> TestR
     set(&kit, given()).await?;
     assert_eq!(most(&kit).await?, Some(5));
 
-    // A credential that ends takes its approval requests with it.
+    // Under the key of a request that expired unused, another call is shown as what it is.
     kit.bmdb.change_policy("test", |policy| policy.release_budget.count = 100).await?;
+    let pause =
+        NewPause { paused_loop: LoopKind::Updater, provider: None, until: None, actor: "kim".to_owned() };
+    let harmless = order("kim@a", "shepherd.fleet.v1.Loops/Pause", Some("again"), "pause");
+    let shown = expect_approval_required(kit.bmdb.pause_loop(harmless, pause).await)?;
+    kit.database.advance(hour).await?;
+    let again = order("kim@a", SET, Some("again"), "five");
+    assert_eq!(expect_approval_required(set(&kit, again).await)?, shown);
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.into_iter().find(|line| line.approval_id == shown).context("the request")?;
+    assert_eq!(line.rpc, SET);
+
+    // A credential that ends takes its approval requests with it.
     let credential = Uuid::new_v4();
     sqlx::query(
         "INSERT INTO access_credential (credential_id, kind, name, role, proof, created_at, created_by)
