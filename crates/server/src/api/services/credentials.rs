@@ -1,5 +1,7 @@
 //! gRPC service Credentials: tokens and pinned client certificates.
 
+use std::fmt::Write as _;
+
 use secrecy::ExposeSecret as _;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -84,7 +86,7 @@ impl Credentials for CredentialsService {
         let body = request.get_ref();
         let new = parse_credential_request(body)?;
         let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
-            .parse_unversioned(format!("credential of {}", new.name))?;
+            .parse_unversioned(order_target(&new))?;
         let dry_run = order.dry_run;
         let made = self.context.bmdb.create_credential(order, new).await.map_err(bmdb_status)?;
         Ok(Response::new(v1::CreateCredentialResponse {
@@ -106,6 +108,27 @@ impl Credentials for CredentialsService {
             .execute(format!("credential {id}"), |order| self.context.bmdb.revoke_credential(order, id))
             .await
     }
+}
+
+/// The new credential, for those who approve the order and for the audit. What is granted comes before what somebody
+/// may have chosen to look like it.
+fn order_target(new: &NewAccessCredential) -> String {
+    let mut text = format!("credential with the role {}", new.role);
+    if let Some(fingerprint) = new.certificate {
+        let _ = write!(text, ", with the certificate {}", hex::encode(fingerprint));
+    }
+    match new.expires_after {
+        None => text.push_str(", without an end"),
+        Some(span) => _ = write!(text, ", valid for {span}"),
+    }
+    match &new.scope {
+        AccessScope::Fleet => text.push_str(", for all machines"),
+        AccessScope::Providers(providers) => {
+            let providers: Vec<&str> = providers.iter().map(String::as_str).collect();
+            let _ = write!(text, ", for the machines of {}", providers.join(", "));
+        }
+    }
+    text + ", of " + &new.name
 }
 
 /// Validates the credential of a request.
@@ -170,6 +193,42 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn target_of_an_order_has_all_that_the_credential_grants() {
+        let viewer = v1::CreateCredentialRequest {
+            name: "ci, for the pipeline".into(),
+            role: "viewer".into(),
+            ..Default::default()
+        };
+        let all = "for all machines, of ci, for the pipeline";
+        for (request, expected) in [
+            (viewer.clone(), format!("credential with the role viewer, without an end, {all}")),
+            (
+                v1::CreateCredentialRequest { role: "admin".into(), ..viewer.clone() },
+                format!("credential with the role admin, without an end, {all}"),
+            ),
+            (
+                v1::CreateCredentialRequest { expires_after: "12h".into(), ..viewer.clone() },
+                format!("credential with the role viewer, valid for 12h, {all}"),
+            ),
+            (
+                v1::CreateCredentialRequest {
+                    name: "kim".into(),
+                    providers: vec!["rack-b".into(), "rack-a".into()],
+                    certificate_sha256: "ab".repeat(32),
+                    ..viewer
+                },
+                format!(
+                    "credential with the role viewer, with the certificate {}, without an end, for the machines of \
+                     rack-a, rack-b, of kim",
+                    "ab".repeat(32)
+                ),
+            ),
+        ] {
+            assert_eq!(order_target(&parse_credential_request(&request).unwrap()), expected);
+        }
+    }
 
     #[test]
     fn invalid_requests_are_rejected() {
