@@ -4,7 +4,8 @@
 //! by name, as [`crate::two_person_rule`] distinguishes them.
 //!
 //! Who revokes the others until one admin is left has ended the rule in effect, and locked everybody out. So such a
-//! revocation needs a second person itself, and the last admin is not revoked by a call at all.
+//! revocation needs a second person itself, and the last admin is not revoked by a call at all. An admin who approves
+//! nothing yet is no second person: a thief could have got that credential past one careless approval.
 
 use std::collections::BTreeSet;
 
@@ -35,23 +36,36 @@ pub fn count_people<'a>(admins: impl IntoIterator<Item = &'a AdminCredential>) -
 pub enum RevocationDecision {
     /// Enough admins are left, or as many as before.
     Allowed,
-    /// It leaves fewer than two admins, where the two-person rule is on.
+    /// It leaves fewer than two admins, or fewer than two who approve orders by now, where the two-person rule is on.
     ApprovalRequired,
     /// It leaves no admin.
     LastAdmin,
 }
 
-/// Decides whether a credential may be revoked by a call, when `admins` can approve orders now.
+/// Decides whether a credential may be revoked by a call, when these are the `admins` now. Those of `waiting` approve
+/// nothing yet.
 #[must_use]
-pub fn decide_revocation(rule_is_on: bool, admins: &[AdminCredential], revoked: Uuid) -> RevocationDecision {
-    let left = count_people(admins.iter().filter(|admin| admin.id != revoked));
-    if left == count_people(admins) {
-        return RevocationDecision::Allowed;
-    }
-    match left {
-        0 => RevocationDecision::LastAdmin,
-        _ if left < MIN_ADMINS && rule_is_on => RevocationDecision::ApprovalRequired,
-        _ => RevocationDecision::Allowed,
+pub fn decide_revocation(
+    rule_is_on: bool,
+    admins: &[AdminCredential],
+    waiting: &[Uuid],
+    revoked: Uuid,
+) -> RevocationDecision {
+    let fewer = |counted: &[&AdminCredential]| {
+        let left = count_people(counted.iter().copied().filter(|admin| admin.id != revoked));
+        (left < count_people(counted.iter().copied())).then_some(left)
+    };
+    let all: Vec<&AdminCredential> = admins.iter().collect();
+    let approving: Vec<&AdminCredential> =
+        all.iter().copied().filter(|admin| !waiting.contains(&admin.id)).collect();
+    let (left, left_approving) = (fewer(&all), fewer(&approving));
+    let too_few = |left: Option<usize>| left.is_some_and(|left| left < MIN_ADMINS);
+    if left == Some(0) {
+        RevocationDecision::LastAdmin
+    } else if rule_is_on && (too_few(left) || too_few(left_approving)) {
+        RevocationDecision::ApprovalRequired
+    } else {
+        RevocationDecision::Allowed
     }
 }
 
@@ -98,8 +112,35 @@ mod tests {
             (true, &[][..], 1, Allowed),
         ] {
             let admins: Vec<AdminCredential> = admins.iter().copied().map(admin).collect();
-            let decision = decide_revocation(rule_is_on, &admins, Uuid::from_u128(revoked));
+            let decision = decide_revocation(rule_is_on, &admins, &[], Uuid::from_u128(revoked));
             assert_eq!(decision, expected, "{rule_is_on} {admins:?} {revoked}");
+        }
+    }
+
+    #[test]
+    fn admin_who_approves_nothing_yet_is_no_second_person() {
+        use RevocationDecision::{Allowed, ApprovalRequired, LastAdmin};
+        let admins: Vec<AdminCredential> = [(1, "kim"), (2, "lee"), (3, "mallory"), (4, "mallory")]
+            .into_iter()
+            .map(|(id, name)| AdminCredential { id: Uuid::from_u128(id), name: name.to_owned() })
+            .collect();
+        for (rule_is_on, count, waiting, revoked, expected) in [
+            (true, 3, &[][..], 2, Allowed),
+            (true, 3, &[3][..], 2, ApprovalRequired),
+            (true, 3, &[3][..], 1, ApprovalRequired),
+            (true, 4, &[3][..], 2, Allowed),
+            (true, 4, &[3, 4][..], 2, ApprovalRequired),
+            // The new one goes without another person.
+            (true, 3, &[3][..], 3, Allowed),
+            (true, 2, &[2][..], 2, ApprovalRequired),
+            (true, 2, &[1, 2][..], 2, ApprovalRequired),
+            (false, 3, &[3][..], 2, Allowed),
+            (true, 1, &[1][..], 1, LastAdmin),
+        ] {
+            let waiting: Vec<Uuid> = waiting.iter().copied().map(Uuid::from_u128).collect();
+            let decision =
+                decide_revocation(rule_is_on, &admins[..count], &waiting, Uuid::from_u128(revoked));
+            assert_eq!(decision, expected, "{rule_is_on} {count} {waiting:?} {revoked}");
         }
     }
 }

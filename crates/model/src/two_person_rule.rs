@@ -150,6 +150,18 @@ impl WaitingTime {
         let waits = self.rule_since.is_none_or(|since| created_at > since);
         waits.then(|| after(created_at, self.length.0))
     }
+
+    /// Whether a credential that was created then has waited. When the clock was wrong as the rule was switched on, the
+    /// rule begins later than now, and exempts none: every later credential would count as one of that moment.
+    #[must_use]
+    pub fn is_over(self, created_at: Timestamp, now: Timestamp) -> bool {
+        self.at(now).end_for(created_at).is_none_or(|end| end <= now)
+    }
+
+    /// The waiting time by the clock of now.
+    fn at(self, now: Timestamp) -> Self {
+        Self { rule_since: self.rule_since.filter(|since| *since <= now), ..self }
+    }
 }
 
 /// A request for approval, as far as decisions depend on it.
@@ -267,7 +279,7 @@ fn check_credential_age(
             "it was requested before this credential existed; an admin with an older one has to approve it";
         return Err(("NEWER_THAN_REQUEST", text.to_owned()));
     }
-    match waiting.end_for(created_at).filter(|end| now < *end) {
+    match waiting.at(now).end_for(created_at).filter(|end| now < *end) {
         None => Ok(()),
         Some(end) => Err((
             "TOO_NEW",
@@ -437,6 +449,8 @@ mod tests {
             ("after the request", Some(-59), None, 0, Some("NEWER_THAN_REQUEST")),
             ("with the request", Some(-60), None, 0, Some("NEWER_THAN_REQUEST")),
             ("after the request, before the rule", Some(-59), Some(-10), 0, Some("NEWER_THAN_REQUEST")),
+            ("the clock was wrong when the rule began", Some(-100), Some(10), 0, Some("TOO_NEW")),
+            ("the clock was wrong, and it is old", Some(-3_600), Some(10), 0, None),
             ("without a credential", None, None, 0, None),
         ] {
             let approver = Approver {
@@ -444,6 +458,9 @@ mod tests {
                 credential_created_at: created.map(at),
             };
             let waiting = WaitingTime { length: hour, rule_since: rule_since.map(at) };
+            let is_over = created.is_none_or(|created| waiting.is_over(at(created), at(now)));
+            assert!(is_over || expected.is_some(), "{name}");
+            assert!(!is_over || expected != Some("TOO_NEW"), "{name}");
             let refused = check_approver(&pending_approval(), &approver, waiting, at(now)).err();
             assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
         }

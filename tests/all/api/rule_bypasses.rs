@@ -175,6 +175,12 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     let given = thief.order("for the pipeline");
     let viewer = credential("ci", "viewer", &given);
     let viewer = thief.request("creates a viewer", "Credentials/Create", viewer).await?;
+    let listed = thief.api.call(Some(&thief.lee), "Approvals/List", json!({})).await?.ok()?;
+    let listed = listed["approvals"].as_array().context("a list")?;
+    let about = |id: &str| listed.iter().find(|line| line["approvalId"] == id).map(|line| &line["target"]);
+    let (a, b) = (about(&viewer).context("a viewer")?, about(&created).context("an admin")?);
+    assert_eq!(a, "credential with the role viewer, without an end, for all machines, of ci");
+    assert_eq!(b, "credential with the role admin, without an end, for all machines, of mallory");
     thief.approve_as_lee(&viewer).await?;
     let wider = credential("ci", "admin", &given);
     let way = "widens what was approved";
@@ -199,6 +205,8 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     let body = thief.approval(&newer);
     let way = "approves a newer order with a new credential";
     thief.refuses(way, (token.as_str(), "Approvals/Approve", body), "TOO_NEW").await?;
+    let alone = json!({ "credentialId": thief.lees_id, "order": thief.order("left") });
+    thief.request("revokes the others while the new admin waits", "Credentials/Revoke", alone).await?;
 
     let ways: BTreeSet<&str> = thief.refused.iter().copied().collect();
     assert!(ways.len() >= 12, "only {}: {ways:?}", ways.len());

@@ -24,12 +24,13 @@ use crate::engine::policy::{lock_policy, read_policy_in_tx};
 use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
-use crate::orders::two_person_rule::list_admins;
+use crate::orders::two_person_rule::{list_admins, list_waiting_admins};
 use model::access::{AccessRole, AccessScope};
 use model::admins::{RevocationDecision, decide_revocation};
 use model::plain_text::canonical_name;
+use model::policy::Policy;
 use model::time::{Span, Timestamp};
-use model::two_person_rule::{SensitiveOrder, TwoPersonRule};
+use model::two_person_rule::SensitiveOrder;
 
 const TOKEN_PREFIX: &str = "shepherd_";
 const OPERATION: &str = "reading credentials";
@@ -312,7 +313,7 @@ async fn revoke_credential_in_tx(
     let outcome = if before.revoked_at.is_some() {
         OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
     } else {
-        let by = check_revocation(tx, order, policy.two_person_rule, &before).await?;
+        let by = check_revocation(tx, order, &policy, &before).await?;
         sqlx::query!(
             "UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = $2
              WHERE credential_id = $1 AND revoked_at IS NULL",
@@ -329,18 +330,21 @@ async fn revoke_credential_in_tx(
     Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
 }
 
-/// Rejects a revocation that leaves no admin, or that leaves fewer than two without a second person. Returns the person
-/// who approved it. A person who writes to the database directly is outside of this.
+/// Rejects a revocation that leaves no admin, or that leaves fewer than two, or fewer than two who approve orders, without
+/// a second person. Returns the person who approved it. A person who writes to the database directly is outside of this.
 async fn check_revocation(
     tx: &mut PgConnection,
     order: &Order,
-    rule: TwoPersonRule,
+    policy: &Policy,
     revoked: &AccessCredential,
 ) -> Result<Option<String>, BmdbError> {
     if order.actor.credential.is_none() {
         return Ok(None);
     }
-    match decide_revocation(rule.required, &list_admins(tx).await?, revoked.id) {
+    let rule = policy.two_person_rule;
+    let admins = list_admins(tx).await?;
+    let waiting = list_waiting_admins(tx, policy, &admins).await?;
+    match decide_revocation(rule.required, &admins, &waiting, revoked.id) {
         RevocationDecision::Allowed => Ok(None),
         RevocationDecision::ApprovalRequired => {
             require_second_approval(tx, order, SensitiveOrder::RevokeAdmin, rule, &[]).await

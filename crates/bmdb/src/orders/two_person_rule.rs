@@ -12,14 +12,16 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::connection::{Bmdb, DbContext as _};
+use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::{lock_policy, write_policy};
+use crate::orders::credential::find_by_id;
 use crate::orders::order::{Actor, Order, OrderEffect, OrderResult, request_digest};
 use model::admins::{AdminCredential, MIN_ADMINS, count_people};
 use model::issues::inputs::{RuleSwitchedOff, TwoPersonRuleInputs};
+use model::policy::Policy;
 use model::policy_flags::PolicyFlags;
 use model::time::Timestamp;
-use model::two_person_rule::{Approver, Principal};
+use model::two_person_rule::{Approver, Principal, WaitingTime};
 
 const OPERATION: &str = "reading the two-person rule";
 const SWITCHING: &str = "switching the two-person rule";
@@ -203,6 +205,25 @@ pub(crate) async fn list_admins(tx: &mut PgConnection) -> Result<Vec<AdminCreden
     let rows =
         sqlx::query_file!("../../sql/credential/list_admins.sql").fetch_all(tx).await.context(OPERATION)?;
     Ok(rows.into_iter().map(|row| AdminCredential { id: row.credential_id, name: row.name }).collect())
+}
+
+/// Those of `admins` who approve nothing yet, because their credentials are new.
+pub(crate) async fn list_waiting_admins(
+    tx: &mut PgConnection,
+    policy: &Policy,
+    admins: &[AdminCredential],
+) -> Result<Vec<Uuid>, BmdbError> {
+    let since = read_rule_start(tx).await?;
+    let time = WaitingTime::of_policy(policy.two_person_rule, policy.approver_waiting_time, since);
+    let now = database_now(tx).await?;
+    let mut waiting = Vec::new();
+    for admin in admins {
+        let found = find_by_id(tx, admin.id).await?;
+        if found.is_some_and(|credential| !time.is_over(credential.created_at, now)) {
+            waiting.push(admin.id);
+        }
+    }
+    Ok(waiting)
 }
 
 /// The person who approves an order, with the age of their credential.
