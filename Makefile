@@ -39,7 +39,7 @@ programs: ## build shepherd and shepherdctl for installation, with their debug f
 roleserver: ## build the static role server for machines, below 20 MB
 	@tools/roleserver
 
-kube-apiserver: ## build the kube-apiserver and etcd that tests use, once, into the user's cache folder (minutes, needs Go 1.26)
+kube-apiserver: ## build the kube-apiserver, etcd and etcdutl that tests use, once, into the user's cache folder (minutes, needs Go 1.26)
 	@tools/kubernetes
 
 kube-programs: ## build all Kubernetes 1.20.2 programs of a bundle from Debian's source package (minutes)

@@ -36,6 +36,7 @@ build)
         until [[ ${GO_MODE:-} != slow || -e $GO_PLACE/go-on ]]; do sleep 0.02; done
         case $3 in
         */kube-apiserver) printf '#!/bin/sh\necho Kubernetes v%s\n' "$KUBERNETES_VERSION" >"$2" ;;
+        */etcdutl/*) printf '#!/bin/sh\necho etcdutl version: %s\n' "$ETCD_VERSION" >"$2" ;;
         *) printf '#!/bin/sh\necho etcd Version: %s\necho Git SHA: x\n' "$ETCD_VERSION" >"$2" ;;
         esac
         ;;
@@ -154,17 +155,17 @@ impl Build {
 
 fn etcd_files() -> Result<Vec<String>> {
     let folder = format!("etcd-{}", version("ETCD_VERSION")?);
-    Ok(vec![format!("{folder}/etcd"), format!("{folder}/etcd.sha256")])
+    Ok(["etcd", "etcd.sha256", "etcdutl", "etcdutl.sha256"].map(|name| format!("{folder}/{name}")).to_vec())
 }
 
 fn all_files() -> Result<Vec<String>> {
     let folder = format!("kubernetes-{}", version("KUBERNETES_VERSION")?);
-    let of_kubernetes = ["etcd", "kube-apiserver", "kube-apiserver.sha256"];
+    let of_kubernetes = ["etcd", "etcdutl", "kube-apiserver", "kube-apiserver.sha256"];
     Ok([etcd_files()?, of_kubernetes.map(|name| format!("{folder}/{name}")).to_vec()].concat())
 }
 
 #[test]
-fn both_programs_are_built_once_and_lie_in_one_folder() -> TestResult {
+fn programs_are_built_once_and_lie_in_one_folder() -> TestResult {
     let build = Build::new()?;
     assert!(build.succeed(&["etcd"])?.contains("building etcd "));
     assert_eq!(build.cached()?, etcd_files()?);
@@ -174,11 +175,35 @@ fn both_programs_are_built_once_and_lie_in_one_folder() -> TestResult {
     let folder = build.path("cache/shepherd").join(format!("kubernetes-{}", version("KUBERNETES_VERSION")?));
     let etcd = Command::new(folder.join("etcd")).arg("--version").output()?;
     assert!(etcd.stdout.starts_with(b"etcd Version: "), "{etcd:?}");
+    let etcdutl = Command::new(folder.join("etcdutl")).arg("version").output()?;
+    assert!(etcdutl.stdout.starts_with(b"etcdutl version: "), "{etcdutl:?}");
     for arguments in [&[][..], &["kube-apiserver"], &["etcd"]] {
         let printed = build.succeed(arguments)?;
         assert!(printed.ends_with("(built before)\n") && printed.lines().count() == 1, "{printed}");
     }
-    assert_eq!(build.builds(), 2);
+    assert_eq!(build.builds(), 3);
+    Ok(())
+}
+
+/// Earlier checkouts built etcd without it.
+#[test]
+fn cache_that_has_no_etcdutl_gains_it_and_keeps_its_etcd() -> TestResult {
+    let build = Build::new()?;
+    build.succeed(&[])?;
+    let builds = build.builds();
+    let gains = |missing: &[&String]| -> Result<()> {
+        for name in missing {
+            fs::remove_file(build.path("cache/shepherd").join(name))?;
+        }
+        let printed = build.succeed(&["etcd"])?;
+        ensure!(printed.contains("building etcdutl ") && !printed.contains("building etcd "), "{printed}");
+        ensure!(build.cached()? == all_files()?, "{:?}", build.cached());
+        Ok(())
+    };
+    let files = etcd_files()?;
+    gains(&[&files[2], &files[3]])?;
+    gains(&[&files[3]])?;
+    assert_eq!(build.builds(), builds + 2);
     Ok(())
 }
 
@@ -270,7 +295,7 @@ fn a_program_that_is_damaged_or_of_another_version_is_built_again() -> TestResul
         assert_eq!((build.builds(), fs::read(&path)?), (builds + 1, before), "{program}");
         Ok(())
     };
-    for program in [&etcd_files()?[0], &all_files()?[3]] {
+    for program in [&etcd_files()?[0], &etcd_files()?[2], &all_files()?[6]] {
         damage(program, &|path| Ok(fs::write(path, "")?))?;
         // It still prints its version, as a program may that has lost its last bytes.
         damage(program, &|path| Ok(fs::write(path, fs::read_to_string(path)? + " ")?))?;
@@ -319,7 +344,7 @@ fn of_two_at_once_the_second_waits_and_builds_nothing() -> TestResult {
     let rest = lines.collect::<std::io::Result<Vec<String>>>()?;
     assert!(rest.len() == 1 && rest[0].ends_with("(built meanwhile)"), "{rest:?}");
     assert!(second.wait()?.success() && first.wait_with_output()?.status.success());
-    assert_eq!((build.builds(), build.cached()?), (1, etcd_files()?));
+    assert_eq!((build.builds(), build.cached()?), (2, etcd_files()?));
     Ok(())
 }
 
@@ -328,6 +353,7 @@ fn of_two_at_once_the_second_waits_and_builds_nothing() -> TestResult {
 fn pinned_modules_are_of_the_versions_that_are_built() -> TestResult {
     for (module, package, name) in [
         ("etcd", "go.etcd.io/etcd/server/v3", "ETCD_VERSION"),
+        ("etcd", "go.etcd.io/etcd/etcdutl/v3", "ETCD_VERSION"),
         ("kubernetes", "k8s.io/kubernetes", "KUBERNETES_VERSION"),
     ] {
         let pinned = source::read(&Path::new("tools/go-modules").join(module).join("go.mod"))?;
@@ -359,6 +385,7 @@ fn skipped_tests_are_counted_and_ci_allows_only_those_of_the_list() -> TestResul
         listed.iter().map(|test| format!("-- {test}: skipped without a Kubernetes bundle: x\n")).collect();
     let of_bundles = of_bundles.concat();
     let more = format!("{of_bundles}test a::b ... -- c::d: skipped without kube-apiserver: x\nok\n");
+    let etcdutl = format!("{of_bundles}test a::b ... -- c::d: skipped without etcdutl: x\nok\n");
     for (lines, ci, numbers, passes) in [
         (&*of_bundles, "", (0, listed.len()), true),
         (&*of_bundles, "true", (0, listed.len()), true),
@@ -366,6 +393,8 @@ fn skipped_tests_are_counted_and_ci_allows_only_those_of_the_list() -> TestResul
         ("", "true", (0, 0), false),
         (&*more, "", (1, listed.len()), true),
         (&*more, "true", (1, listed.len()), false),
+        (&*etcdutl, "", (1, listed.len()), true),
+        (&*etcdutl, "true", (1, listed.len()), false),
     ] {
         let output = report(lines, ci)?;
         let printed = String::from_utf8(output.stdout.clone())?;

@@ -7,7 +7,7 @@
 source tools/lib/kubernetes-versions.sh
 
 # The names that REQUIRE_KUBERNETES may list.
-kubernetes_programs=(kube-apiserver etcd kube-controller-manager kube-scheduler kubelet kube-proxy bundle)
+kubernetes_programs=(kube-apiserver etcd etcdutl kube-controller-manager kube-scheduler kubelet kube-proxy bundle)
 
 # Prints the folder that tools/kubernetes builds into. Fails if the environment defines none.
 kubernetes_cache() {
@@ -31,11 +31,12 @@ kubernetes_requirements_check() {
     done
 }
 
-# kubernetes_skips_report OUTPUT: prints how many tests of each kind were skipped, and how to run them. With CI=true it
-# fails unless exactly the tests of tests/all/skipped_in_ci.txt were skipped.
+# kubernetes_skips_report OUTPUT: prints how many tests of each kind were skipped, and how to run them. Tests of etcdutl count
+# as tests of kube-apiserver, which is built with it. With CI=true it fails unless exactly the tests of
+# tests/all/skipped_in_ci.txt were skipped.
 kubernetes_skips_report() {
     local output=$1 of_api_server of_bundle expected install=''
-    of_api_server=$(kubernetes_skipped 'skipped without kube-apiserver' "$output")
+    of_api_server=$(kubernetes_skipped 'skipped without (kube-apiserver|etcdutl)' "$output")
     of_bundle=$(kubernetes_skipped 'skipped without a Kubernetes bundle' "$output")
     echo "$(grep -c . <<<"$of_api_server" || true) tests of kube-apiserver skipped"
     echo "$(grep -c . <<<"$of_bundle" || true) tests of a Kubernetes bundle skipped"
@@ -59,7 +60,7 @@ kubernetes_skips_report() {
     fi
 }
 
-# kubernetes_skipped WORDS OUTPUT: prints the names of the tests whose output has these words.
+# kubernetes_skipped PATTERN OUTPUT: prints the names of the tests with a line that matches this pattern.
 kubernetes_skipped() {
     sed -nE "s/^.*-- ([A-Za-z0-9_:]+): $1.*/\1/p" "$2" | LC_ALL=C sort -u
 }

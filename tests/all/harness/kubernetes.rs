@@ -20,9 +20,10 @@ use crate::harness::source;
 const VERSIONS: &str = include_str!("../../../tools/lib/kubernetes-versions.sh");
 
 /// The programs that `REQUIRE_KUBERNETES` may list. `tools/lib/kubernetes.sh` has the same list.
-pub(crate) const KNOWN: [&str; 7] = [
+pub(crate) const KNOWN: [&str; 8] = [
     "kube-apiserver",
     "etcd",
+    "etcdutl",
     "kube-controller-manager",
     "kube-scheduler",
     "kubelet",
