@@ -3,6 +3,8 @@
 //! In this order: the program that `SHEPHERD_TEST_ETCD` names; the version of `tools/lib/kubernetes-versions.sh` in the
 //! cache of this user; `etcd` in the search path. Every test that starts an etcd uses this module. A role server of a
 //! test looks for `etcd` itself, so each child of a test gets a search path that leads to the same program.
+//!
+//! `etcdutl` is the one beside that etcd, so that both have one version. `make kube-apiserver` builds both.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,7 @@ use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
+use crate::aloud::aloud;
 use crate::source;
 
 /// The variable that names the program.
@@ -21,6 +24,30 @@ static CHOSEN: LazyLock<Result<PathBuf, String>> =
 /// The program etcd that the tests use.
 pub fn etcd_program() -> Result<PathBuf> {
     CHOSEN.clone().map_err(|error| anyhow!(error))
+}
+
+/// The program etcdutl beside [`etcd_program`]; `None` for a test that has to be skipped, which is reported.
+pub fn etcdutl_program() -> Result<Option<PathBuf>> {
+    let beside = etcd_program()?.with_file_name("etcdutl");
+    if beside.is_file() {
+        return Ok(Some(beside));
+    }
+    let required = std::env::var("REQUIRE_KUBERNETES").unwrap_or_default();
+    aloud(skip_reason(std::env::var_os(VARIABLE).is_some(), &required)?);
+    Ok(None)
+}
+
+/// Why a test without etcdutl is skipped; an error if it must not be.
+fn skip_reason(etcd_is_named: bool, required: &str) -> Result<&'static str> {
+    if etcd_is_named {
+        // The name selects a version, and etcd 3.4 has no etcdutl.
+        return Ok("not run on this etcd, because no etcdutl lies beside it");
+    }
+    ensure!(
+        !required.split(',').any(|name| name == "etcdutl"),
+        "REQUIRE_KUBERNETES lists {required}, and this test lacks etcdutl; run `make kube-apiserver`"
+    );
+    Ok("skipped without etcdutl: run `make kube-apiserver`")
 }
 
 /// The search path by which a child finds the same etcd; `None` if it finds that one anyway, or if none exists.
@@ -105,6 +132,19 @@ mod tests {
     use super::*;
 
     use crate::aloud::TestResult;
+
+    #[test]
+    fn test_without_etcdutl_is_skipped_unless_the_list_has_it() -> TestResult {
+        let skipped = "skipped without etcdutl: run `make kube-apiserver`";
+        for required in ["", "kube-apiserver,etcd"] {
+            assert_eq!(skip_reason(false, required)?, skipped);
+        }
+        let error = skip_reason(false, "kube-apiserver,etcd,etcdutl").unwrap_err().to_string();
+        assert!(error.ends_with("lacks etcdutl; run `make kube-apiserver`"), "{error}");
+        // No run counts as incomplete because of an etcd that somebody named.
+        assert!(skip_reason(true, "etcdutl")?.starts_with("not run on this etcd"));
+        Ok(())
+    }
 
     #[test]
     fn etcd_is_the_named_one_or_the_cached_one_or_that_of_the_search_path() -> TestResult {

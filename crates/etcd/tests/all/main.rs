@@ -2,6 +2,7 @@
 
 mod client;
 mod election;
+mod etcdutl;
 mod guard;
 mod lock;
 mod lossy_etcd;
