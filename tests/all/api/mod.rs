@@ -44,6 +44,7 @@ mod orders;
 mod recorded;
 mod roles;
 mod rule_bypasses;
+mod restore;
 mod same_answers;
 mod scope;
 mod top;

@@ -1,7 +1,8 @@
 //! Disaster recovery: restoring a cluster from a snapshot.
 //!
 //! The order names the snapshot, and the machine if the operator cares. It is rejected unless the old control plane is
-//! known not to work ([`check_restore_allowed`]). It changes the desired state and nothing else, and another order
+//! known not to work ([`check_restore_allowed`]), and unless the operator confirms the loss of all Kubernetes objects, if
+//! the cluster has Kubernetes ([`check_restore_confirmation`]). It changes the desired state and nothing else, and another order
 //! replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines, because the
 //! first was lost in between, the second one's restore counts.
 
@@ -12,6 +13,7 @@ use uuid::Uuid;
 use crate::cluster::candidates::is_candidate;
 #[cfg(feature = "sealing")]
 use crate::cluster::credential::requeue_revocations;
+use crate::cluster::kubernetes::read_kubernetes;
 use crate::cluster::lock::lock_cluster;
 #[cfg(feature = "sealing")]
 use crate::cluster::owner_key::requeue_key_removals;
@@ -28,7 +30,9 @@ use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
-use model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed, is_present_authority};
+use model::cluster::restore::{
+    ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, is_present_authority,
+};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::ClusterPart;
 use model::humanize::absolute_time;
@@ -46,6 +50,8 @@ pub struct RestoreRequest {
     pub target_machine: Option<String>,
     /// Whether to restore although most of the control plane answers.
     pub bypass_quorum: bool,
+    /// The words that confirm the loss of Kubernetes objects; may be empty for a cluster without Kubernetes.
+    pub confirmation: String,
 }
 
 impl Bmdb {
@@ -162,6 +168,10 @@ async fn restore_cluster_in_tx(
         check_restore_allowed(&control_plane_evidence(&cluster), now)
             .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
+    // Objects of a Kubernetes that is being removed are lost anyway.
+    let has_kubernetes = read_kubernetes(tx, id).await?.is_some_and(|found| found.removing_by.is_none());
+    check_restore_confirmation(has_kubernetes, name, snapshot.taken_at, now, &restore.confirmation)
+        .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
     sqlx::query!(
         "UPDATE cluster SET restoring_since = clock_timestamp(), restoring_from = $2, restoring_onto = $3,
@@ -177,9 +187,14 @@ async fn restore_cluster_in_tx(
     .context(RESTORING_CLUSTER)?;
     let place =
         onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));
+    let lost = if has_kubernetes {
+        "every Kubernetes object and what was changed since then are lost"
+    } else {
+        "what was changed since then is lost"
+    };
     let text = format!(
-        "is restored from its snapshot of {} {place}; what was changed since then is lost, and its old control plane \
-         leaves; watch it with: shepherdctl cluster describe {name}",
+        "is restored from its snapshot of {} {place}; {lost}, and its old control plane leaves; watch it with: \
+         shepherdctl cluster describe {name}",
         absolute_time(snapshot.taken_at)
     );
     let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });

@@ -152,6 +152,41 @@ async fn cluster_is_not_restored_with_an_authority_that_was_replaced() -> TestRe
 }
 
 #[tokio::test]
+async fn kubernetes_objects_are_lost_only_with_the_words_for_that() -> TestResult {
+    let (kit, _) = world("restore_orders_kubernetes").await?;
+    record_observation(&kit, 1, 300, Some(200)).await?;
+    sqlx::query(
+        "INSERT INTO cluster_kubernetes
+         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16', '10.128.0.0/12', 24,
+             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
+    )
+    .execute(&kit.pool)
+    .await?;
+    let with = |words: &str| RestoreRequest { confirmation: words.to_owned(), ..RestoreRequest::default() };
+    for words in ["", "the authority of ams is compromised"] {
+        let refused = ordered(&kit, with(words)).await?;
+        let Err((reason, text)) = refused else { return Err(anyhow::anyhow!("{refused:?}").into()) };
+        assert_eq!(reason, "CONFIRMATION_REQUIRED", "{text}");
+        assert!(text.starts_with("the cluster ams is not restored: ") && text.contains("Secrets"), "{text}");
+        assert_eq!(restored_from(&kit).await?, None);
+    }
+    let right = with("the Kubernetes objects of ams are lost");
+    let restored = ordered(&kit, right).await?;
+    assert!(restored.as_ref().is_ok_and(|text| text.contains("every Kubernetes object")), "{restored:?}");
+    assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND));
+
+    // The objects are still lost if another order takes the place of this one, but not if Kubernetes is being removed.
+    let older = RestoreRequest { snapshot: Some(FIRST.to_owned()), ..RestoreRequest::default() };
+    let refused = ordered(&kit, older.clone()).await?;
+    assert!(refused.as_ref().is_err_and(|(reason, _)| *reason == "CONFIRMATION_REQUIRED"), "{refused:?}");
+    sqlx::query("UPDATE cluster_kubernetes SET removing_by = 'kim'").execute(&kit.pool).await?;
+    let restored = ordered(&kit, older).await?;
+    assert!(restored.as_ref().is_ok_and(|text| !text.contains("Kubernetes")), "{restored:?}");
+    assert_eq!(restored_from(&kit).await?.as_deref(), Some(FIRST));
+    Ok(())
+}
+
+#[tokio::test]
 async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() -> TestResult {
     let (kit, worker) = world("restore_orders_again").await?;
     record_observation(&kit, 1, 1, None).await?;

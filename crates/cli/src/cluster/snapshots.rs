@@ -38,7 +38,10 @@ Examples:
   shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
 
 Changes since the snapshot are lost. Workers continue what they run, and follow the new
-control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.";
+control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.
+
+A snapshot has no Kubernetes objects. A cluster with Kubernetes loses all of them and all pods, and
+is restored only with --confirm.";
 
 /// Arguments of `cluster snapshot`: the cluster to take a snapshot of.
 #[derive(Debug, Args)]
@@ -66,6 +69,9 @@ pub struct RestoreCluster {
     /// Restore although the control plane still has a quorum; changes since the snapshot are lost
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
     pub bypass_quorum: bool,
+    /// Words that confirm what a cluster with Kubernetes loses; without this flag, the error shows the exact words
+    #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
+    pub confirm: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -98,6 +104,7 @@ pub(super) async fn restore_cluster(
             snapshot: args.snapshot.clone().unwrap_or_default(),
             target_machine: args.target_machine.clone().unwrap_or_default(),
             bypass_quorum: args.bypass_quorum,
+            confirmation: args.confirm.clone(),
         };
         ClustersClient::new(service).restore(request).await
     };

@@ -10,6 +10,9 @@
 //!
 //! Nodes refuse what a former authority of their cluster signs, so a cluster is not restored from a snapshot in which such a
 //! one signs, and nothing bypasses that ([`is_present_authority`]).
+//!
+//! Snapshots have the records of curators and none of the objects of Kubernetes, which are in the same etcd. So the operator
+//! confirms that those are lost ([`check_restore_confirmation`]).
 
 use std::time::Duration;
 
@@ -136,6 +139,35 @@ pub fn check_restore_allowed(
     Err((why.code(), text))
 }
 
+/// The words that an operator types to restore a cluster that has Kubernetes.
+#[must_use]
+pub fn restore_confirmation(name: &str) -> String {
+    format!("the Kubernetes objects of {name} are lost")
+}
+
+/// Rejects a typed text that is not the [`restore_confirmation`]; the error lists what is lost. `taken_at` is the time of
+/// the snapshot. A cluster without Kubernetes loses only later changes, and needs no words.
+pub fn check_restore_confirmation(
+    has_kubernetes: bool,
+    name: &str,
+    taken_at: Timestamp,
+    now: Timestamp,
+    typed: &str,
+) -> Result<(), RestoreObjection> {
+    let words = restore_confirmation(name);
+    if !has_kubernetes || typed.trim() == words {
+        return Ok(());
+    }
+    let text = format!(
+        "is not restored: a snapshot has the records of its curators, and none of its Kubernetes objects. These would be \
+         lost: all workloads, and with them every pod; all Services, ConfigMaps, Secrets, service accounts, access rules and \
+         custom resources; which volume belongs to which claim; and what was changed in the cluster since the snapshot was \
+         taken, {}. Confirm that with the words \"{words}\" (--confirm). Nothing was changed",
+        relative_time(taken_at, now)
+    );
+    Err(("CONFIRMATION_REQUIRED", text))
+}
+
 /// Checks that members of the control plane may get new certificates for etcd by an order; the error is why none is
 /// sent.
 pub fn check_peer_renewal_allowed(
@@ -220,6 +252,27 @@ mod tests {
             answered_at: seen.map(at),
             unreachable_since: away.map(at),
             votes,
+        }
+    }
+
+    #[test]
+    fn loss_of_kubernetes_objects_is_confirmed_word_for_word() {
+        for (has_kubernetes, typed, accepted) in [
+            (false, "", true),
+            (true, "", false),
+            (true, "yes", false),
+            (true, "the Kubernetes objects of fra are lost", false),
+            (true, " the Kubernetes objects of ams are lost\n", true),
+        ] {
+            let checked = check_restore_confirmation(has_kubernetes, "ams", at(NOW - 7_200), at(NOW), typed);
+            assert_eq!(checked.is_ok(), accepted, "{has_kubernetes} {typed:?}");
+            let Err((reason, text)) = checked else { continue };
+            assert_eq!(reason, "CONFIRMATION_REQUIRED");
+            for part in
+                ["\"the Kubernetes objects of ams are lost\"", "Secrets", "custom resources", "2h00m ago"]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
         }
     }
 

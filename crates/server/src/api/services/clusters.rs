@@ -194,6 +194,7 @@ impl Clusters for ClustersService {
             snapshot: reported(&body.snapshot),
             target_machine: reported(&body.target_machine),
             bypass_quorum: body.bypass_quorum,
+            confirmation: body.confirmation.clone(),
         };
         IncomingOrder { rpc: RESTORE, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
