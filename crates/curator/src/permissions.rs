@@ -129,6 +129,7 @@ pub const PERMISSIONS: &[MethodPermission] = &[
     leader_call("Credentials/List", OWNERS),
     // A snapshot has all of the cluster's secrets, its authority's key among them.
     leader_call("Snapshots/Take", OWNERS),
+    leader_call("Snapshots/TakeImage", OWNERS),
 ];
 
 /// Why a call is rejected by the auth router.
@@ -344,7 +345,7 @@ mod tests {
             assert!(may(&owner).contains(method) && !may(&node).contains(method), "{method}");
             assert!(!may(&registering).contains(method), "{method}");
         }
-        assert!(may(&owner).contains("Snapshots/Take"));
+        assert!(may(&owner).contains("Snapshots/Take") && may(&owner).contains("Snapshots/TakeImage"));
     }
 
     #[test]
@@ -354,6 +355,8 @@ mod tests {
             (&node, "/shepherd.curator.v1.Management/Delete", Code::PermissionDenied),
             (&node, "/shepherd.curator.v1.Snapshots/Take", Code::PermissionDenied),
             (&registering, "/shepherd.curator.v1.Snapshots/Take", Code::PermissionDenied),
+            (&node, "/shepherd.curator.v1.Snapshots/TakeImage", Code::PermissionDenied),
+            (&registering, "/shepherd.curator.v1.Snapshots/TakeImage", Code::PermissionDenied),
             (&owner, "/shepherd.curator.v1.Nodes/Heartbeat", Code::PermissionDenied),
             (&registering, "/shepherd.curator.v1.Nodes/Watch", Code::PermissionDenied),
             (&unproved, "/shepherd.curator.v1.Nodes/Watch", Code::Unauthenticated),

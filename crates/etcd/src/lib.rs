@@ -16,7 +16,7 @@
 //!   and listings (without I/O).
 //! * [`members`][]: lists, adds, promotes, moves and removes members of etcd. `connected_peers` finds which members are
 //!   connected.
-//! * [`snapshot_file`][]: saves all data of etcd to a file and verifies its digest.
+//! * [`snapshot_file`][]: receives all data of etcd, as a stream or in a file, and verifies its digest.
 //! * [`key_space`][]: the key of every record. [`record`][]: the format number of a record, and errors of reading one.
 //! * [`retry`][]: the delays before the next attempt.
 //!

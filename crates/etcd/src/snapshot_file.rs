@@ -1,9 +1,12 @@
-//! Saves an etcd snapshot to a file and verifies its digest.
+//! Receives an etcd snapshot as a stream or in a file, and verifies its digest.
 //!
 //! etcd sends its database file and then the SHA-256 of it, and `etcdctl snapshot restore` takes exactly this (`etcdutl
 //! snapshot restore` from etcd 3.6 on). The file gets its final name only when all of it is on the disk and the digest
 //! is right, so a file of that name is a snapshot. A crash leaves a file with `.partial` behind the name, which the
 //! next snapshot of that name replaces.
+//!
+//! A reader that stores no file gets the chunks as etcd sends them ([`SnapshotStream`]), and must use nothing of them before
+//! the digest is verified at the end. Neither way has more than one chunk in memory.
 //!
 //! The digest proves that nothing was lost on the way, not who sent it. A snapshot holds every secret of the cluster,
 //! so only the owner can read the file (0600).
@@ -16,14 +19,17 @@ use proto::etcdserverpb as wire;
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use tokio::fs::{File, OpenOptions};
 use tokio::io::AsyncWriteExt as _;
+use tonic::Streaming;
 
-use crate::client::{Client, EtcdError};
+use crate::client::{Client, EtcdError, MemberStatus};
 
 /// How long etcd may take from one chunk to the next.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Every database file consists of sectors of this size, so the bytes that remain must be the digest. etcd's own tools
 /// find the digest in the same way.
 const SECTOR_BYTES: u64 = 512;
+/// The operation in errors.
+const RECEIVING: &str = "receiving a snapshot of etcd";
 
 /// A snapshot whose digest is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,53 +87,87 @@ pub enum SnapshotFlaw {
     Digest,
 }
 
+/// All data of one member, in chunks as etcd sends them: the database file, and then its digest.
+pub struct SnapshotStream {
+    client: Client,
+    source: MemberStatus,
+    chunks: Streaming<wire::SnapshotResponse>,
+    digests: SnapshotDigests,
+}
+
+impl SnapshotStream {
+    /// The status of the member right before. The snapshot has every write up to its revision, and may have more.
+    #[must_use]
+    pub const fn source(&self) -> &MemberStatus {
+        &self.source
+    }
+
+    /// The next chunk; `None` after the last one.
+    pub async fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, EtcdError> {
+        let answered = tokio::time::timeout(CHUNK_TIMEOUT, self.chunks.message()).await;
+        let answered = answered
+            .map_err(|_| EtcdError::Deadline { operation: RECEIVING.to_owned(), within: CHUNK_TIMEOUT })?;
+        let chunk = answered.map_err(|status| self.client.stream_error(RECEIVING, &status))?;
+        Ok(chunk.map(|chunk| {
+            self.digests.update(&chunk.blob);
+            chunk.blob
+        }))
+    }
+
+    /// Verifies the digest at the end of what was received.
+    pub fn finish(self) -> Result<SnapshotFile, SnapshotFlaw> {
+        self.digests.finish()
+    }
+}
+
 impl Client {
+    /// Begins to receive all data of the connected member.
+    pub async fn open_snapshot(&self) -> Result<SnapshotStream, EtcdError> {
+        let source = self.status().await?;
+        let mut maintenance = self.maintenance();
+        let request = wire::SnapshotRequest {};
+        let chunks =
+            self.open_stream(RECEIVING, request, async |request| maintenance.snapshot(request).await).await?;
+        Ok(SnapshotStream { client: self.clone(), source, chunks, digests: SnapshotDigests::new() })
+    }
+
     /// Saves all data of the connected member. Nothing is left behind on a failure.
     pub async fn save_snapshot(&self, path: &Path) -> Result<SavedSnapshot, SnapshotFileError> {
-        let revision = self.status().await?.revision;
+        let stream = self.open_snapshot().await?;
+        let revision = stream.source().revision;
         let partial = partial_path(path);
-        let saved = self.receive_snapshot(&partial, path).await;
+        let saved = write_snapshot(stream, &partial, path).await;
         if saved.is_err() {
             // The first error is returned, not that of the clean-up.
             let _ = tokio::fs::remove_file(&partial).await;
         }
         Ok(SavedSnapshot { snapshot: saved?, revision })
     }
+}
 
-    async fn receive_snapshot(&self, partial: &Path, path: &Path) -> Result<SnapshotFile, SnapshotFileError> {
-        let doing = format!("receiving a snapshot of etcd for {}", path.display());
-        let at = |doing, path: &Path| {
-            let path = path.to_owned();
-            move |source| SnapshotFileError::File { operation: doing, path, source }
-        };
-        let mut file = create_private_file(partial).await.map_err(at("creating", partial))?;
-        let mut maintenance = self.maintenance();
-        let request = wire::SnapshotRequest {};
-        let mut pieces =
-            self.open_stream(&doing, request, async |request| maintenance.snapshot(request).await).await?;
-        let mut digests = SnapshotDigests::new();
-        loop {
-            let piece = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message());
-            let piece = piece
-                .await
-                .map_err(|_| EtcdError::Deadline { operation: doing.clone(), within: CHUNK_TIMEOUT })?;
-            let Some(piece) = piece.map_err(|status| self.stream_error(&doing, &status))? else { break };
-            digests.update(&piece.blob);
-            file.write_all(&piece.blob).await.map_err(at("writing", partial))?;
-        }
-        let snapshot = digests
-            .finish()
-            .map_err(|why| SnapshotFileError::Corrupt { path: path.to_owned(), flaw: why })?;
-        file.sync_all().await.map_err(at("writing", partial))?;
-        drop(file);
-        tokio::fs::rename(partial, path).await.map_err(at("naming", path))?;
-        // Without this the name may be gone after a power cut.
-        let directory =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory_file = File::open(directory).await.map_err(at("opening", directory))?;
-        directory_file.sync_all().await.map_err(at("writing", directory))?;
-        Ok(snapshot)
+async fn write_snapshot(
+    mut stream: SnapshotStream,
+    partial: &Path,
+    path: &Path,
+) -> Result<SnapshotFile, SnapshotFileError> {
+    let at = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |source| SnapshotFileError::File { operation: doing, path, source }
+    };
+    let mut file = create_private_file(partial).await.map_err(at("creating", partial))?;
+    while let Some(chunk) = stream.next_chunk().await? {
+        file.write_all(&chunk).await.map_err(at("writing", partial))?;
     }
+    let snapshot =
+        stream.finish().map_err(|why| SnapshotFileError::Corrupt { path: path.to_owned(), flaw: why })?;
+    file.sync_all().await.map_err(at("writing", partial))?;
+    drop(file);
+    tokio::fs::rename(partial, path).await.map_err(at("naming", path))?;
+    // Without this the name may be gone after a power cut.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory_file = File::open(directory).await.map_err(at("opening", directory))?;
+    directory_file.sync_all().await.map_err(at("writing", directory))?;
+    Ok(snapshot)
 }
 
 /// Reads a snapshot and verifies that it is whole. The file is read on a blocking thread.

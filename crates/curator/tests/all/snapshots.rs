@@ -1,11 +1,12 @@
-//! Snapshots that an owner takes: complete, and of one revision.
+//! Snapshots that an owner takes: complete, and of one revision. Images of the whole etcd.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use curator_client::cluster::authority_record_key;
 use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::node::NodeState;
 use etcd::key_space::{LEADER, ROOT};
 use etcd::namespace::KeySelector;
+use etcd::snapshot_file::verify_snapshot;
 use proto::curator::v1 as wire;
 use proto::curator::v1::snapshots_client::SnapshotsClient;
 use tonic::Code;
@@ -29,6 +30,19 @@ async fn take(channel: Channel) -> Result<Vec<wire::TakeSnapshotResponse>> {
         Ok::<_, anyhow::Error>(pieces)
     };
     in_time("a snapshot", taking).await?
+}
+
+async fn take_image(channel: Channel) -> Result<Vec<wire::TakeImageResponse>> {
+    let taking = async {
+        let request = wire::TakeImageRequest {};
+        let mut answers = SnapshotsClient::new(channel).take_image(request).await?.into_inner();
+        let mut messages = Vec::new();
+        while let Some(message) = answers.message().await? {
+            messages.push(message);
+        }
+        Ok::<_, anyhow::Error>(messages)
+    };
+    in_time("an image", taking).await?
 }
 
 #[tokio::test]
@@ -65,6 +79,43 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
     // It has the key of the authority, so no node may read it.
     let as_node = cluster.channel(0, Some(node.with(&certificate)?))?;
     let asking = SnapshotsClient::new(as_node).take(wire::TakeSnapshotRequest {}).await;
+    let (code, text) = refusal(asking)?;
+    assert_eq!(code, Code::PermissionDenied, "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn image_has_the_whole_etcd_in_chunks_for_an_owner_alone() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let client = cluster.etcd.client();
+    // Objects of Kubernetes are not below the root of the curator's records. These are many chunks.
+    for number in 0..20 {
+        client.put_unguarded(&format!("/registry/secrets/{number}"), &vec![number; 50_000]).await?;
+    }
+    let revision = client.put_unguarded("/registry/secrets/last", b"a planted Secret").await?;
+    let messages = take_image(owner.clone()).await?;
+    let (last, chunks) = messages.split_last().context("it sent nothing")?;
+    assert!(chunks.len() > 1, "one chunk");
+    assert!(chunks.iter().all(|message| message.sha256.is_empty()), "only the last message ends the image");
+    let image: Vec<u8> = chunks.iter().flat_map(|message| message.chunk.clone()).collect();
+    assert_eq!(last.sha256, snapshot_digest(&image));
+    assert_eq!((last.bytes, last.chunk.len()), (u64::try_from(image.len())?, 0));
+    assert!(last.revision >= revision, "{} {revision}", last.revision);
+    assert_eq!(last.etcd_version, client.status().await?.version);
+    let has_secret = |bytes: &[u8]| bytes.windows(16).any(|words| words == b"a planted Secret");
+    assert!(has_secret(&image), "it is not all there");
+    let records: Vec<u8> = take(owner).await?.into_iter().flat_map(|piece| piece.chunk).collect();
+    assert!(!has_secret(&records), "a snapshot has objects of Kubernetes, and the documents deny that");
+    // It ends with etcd's own digest, as etcdutl requires.
+    let path = cluster.etcd.path("image");
+    std::fs::write(&path, &image)?;
+    assert_eq!(verify_snapshot(&path).await?.bytes, last.bytes);
+
+    let node = Holder::new()?;
+    let certificate = cluster.take_in(&node).await?;
+    let as_node = cluster.channel(0, Some(node.with(&certificate)?))?;
+    let asking = SnapshotsClient::new(as_node).take_image(wire::TakeImageRequest {}).await;
     let (code, text) = refusal(asking)?;
     assert_eq!(code, Code::PermissionDenied, "{text}");
     Ok(())
