@@ -7,5 +7,6 @@ UPDATE cluster SET polled_at = clock_timestamp(), wait_reasons = $2, settled = $
                              WHEN polled_at > clock_timestamp() - $7::INT8 * INTERVAL '1 millisecond'
                                  THEN COALESCE(unreachable_since, clock_timestamp())
                              ELSE clock_timestamp() END,
-    voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached)
+    voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached),
+    etcd_bytes = COALESCE($8, etcd_bytes)
 WHERE cluster_id = $1

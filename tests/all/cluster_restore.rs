@@ -57,6 +57,8 @@ async fn restore(field: &Field) -> Result<()> {
 async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> TestResult {
     let field = Field::start("cluster_restore", 7).await?;
     let cluster = field.make_ams(3, 1).await?;
+    let reported = "SELECT count(*) = 1 FROM cluster WHERE etcd_bytes > 10000";
+    assert!(field.fleet.holds(reported).await?, "its curators did not report the size of its etcd");
     let old: Vec<String> =
         machines(&cluster, "control-plane").into_iter().map(name).collect::<Result<_>>()?;
     let worker = name(machines(&cluster, "worker")[0])?;

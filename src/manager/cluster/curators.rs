@@ -272,6 +272,7 @@ impl CuratorClient {
             if kubernetes { self.fetch_kubernetes().await } else { ObservedKubernetes::NotQueried };
         let nodes = listed.nodes.into_iter().map(parse_node).collect::<Result<_, _>>();
         let nodes = nodes.map_err(CuratorCallError::InvalidResponse)?;
+        let etcd_bytes = Some(etcd.database_bytes).filter(|bytes| *bytes != 0);
         let etcd = etcd.members.into_iter().map(|member| EtcdMember {
             node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
             learner: member.learner,
@@ -284,6 +285,7 @@ impl CuratorClient {
             ObservedCluster {
                 nodes,
                 etcd_members: etcd.collect(),
+                etcd_bytes,
                 declared_digests: declared,
                 kubernetes,
                 authority,

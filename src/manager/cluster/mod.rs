@@ -408,6 +408,7 @@ fn build_observation(
         converged: settled,
         observed_at: answered.then_some(requested_at),
         votes: answered.then(|| seen.vote_counts()),
+        etcd_bytes: seen.etcd_bytes,
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
             (Some(wanted), ObservedKubernetes::Present(has)) => {
                 Some(KubernetesStatusView::new(&wanted.spec, has))

@@ -60,6 +60,8 @@ pub struct ClusterObservation {
     pub observed_at: Option<Timestamp>,
     /// Voting members of etcd, and how many of them are reachable; `None` when the curators did not answer.
     pub votes: Option<(usize, usize)>,
+    /// Size of the database file of its etcd; `None` if the curators did not report it.
+    pub etcd_bytes: Option<u64>,
     /// The curators' state of Kubernetes; `None` if they did not report it.
     pub kubernetes: Option<KubernetesStatusView>,
     /// The observation of each machine.
@@ -360,7 +362,8 @@ impl Bmdb {
                     look.votes.map(|(voters, _)| count(voters)),
                     look.votes.map(|(_, reached)| count(reached)),
                     look.converged,
-                    i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX)
+                    i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX),
+                    look.etcd_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
                 )
                 .execute(&mut *tx)
                 .await

@@ -23,6 +23,7 @@ use crate::fleet::retention::TABLES;
 use crate::fleet::view::PAGE_SIZE;
 use crate::orders::loop_pause::list_pauses;
 use crate::orders::two_person_rule::read_rule_inputs;
+use model::byte_size::ByteSize;
 use model::cluster::view::KubernetesStatusView;
 use model::ids::MachineId;
 use model::issues::inputs::{
@@ -197,6 +198,7 @@ impl Bmdb {
                 founded_at: row.founded_at,
                 snapshot_at: row.taken_at,
                 keys_rejected_since: row.keys_refused_since,
+                etcd_bytes: row.etcd_bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(ByteSize),
                 unreachable_since: row.unreachable_since,
                 authority_rotation: parse_rotation_order(order, row.authority_rotation_from)?,
                 // What another release wrote and this one cannot read is written again by the next pass.

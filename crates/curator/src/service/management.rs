@@ -265,6 +265,7 @@ impl management_server::Management for ManagementService {
         _: Request<wire::GetConsensusRequest>,
     ) -> Result<Response<wire::GetConsensusResponse>, Status> {
         let members = self.0.list_members().await?;
+        let status = self.0.store.client().status().await.map_err(ServiceError::from)?;
         let stored = self.0.store.nodes().await?;
         let owners = match_members_to_nodes(&members, &stored.nodes);
         let node_of = |member: u64| {
@@ -278,7 +279,10 @@ impl management_server::Management for ManagementService {
             started: member.has_started(),
             reachable: member.reachable,
         });
-        Ok(Response::new(wire::GetConsensusResponse { members: members.collect() }))
+        Ok(Response::new(wire::GetConsensusResponse {
+            members: members.collect(),
+            database_bytes: status.database_bytes,
+        }))
     }
 
     async fn rotate_authority(

@@ -10,6 +10,7 @@ use etcd::key_space::ROOT;
 use etcd::namespace::KeySelector;
 use etcd::snapshot_file::SnapshotStream;
 use futures::Stream;
+use model::cluster::state::MAX_ETCD_BYTES;
 use proto::curator::v1 as wire;
 use proto::curator::v1::snapshots_server;
 use tonic::{Code, Request, Response, Status};
@@ -19,8 +20,6 @@ use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
 
 /// Bytes of the snapshot in one message.
 const CHUNK_BYTES: usize = 256 << 10;
-/// The largest database file of which an image is sent.
-const MAX_DATABASE_BYTES: u64 = 2 << 30;
 
 #[derive(Clone, Debug)]
 pub(super) struct SnapshotsService(pub(super) Arc<LeaderContext>);
@@ -67,11 +66,11 @@ impl snapshots_server::Snapshots for SnapshotsService {
 }
 
 fn check_database_size(bytes: u64) -> Result<(), ServiceError> {
-    if bytes <= MAX_DATABASE_BYTES {
+    if bytes <= MAX_ETCD_BYTES {
         return Ok(());
     }
     let text = format!(
-        "the database file of etcd has {bytes} bytes, and images are sent of {MAX_DATABASE_BYTES} at most: delete what is \
+        "the database file of etcd has {bytes} bytes, and images are sent of {MAX_ETCD_BYTES} at most: delete what is \
          not needed, then defragment etcd"
     );
     Err(ServiceError::rejected(Code::ResourceExhausted, text))

@@ -240,6 +240,10 @@ pub struct EtcdMember {
     pub reachable: bool,
 }
 
+/// The size of its database file from which etcd accepts no writes. It is etcd's own limit, because it is started without
+/// another one.
+pub const MAX_ETCD_BYTES: u64 = 2 << 30;
+
 /// A cluster as its leading curator reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ObservedCluster {
@@ -247,6 +251,8 @@ pub struct ObservedCluster {
     pub nodes: Vec<ClusterNode>,
     /// All members of etcd.
     pub etcd_members: Vec<EtcdMember>,
+    /// Size of the database file of the leader's own member of etcd; `None` if curators of an earlier release lead.
+    pub etcd_bytes: Option<u64>,
     /// Digests of declared roles, by role.
     pub declared_digests: BTreeMap<String, Digest>,
     /// What the curators have of Kubernetes.

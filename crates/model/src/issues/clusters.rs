@@ -1,6 +1,10 @@
-//! Issues of clusters: old snapshots, rejected owner keys, replacements of the authority that do not go on.
+//! Issues of clusters: an etcd that is nearly full, old snapshots, rejected owner keys, replacements of the authority that
+//! do not go on.
 
+use crate::artefact::is_storage_nearly_full;
+use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::{stopped_replacement, stopped_replacement_remedy};
+use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
 use crate::issues::{Issue, IssueKind};
@@ -10,12 +14,34 @@ use crate::time::{after, between};
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let of = |cluster: &ClusterIssueInputs| {
         [
+            cluster_etcd_large(cluster),
             cluster_snapshot_old(cluster, evidence),
             cluster_key_refused(cluster, evidence),
             authority_rotation_held(cluster, evidence),
         ]
     };
     evidence.clusters.iter().flat_map(of).flatten().collect()
+}
+
+/// Issue: etcd will soon accept no more writes.
+fn cluster_etcd_large(cluster: &ClusterIssueInputs) -> Option<Issue> {
+    let (size, limit) = (cluster.etcd_bytes?, ByteSize(MAX_ETCD_BYTES));
+    let name = &cluster.name;
+    is_storage_nearly_full(size, limit).then(|| {
+        Issue::new(
+            IssueKind::ClusterEtcdLarge,
+            format!("cluster {name}"),
+            format!(
+                "the database file of its etcd has {}, and etcd accepts no writes from {} on",
+                size.humanize(),
+                limit.humanize()
+            ),
+            None,
+            "delete Kubernetes objects that nothing needs, then defragment etcd on one member of the control plane after \
+             the other"
+                .to_owned(),
+        )
+    })
 }
 
 /// Issue: the authority is replaced, and no curator answers that could continue.

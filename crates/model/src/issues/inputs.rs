@@ -174,6 +174,8 @@ pub struct ClusterIssueInputs {
     pub snapshot_at: Option<Timestamp>,
     /// Since when its curators reject every key that the shepherd has for it.
     pub keys_rejected_since: Option<Timestamp>,
+    /// Size of the database file of its etcd, as its curators last reported it.
+    pub etcd_bytes: Option<ByteSize>,
     /// Since when none of its curators answers.
     pub unreachable_since: Option<Timestamp>,
     /// The order to replace its authority that is carried out.

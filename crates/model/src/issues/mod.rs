@@ -72,6 +72,7 @@ pub enum IssueKind {
     BudgetExhausted,
     CertificateEnds,
     ClockSkew,
+    ClusterEtcdLarge,
     ClusterKeyRefused,
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
@@ -108,7 +109,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 41] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -117,6 +118,7 @@ impl IssueKind {
         Self::BudgetExhausted,
         Self::CertificateEnds,
         Self::ClockSkew,
+        Self::ClusterEtcdLarge,
         Self::ClusterKeyRefused,
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
@@ -163,6 +165,7 @@ impl IssueKind {
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
             Self::ClockSkew => "clock-skew",
+            Self::ClusterEtcdLarge => "cluster-etcd-large",
             Self::ClusterKeyRefused => "cluster-key-refused",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
@@ -216,6 +219,7 @@ impl IssueKind {
             | Self::Brake
             | Self::CertificateEnds
             | Self::ClockSkew
+            | Self::ClusterEtcdLarge
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop

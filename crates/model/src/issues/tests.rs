@@ -129,6 +129,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         founded_at: at(founded),
         snapshot_at: snapshot.map(at),
         keys_rejected_since: None,
+        etcd_bytes: None,
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::kubernetes::ObjectConflict;
+use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::facts::Quarantine;
 use crate::host_finding::{HostFinding, HostFindingKind};
 use crate::machine_view::EngagedBrake;
@@ -41,6 +42,22 @@ pub(super) const CASES: &[Case] = &[
                 .push(ClusterIssueInputs { keys_rejected_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
         },
         &[("cluster-key-refused", "cluster ams")],
+    ),
+    (
+        "an etcd that is nearly full",
+        |e| {
+            let size = Some(ByteSize(MAX_ETCD_BYTES * 4 / 5 + 1));
+            e.clusters.push(ClusterIssueInputs { etcd_bytes: size, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[("cluster-etcd-large", "cluster ams")],
+    ),
+    (
+        "an etcd that has room",
+        |e| {
+            let size = Some(ByteSize(MAX_ETCD_BYTES * 4 / 5));
+            e.clusters.push(ClusterIssueInputs { etcd_bytes: size, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[],
     ),
     ("an authority that is replaced", |e| e.clusters.push(rotating_cluster(None)), &[]),
     (
