@@ -11,7 +11,9 @@ use shepherd_etcd::snapshot_file::verify_snapshot;
 
 use testkit::aloud::TestResult;
 use testkit::etcd_program::etcdutl_program;
-use testkit::etcd_servers::{Cluster, peer_url};
+use testkit::etcd_servers::{Cluster, PATIENCE, peer_url};
+
+use crate::value::{follow_listing, next, under, up_to};
 
 /// By how much the restored etcd's revision exceeds that of the snapshot.
 const BUMP: i64 = 1_000_000_000;
@@ -71,6 +73,32 @@ async fn snapshot_comes_back_with_all_keys_and_a_revision_that_nobody_has_seen()
         assert!(matches!(error, EtcdError::Compacted { .. }), "{revision}: {error:?}");
     }
     client.put_unguarded("/registry/next", b"it can be written").await?;
+    Ok(())
+}
+
+/// A watch that went on at its old revision would never hear that a key of after the snapshot is gone.
+#[tokio::test]
+async fn watch_of_before_lists_again_and_finds_what_was_lost() -> TestResult {
+    let Some(etcdutl) = etcdutl_program()? else { return Ok(()) };
+    let mut etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    client.put_unguarded("/r/a", b"1").await?;
+    let mut watcher = follow_listing(&client, under("/r/"), PATIENCE);
+    assert_eq!(up_to(&mut watcher, "|").await?, ["/r/a=1", "|"]);
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("snapshot");
+    client.save_snapshot(&path).await?;
+    client.put_unguarded("/r/b", b"later").await?;
+    assert_eq!(next(&mut watcher).await?, "/r/b=later");
+    etcd.kill(0)?;
+    fs::remove_dir_all(etcd.path(MEMBER))?;
+    let output = restore(&etcdutl, &etcd, &path)?;
+    assert!(output.status.success(), "{output:?}");
+    etcd.restart(0)?;
+    etcd.wait_until_it_answers(0).await?;
+    assert_eq!(next(&mut watcher).await?, "-/r/b");
+    client.put_unguarded("/r/c", b"2").await?;
+    assert_eq!(next(&mut watcher).await?, "/r/c=2");
     Ok(())
 }
 
