@@ -2,9 +2,9 @@
 //!
 //! The order names the snapshot, and the machine if the operator cares. It is rejected unless the old control plane is
 //! known not to work ([`check_restore_allowed`]), and unless the operator confirms the loss of all Kubernetes objects, if
-//! the cluster has Kubernetes ([`check_restore_confirmation`]). It changes the desired state and nothing else, and another order
-//! replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines, because the
-//! first was lost in between, the second one's restore counts.
+//! the cluster has Kubernetes ([`check_restore_confirmation`]). It changes the desired state and nothing else, and
+//! another order replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines,
+//! because the first was lost in between, the second one's restore counts.
 
 use serde_json::json;
 use sqlx::PgConnection;
