@@ -49,7 +49,7 @@ mod tests {
             ([0x40, 0, 0, 0], day, Duration::from_hours(6)),
             ([0x80, 0, 0, 0], day, Duration::from_hours(12)),
             ([0x80, 0, 0, 0], Duration::from_mins(1), Duration::from_secs(30)),
-            ([0xff; 4], day, day - Duration::from_millis(1)),
+            ([0xff; 4], day, Duration::from_millis(24 * 3_600_000 - 1)),
             ([0xff; 4], Duration::ZERO, Duration::ZERO),
         ] {
             assert_eq!(place_of(node(begin), span), place, "{begin:x?} in {span:?}");

@@ -385,13 +385,12 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
-    let by = match order.actor.credential {
-        // A person who writes to the database directly can write the row without any order.
-        None => None,
-        Some(_) => {
-            let rule = read_policy_in_tx(tx).await?.two_person_rule;
-            require_second_approval(tx, order, SensitiveOrder::CreateCredential, rule, &[]).await?
-        }
+    // A person who writes to the database directly can write the row without any order.
+    let by = if order.actor.credential.is_some() {
+        let rule = read_policy_in_tx(tx).await?.two_person_rule;
+        require_second_approval(tx, order, SensitiveOrder::CreateCredential, rule, &[]).await?
+    } else {
+        None
     };
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));

@@ -75,7 +75,7 @@ impl Bmdb {
         }
         let order = direct_order(by, ENABLE, "--require_second_admin true");
         let result = self
-            .execute_order(SWITCHING, order, None, (), |tx, order, _| Box::pin(enable_in_tx(tx, order)))
+            .execute_order(SWITCHING, order, None, (), |tx, order, ()| Box::pin(enable_in_tx(tx, order)))
             .await?;
         self.read_policy().await?;
         Ok(Some(result))
@@ -90,7 +90,7 @@ impl Bmdb {
     ) -> Result<OrderResult, BmdbError> {
         let order = Order { dry_run, ..direct_order(by, DISABLE, reason) };
         let result = self
-            .execute_order(SWITCHING, order, None, (), |tx, order, _| Box::pin(disable_in_tx(tx, order)))
+            .execute_order(SWITCHING, order, None, (), |tx, order, ()| Box::pin(disable_in_tx(tx, order)))
             .await?;
         self.read_policy().await?;
         Ok(result)
@@ -114,7 +114,7 @@ fn direct_order(by: &str, rpc: &str, reason: &str) -> Order {
 async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     if policy.two_person_rule.required {
-        return Ok(OrderEffect::unchanged("is on already; nothing was changed", audit_json(true)));
+        return Ok(OrderEffect::unchanged("is on already; nothing was changed", Some(audit_json(true))));
     }
     let admins = list_admins(tx).await?;
     let people = count_people(&admins);
@@ -127,7 +127,7 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
             "stays off: it needs {MIN_ADMINS} admins with different names, and there are {people}. Create another with \
              `shepherdctl tokens create NAME --role admin`, then start a shepherd with --require_second_admin true again"
         );
-        return Ok(OrderEffect::unchanged(text, audit_json(false)));
+        return Ok(OrderEffect::unchanged(text, Some(audit_json(false))));
     }
     policy.two_person_rule.required = true;
     write_policy(tx, &policy, &order.actor.name).await?;
@@ -137,7 +137,7 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
     .execute(&mut *tx)
     .await
     .context(SWITCHING)?;
-    Ok(OrderEffect::changed("is on from now on", audit_json(false), audit_json(true)))
+    Ok(OrderEffect::changed("is on from now on", Some(audit_json(false)), Some(audit_json(true))))
 }
 
 /// Removes the note that these flags switch the rule on, after a start without that flag.
@@ -155,7 +155,7 @@ async fn withdraw_request_in_tx(tx: &mut PgConnection, by: &str) -> Result<(), B
 async fn disable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     if !policy.two_person_rule.required {
-        return Ok(OrderEffect::unchanged("is off already; nothing was changed", audit_json(false)));
+        return Ok(OrderEffect::unchanged("is off already; nothing was changed", Some(audit_json(false))));
     }
     policy.two_person_rule.required = false;
     write_policy(tx, &policy, &order.actor.name).await?;
@@ -169,12 +169,12 @@ async fn disable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffe
     .await
     .context(SWITCHING)?;
     let text = "is off from now on: one admin is enough for every order. The issues list it for 30 days";
-    Ok(OrderEffect::changed(text, audit_json(true), audit_json(false)))
+    Ok(OrderEffect::changed(text, Some(audit_json(true)), Some(audit_json(false))))
 }
 
 /// The rule as the audit stores it.
-fn audit_json(required: bool) -> Option<Value> {
-    Some(json!({ "required": required }))
+fn audit_json(required: bool) -> Value {
+    json!({ "required": required })
 }
 
 /// When the rule was switched on; `None` if it is off, or an earlier release switched it on.

@@ -26,7 +26,7 @@ use proto::fleet::v1::credentials_client::CredentialsClient;
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
   shepherdctl tokens create lee --role operator --provider rack-a --reason 'lee runs rack a'
-  shepherdctl tokens create kim --role deployer --expires_after 90d --reason 'kim rolls releases out'
+  shepherdctl tokens create kim --role deployer --expires_after 90d --reason 'kim rolls out'
   shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'for the pipeline'";
 
 /// Most tokens to create when the responses with the earlier ones are lost.

@@ -108,7 +108,7 @@ async fn changed_snapshot_is_restored_by_nobody() -> TestResult {
     let Some(etcdutl) = etcdutl_program()? else { return Ok(()) };
     let mut etcd = Cluster::start(1).await?;
     let client = etcd.client();
-    client.put_unguarded("/a", &[7; 50_000]).await?;
+    client.put_unguarded("/a", &vec![7; 50_000]).await?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("snapshot");
     client.save_snapshot(&path).await?;
