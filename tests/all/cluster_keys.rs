@@ -71,12 +71,20 @@ impl Holder {
         }
     }
 
-    /// Makes a call with the certificate that was claimed.
+    /// Makes a call with the certificate that was claimed, again while nobody serves: on a busy host the only curator may
+    /// lose its etcd for a moment, and then it starts again.
     async fn ask(&self, field: &Field) -> Result<Result<(), Status>> {
         let certificate = self.certificate.as_deref().context("it has claimed nothing")?;
-        let channel = self.channel(field, certificate).await?;
-        let result = ManagementClient::new(channel).get_cluster(wire::GetClusterRequest {}).await;
-        Ok(result.map(drop))
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let channel = self.channel(field, certificate).await?;
+            match ManagementClient::new(channel).get_cluster(wire::GetClusterRequest {}).await {
+                Err(status) if found_no_leader(&status) && Instant::now() < end => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                result => return Ok(result.map(drop)),
+            }
+        }
     }
 
     /// Whether neither the key nor the certificate opens anything.

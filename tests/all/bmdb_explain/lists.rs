@@ -1,6 +1,8 @@
 //! Costs of a page of machines, for every filter and position.
 
+use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::connection::read_pool::ReadPool;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use shepherd::bmdb::fleet::listing::{Filter, MachineCursor, list_machines};
 use shepherd::model::access::AccessScope;
 use shepherd::server::api::services::machines::MAX_EXAMINED;
@@ -47,7 +49,9 @@ async fn page_cost(
 /// each by a few index lookups.
 pub(super) async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     const A_LINE: i64 = 25;
-    let looks = ReadPool::connect(&kit.bmdb, 2).await?;
+    // Costs are judged here, and not times: so the reads have no short limits, which a busy host reaches.
+    let settings = ConnectionSettings { max_connections: 2, ..kit.bmdb.settings().clone() };
+    let looks = ReadPool::from_handle(Bmdb::connect(settings).await?);
     let middle = MachineCursor {
         phase: "Ready".to_owned(),
         provider: "rack-5".to_owned(),
