@@ -1,11 +1,11 @@
 //! Two-person rule: approval of sensitive orders by a second admin.
 //!
 //! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, the pause of
-//! a loop for all providers, a new credential, and a revocation that leaves fewer than two admins. If the policy
-//! requires it, such an order is not carried out when it is given first. It waits until another admin approves it. Then the requester gives the very same order again, under
-//! the same idempotency key, and it is carried out, once. The approval is for that order and no other: a digest of its
-//! whole content, including the machines of a bulk order, must be the same. So nobody can act in the name of another,
-//! and the audit log has both people.
+//! a loop for all providers, a new credential, a certificate for a cluster, and a revocation that leaves fewer than two
+//! admins. If the policy requires it, such an order is not carried out when it is given first. It waits until another
+//! admin approves it. Then the requester gives the very same order again, under the same idempotency key, and it is
+//! carried out, once. The approval is for that order and no other: a digest of its whole content, with the machines of
+//! a bulk order, must be the same. So nobody can act in the name of another, and the audit log has both people.
 //!
 //! # Who is a second person
 //!
@@ -13,6 +13,8 @@
 //! approves nothing for a while ([`WaitingTime`]): there is time to notice it, also if one careless approval let it in.
 //! What was requested before it existed, it never approves. The admins who exist when the rule is switched on do not
 //! wait, because nobody else could approve anything until then.
+//!
+//! A certificate for a cluster gives rights past the API, as a credential does within it, and needs approval too.
 //!
 //! A person who writes to the database directly is outside the rule where it is about credentials: with that access
 //! they can write any row.
@@ -64,6 +66,8 @@ pub enum SensitiveOrder {
     PauseForAll,
     /// A new credential: a token or a pinned certificate.
     CreateCredential,
+    /// A person's certificate for the curators or for the API servers of a cluster.
+    IssueCertificate,
     /// A revocation that leaves fewer than two admins.
     RevokeAdmin,
 }
@@ -87,6 +91,7 @@ impl SensitiveOrder {
             Self::SetBudget => "setting a budget",
             Self::PauseForAll => "pausing a loop for all machines",
             Self::CreateCredential => "creating a credential",
+            Self::IssueCertificate => "issuing a certificate for a cluster",
             Self::RevokeAdmin => "leaving fewer than two admins",
         }
     }

@@ -1,10 +1,16 @@
 //! Orders that two admins have to agree on, through the API and with `shepherdctl`.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use shepherd::model::access::AccessRole;
+use tokio::task::JoinHandle;
 
 use crate::api::command_line::Operator;
+use crate::api::orders::insert_cluster;
 use crate::api::{Answer, Api, order};
 use crate::harness::aloud::TestResult;
 
@@ -13,6 +19,14 @@ pub(super) fn why(answer: &Answer) -> Value {
     let details = answer.json["error"]["details"].as_array().cloned().unwrap_or_default();
     let of = |detail: &Value| detail["@type"].as_str().is_some_and(|of| of.ends_with(".ErrorInfo"));
     details.into_iter().find(of).unwrap_or_default()
+}
+
+/// The idempotency key and the approval in what `shepherdctl` prints about an order that needs another admin.
+fn key_and_approval(output: &str) -> anyhow::Result<(&str, &str)> {
+    let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+    let key = again.rsplit(' ').next().context("the key")?;
+    let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+    Ok((key, approval.context("the approval")?))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,9 +86,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
         let output = give(&typed).err().context("it needs another admin")?.to_string();
         let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
         assert!(again.contains("budget set") && again.contains("\"it's due\""), "{again}");
-        let key = again.rsplit(' ').next().context("the key")?;
-        let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
-        let approval = approval.context("the approval")?;
+        let (key, approval) = key_and_approval(&output)?;
         let own = kim.direct(&["approve", approval, "--reason", "mine"]).err().context("one's own")?;
         assert!(own.to_string().contains("somebody else has to approve it"), "{own}");
         let dialect = api.database.dialect().as_str();
@@ -109,9 +121,7 @@ async fn repeated_command_creates_the_token_that_another_admin_approved() -> Tes
     let typed = ["tokens", "create", "max", "--role", "viewer", "--reason", "max is new"];
     let output = kim.ask(&typed).err().context("it needs another admin")?.to_string();
     assert!(output.contains("creating a credential needs another admin"), "{output}");
-    let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
-    let key = again.rsplit(' ').next().context("the key")?;
-    let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+    let (key, approval) = key_and_approval(&output)?;
     let body = json!({ "approvalId": approval, "order": order("max is known to me", "a") });
     api.call(Some(&lee.token), "Approvals/Approve", body).await?.ok()?;
     let token = kim.ask(&[&typed[..], &["--idempotency_key", key]].concat())?;
@@ -119,5 +129,75 @@ async fn repeated_command_creates_the_token_that_another_admin_approved() -> Tes
     // A person at the database is outside of the rule where it is about credentials.
     kim.direct(&["tokens", "create", "ned", "--role", "viewer", "--reason", "nobody can approve it"])?;
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name IN ('max', 'ned')").await?, 2);
+    Ok(api.stop().await?)
+}
+
+/// Stands in for the curators: signs the next request of this kind.
+fn sign_next(api: &Api, statement: &'static str) -> JoinHandle<sqlx::Result<()>> {
+    let pool = api.pool.clone();
+    tokio::spawn(async move {
+        while sqlx::query(statement).execute(&pool).await?.rows_affected() == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeated_command_uses_the_key_of_the_request_that_was_approved() -> TestResult {
+    let api = Api::start("api_second_person_key").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    let lee = api.key(AccessRole::Admin, &[], None).await?;
+    api.bmdb.enable_two_person_rule("test").await?.context("it was off")?;
+    insert_cluster(&api).await?;
+    let path = |name: &str| kim.home.path().join(name);
+    let (directory, config) = (path("fra"), path("fra.yaml"));
+    let (directory, config) = (directory.to_str().context("text")?, config.to_str().context("text")?);
+    for (command, output, file, signed) in [
+        (
+            &["credentials", "issue"][..],
+            ["--output_dir", directory],
+            "fra/kim.key",
+            "UPDATE cluster_credential SET certificate = decode('01', 'hex'), serial = repeat('0', 32),
+                 expires_at = clock_timestamp() + INTERVAL '8 hours'",
+        ),
+        (
+            &["kubeconfig"],
+            ["--output_file", config],
+            "fra.yaml.key",
+            "UPDATE cluster_kubernetes_user SET certificate = decode('01', 'hex'), servers = '[\"02\"]',
+                 api_servers = '[\"10.0.0.1:6443\"]', expires_at = clock_timestamp() + INTERVAL '8 hours'",
+        ),
+    ] {
+        let rest = ["--holder", "kim", "--reason", "a look"];
+        let typed = [&["cluster"][..], command, &["fra"], &output, &rest].concat();
+        let refused = kim.ask(&typed).err().context("it needs another admin")?.to_string();
+        assert!(refused.contains("issuing a certificate for a cluster needs another admin"), "{refused}");
+        let (key, approval) = key_and_approval(&refused)?;
+        let repeated = [&typed[..], &["--idempotency_key", key]].concat();
+        let secret = std::fs::read_to_string(path(file))?;
+        let waits = kim.ask(&repeated).err().context("nobody approved it yet")?.to_string();
+        assert_eq!(key_and_approval(&waits)?.1, approval);
+        let body = json!({ "approvalId": approval, "order": order("kim may look", key) });
+        api.call(Some(&lee.token), "Approvals/Approve", body).await?.ok()?;
+        let curators = sign_next(&api, signed);
+        let done = kim.run_command(&repeated).await?;
+        assert!(done.status.success(), "{done:?}");
+        curators.await??;
+        if command == ["kubeconfig"] {
+            let written = std::fs::read_to_string(config)?;
+            assert!(written.contains(&STANDARD.encode(&secret)), "another key is in the kubeconfig");
+            assert!(!path(file).exists(), "the key was in a file until then");
+        } else {
+            assert_eq!(std::fs::read_to_string(path(file))?, secret);
+            assert!(path("fra/kim.crt").exists());
+        }
+    }
+    // A kubeconfig that is only printed has no file for its key.
+    let printed = ["cluster", "kubeconfig", "fra", "--holder", "kim", "--reason", "a look"];
+    let refused = kim.ask(&printed).err().context("it needs another admin")?.to_string();
+    assert!(refused.contains("give the order with --output_file FILE instead"), "{refused}");
+    assert!(!refused.contains("--idempotency_key"), "it cannot be repeated: {refused}");
     Ok(api.stop().await?)
 }

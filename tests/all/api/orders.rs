@@ -196,6 +196,25 @@ async fn found_cluster(api: &Api) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Inserts the founded cluster `fra`, with Kubernetes to change and to upgrade.
+pub(super) async fn insert_cluster(api: &Api) -> anyhow::Result<()> {
+    for statement in [
+        "INSERT INTO cluster VALUES (gen_random_uuid(), 'fra', 3, 2, '', '[]', 'manual', 1, clock_timestamp(), 'kim', NULL, NULL,
+             clock_timestamp(), 'ca', '[]', NULL, NULL, '[]', FALSE, NULL, NULL)",
+        "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
+         VALUES (decode(repeat('1a', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'older', clock_timestamp(), 'kim',
+                 '1.30.1'),
+                (decode(repeat('1b', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'newer', clock_timestamp(), 'kim',
+                 '1.31.0')",
+        "INSERT INTO cluster_kubernetes SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16',
+                '10.128.0.0/12', 24, 'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
+        "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]' WHERE name = 'fra'",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
+    Ok(())
+}
+
 /// SHA-256 of the text "abc".
 const ARTEFACT: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
@@ -234,24 +253,10 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
              clock_timestamp(), 'kim')",
         "INSERT INTO roll_out VALUES ('u1', decode(repeat('cd', 32), 'hex'), 'release', '', 1, 60, clock_timestamp(), 'kim',
              'a try', NULL, NULL, NULL)",
-        "INSERT INTO cluster VALUES (gen_random_uuid(), 'fra', 3, 2, '', '[]', 'manual', 1, clock_timestamp(), 'kim', NULL, NULL,
-             clock_timestamp(), 'ca', '[]', NULL, NULL, '[]', FALSE, NULL, NULL)",
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
-    // Kubernetes to change and to upgrade.
-    for statement in [
-        "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
-         VALUES (decode(repeat('1a', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'older', clock_timestamp(), 'kim',
-                 '1.30.1'),
-                (decode(repeat('1b', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'newer', clock_timestamp(), 'kim',
-                 '1.31.0')",
-        "INSERT INTO cluster_kubernetes SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16',
-                '10.128.0.0/12', 24, 'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
-        "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]' WHERE name = 'fra'",
-    ] {
-        sqlx::query(statement).execute(&api.pool).await?;
-    }
+    insert_cluster(&api).await?;
     // A credential to revoke, under an id that this test knows.
     sqlx::query(
         "INSERT INTO cluster_credential

@@ -10,6 +10,7 @@ use shepherd::model::policy_flags::PolicyFlags;
 
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
+use crate::api::orders::insert_cluster;
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
 
@@ -137,6 +138,57 @@ async fn try_alone(thief: &mut Thief, mallory: &Value) -> anyhow::Result<(String
     Ok((old, created))
 }
 
+/// A certificate for the cluster: its call, the text that the approver reads, and the request with this key.
+fn certificate(kubernetes: bool, byte: &str, order: &Value) -> (&'static str, String, Value) {
+    if kubernetes {
+        let point = format!("04{}", byte.repeat(64));
+        let key = format!("3059301306072a8648ce3d020106082a8648ce3d030107034200{point}");
+        let body =
+            json!({ "name": "fra", "publicKey": key, "holder": "kim", "access": "owner", "order": order });
+        let rights = "a certificate for its API servers with the access owner";
+        let target = format!("the cluster fra: {rights}, valid for 8h, with the key {point}, of kim");
+        return ("ClusterKubernetes/IssueUser", target, body);
+    }
+    let key = byte.repeat(32);
+    let body = json!({ "name": "fra", "publicKey": key, "holder": "kim", "order": order });
+    let rights = "a certificate with all rights at its curators";
+    let target = format!("the cluster fra: {rights}, valid for 8h, with the key {key}, of kim");
+    ("ClusterCredentials/Issue", target, body)
+}
+
+/// The thief wants rights in a cluster, where neither this API nor its audit counts.
+async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
+    insert_cluster(&thief.api).await?;
+    let stored =
+        "SELECT (SELECT count(*) FROM cluster_credential) + (SELECT count(*) FROM cluster_kubernetes_user)";
+    for (kubernetes, way, other) in [
+        (false, "issues a certificate for a cluster", "has another key certified than was approved"),
+        (true, "issues a kubeconfig", "has another key certified for API servers than was approved"),
+    ] {
+        let before = thief.api.count(stored).await?;
+        let given = thief.order("a look");
+        let (rpc, target, body) = certificate(kubernetes, "07", &given);
+        let approval = thief.request(way, rpc, body.clone()).await?;
+        let listed = thief.api.call(Some(&thief.lee), "Approvals/List", json!({})).await?.ok()?;
+        let listed = listed["approvals"].as_array().context("a list")?;
+        let line =
+            listed.iter().find(|line| line["approvalId"] == approval.as_str()).context("the request")?;
+        ensure!(line["target"] == target.as_str(), "{line}");
+        thief.approve_as_lee(&approval).await?;
+        let kim = thief.kim.clone();
+        let (_, _, replaced) = certificate(kubernetes, "08", &given);
+        thief.refuses(other, (kim.as_str(), rpc, replaced), "NOT_AS_REQUESTED").await?;
+        ensure!(thief.api.count(stored).await? == before, "{way}: something was issued");
+        // What Lee approved is issued, once.
+        let done = thief.api.call(Some(&kim), rpc, body.clone()).await?.ok()?;
+        ensure!(done["message"].as_str().is_some_and(|text| text.ends_with("; approved by lee")), "{done}");
+        let again = thief.api.call(Some(&kim), rpc, body).await?.ok()?;
+        ensure!(again["replayed"] == json!(true), "{again}");
+        ensure!(thief.api.count(stored).await? == before + 1, "{way}");
+    }
+    Ok(())
+}
+
 /// The thief changes what exists: a credential, and the rule itself.
 async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     let kim = thief.kim.clone();
@@ -171,6 +223,7 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     let mallory = credential("mallory", "admin", &given);
     let (old, created) = try_alone(&mut thief, &mallory).await?;
     try_to_change(&mut thief).await?;
+    try_certificates(&mut thief).await?;
     // Lee approves a viewer, and the thief wants an admin for it.
     let given = thief.order("for the pipeline");
     let viewer = credential("ci", "viewer", &given);

@@ -8,12 +8,13 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::certificate_request::admit_request;
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::lock::{lock_cluster, order_target};
 use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
+use crate::orders::approval::{append_approver, require_approval_of_rights};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{
     CertificateRequest, RequestState, Revocation, SignedCertificate, check_holder,
@@ -23,6 +24,7 @@ use model::cluster::credential::IssuedCertificate;
 use model::cluster::credential::{ClusterCredential, check_lifetime};
 use model::cluster::state::ClusterIdentity;
 use model::time::{Span, Timestamp};
+use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "reading certificates for a cluster";
 const REQUESTING: &str = "requesting a certificate for a cluster";
@@ -231,6 +233,8 @@ async fn request_credential_in_tx(
     let known = read_credentials(tx, cluster).await?;
     let now = database_now(tx).await?;
     let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
+    let granted = Order { target: describe_request(name, new), ..order.clone() };
+    let by = require_approval_of_rights(tx, &granted, SensitiveOrder::IssueCertificate).await?;
     if !old.is_empty() {
         sqlx::query!("DELETE FROM cluster_credential WHERE credential_id = ANY ($1)", &old)
             .execute(&mut *tx)
@@ -257,10 +261,22 @@ async fn request_credential_in_tx(
          cluster credentials get {name}",
         new.holder, new.lifetime
     );
+    let text = append_approver(text, by.as_deref());
     let after = json!({
         "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": new.lifetime,
     });
     Ok(OrderEffect::changed(text, None, Some(after)))
+}
+
+/// The certificate for the admin who approves it: its cluster, its rights, its lifetime and its key, then its holder.
+fn describe_request(cluster: &str, new: &ClusterCredentialRequest) -> String {
+    format!(
+        "{}: a certificate with all rights at its curators, valid for {}, with the key {}, of {}",
+        order_target(cluster),
+        new.lifetime,
+        hex::encode(new.public_key),
+        new.holder
+    )
 }
 
 async fn revoke_cluster_credential_in_tx(
@@ -314,4 +330,23 @@ fn audit_json(request: &CertificateRequest, now: Timestamp) -> Value {
         "credential": request.id, "holder": request.holder,
         "public_key": hex::encode(&request.public_key), "state": request.state(now).as_str(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn approver_reads_the_whole_request() {
+        let new = ClusterCredentialRequest {
+            public_key: [7; 32],
+            holder: "kim".to_owned(),
+            lifetime: Span::hours(8),
+        };
+        let expected = format!(
+            "the cluster ams: a certificate with all rights at its curators, valid for 8h, with the key {}, of kim",
+            "07".repeat(32)
+        );
+        assert_eq!(describe_request("ams", &new), expected);
+    }
 }

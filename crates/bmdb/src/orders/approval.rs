@@ -211,6 +211,20 @@ pub(crate) async fn require_second_approval(
     }
 }
 
+/// Decides as [`require_second_approval`] does on an order that gives rights. A person who writes to the database
+/// directly is outside of the rule here: they can write the row without any order.
+pub(crate) async fn require_approval_of_rights(
+    tx: &mut PgConnection,
+    order: &Order,
+    kind: SensitiveOrder,
+) -> Result<Option<String>, BmdbError> {
+    if order.actor.credential.is_none() {
+        return Ok(None);
+    }
+    let rule = read_policy_in_tx(tx).await?.two_person_rule;
+    require_second_approval(tx, order, kind, rule, &[]).await
+}
+
 /// Stores that an order waits for a second admin.
 pub(crate) async fn record_approval_request(
     tx: &mut PgConnection,

@@ -20,8 +20,8 @@ use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
-use crate::engine::policy::{lock_policy, read_policy_in_tx};
-use crate::orders::approval::{append_approver, require_second_approval};
+use crate::engine::policy::lock_policy;
+use crate::orders::approval::{append_approver, require_approval_of_rights, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use crate::orders::two_person_rule::{list_admins, list_waiting_admins};
@@ -385,13 +385,7 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
-    // A person who writes to the database directly can write the row without any order.
-    let by = if order.actor.credential.is_some() {
-        let rule = read_policy_in_tx(tx).await?.two_person_rule;
-        require_second_approval(tx, order, SensitiveOrder::CreateCredential, rule, &[]).await?
-    } else {
-        None
-    };
+    let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential).await?;
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));

@@ -1,7 +1,14 @@
 //! What certificates of people for a cluster share: the holder's name, the request, and the wait for the signature.
+//!
+//! Where two people are needed, a request is repeated after another admin has approved it. It must be the very same, so
+//! its key is in a file until then.
 
+use std::path::Path;
 use std::time::Duration;
 
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::pki_types::pem::PemObject as _;
+use secrecy::SecretSlice;
 use tokio::time::{Instant, sleep};
 
 use crate::error::CliError;
@@ -137,6 +144,20 @@ pub(super) async fn wait_until_signed<R: RequestedCertificate, X>(
 /// Decodes a certificate of a response.
 pub(super) fn decode_certificate(text: &str) -> Result<Vec<u8>, CliError> {
     hex::decode(text).map_err(|error| CliError::Failed(format!("the certificate cannot be decoded: {error}")))
+}
+
+/// Reads the key of a request that is repeated, in PKCS #8.
+pub(super) fn read_key_file(path: &Path) -> Result<SecretSlice<u8>, CliError> {
+    let key = PrivatePkcs8KeyDer::from_pem_file(path).map_err(|error| invalid_key_file(path, &error))?;
+    Ok(SecretSlice::from(key.secret_pkcs8_der().to_vec()))
+}
+
+/// The error about a file without a usable key.
+pub(super) fn invalid_key_file(path: &Path, error: &dyn std::fmt::Display) -> CliError {
+    CliError::Invalid(format!(
+        "cannot use the key in {}: {error}. Remove the file, and request a certificate without --idempotency_key",
+        path.display()
+    ))
 }
 
 /// The holder that a flag names or, without one, [`default_holder`].

@@ -2,9 +2,9 @@
 //!
 //! The key is generated on this host and does not leave it. It is written into a file that only its owner can read
 //! before the signature of its public half is requested. So an operator whose wait is interrupted still has the key,
-//! and finds the certificate in the list.
+//! and finds the certificate in the list. An order that is repeated with its idempotency key uses that file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use rand::Rng as _;
@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::ClusterArg;
-use crate::cluster::certificate::{SIGNING_TIMEOUT, decode_certificate, resolve_holder, wait_until_signed};
+use crate::cluster::certificate::{
+    SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
+};
 use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -201,22 +203,34 @@ fn generate_key() -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
     Ok((SecretSlice::from([&PKCS8_PREFIX[..], &seed].concat()), public_key))
 }
 
+/// Reads the key that an earlier run of the command wrote, and its public key.
+fn read_key(file: &Path) -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
+    let secret = read_key_file(file)?;
+    let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(secret.expose_secret())
+        .map_err(|error| invalid_key_file(file, &error))?;
+    let mut public_key = [0; 32];
+    public_key.copy_from_slice(pair.public_key().as_ref());
+    Ok((secret, public_key))
+}
+
 async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = resolve_holder(args.holder.as_deref())?;
     check_lifetime(args.expires_after)
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
     let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
-    for there in [file("key"), file("crt")] {
-        if there.exists() {
+    // An order that is given again has a key already.
+    let repeated = context.order_flags.idempotency_key.is_some() && file("key").exists();
+    for (there, expected) in [(file("key"), repeated), (file("crt"), false)] {
+        if there.exists() && !expected {
             return Err(CliError::Invalid(format!(
                 "{} exists; use another --output_dir or --holder, or remove it",
                 there.display()
             )));
         }
     }
-    let (secret, public_key) = generate_key()?;
-    if !context.order_flags.dry_run {
+    let (secret, public_key) = if repeated { read_key(&file("key"))? } else { generate_key()? };
+    if !context.order_flags.dry_run && !repeated {
         // Written before the request: a certificate without its key is useless.
         write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
     }
@@ -225,8 +239,8 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
         Ok(done) => done,
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
-            // may be signed.
-            if matches!(error, CliError::Invalid(_)) {
+            // may be signed. A request that waits for another admin is repeated with its key.
+            if matches!(error, CliError::Invalid(_)) && !repeated {
                 let _ = std::fs::remove_file(file("key"));
             }
             return Err(error);
@@ -309,5 +323,20 @@ mod tests {
         assert_eq!(read.public_key().as_ref(), public_key);
         UnparsedPublicKey::new(&ED25519, public_key).verify(b"a", read.sign(b"a").as_ref()).unwrap();
         assert_ne!(generate_key().unwrap().1, public_key);
+    }
+
+    #[test]
+    fn key_of_a_repeated_order_is_the_one_in_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kim.key");
+        let (secret, public_key) = generate_key().unwrap();
+        std::fs::write(&file, encode_pem("PRIVATE KEY", secret.expose_secret())).unwrap();
+        let (read, again) = read_key(&file).unwrap();
+        assert_eq!((read.expose_secret(), again), (secret.expose_secret(), public_key));
+        for text in [String::new(), encode_pem("PRIVATE KEY", &[7; 48])] {
+            std::fs::write(&file, text).unwrap();
+            let error = read_key(&file).unwrap_err().to_string();
+            assert!(error.starts_with("cannot use the key in ") && error.contains("kim.key"), "{error}");
+        }
     }
 }

@@ -3,8 +3,11 @@
 //! A kubeconfig is what `kubectl` needs to reach the API servers of a cluster. The key is generated on this host, and
 //! is written only into that file or to the terminal. Only its public half is sent. The curators sign it when the
 //! holder of the cluster's lease requests the signature from them.
+//!
+//! While a request waits for another admin, the key is in a file beside the one to write: the request is repeated with
+//! it. That file is removed with the end of the command that writes the kubeconfig.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,7 +20,9 @@ use serde_json::json;
 
 use crate::client::decode::decode_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::cluster::certificate::{SIGNING_TIMEOUT, decode_certificate, resolve_holder, wait_until_signed};
+use crate::cluster::certificate::{
+    SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
+};
 use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -41,8 +46,9 @@ Examples:
   shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
   shepherdctl cluster kubeconfig ams --access viewer --output_file view.yaml --reason 'a board'
 
-The key is in the output and nowhere else. Kubernetes cannot revoke a certificate: the holder of the
-file can use it until it expires, or until the authority of clients is replaced.";
+The key is in the output and nowhere else, except in FILE.key while the request waits for another admin.
+Kubernetes cannot revoke a certificate: the holder of the file can use it until it expires, or until the
+authority of clients is replaced.";
 
 /// Arguments of `cluster kubeconfig`: the holder, the access and the file.
 #[derive(Debug, Args)]
@@ -85,9 +91,17 @@ pub(super) async fn create_kubeconfig(
     let holder = resolve_holder(args.holder.as_deref())?;
     check_lifetime(args.expires_after)
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
-    let (secret, public_key) = generate_key()?;
+    let pending = pending_key_file(context, args)?;
+    let (secret, public_key) = match &pending {
+        Some(file) if file.exists() => read_key(file)?,
+        _ => generate_key()?,
+    };
     let public_key = hex::encode(public_key);
-    let done = request_user(context, args, &holder, &public_key).await?;
+    let requested = request_user(context, args, &holder, &public_key).await;
+    if let Err(CliError::ApprovalRequired { message, .. }) = &requested {
+        keep_pending_key(pending.as_deref(), &secret, message)?;
+    }
+    let done = requested?;
     if context.order_flags.dry_run || !done.changed {
         return format_outcome(context, &args.name, &done);
     }
@@ -100,7 +114,12 @@ pub(super) async fn create_kubeconfig(
             SIGNING_TIMEOUT.as_secs()
         )
     };
-    let (signed, ()) = wait_until_signed(name, &public_key, list, unsigned).await?;
+    let signed = wait_until_signed(name, &public_key, list, unsigned).await;
+    // The key of a request that waited for approval was for this run.
+    if let Some(file) = &pending {
+        let _ = std::fs::remove_file(file);
+    }
+    let (signed, ()) = signed?;
     let text = render_kubeconfig(&args.name, &signed, secret.expose_secret())?;
     let expires_at = signed.expires_at.and_then(decode_timestamp);
     let end = expires_at.map(absolute_time).unwrap_or_default();
@@ -129,6 +148,47 @@ fn generate_key() -> Result<(SecretSlice<u8>, Vec<u8>), CliError> {
         .map_err(|error| CliError::Failed(format!("cannot make a key: {error}")))?;
     let public_key = [&SPKI_PREFIX[..], pair.public_key().as_ref()].concat();
     Ok((SecretSlice::from(made.as_ref().to_vec()), public_key))
+}
+
+/// Reads the key of a request that waited for approval, and its public key in the encoding of certificates.
+fn read_key(file: &Path) -> Result<(SecretSlice<u8>, Vec<u8>), CliError> {
+    let secret = read_key_file(file)?;
+    let random = SystemRandom::new();
+    let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, secret.expose_secret(), &random)
+        .map_err(|error| invalid_key_file(file, &error))?;
+    let public_key = [&SPKI_PREFIX[..], pair.public_key().as_ref()].concat();
+    Ok((secret, public_key))
+}
+
+/// The file for the key of a request that waits for approval; `None` without a file to write. One that exists is that
+/// of an order that is given again.
+fn pending_key_file(context: &CommandContext, args: &KubeconfigArgs) -> Result<Option<PathBuf>, CliError> {
+    let Some(file) = &args.output_file else { return Ok(None) };
+    let mut name = file.clone().into_os_string();
+    name.push(".key");
+    let pending = PathBuf::from(name);
+    if pending.exists() && context.order_flags.idempotency_key.is_none() {
+        return Err(CliError::Invalid(format!(
+            "{} exists: it is the key of a request that waits for another admin; repeat that command with its \
+             --idempotency_key, or remove the file",
+            pending.display()
+        )));
+    }
+    Ok(Some(pending))
+}
+
+/// Writes the key of a request that waits for approval into its file. Without a file the request is useless.
+fn keep_pending_key(pending: Option<&Path>, secret: &SecretSlice<u8>, message: &str) -> Result<(), CliError> {
+    let Some(file) = pending else {
+        return Err(CliError::Invalid(format!(
+            "{message}. Without a file its key is discarded: give the order with --output_file FILE instead, and let \
+             the other admin approve that one"
+        )));
+    };
+    if file.exists() {
+        return Ok(());
+    }
+    write_file_atomic(file, encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)
 }
 
 async fn fetch_users(client: &FleetClient, name: &str) -> Result<Vec<v1::ClusterKubernetesUser>, CliError> {
@@ -256,5 +316,21 @@ mod tests {
         assert_eq!(check_public_key(&public_key), Ok(()));
         assert!(!public_key.windows(32).any(|part| secret.expose_secret()[36..].starts_with(part)));
         assert_ne!(generate_key().unwrap().1, public_key);
+    }
+
+    #[test]
+    fn key_of_a_request_that_waits_is_in_a_file_and_nowhere_without_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ams.yaml.key");
+        let (secret, public_key) = generate_key().unwrap();
+        let refused = keep_pending_key(None, &secret, "it waits").unwrap_err().to_string();
+        assert!(refused.starts_with("it waits. Without a file its key is discarded"), "{refused}");
+        keep_pending_key(Some(&file), &secret, "it waits").unwrap();
+        // The request is given again before it is approved.
+        keep_pending_key(Some(&file), &generate_key().unwrap().0, "it waits").unwrap();
+        assert_eq!(read_key(&file).unwrap().1, public_key);
+        std::fs::write(&file, "odd").unwrap();
+        let error = read_key(&file).unwrap_err().to_string();
+        assert!(error.starts_with("cannot use the key in "), "{error}");
     }
 }

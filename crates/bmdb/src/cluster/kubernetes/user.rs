@@ -9,18 +9,22 @@ use uuid::Uuid;
 
 use crate::cluster::certificate_request::admit_request;
 use crate::cluster::kubernetes::require_kubernetes;
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::lock::{lock_cluster, order_target};
 use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
+use crate::orders::approval::{append_approver, require_approval_of_rights};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{CertificateRequest, SignedCertificate, check_holder};
 #[cfg(feature = "sealing")]
 use model::cluster::kubernetes_user::IssuedUserCertificate;
-use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
+use model::cluster::kubernetes_user::{
+    KubernetesAccess, KubernetesUser, SPKI_PREFIX, check_lifetime, check_public_key,
+};
 use model::time::{Span, Timestamp};
+use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "reading certificates for API servers";
 const REQUESTING: &str = "requesting a certificate for API servers";
@@ -165,6 +169,8 @@ async fn request_user_in_tx(
     let known = read_users(tx, cluster).await?;
     let now = database_now(tx).await?;
     let old = admit_request(&known, &new.public_key, (name, "certificates for its API servers"), now)?;
+    let granted = Order { target: describe_request(name, new), ..order.clone() };
+    let by = require_approval_of_rights(tx, &granted, SensitiveOrder::IssueCertificate).await?;
     if !old.is_empty() {
         sqlx::query_file!("../../sql/kubernetes/delete_users_by_id.sql", &old)
             .execute(&mut *tx)
@@ -189,9 +195,45 @@ async fn request_user_in_tx(
         "signs a certificate for its API servers for {} ({}) as soon as its curators answer, valid for {}",
         new.holder, new.access, new.lifetime
     );
+    let text = append_approver(text, by.as_deref());
     let after = json!({
         "user": id, "holder": new.holder, "access": new.access.as_str(),
         "public_key": hex::encode(&new.public_key), "lifetime": new.lifetime,
     });
     Ok(OrderEffect::changed(text, None, Some(after)))
+}
+
+/// The certificate for the admin who approves it: its cluster, its rights, its lifetime and its key, then its holder.
+fn describe_request(cluster: &str, new: &KubernetesUserRequest) -> String {
+    // The end of the key: its point on the curve. All keys of this kind begin alike.
+    let point = new.public_key.get(SPKI_PREFIX.len()..).unwrap_or(&new.public_key);
+    format!(
+        "{}: a certificate for its API servers with the access {}, valid for {}, with the key {}, of {}",
+        order_target(cluster),
+        new.access,
+        new.lifetime,
+        hex::encode(point),
+        new.holder
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn approver_reads_the_whole_request() {
+        let new = KubernetesUserRequest {
+            public_key: [&SPKI_PREFIX[..], &[4], &[7; 64]].concat(),
+            holder: "kim".to_owned(),
+            access: KubernetesAccess::Viewer,
+            lifetime: Span::hours(8),
+        };
+        let expected = format!(
+            "the cluster ams: a certificate for its API servers with the access viewer, valid for 8h, with the key \
+             04{}, of kim",
+            "07".repeat(64)
+        );
+        assert_eq!(describe_request("ams", &new), expected);
+    }
 }
