@@ -1,7 +1,8 @@
 //! Labels of machines, and label filters.
 //!
-//! Operators set labels for themselves and for filters. No loop bases a decision on them. A key and a value are short
-//! words of safe characters, so that they need no quoting anywhere: in a shell, in a list, in a filter `key=value`.
+//! Operators set labels for themselves and for filters. Clusters and roll-outs select machines by them. A key and a
+//! value are short words of safe characters, so that they need no quoting anywhere: in a shell, in a list, in a filter
+//! `key=value`.
 
 use std::collections::BTreeMap;
 
@@ -66,6 +67,12 @@ impl LabelFilter {
         }
         check_label_key(text)?;
         Ok(Self { key: text.to_owned(), value: None })
+    }
+
+    /// The key that it requires.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
     }
 
     /// Whether these labels match the filter.

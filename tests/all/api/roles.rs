@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
+use serde_json::{Value, json};
 use shepherd::model::access::AccessRole;
 use shepherd::proto::fleet::DESCRIPTORS;
 use shepherd::server::api::authorization::{RULES, RequiredAuth, find_rule};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::api::approvals::why;
 use crate::api::command_line::Operator;
 use crate::api::orders::request;
-use crate::api::{Api, Key};
+use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
@@ -270,5 +272,58 @@ async fn operator_uploads_no_program_and_learns_which_role_does() -> TestResult 
     std::fs::copy(path("deployer"), path(".config/shepherd/home.token"))?;
     let added = kim.ask(&add)?;
     assert!(added.starts_with("the artefact payload is added"), "{added}");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_changes_no_label_that_a_cluster_selects_by() -> TestResult {
+    let api = Api::start("api_label_rights").await?;
+    let machine = provided(&api.pool).await?;
+    let (operator, deployer, admin) = (
+        api.key(AccessRole::Operator, &[], None).await?,
+        api.key(AccessRole::Deployer, &[], None).await?,
+        api.key(AccessRole::Admin, &[], None).await?,
+    );
+    let label = async |token: &str, key: &str, set: Value, remove: &[&str]| {
+        let body =
+            json!({ "machine": machine, "set": set, "remove": remove, "order": order("it moved", key) });
+        api.call(Some(token), "Machines/Label", body).await
+    };
+    // No cluster selects by it yet.
+    label(&operator.token, "1", json!({ "rack": "6" }), &[]).await?.ok()?;
+    let body =
+        json!({ "name": "ams", "controlPlane": 1, "selector": "label.rack=7", "order": order("a try", "2") });
+    api.call(Some(&deployer.token), "Clusters/Create", body).await?.ok()?;
+
+    let labelled = "SELECT count(*) FROM machine_labels WHERE labels ->> 'rack' = '7'";
+    let refused = label(&operator.token, "3", json!({ "rack": "7", "owner": "kim" }), &[]).await?;
+    assert_eq!((refused.code, &why(&refused)["reason"]), (400, &json!("NOT_A_DEPLOYER")), "{refused:?}");
+    let expected = "the cluster ams takes machines by the label rack (its selector is label.rack=7), so only a \
+                    deployer may change it; ask one. Nothing was changed";
+    assert!(refused.message().ends_with(expected), "{refused:?}");
+    let many = json!({
+        "filter": { "tags": ["provided"] }, "expectedMachines": 1, "label": { "set": { "rack": "7" } },
+        "order": order("it moved", "4"),
+    });
+    let given = api.call(Some(&operator.token), "BulkOrders/Submit", many).await?.ok()?;
+    assert_eq!(given["outcomes"][0]["rejected"], true, "{given}");
+    assert_eq!(api.count(labelled).await?, 0);
+    let audited = "SELECT count(*) FROM audit WHERE rpc LIKE '%Machines/Label' AND outcome = 'refused'";
+    assert_eq!(api.count(audited).await?, 2);
+
+    // Other labels are the operator's, and so is this one where nothing changes.
+    label(&operator.token, "5", json!({ "owner": "kim" }), &[]).await?.ok()?;
+    label(&deployer.token, "6", json!({ "rack": "7" }), &[]).await?.ok()?;
+    let same = label(&operator.token, "7", json!({ "rack": "7" }), &[]).await?.ok()?;
+    assert_eq!(same["changed"], false, "{same}");
+    let refused = label(&operator.token, "8", json!({}), &["rack"]).await?;
+    assert_eq!(why(&refused)["reason"], "NOT_A_DEPLOYER", "{refused:?}");
+    assert_eq!(api.count(labelled).await?, 1);
+
+    // A cluster that ends selects nothing any more.
+    let body = json!({ "name": "ams", "order": order("the try is over", "9") });
+    api.call(Some(&admin.token), "Clusters/Delete", body).await?.ok()?;
+    label(&operator.token, "10", json!({}), &["rack"]).await?.ok()?;
+    assert_eq!(api.count(labelled).await?, 0);
     Ok(api.stop().await?)
 }

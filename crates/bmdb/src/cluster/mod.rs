@@ -13,7 +13,7 @@
 //!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw: in
 //!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, and [`forecast`] plans all steps to come without taking one. `candidates` are the
-//!   machines that can be chosen.
+//!   machines that can be chosen. `selectors` are those of all clusters, for orders about labels.
 //! * `statement` is what the cluster's authority states of its curators, as a shepherd verified it last.
 //! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
 //!   certificates.
@@ -50,6 +50,7 @@ pub mod record;
 pub mod restore;
 #[cfg(feature = "sealing")]
 pub mod sealed_snapshot;
+pub(crate) mod selectors;
 pub mod snapshot;
 pub mod spec_orders;
 #[cfg(feature = "sealing")]

@@ -5,16 +5,18 @@
 
 use sqlx::PgConnection;
 
+use crate::cluster::selectors::list_cluster_selectors;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::change_machine::Decision;
-use crate::engine::fact_change::apply_fact_change;
+use crate::engine::fact_change::{FactChange, apply_fact_change};
 use crate::engine::facts::{MachineSnapshot, read_snapshot};
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::{lock_due_rows, read_machine_version, record_event, reschedule_machine};
 use crate::machine::host_key::read_host_keys;
 use crate::machine::traits::read_labels;
 use crate::orders::approval::{append_approver, require_second_approval};
+use crate::orders::credential::find_by_id;
 use crate::orders::machine_decision::{
     allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
     release_machine, retry_machine,
@@ -22,6 +24,8 @@ use crate::orders::machine_decision::{
 use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, format_attribution};
 use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
+use model::access::AccessRole;
+use model::cluster::label_rights::check_label_change;
 use model::facts::HoldScope;
 use model::host_key::PinnedHostKey;
 use model::ids::MachineId;
@@ -223,6 +227,26 @@ impl Bmdb {
     }
 }
 
+/// Rejects a change of labels that needs another role than the actor has. A person who writes to the database directly
+/// has every role.
+async fn check_label_rights(
+    tx: &mut PgConnection,
+    order: &Order,
+    present: &Labels,
+    changes: &[FactChange],
+) -> Result<(), BmdbError> {
+    let new = changes.iter().find_map(|change| match change {
+        FactChange::LabelsSet(labels) => Some(labels),
+        _ => None,
+    });
+    let (Some(new), Some(credential)) = (new, order.actor.credential) else { return Ok(()) };
+    // Without its row, it has the least role that gives orders.
+    let role = find_by_id(tx, credential).await?.map_or(AccessRole::Operator, |found| found.role);
+    let clusters = list_cluster_selectors(tx).await?;
+    check_label_change(role, present, new, &clusters)
+        .map_err(|reason| order_rejected("NOT_A_DEPLOYER", reason))
+}
+
 async fn execute_decision_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
@@ -241,6 +265,7 @@ async fn execute_decision_in_tx(
         labels: read_labels(tx, machine).await?,
     };
     let mut decision = decide(&known)?;
+    check_label_rights(tx, order, &known.labels, &decision.changes).await?;
     if let Some(kind) = SensitiveOrder::from_rpc(&order.rpc).filter(|_| !decision.changes.is_empty()) {
         let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
         let by = require_second_approval(tx, order, kind, policy.two_person_rule, &[]).await?;

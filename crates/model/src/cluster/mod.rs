@@ -7,7 +7,8 @@
 //! # What is requested and what is there
 //!
 //! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen, by their hardware too.
-//!   [`node_labels`][]: labels that a node gets when it joins.
+//!   [`label_rights`][]: who may change a label by which machines are chosen. [`node_labels`][]: labels that a node
+//!   gets when it joins.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
 //! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][]: what people see of it.
@@ -38,6 +39,7 @@ pub mod disruption;
 pub mod forecast;
 pub mod kubernetes;
 pub mod kubernetes_user;
+pub mod label_rights;
 pub mod node_labels;
 pub mod owner_key;
 pub mod plan;

@@ -87,6 +87,16 @@ impl Selector {
     }
 }
 
+impl Selector {
+    /// The keys of the labels that it requires.
+    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
+        self.terms.iter().filter_map(|term| match term {
+            Term::Label(wanted) => Some(wanted.key()),
+            Term::Text(..) | Term::AtLeast(..) => None,
+        })
+    }
+}
+
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.source)

@@ -62,6 +62,7 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Machines/Release", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Retry", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Quarantine", AccessRole::Operator, CallSubject::Machines),
+    // A label that a cluster's selector names requires a deployer, which the call itself enforces.
     role_rule("shepherd.fleet.v1.Machines/Label", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Prioritize", AccessRole::Operator, CallSubject::Machines),
     // Exceeding the limits of the policy requires an admin, which the call itself enforces.
