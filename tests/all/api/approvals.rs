@@ -54,7 +54,8 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let listed = api.call(Some(&viewer.token), "Approvals/List", json!({})).await?.ok()?;
     let line = &listed["approvals"][0];
-    assert_eq!((&line["state"], &line["target"]), (&json!("waiting"), &json!("the budget reboot")));
+    let target = json!("the budget reboot: 20 in 10m -> 3 in 10m");
+    assert_eq!((&line["state"], &line["target"]), (&json!("waiting"), &target));
     let approve = |key: &str| json!({ "approvalId": approval, "order": order("I looked at it", key) });
     for (token, key) in [(&kim, "a"), (&kim_too, "b")] {
         let refused = api.call(Some(token), "Approvals/Approve", approve(key)).await?;

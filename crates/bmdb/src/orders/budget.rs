@@ -122,8 +122,11 @@ async fn set_budget_in_tx(
         let text = format!("is {} already; nothing was changed", describe_budget(budget));
         return Ok(OrderEffect::unchanged(text, Some(is)));
     }
-    let by =
-        require_second_approval(tx, order, SensitiveOrder::SetBudget, policy.two_person_rule, &[]).await?;
+    let shown = Order { target: approval_target(kind, before, budget), ..order.clone() };
+    // Exactly the new budget that was approved, also where the order leaves a part of it as it is.
+    let about = describe_budget(budget);
+    let (rule, about) = (policy.two_person_rule, about.as_bytes());
+    let by = require_second_approval(tx, &shown, SensitiveOrder::SetBudget, rule, about).await?;
     kind.set_in(&mut policy, budget);
     write_policy(tx, &policy, &order.actor.name).await?;
     let used = count_used(tx, kind, Some(budget)).await?;
@@ -131,9 +134,14 @@ async fn set_budget_in_tx(
     Ok(OrderEffect::changed(text, was, Some(is)))
 }
 
+/// The change for the admin who approves it.
+fn approval_target(kind: BudgetKind, before: Option<Budget>, budget: Budget) -> String {
+    format!("{}: {} -> {}", kind.audit_target(), describe_former_budget(before), describe_budget(budget))
+}
+
 /// The message of a changed budget, and what it means for steps under way.
 fn change_message(before: Option<Budget>, budget: Budget, used: BudgetUsage) -> String {
-    let was = before.map_or_else(|| "unbounded".to_owned(), describe_budget);
+    let was = describe_former_budget(before);
     let mut text =
         format!("is {} (was {was}), from the next step on in every shepherd", describe_budget(budget));
     if used.count >= budget.count && budget.count > 0 {
@@ -143,6 +151,10 @@ fn change_message(before: Option<Budget>, budget: Budget, used: BudgetUsage) -> 
         text.push_str("; work that already waits for it tries again at its scheduled time");
     }
     text
+}
+
+fn describe_former_budget(before: Option<Budget>) -> String {
+    before.map_or_else(|| "unbounded".to_owned(), describe_budget)
 }
 
 fn describe_budget(budget: Budget) -> String {
@@ -157,6 +169,7 @@ fn audit_json(kind: BudgetKind, budget: Budget) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::policy::DisruptionKind;
     use model::time::Span;
 
     #[test]
@@ -185,6 +198,20 @@ mod tests {
             ),
         ] {
             assert_eq!(change_message(before, after, used), expected);
+        }
+    }
+
+    #[test]
+    fn approver_reads_both_budgets() {
+        let reboots = BudgetKind::Disrupt(DisruptionKind::Reboot);
+        let budget = |count, window| Budget { count, window };
+        let (few, many) = (budget(20, Span::minutes(10)), budget(5000, Span::hours(1)));
+        for (before, after, expected) in [
+            (Some(few), many, "the budget reboot: 20 in 10m -> 5000 in 1h"),
+            (Some(many), few, "the budget reboot: 5000 in 1h -> 20 in 10m"),
+            (None, few, "the budget reboot: unbounded -> 20 in 10m"),
+        ] {
+            assert_eq!(approval_target(reboots, before, after), expected);
         }
     }
 }

@@ -10,6 +10,7 @@ use model::order_limits::OrderLimits;
 use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
+use model::time::Span;
 use model::two_person_rule::{Principal, WAIVE_RPC};
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
@@ -132,6 +133,25 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
         |rpc: &str, outcome: &str| lines.iter().filter(|line| line.0 == rpc && line.1 == outcome).count();
     assert_eq!((count(SET, "refused"), count(SET, "changed")), (4, 1), "{lines:?}");
     assert_eq!((count(APPROVE, "refused"), count(APPROVE, "changed")), (2, 1), "{lines:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn budget_is_set_as_the_approver_read_it_and_in_no_other_way() -> TestResult {
+    let kit = with_two("second_person_budget").await?;
+    kit.bmdb.change_policy("test", |policy| policy.release_budget.window = Span::hours(2)).await?;
+    let given = || order("kim@a", SET, Some("k"), "five");
+    let approval = expect_approval_required(set(&kit, given()).await)?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.first().context("the request")?;
+    assert_eq!(line.target, "the budget release: 100 in 2h -> 5 in 2h");
+    approve(&kit, "lee@a", approval, false).await?;
+    // The order names no window, so its outcome depends on the present one.
+    kit.bmdb.change_policy("test", |policy| policy.release_budget.window = Span::seconds(1)).await?;
+    assert_eq!(refused(set(&kit, given()).await)?, "NOT_AS_REQUESTED");
+    kit.bmdb.change_policy("test", |policy| policy.release_budget.window = Span::hours(2)).await?;
+    set(&kit, given()).await?;
+    assert_eq!(most(&kit).await?, Some(5));
     Ok(())
 }
 
