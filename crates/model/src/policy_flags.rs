@@ -74,8 +74,9 @@ pub struct PolicyFlags {
     /// Maximum number of machines of all bulk orders within an hour. [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines_per_hour: Option<u32>,
-    /// Whether orders beyond these limits, new budgets, waived stages of a retirement, pauses for all providers and new
-    /// credentials need another admin. True switches that on; false changes nothing. [default: false]
+    /// Whether orders beyond these limits, new budgets, waived stages of a retirement, pauses for all providers, new
+    /// credentials and certificates for clusters need another admin. True switches that on; false changes nothing.
+    /// [default: false]
     #[arg(long, value_name = "TRUTH")]
     pub require_second_admin: Option<bool>,
     /// How long such an order waits for approval, and how long its approval is valid. [default: 1h]

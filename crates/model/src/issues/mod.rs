@@ -101,6 +101,7 @@ pub enum IssueKind {
     RetiredListed,
     RetirementStuck,
     SessionFlapping,
+    ShortWaitingTime,
     SilentAgent,
     TwoPersonRuleOff,
     WorkFails,
@@ -109,7 +110,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 42] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -147,6 +148,7 @@ impl IssueKind {
         Self::RetiredListed,
         Self::RetirementStuck,
         Self::SessionFlapping,
+        Self::ShortWaitingTime,
         Self::SilentAgent,
         Self::TwoPersonRuleOff,
         Self::WorkFails,
@@ -194,6 +196,7 @@ impl IssueKind {
             Self::RetiredListed => "retired-listed",
             Self::RetirementStuck => "retirement-stuck",
             Self::SessionFlapping => "session-flapping",
+            Self::ShortWaitingTime => "short-waiting-time",
             Self::SilentAgent => "silent-agent",
             Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::WorkFails => "work-fails",
@@ -238,6 +241,7 @@ impl IssueKind {
             | Self::RetiredListed
             | Self::RetirementStuck
             | Self::SessionFlapping
+            | Self::ShortWaitingTime
             | Self::SilentAgent
             | Self::TwoPersonRuleOff
             | Self::WorkFails

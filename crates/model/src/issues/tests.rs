@@ -196,6 +196,14 @@ fn require_two(evidence: &mut IssueInputs, admins: usize) {
     evidence.two_person_rule.admins = admins;
 }
 
+/// The two-person rule is on or off, with three admins, and new ones wait for this long.
+fn wait_before_approval(evidence: &mut IssueInputs, required: bool, time: Span) {
+    let mut policy = Policy { approver_waiting_time: time, ..Policy::default() };
+    policy.two_person_rule.required = required;
+    evidence.policy = Arc::new(policy);
+    evidence.two_person_rule.admins = 3;
+}
+
 /// Somebody switched the two-person rule off so many seconds ago.
 fn rule_off(evidence: &mut IssueInputs, ago: i64) {
     let (by, reason) = ("kim@a".into(), "all tokens were lost".into());

@@ -1,22 +1,25 @@
-//! Issues of the two-person rule: too few admins, and its end by a person at the database.
+//! Issues of the two-person rule: too few admins, new ones who approve too soon, and its end at the database.
 
 use std::time::Duration;
 
 use crate::admins::MIN_ADMINS;
 use crate::issues::inputs::IssueInputs;
 use crate::issues::{Issue, IssueKind};
-use crate::time::between;
+use crate::time::{Span, between};
 
 /// Fewest people who should be admins: with two, the loss of one token leaves nobody who can approve.
 const ENOUGH_ADMINS: usize = 3;
 /// How long the end of the rule is reported.
 const OFF_NOTICE: Duration = Duration::from_hours(30 * 24);
+/// Shortest time within which somebody may notice a new admin in the audit.
+const MIN_WAITING_TIME: Span = Span::hours(1);
 const SUBJECT: &str = "the two-person rule";
 
 /// All issues of this file.
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let mut found = Vec::new();
     found.extend(few_admins(evidence));
+    found.extend(short_waiting_time(evidence));
     found.extend(switched_off(evidence));
     found
 }
@@ -50,6 +53,24 @@ fn few_admins(evidence: &IssueInputs) -> Option<Issue> {
         remedy.push_str(", then start a shepherd with --require_second_admin true again");
     }
     Some(Issue::new(IssueKind::FewAdmins, SUBJECT.to_owned(), message, None, remedy))
+}
+
+/// Issue: the rule is on, and an admin who was created just now approves orders almost at once.
+fn short_waiting_time(evidence: &IssueInputs) -> Option<Issue> {
+    let (required, time) = (evidence.policy.two_person_rule.required, evidence.policy.approver_waiting_time);
+    if !required || time >= MIN_WAITING_TIME {
+        return None;
+    }
+    Some(Issue::new(
+        IssueKind::ShortWaitingTime,
+        SUBJECT.to_owned(),
+        format!(
+            "a new admin approves orders {time} after their creation, before anybody can notice them in the audit: one \
+             careless approval makes two people of a stolen token"
+        ),
+        None,
+        format!("start a shepherd with --approver_waiting_time 1d, or {MIN_WAITING_TIME} at least"),
+    ))
 }
 
 /// Issue: a person at the database switched the rule off lately, also if it is on again.

@@ -418,6 +418,18 @@ pub(super) const CASES: &[Case] = &[
     ),
     ("the two-person rule with three admins", |e| require_two(e, 3), &[]),
     ("the two-person rule with two admins", |e| require_two(e, 2), &[("few-admins", "the two-person rule")]),
+    (
+        "the two-person rule with a waiting time that is over at once",
+        |e| wait_before_approval(e, true, Span::seconds(0)),
+        &[("short-waiting-time", "the two-person rule")],
+    ),
+    (
+        "the two-person rule with a short waiting time",
+        |e| wait_before_approval(e, true, Span::seconds(3599)),
+        &[("short-waiting-time", "the two-person rule")],
+    ),
+    ("the two-person rule with an hour", |e| wait_before_approval(e, true, Span::hours(1)), &[]),
+    ("no waiting time without the rule", |e| wait_before_approval(e, false, Span::seconds(0)), &[]),
     ("one admin without the rule", |e| e.two_person_rule.admins = 1, &[]),
     (
         "the rule is requested",
