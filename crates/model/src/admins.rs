@@ -12,6 +12,8 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use crate::plain_text::fold_name;
+use crate::time::Timestamp;
+use crate::two_person_rule::WaitingTime;
 
 /// Fewest people who must be admins when the rule is switched on, and whom a revocation leaves without a second person.
 pub const MIN_ADMINS: usize = 2;
@@ -23,12 +25,20 @@ pub struct AdminCredential {
     pub id: Uuid,
     /// Name of its owner, as it is stored.
     pub name: String,
+    /// When it was created.
+    pub created_at: Timestamp,
 }
 
 /// How many different people have these credentials, as far as they can be distinguished.
 #[must_use]
 pub fn count_people<'a>(admins: impl IntoIterator<Item = &'a AdminCredential>) -> usize {
     admins.into_iter().map(|admin| fold_name(&admin.name)).collect::<BTreeSet<_>>().len()
+}
+
+/// Those of these credentials that approve nothing yet, because they are new.
+#[must_use]
+pub fn find_waiting(admins: &[AdminCredential], time: WaitingTime, now: Timestamp) -> Vec<Uuid> {
+    admins.iter().filter(|admin| !time.is_over(admin.created_at, now)).map(|admin| admin.id).collect()
 }
 
 /// The decision on the revocation of a credential.
@@ -73,10 +83,42 @@ pub fn decide_revocation(
 mod tests {
     use super::*;
 
+    use crate::time::Span;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+    }
+
+    fn admin((id, name): (u128, &str)) -> AdminCredential {
+        AdminCredential { id: Uuid::from_u128(id), name: name.to_owned(), created_at: at(-100_000) }
+    }
+
+    #[test]
+    fn new_admins_wait_unless_they_are_older_than_the_rule() {
+        let admins: Vec<AdminCredential> = [(1, -100_000), (2, -3_600), (3, -3_599), (4, -10), (5, 10)]
+            .into_iter()
+            .map(|(id, seconds)| AdminCredential { created_at: at(seconds), ..admin((id, "kim")) })
+            .collect();
+        let hour = Span::hours(1);
+        for (length, rule_since, expected) in [
+            (hour, None, &[3, 4, 5][..]),
+            (hour, Some(-200_000), &[3, 4, 5]),
+            (hour, Some(-3_599), &[4, 5]),
+            (hour, Some(-10), &[5]),
+            // The clock was wrong when the rule was switched on: nobody is older than that.
+            (hour, Some(1), &[3, 4, 5]),
+            (Span::default(), None, &[5]),
+            (Span::hours(24 * 30), None, &[1, 2, 3, 4, 5]),
+        ] {
+            let time = WaitingTime { length, rule_since: rule_since.map(at) };
+            let expected: Vec<Uuid> = expected.iter().copied().map(Uuid::from_u128).collect();
+            assert_eq!(find_waiting(&admins, time, at(0)), expected, "{length} {rule_since:?}");
+        }
+        assert!(find_waiting(&[], WaitingTime { length: hour, rule_since: None }, at(0)).is_empty());
+    }
+
     #[test]
     fn people_are_counted_by_name() {
-        let admin =
-            |(id, name): (u128, &str)| AdminCredential { id: Uuid::from_u128(id), name: name.to_owned() };
         for (names, expected) in [
             (&[][..], 0),
             (&[(1, "kim")][..], 1),
@@ -92,8 +134,6 @@ mod tests {
     #[test]
     fn last_admin_stays_and_last_but_one_needs_a_second_person() {
         use RevocationDecision::{Allowed, ApprovalRequired, LastAdmin};
-        let admin =
-            |(id, name): (u128, &str)| AdminCredential { id: Uuid::from_u128(id), name: name.to_owned() };
         let (one, two) = (&[(1, "kim")][..], &[(1, "kim"), (2, "lee")][..]);
         let (three, twice) = (&[(1, "kim"), (2, "lee"), (3, "max")][..], &[(1, "kim"), (2, "Kim")][..]);
         for (rule_is_on, admins, revoked, expected) in [
@@ -120,10 +160,8 @@ mod tests {
     #[test]
     fn admin_who_approves_nothing_yet_is_no_second_person() {
         use RevocationDecision::{Allowed, ApprovalRequired, LastAdmin};
-        let admins: Vec<AdminCredential> = [(1, "kim"), (2, "lee"), (3, "mallory"), (4, "mallory")]
-            .into_iter()
-            .map(|(id, name)| AdminCredential { id: Uuid::from_u128(id), name: name.to_owned() })
-            .collect();
+        let admins: Vec<AdminCredential> =
+            [(1, "kim"), (2, "lee"), (3, "mallory"), (4, "mallory")].into_iter().map(admin).collect();
         for (rule_is_on, count, waiting, revoked, expected) in [
             (true, 3, &[][..], 2, Allowed),
             (true, 3, &[3][..], 2, ApprovalRequired),

@@ -18,12 +18,12 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::audit::find_by_idempotency_key;
 use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
-use crate::orders::two_person_rule::{read_approver, read_rule_start};
+use crate::orders::two_person_rule::{read_approver, read_waiting_time};
 use model::humanize::absolute_time;
 use model::time::Timestamp;
 use model::two_person_rule::{
-    ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, WaitingTime,
-    approval_required_message, approval_state, check_approver, decide_approval,
+    ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, approval_required_message,
+    approval_state, check_approver, decide_approval,
 };
 
 const OPERATION: &str = "looking for an approval";
@@ -312,7 +312,7 @@ async fn approve_order_in_tx(
     };
     let (approver, policy) = (read_approver(tx, by).await?, read_policy_in_tx(tx).await?);
     let rule = policy.two_person_rule;
-    let waiting = WaitingTime::of_policy(rule, policy.approver_waiting_time, read_rule_start(tx).await?);
+    let waiting = read_waiting_time(tx, &policy).await?;
     check_approver(&found.pending_approval(), &approver, waiting, found.now)
         .map_err(|(reason, text)| order_rejected(reason, format!("{approval} is not approved: {text}")))?;
     let good_for = rule.approval_ttl;

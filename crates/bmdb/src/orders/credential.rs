@@ -24,9 +24,9 @@ use crate::engine::policy::lock_policy;
 use crate::orders::approval::{append_approver, require_approval_of_rights, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
-use crate::orders::two_person_rule::{list_admins, list_waiting_admins};
+use crate::orders::two_person_rule::{list_admins, read_waiting_time};
 use model::access::{AccessRole, AccessScope};
-use model::admins::{RevocationDecision, decide_revocation};
+use model::admins::{RevocationDecision, decide_revocation, find_waiting};
 use model::plain_text::canonical_name;
 use model::policy::Policy;
 use model::time::{Span, Timestamp};
@@ -342,8 +342,8 @@ async fn check_revocation(
         return Ok(None);
     }
     let rule = policy.two_person_rule;
-    let admins = list_admins(tx).await?;
-    let waiting = list_waiting_admins(tx, policy, &admins).await?;
+    let (admins, now) = list_admins(tx).await?;
+    let waiting = find_waiting(&admins, read_waiting_time(tx, policy).await?, now);
     match decide_revocation(rule.required, &admins, &waiting, revoked.id) {
         RevocationDecision::Allowed => Ok(None),
         RevocationDecision::ApprovalRequired => {

@@ -14,7 +14,6 @@ use uuid::Uuid;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::{lock_policy, write_policy};
-use crate::orders::credential::find_by_id;
 use crate::orders::order::{Actor, Order, OrderEffect, OrderResult, request_digest};
 use model::admins::{AdminCredential, MIN_ADMINS, count_people};
 use model::issues::inputs::{RuleSwitchedOff, TwoPersonRuleInputs};
@@ -116,7 +115,7 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
     if policy.two_person_rule.required {
         return Ok(OrderEffect::unchanged("is on already; nothing was changed", Some(audit_json(true))));
     }
-    let admins = list_admins(tx).await?;
+    let (admins, _) = list_admins(tx).await?;
     let people = count_people(&admins);
     if people < MIN_ADMINS {
         sqlx::query!("UPDATE policy SET two_person_rule_requested_by = $1", order.actor.name)
@@ -177,14 +176,23 @@ fn audit_json(required: bool) -> Value {
     json!({ "required": required })
 }
 
-/// When the rule was switched on; `None` if it is off, or an earlier release switched it on.
-pub(crate) async fn read_rule_start(tx: &mut PgConnection) -> Result<Option<Timestamp>, BmdbError> {
-    sqlx::query_scalar!("SELECT two_person_rule_on_at FROM policy").fetch_one(tx).await.context(OPERATION)
+/// How long a new credential approves nothing, by this policy and by the time when the rule was switched on.
+pub(crate) async fn read_waiting_time(
+    tx: &mut PgConnection,
+    policy: &Policy,
+) -> Result<WaitingTime, BmdbError> {
+    // No time if the rule is off, or an earlier release switched it on.
+    let since = sqlx::query_scalar!("SELECT two_person_rule_on_at FROM policy")
+        .fetch_one(tx)
+        .await
+        .context(OPERATION)?;
+    Ok(WaitingTime::of_policy(policy.two_person_rule, policy.approver_waiting_time, since))
 }
 
 /// What issues are derived from.
 pub(crate) async fn read_rule_inputs(tx: &mut PgConnection) -> Result<TwoPersonRuleInputs, BmdbError> {
-    let admins = count_people(&list_admins(tx).await?);
+    let (admins, _) = list_admins(tx).await?;
+    let admins = count_people(&admins);
     let row = sqlx::query!(
         "SELECT two_person_rule_requested_by, two_person_rule_off_at, two_person_rule_off_by,
                 two_person_rule_off_reason FROM policy"
@@ -200,30 +208,24 @@ pub(crate) async fn read_rule_inputs(tx: &mut PgConnection) -> Result<TwoPersonR
     Ok(TwoPersonRuleInputs { admins, requested_by: row.two_person_rule_requested_by, last_off })
 }
 
-/// The credentials that can approve an order now.
-pub(crate) async fn list_admins(tx: &mut PgConnection) -> Result<Vec<AdminCredential>, BmdbError> {
-    let rows =
-        sqlx::query_file!("../../sql/credential/list_admins.sql").fetch_all(tx).await.context(OPERATION)?;
-    Ok(rows.into_iter().map(|row| AdminCredential { id: row.credential_id, name: row.name }).collect())
-}
-
-/// Those of `admins` who approve nothing yet, because their credentials are new.
-pub(crate) async fn list_waiting_admins(
+/// The credentials that can approve an order now, and the database's clock when they were read.
+pub(crate) async fn list_admins(
     tx: &mut PgConnection,
-    policy: &Policy,
-    admins: &[AdminCredential],
-) -> Result<Vec<Uuid>, BmdbError> {
-    let since = read_rule_start(tx).await?;
-    let time = WaitingTime::of_policy(policy.two_person_rule, policy.approver_waiting_time, since);
-    let now = database_now(tx).await?;
-    let mut waiting = Vec::new();
-    for admin in admins {
-        let found = find_by_id(tx, admin.id).await?;
-        if found.is_some_and(|credential| !time.is_over(credential.created_at, now)) {
-            waiting.push(admin.id);
-        }
-    }
-    Ok(waiting)
+) -> Result<(Vec<AdminCredential>, Timestamp), BmdbError> {
+    let rows = sqlx::query_file!("../../sql/credential/list_admins.sql")
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let now = match rows.first() {
+        Some(row) => row.now,
+        None => database_now(tx).await?,
+    };
+    let admins = rows.into_iter().map(|row| AdminCredential {
+        id: row.credential_id,
+        name: row.name,
+        created_at: row.created_at,
+    });
+    Ok((admins.collect(), now))
 }
 
 /// The person who approves an order, with the age of their credential.
