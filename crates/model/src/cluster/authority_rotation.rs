@@ -217,7 +217,8 @@ pub fn stopped_replacement(
 #[must_use]
 pub fn stopped_replacement_remedy(name: &str) -> String {
     format!(
-        "bring back machines of its control plane until most of them run, and the replacement goes on by itself; if they          are lost, restore the cluster with: shepherdctl cluster restore {name}"
+        "bring back machines of its control plane until most of them run, and the replacement goes on by itself; if they \
+         are lost, restore the cluster with: shepherdctl cluster restore {name}"
     )
 }
 
