@@ -1,12 +1,17 @@
 //! Ways around the two-person rule, tried with one stolen token of an admin: each is refused, and changes nothing.
+//!
+//! Each way calls what exists in the contracts, and is refused with the code, the reason and the sentence of the rule: a
+//! call that does not exist, or that fails for another reason, is no way that was tried.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use prost_reflect::{DescriptorPool, ServiceDescriptor};
 use serde_json::{Value, json};
 use shepherd::model::access::AccessRole;
 use shepherd::model::policy_flags::PolicyFlags;
+use shepherd::proto::fleet::DESCRIPTORS;
 
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
@@ -24,6 +29,8 @@ struct Thief {
     second: String,
     /// A token under Kim's name with a character that nobody sees, as an earlier release stored it.
     hidden: String,
+    /// A token that was revoked before the rule was on.
+    revoked: String,
     keys: u32,
     refused: Vec<&'static str>,
 }
@@ -44,12 +51,20 @@ impl Thief {
             .bind("k\u{200b}im")
             .execute(&api.pool)
             .await?;
-        let body = json!({ "credentialId": first.id, "order": order("was for the beginning", "left") });
-        api.call(Some(&kim), "Credentials/Revoke", body).await?.ok()?;
+        // What exists: a viewer, and a certificate of an admin that was revoked.
+        api.key(AccessRole::Viewer, &[], None).await?;
+        let made =
+            api.call(Some(&kim), "Credentials/Create", laptop(&order("is new", "laptop"))).await?.ok()?;
+        for id in [json!(first.id), made["credential"]["credentialId"].clone()] {
+            let body =
+                json!({ "credentialId": id, "order": order("was for the beginning", &format!("end {id}")) });
+            api.call(Some(&kim), "Credentials/Revoke", body).await?.ok()?;
+        }
         let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
         ensure!(switched.outcome.changed, "{switched:?}");
         let lees_id = ids.swap_remove(1);
-        Ok(Self { api, kim, lee, lees_id, second, hidden, keys: 0, refused: Vec::new() })
+        let (revoked, refused) = (first.token, Vec::new());
+        Ok(Self { api, kim, lee, lees_id, second, hidden, revoked, keys: 0, refused })
     }
 
     /// An order with a key of its own.
@@ -58,17 +73,22 @@ impl Thief {
         order(reason, &format!("bypass-{}", self.keys))
     }
 
-    /// Notes that a call was refused, with this reason for programs.
+    /// Notes that a call was refused by the rule, with this reason for programs and its sentence.
     async fn refuses(
         &mut self,
         way: &'static str,
         (token, rpc, body): (&str, &str, Value),
         reason: &str,
     ) -> anyhow::Result<Value> {
+        check_call(rpc)?;
         let answer = self.api.call(Some(token), rpc, body).await?;
         ensure!(answer.code != 200, "{way} was let through: {answer:?}");
         let info = why(&answer);
         ensure!(info["reason"] == reason, "{way}: {answer:?}");
+        let status = &answer.json["error"]["status"];
+        ensure!((answer.code, status) == (400, &json!("FAILED_PRECONDITION")), "{way}: {answer:?}");
+        let sentence = sentence(reason, rpc)?;
+        ensure!(answer.message().contains(&sentence), "{way}: {sentence:?} is not in {answer:?}");
         self.refused.push(way);
         Ok(info)
     }
@@ -98,6 +118,54 @@ impl Thief {
         self.api.bmdb.read_policy().await?;
         Ok(self.api.bmdb.policy().1.two_person_rule.required)
     }
+}
+
+/// The service of the contracts that has this name.
+fn service(name: &str) -> anyhow::Result<ServiceDescriptor> {
+    let contracts = DescriptorPool::decode(DESCRIPTORS)?;
+    let found = contracts.get_service_by_name(&format!("shepherd.fleet.v1.{name}"));
+    found.with_context(|| format!("the contracts have no service {name}"))
+}
+
+/// Checks that this call exists.
+fn check_call(rpc: &str) -> anyhow::Result<()> {
+    let (of, method) = rpc.split_once('/').with_context(|| rpc.to_owned())?;
+    ensure!(service(of)?.methods().any(|found| found.name() == method), "the contracts have no call {rpc}");
+    Ok(())
+}
+
+/// What the refusal with this reason says.
+fn sentence(reason: &str, rpc: &str) -> anyhow::Result<String> {
+    Ok(match (reason, rpc) {
+        ("APPROVAL_REQUIRED", _) => {
+            let order = match rpc {
+                "Budgets/Set" => "setting a budget",
+                "Credentials/Create" => "creating a credential",
+                "Credentials/Revoke" => "leaving fewer than two admins",
+                "ClusterCredentials/Issue" | "ClusterKubernetes/IssueUser" => {
+                    "issuing a certificate for a cluster"
+                }
+                _ => bail!("{rpc} needs no approval"),
+            };
+            format!("{order} needs another admin here, and nothing was changed")
+        }
+        ("NOT_AS_REQUESTED", _) => {
+            "this is not the order that was requested with the idempotency key".to_owned()
+        }
+        ("SAME_PERSON", "Approvals/Approve") => {
+            "requested it, and somebody else has to approve it".to_owned()
+        }
+        ("NEWER_THAN_REQUEST", "Approvals/Approve") => {
+            "it was requested before this credential existed".to_owned()
+        }
+        ("TOO_NEW", "Approvals/Approve") => "this credential is new, and approves orders from".to_owned(),
+        _ => bail!("no sentence of {reason} is known for {rpc}"),
+    })
+}
+
+/// A certificate of an admin, pinned.
+fn laptop(order: &Value) -> Value {
+    json!({ "name": "max", "role": "admin", "certificateSha256": "cd".repeat(32), "order": order })
 }
 
 /// Orders to set a budget, which need two people.
@@ -192,15 +260,24 @@ async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
 /// The thief changes what exists: a credential, and the rule itself.
 async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     let kim = thief.kim.clone();
-    // A credential keeps its role, and a revoked one stays revoked.
-    for (way, rpc) in [
-        ("widens a credential", "Credentials/Update"),
-        ("brings a revoked credential back", "Credentials/Restore"),
-        ("sets the policy by a call", "Policy/Set"),
-    ] {
-        ensure!(thief.api.call(Some(&kim), rpc, json!({})).await?.code == 404, "{rpc}");
-        thief.refused.push(way);
-    }
+    // A credential keeps its role: a wider one is another credential, whatever its name.
+    let given = thief.order("the viewer has more to do");
+    let wider = credential("viewer's", "admin", &given);
+    thief
+        .request("creates a wider credential under the name of another", "Credentials/Create", wider)
+        .await?;
+    // A revoked one stays revoked, also with an approval.
+    let laptop = laptop(&thief.order("max is back"));
+    let way = "brings a revoked certificate back";
+    let approval = thief.request(way, "Credentials/Create", laptop.clone()).await?;
+    thief.approve_as_lee(&approval).await?;
+    let done = thief.api.call(Some(&kim), "Credentials/Create", laptop).await?.ok()?;
+    let text = done["order"]["message"].as_str().context("a sentence")?;
+    ensure!(done["order"]["changed"] == json!(false) && text.contains("is revoked or expired"), "{done}");
+    let body = thief.approval(&approval);
+    let revoked = thief.api.call(Some(&thief.revoked), "Approvals/Approve", body).await?;
+    ensure!(revoked.code == 401, "{revoked:?}");
+    thief.refused.push("approves with a revoked token");
     let alone = json!({ "credentialId": thief.lees_id, "order": thief.order("left") });
     thief.request("revokes the others", "Credentials/Revoke", alone).await?;
     let off = json!({ "configuration": "require_second_admin = false" });
@@ -212,6 +289,26 @@ async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     ensure!(warning.ends_with("the two-person rule stays on"), "{warning}");
     ensure!(thief.rule_is_on().await?, "a flag switches the rule on and never off");
     thief.refused.push("ends the rule by a flag");
+    Ok(())
+}
+
+/// A call that changes who may do what needs a way in this file. These services have none besides those that are tried.
+#[test]
+fn no_other_call_changes_a_credential_or_the_policy() -> TestResult {
+    for (name, expected) in [
+        ("Credentials", &["WhoAmI", "List", "Create", "Revoke"][..]),
+        ("Policy", &["Get"]),
+        ("Budgets", &["List", "Set"]),
+        ("Approvals", &["List", "Approve"]),
+    ] {
+        let service = service(name)?;
+        let calls: Vec<String> = service.methods().map(|method| method.name().to_owned()).collect();
+        assert_eq!(calls, expected, "{name}");
+    }
+    assert!(check_call("Credentials/Create").is_ok());
+    for unknown in ["Credentials/Update", "Secrets/Create", "Create"] {
+        assert!(check_call(unknown).is_err(), "{unknown}");
+    }
     Ok(())
 }
 
@@ -262,7 +359,7 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     thief.request("revokes the others while the new admin waits", "Credentials/Revoke", alone).await?;
 
     let ways: BTreeSet<&str> = thief.refused.iter().copied().collect();
-    assert!(ways.len() >= 12, "only {}: {ways:?}", ways.len());
+    assert!(ways.len() >= 20, "only {}: {ways:?}", ways.len());
     let most = "SELECT (document -> 'budgets' -> 'reboot' ->> 'count')::INT8 FROM policy";
     assert_eq!(thief.api.count(most).await?, 20, "no budget was set");
 
