@@ -1,5 +1,6 @@
 //! The worth of a stolen token of each role: it tries every call, and what it achieves equals the table in
-//! `docs/security.md`.
+//! `docs/security.md`, as far as a test can compare that: the role, and whether the call reads, changes, gives root or
+//! gives rights.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,14 +10,16 @@ use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
 use serde_json::{Value, json};
 use shepherd::model::access::AccessRole;
+use shepherd::model::ids::MachineId;
 use shepherd::proto::fleet::DESCRIPTORS;
 use shepherd::server::api::authorization::{RULES, RequiredAuth, find_rule};
+use sqlx::AssertSqlSafe;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
-use crate::api::orders::request;
+use crate::api::orders::{insert_cluster, request};
 use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
@@ -24,7 +27,44 @@ use crate::harness::program::PATIENCE;
 use crate::harness::source;
 
 const PAGE: &str = "docs/security.md";
-const TABLE: &str = "| call | role | worst use |\n| --- | --- | --- |\n";
+const TABLE: &str = "| call | role | effect | worst use |\n| --- | --- | --- | --- |\n";
+/// Calls that change something without an order: they upload what an order names later.
+const UPLOADS: [&str; 2] =
+    ["shepherd.fleet.v1.Artefacts/BeginUpload", "shepherd.fleet.v1.Artefacts/PutPiece"];
+/// The call that reads, and deletes what its caller has received.
+const READ_LOG: &str = "shepherd.fleet.v1.Logs/Read";
+
+/// What a call does, by the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    Reads,
+    Changes,
+    GivesRoot,
+    GivesRights,
+}
+
+impl Effect {
+    /// The effect with this name in the table.
+    fn parse(name: &str) -> anyhow::Result<Self> {
+        Ok(match name {
+            "reads" => Self::Reads,
+            "changes" => Self::Changes,
+            "gives root" => Self::GivesRoot,
+            "gives rights" => Self::GivesRights,
+            other => anyhow::bail!("{other:?} is no effect"),
+        })
+    }
+
+    /// The least role that a call with this effect may require.
+    const fn least_role(self) -> AccessRole {
+        match self {
+            Self::Reads => AccessRole::Viewer,
+            Self::Changes => AccessRole::Operator,
+            Self::GivesRoot => AccessRole::Deployer,
+            Self::GivesRights => AccessRole::Admin,
+        }
+    }
+}
 
 /// A row of the table of worst uses.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,6 +73,8 @@ struct WorstUse {
     rpc: String,
     /// The least role that may make the call; `None` if no credential is needed.
     role: Option<AccessRole>,
+    /// What the call does.
+    effect: Effect,
     /// The worst use of the call.
     text: String,
 }
@@ -43,7 +85,7 @@ fn worst_uses(page: &str) -> anyhow::Result<Vec<WorstUse>> {
     let rows = rows.lines().map_while(|line| line.strip_prefix("| "));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
-        let [call, role, text] = cells[..] else { anyhow::bail!("not three cells: {row}") };
+        let [call, role, effect, text] = cells[..] else { anyhow::bail!("not four cells: {row}") };
         let call = call.trim_matches('`');
         let (service, method) = call.rsplit_once('.').with_context(|| format!("no call: {row}"))?;
         let package = if service.contains('.') { "" } else { "shepherd.fleet.v1." };
@@ -51,7 +93,8 @@ fn worst_uses(page: &str) -> anyhow::Result<Vec<WorstUse>> {
             "anybody" => None,
             name => Some(name.parse::<AccessRole>().with_context(|| row.to_owned())?),
         };
-        Ok(WorstUse { rpc: format!("{package}{service}/{method}"), role, text: text.to_owned() })
+        let effect = Effect::parse(effect).with_context(|| row.to_owned())?;
+        Ok(WorstUse { rpc: format!("{package}{service}/{method}"), role, effect, text: text.to_owned() })
     })
     .collect()
 }
@@ -64,31 +107,43 @@ const fn role_of(required: RequiredAuth) -> Option<AccessRole> {
     }
 }
 
-/// Every call that the server answers, with the role that it requires: those of the descriptors, and the public ones.
-fn all_calls() -> anyhow::Result<BTreeMap<String, Option<AccessRole>>> {
+/// A call that the server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Call {
+    /// The role that it requires; `None` if it needs no credential.
+    role: Option<AccessRole>,
+    /// Whether its request takes an order, or uploads.
+    writes: bool,
+}
+
+/// Every call that the server answers: those of the descriptors, and the public ones.
+fn all_calls() -> anyhow::Result<BTreeMap<String, Call>> {
     let public = RULES.iter().filter(|rule| rule.required == RequiredAuth::Public);
-    let mut calls: BTreeMap<_, _> = public.map(|rule| (rule.rpc.to_owned(), None)).collect();
+    let of_anybody = Call { role: None, writes: false };
+    let mut calls: BTreeMap<_, _> = public.map(|rule| (rule.rpc.to_owned(), of_anybody)).collect();
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {
             let rpc = format!("{}/{}", service.full_name(), method.name());
             let rule = find_rule(&rpc).with_context(|| format!("{rpc} has no rule"))?;
-            calls.insert(rpc, role_of(rule.required));
+            let takes_order = method.input().get_field_by_name("order").is_some();
+            let writes = takes_order || UPLOADS.contains(&rpc.as_str());
+            calls.insert(rpc, Call { role: role_of(rule.required), writes });
         }
     }
     Ok(calls)
 }
 
 /// What is wrong with the table, as sentences.
-fn differences(rows: &[WorstUse], calls: &BTreeMap<String, Option<AccessRole>>) -> Vec<String> {
+fn differences(rows: &[WorstUse], calls: &BTreeMap<String, Call>) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (rpc, role) in calls {
+    for (rpc, call) in calls {
         match rows.iter().filter(|row| row.rpc == *rpc).collect::<Vec<_>>()[..] {
             [] => wrong.push(format!("{rpc} is not in the table")),
-            [row] if row.role != *role => {
-                wrong.push(format!("{rpc} requires {role:?}, and the table has {:?}", row.role));
+            [row] if row.role != call.role => {
+                wrong.push(format!("{rpc} requires {:?}, and the table has {:?}", call.role, row.role));
             }
             [row] if row.text.is_empty() => wrong.push(format!("{rpc} has no worst use")),
-            [_] => (),
+            [row] => wrong.extend(wrong_effect(row, *call)),
             _ => wrong.push(format!("{rpc} has more than one row")),
         }
     }
@@ -97,27 +152,55 @@ fn differences(rows: &[WorstUse], calls: &BTreeMap<String, Option<AccessRole>>) 
     wrong
 }
 
+/// What is wrong with the effect of a row, as a sentence.
+fn wrong_effect(row: &WorstUse, call: Call) -> Option<String> {
+    let (rpc, effect) = (&row.rpc, row.effect);
+    if call.writes == (effect == Effect::Reads) {
+        let takes = if call.writes { "takes an order" } else { "takes no order" };
+        return Some(format!("{rpc} {takes}, and the table has {effect:?}"));
+    }
+    let role = call.role?;
+    (role < effect.least_role()).then(|| format!("{rpc} requires {role}, and the table has {effect:?}"))
+}
+
 #[test]
-fn table_of_worst_uses_has_every_call_with_its_role() -> TestResult {
+fn table_of_worst_uses_has_every_call_with_its_role_and_effect() -> TestResult {
     let rows = worst_uses(&source::read(Path::new(PAGE))?)?;
     assert_eq!(differences(&rows, &all_calls()?), Vec::<String>::new(), "{PAGE}");
     assert!(rows.len() > 80, "only {} rows were found", rows.len());
 
     let page = format!(
-        "# X\n\n{TABLE}| `A.One` | admin | all |\n| `A.Two` | viewer | reads |\n| `A.Two` | viewer | reads |\n\
-         | `A.Three` | viewer |  |\n| `b.v1.B.Check` | anybody | health |\n| `A.Gone` | viewer | x |\n\n| `A.Six` |\n"
+        "# X\n\n{TABLE}| `A.One` | admin | reads | all |\n| `A.Two` | viewer | reads | x |\n\
+         | `A.Two` | viewer | reads | x |\n| `A.Three` | viewer | reads |  |\n\
+         | `b.v1.B.Check` | anybody | reads | health |\n| `A.Gone` | viewer | reads | x |\n\
+         | `A.Order` | operator | reads | x |\n| `A.Read` | operator | changes | x |\n\
+         | `A.Root` | operator | gives root | x |\n| `A.Rights` | deployer | gives rights | x |\n\
+         | `A.Good` | deployer | gives root | x |\n\n| `A.Six` |\n"
     );
-    let calls = BTreeMap::from([
-        ("shepherd.fleet.v1.A/One".to_owned(), Some(AccessRole::Operator)),
-        ("shepherd.fleet.v1.A/Two".to_owned(), Some(AccessRole::Viewer)),
-        ("shepherd.fleet.v1.A/Three".to_owned(), Some(AccessRole::Viewer)),
-        ("shepherd.fleet.v1.A/Six".to_owned(), Some(AccessRole::Viewer)),
-        ("b.v1.B/Check".to_owned(), None),
-    ]);
+    let calls = [
+        ("One", AccessRole::Operator, false),
+        ("Two", AccessRole::Viewer, false),
+        ("Three", AccessRole::Viewer, false),
+        ("Six", AccessRole::Viewer, false),
+        ("Order", AccessRole::Operator, true),
+        ("Read", AccessRole::Operator, false),
+        ("Root", AccessRole::Operator, true),
+        ("Rights", AccessRole::Deployer, true),
+        ("Good", AccessRole::Deployer, true),
+    ];
+    let calls = calls.map(|(name, role, writes)| {
+        (format!("shepherd.fleet.v1.A/{name}"), Call { role: Some(role), writes })
+    });
+    let mut calls = BTreeMap::from(calls);
+    calls.insert("b.v1.B/Check".to_owned(), Call { role: None, writes: false });
     assert_eq!(
         differences(&worst_uses(&page)?, &calls),
         [
             "shepherd.fleet.v1.A/One requires Some(Operator), and the table has Some(Admin)",
+            "shepherd.fleet.v1.A/Order takes an order, and the table has Reads",
+            "shepherd.fleet.v1.A/Read takes no order, and the table has Changes",
+            "shepherd.fleet.v1.A/Rights requires deployer, and the table has GivesRights",
+            "shepherd.fleet.v1.A/Root requires operator, and the table has GivesRoot",
             "shepherd.fleet.v1.A/Six is not in the table",
             "shepherd.fleet.v1.A/Three has no worst use",
             "shepherd.fleet.v1.A/Two has more than one row",
@@ -125,7 +208,11 @@ fn table_of_worst_uses_has_every_call_with_its_role() -> TestResult {
         ]
     );
     assert!(worst_uses("# X\n").is_err());
-    assert!(worst_uses(&format!("{TABLE}| `A.One` | root | all |\n")).is_err());
+    for row in
+        ["| `A.One` | root | reads | all |", "| `A.One` | admin | all | all |", "| `A.One` | admin | all |"]
+    {
+        assert!(worst_uses(&format!("{TABLE}{row}\n")).is_err(), "{row}");
+    }
     Ok(())
 }
 
@@ -236,6 +323,70 @@ async fn valid_order_above_a_role_changes_nothing() -> TestResult {
     for rpc in ["Clusters/Create", "Clusters/Change"] {
         let answer = api.call(Some(&deployer.token), rpc, request(rpc, machine, deployer.id)?).await?.ok()?;
         assert_eq!(answer["changed"], true, "{rpc}: {answer}");
+    }
+    Ok(api.stop().await?)
+}
+
+/// A digest of all rows of each table, without those of sessions, which the server renews.
+async fn digests(api: &Api) -> anyhow::Result<BTreeMap<String, String>> {
+    let named =
+        "SELECT tablename::TEXT FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'session'";
+    let tables: Vec<String> = sqlx::query_scalar(named).fetch_all(&api.pool).await?;
+    let mut digests = BTreeMap::new();
+    for table in tables {
+        let rows = "coalesce(md5(string_agg(r::TEXT, ',' ORDER BY r::TEXT)), '')";
+        let statement = format!("SELECT {rows} FROM public.{table} r");
+        let digest: String = sqlx::query_scalar(AssertSqlSafe(statement)).fetch_one(&api.pool).await?;
+        digests.insert(table, digest);
+    }
+    Ok(digests)
+}
+
+/// A request that is answered, of a call that reads.
+fn reading(rpc: &str, machine: MachineId) -> Value {
+    match rpc {
+        "Clusters/Plan" => json!({ "name": "new", "controlPlane": 1 }),
+        "Clusters/ListSnapshots" | "ClusterCredentials/List" | "ClusterKubernetes/ListUsers" => {
+            json!({ "name": "fra" })
+        }
+        "Machines/Get" | "Machines/Describe" | "Machines/Why" | "Machines/Timeline" => {
+            json!({ "machine": machine })
+        }
+        _ => json!({}),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_that_reads_changes_no_row() -> TestResult {
+    let api = Api::start("api_reads").await?;
+    let machine = provided(&api.pool).await?;
+    insert_cluster(&api).await?;
+    let tokens = tokens(&api).await?;
+    let before = digests(&api).await?;
+    assert!(before.len() > 30, "only {} tables were found", before.len());
+    let mut tried = 0;
+    for WorstUse { rpc, role, effect, .. } in worst_uses(&source::read(Path::new(PAGE))?)? {
+        let Some(needed) = role.filter(|_| effect == Effect::Reads && rpc != READ_LOG) else { continue };
+        let (_, key) = tokens.iter().find(|(role, _)| *role == needed).context("a token")?;
+        if rpc.ends_with("/Watch") {
+            assert_eq!(grpc_code(&api, &key.token, &rpc).await?, Code::Ok, "{rpc}");
+        } else {
+            let short = rpc.strip_prefix("shepherd.fleet.v1.").context("a call of ours")?;
+            api.call(Some(&key.token), short, reading(short, machine)).await?.ok().context(rpc.clone())?;
+        }
+        assert_eq!(digests(&api).await?, before, "{rpc} changed a row");
+        tried += 1;
+    }
+    assert!(tried > 25, "only {tried} were tried");
+
+    // The digest has what an order changes.
+    let hold = json!({ "machine": machine, "order": order("it burns", "1") });
+    api.call(Some(&tokens[1].1.token), "Machines/Hold", hold).await?.ok()?;
+    let after = digests(&api).await?;
+    let changed: Vec<&String> =
+        after.keys().filter(|table| after.get(*table) != before.get(*table)).collect();
+    for table in ["audit", "history", "machine_hold"] {
+        assert!(changed.iter().any(|found| *found == table), "{table} is not in {changed:?}");
     }
     Ok(api.stop().await?)
 }
