@@ -133,5 +133,12 @@ async fn members_whose_certificates_have_ended_come_back_by_one_order() -> TestR
     let audited =
         "SELECT count(*) = 1 FROM audit WHERE rpc LIKE '%Clusters/RenewPeers' AND outcome = 'changed'";
     assert!(field.fleet.holds(audited).await?);
+
+    // With the fleet, all that it started ends.
+    let records = members.iter().map(|machine| etcd(&field, machine)).collect::<Result<Vec<_>>>()?;
+    let running = |record: &ChildRecord| record.instance.is_alive();
+    assert!(records.iter().all(running), "they run until then: {records:?}");
+    drop(field);
+    assert!(!records.iter().any(running), "an etcd runs on without its fleet: {records:?}");
     Ok(())
 }

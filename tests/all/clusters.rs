@@ -6,12 +6,14 @@
 mod recovery;
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use prost::Message as _;
 use serde_json::Value;
 use shepherd::proto::curator::v1 as wire;
+use tempfile::TempDir;
 
 use crate::harness::aloud::{TestResult, aloud};
 use crate::harness::child::Program;
@@ -28,6 +30,8 @@ pub(crate) struct Field {
 /// Ends the etcds of a fleet that is gone. They have no parent then.
 struct Nodes {
     disks: std::path::PathBuf,
+    /// The directory of the fleet. It is removed after the records in it were read.
+    _directory: Arc<TempDir>,
 }
 
 impl Drop for Nodes {
@@ -75,7 +79,7 @@ impl Field {
         ];
         let fleet = Fleet::start(name, &simulator).await?;
         let disks = fleet.directory().join("fleet.json.disks");
-        let nodes = Nodes { disks };
+        let nodes = Nodes { disks, _directory: fleet.shared_directory() };
         let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &FLAGS)?;
         fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
         fleet.until("all are Ready", ALL_READY).await?;

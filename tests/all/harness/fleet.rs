@@ -224,6 +224,11 @@ impl Fleet {
         self.directory.path()
     }
 
+    /// The same directory, which stays until the last handle is dropped.
+    pub(crate) fn shared_directory(&self) -> Arc<TempDir> {
+        self.directory.clone()
+    }
+
     pub(crate) fn log_of(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}.log"))
     }
