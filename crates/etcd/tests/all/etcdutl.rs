@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use shepherd_etcd::client::{EtcdError, Listing};
 use shepherd_etcd::namespace::KeySelector;
 use shepherd_etcd::snapshot_file::verify_snapshot;
@@ -35,6 +35,20 @@ fn restore(etcdutl: &Path, etcd: &Cluster, snapshot: &Path) -> Result<Output> {
     Ok(command.output()?)
 }
 
+/// Ends the only member, and loses its data.
+fn lose(etcd: &mut Cluster) -> Result<()> {
+    etcd.kill(0)?;
+    Ok(fs::remove_dir_all(etcd.path(MEMBER))?)
+}
+
+/// Starts the only member with the data of a snapshot.
+async fn restart_from(etcdutl: &Path, etcd: &mut Cluster, snapshot: &Path) -> Result<()> {
+    let output = restore(etcdutl, etcd, snapshot)?;
+    ensure!(output.status.success(), "{output:?}");
+    etcd.restart(0)?;
+    etcd.wait_until_it_answers(0).await
+}
+
 #[tokio::test]
 async fn snapshot_comes_back_with_all_keys_and_a_revision_that_nobody_has_seen() -> TestResult {
     let Some(etcdutl) = etcdutl_program()? else { return Ok(()) };
@@ -53,13 +67,9 @@ async fn snapshot_comes_back_with_all_keys_and_a_revision_that_nobody_has_seen()
     assert_eq!(saved.revision, before.revision);
     // A watch could continue after this write, which the snapshot lacks.
     let lost = client.put_unguarded("/registry/lost", b"later").await?;
-    etcd.kill(0)?;
-    fs::remove_dir_all(etcd.path(MEMBER))?;
+    lose(&mut etcd)?;
 
-    let output = restore(&etcdutl, &etcd, &path)?;
-    assert!(output.status.success(), "{output:?}");
-    etcd.restart(0)?;
-    etcd.wait_until_it_answers(0).await?;
+    restart_from(&etcdutl, &mut etcd, &path).await?;
     let client = etcd.client();
     let after = client.list(&all).await?;
     let values = |listing: &Listing| -> Vec<(String, Vec<u8>)> {
@@ -90,12 +100,8 @@ async fn watch_of_before_lists_again_and_finds_what_was_lost() -> TestResult {
     client.save_snapshot(&path).await?;
     client.put_unguarded("/r/b", b"later").await?;
     assert_eq!(next(&mut watcher).await?, "/r/b=later");
-    etcd.kill(0)?;
-    fs::remove_dir_all(etcd.path(MEMBER))?;
-    let output = restore(&etcdutl, &etcd, &path)?;
-    assert!(output.status.success(), "{output:?}");
-    etcd.restart(0)?;
-    etcd.wait_until_it_answers(0).await?;
+    lose(&mut etcd)?;
+    restart_from(&etcdutl, &mut etcd, &path).await?;
     assert_eq!(next(&mut watcher).await?, "-/r/b");
     client.put_unguarded("/r/c", b"2").await?;
     assert_eq!(next(&mut watcher).await?, "/r/c=2");
@@ -112,8 +118,7 @@ async fn changed_snapshot_is_restored_by_nobody() -> TestResult {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("snapshot");
     client.save_snapshot(&path).await?;
-    etcd.kill(0)?;
-    fs::remove_dir_all(etcd.path(MEMBER))?;
+    lose(&mut etcd)?;
     let whole = fs::read(&path)?;
     let mut changed = whole.clone();
     changed[9_000] ^= 1;
