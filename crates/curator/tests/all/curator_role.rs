@@ -209,22 +209,28 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
     Ok(())
 }
 
+/// How many of 80 requests are granted. They are sent in groups, each at the same time, so that a limit which is counted
+/// first and recorded later lets more through.
+async fn count_issued<F: Future<Output = bool>>(request: impl Fn() -> F) -> usize {
+    let mut issued = 0;
+    for _ in 0..4 {
+        let outcomes = futures::future::join_all((0..20).map(|_| request())).await;
+        issued += outcomes.into_iter().filter(|issued| *issued).count();
+    }
+    issued
+}
+
 /// Somebody with the key of a member requests certificates all the time. If there were more of them than a statement
 /// has room for, no statement could revoke the member.
 #[tokio::test]
 async fn member_gets_no_more_certificates_than_can_be_revoked() -> TestResult {
     let cluster = Cluster::start().await?;
     let nodes = nodes_of(&cluster, &cluster.nodes[0], 0)?;
-    let mut issued = 0;
-    for _ in 0..4 {
-        // At the same time, so that a limit which is counted first and recorded later lets more through.
-        let calls = (0..20).map(|_| {
-            let mut nodes = nodes.clone();
-            async move { nodes.issue_curator_certificate(REQUEST).await.is_ok() }
-        });
-        let outcomes = futures::future::join_all(calls).await;
-        issued += outcomes.into_iter().filter(|issued| *issued).count();
-    }
+    let issued = count_issued(|| {
+        let mut nodes = nodes.clone();
+        async move { nodes.issue_curator_certificate(REQUEST).await.is_ok() }
+    })
+    .await;
     // The curator itself shows one more.
     assert_eq!(issued, 63);
     let (code, text) = refusal(nodes.clone().issue_curator_certificate(REQUEST).await)?;
@@ -240,15 +246,11 @@ async fn member_gets_no_more_certificates_than_can_be_revoked() -> TestResult {
 async fn node_renews_its_certificate_a_bounded_number_of_times() -> TestResult {
     let cluster = Cluster::start().await?;
     let nodes = nodes_of(&cluster, &cluster.nodes[0], 0)?;
-    let mut issued = 0;
-    for _ in 0..4 {
-        let calls = (0..20).map(|_| {
-            let mut nodes = nodes.clone();
-            async move { nodes.renew_certificate(wire::RenewCertificateRequest {}).await.is_ok() }
-        });
-        let outcomes = futures::future::join_all(calls).await;
-        issued += outcomes.into_iter().filter(|issued| *issued).count();
-    }
+    let issued = count_issued(|| {
+        let mut nodes = nodes.clone();
+        async move { nodes.renew_certificate(wire::RenewCertificateRequest {}).await.is_ok() }
+    })
+    .await;
     // It has one more from the founding of the cluster.
     assert_eq!(issued, 63);
     let renewal = nodes.clone().renew_certificate(wire::RenewCertificateRequest {}).await;

@@ -169,13 +169,8 @@ mod tests {
 
     use super::*;
     use crate::cluster::files::Credentials;
+    use crate::cluster::files::tests::files;
     use crate::cluster::node_facts::CuratorConnection;
-
-    fn files() -> (tempfile::TempDir, ClusterFiles) {
-        let directory = tempfile::tempdir().unwrap();
-        let files = ClusterFiles::in_state_directory(directory.path());
-        (directory, files)
-    }
 
     fn list(addresses: &[&str]) -> BTreeSet<String> {
         addresses.iter().map(|address| (*address).to_owned()).collect()

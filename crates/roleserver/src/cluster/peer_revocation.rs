@@ -205,14 +205,8 @@ mod tests {
     use curator_client::testing::{at, authority, authority_of, public, serial, validity};
 
     use super::*;
-    use crate::cluster::files::tests::membership;
+    use crate::cluster::files::tests::{files, membership};
     use crate::cluster::stored_authorities::tests::{credentials, state};
-
-    fn files() -> (tempfile::TempDir, ClusterFiles) {
-        let directory = tempfile::tempdir().unwrap();
-        let files = ClusterFiles::in_state_directory(directory.path());
-        (directory, files)
-    }
 
     fn revocations(numbers: &[u8], number: u64) -> PeerRevocations {
         let serials: BTreeSet<Serial> = numbers.iter().map(|number| serial(*number)).collect();

@@ -115,6 +115,7 @@ fn sha256(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::files::tests::files;
 
     fn declared() -> DeclarationMap {
         let service = |name: &str| wire::Service {
@@ -133,12 +134,6 @@ mod tests {
             (declaration.role().clone(), Arc::new(declaration))
         });
         roles.into()
-    }
-
-    fn files() -> (tempfile::TempDir, ClusterFiles) {
-        let directory = tempfile::tempdir().unwrap();
-        let files = ClusterFiles::in_state_directory(directory.path());
-        (directory, files)
     }
 
     #[test]
