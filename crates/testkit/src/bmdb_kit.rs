@@ -14,6 +14,7 @@ use bmdb::connection::settings::ConnectionSettings;
 use bmdb::engine::change_machine::Decision;
 use bmdb::engine::claim::{Claimed, Claimer};
 use bmdb::engine::fact_change::FactChange;
+use bmdb::engine::named_lease::NamedLease;
 use bmdb::engine::session::{Session, Sessions};
 use bmdb::engine::work::Work;
 use model::facts::{Hold, HoldScope};
@@ -100,6 +101,22 @@ impl Kit {
         .await?;
         self.sweep().await?;
         Ok(ids.into_iter().map(MachineId).collect())
+    }
+
+    /// Adds the founded cluster `ams`, without machines. It was never observed. Returns its id.
+    pub async fn founded_cluster(&self, control_plane: i64, workers: i64) -> anyhow::Result<Uuid> {
+        let cluster = sqlx::query_scalar(
+            "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version,
+                 created_at, created_by, wait_reasons, settled, founded_at, ca_certificate, curators)
+             VALUES (gen_random_uuid(), 'ams', $1, $2, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]',
+                 FALSE, clock_timestamp(), 'ca', '[]')
+             RETURNING cluster_id",
+        )
+        .bind(control_plane)
+        .bind(workers)
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(cluster)
     }
 
     /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that existed
@@ -308,6 +325,31 @@ impl Shepherd {
         self.keeper.await?;
         self.bmdb.close().await;
         Ok(())
+    }
+}
+
+/// A shepherd with a named lease.
+pub struct LeaseHolder {
+    /// The shepherd, whose session has the lease.
+    pub shepherd: Shepherd,
+    /// The lease, which is renewed with the session.
+    pub lease: NamedLease,
+    _session: Session,
+}
+
+impl LeaseHolder {
+    /// Starts a shepherd that acquires the lease of this kind and name.
+    pub async fn start(kit: &Kit, application: &str, kind: &str, name: &str) -> anyhow::Result<Self> {
+        let shepherd = Shepherd::start(kit, application, LONG).await?;
+        let session = shepherd.session().await?;
+        let lease = shepherd.bmdb.acquire_named_lease(&session, kind, name).await?.context("it is free")?;
+        Ok(Self { shepherd, lease, _session: session })
+    }
+
+    /// Releases the lease, and ends the shepherd.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.shepherd.bmdb.release_named_lease(&self.lease).await?;
+        self.shepherd.stop().await
     }
 }
 

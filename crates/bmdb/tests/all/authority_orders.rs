@@ -12,7 +12,7 @@ use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::{Kit, LONG, Shepherd};
+use testkit::bmdb_kit::{Kit, LeaseHolder};
 
 fn order(rpc: &str) -> Order {
     Order {
@@ -30,14 +30,8 @@ fn order(rpc: &str) -> Order {
 /// A cluster of three machines.
 async fn world(name: &str) -> Result<(Kit, Uuid, Vec<MachineId>)> {
     let kit = Kit::new(name).await?;
-    sqlx::query(
-        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, wait_reasons, settled, founded_at, ca_certificate, curators, voters, voters_reached)
-         VALUES (gen_random_uuid(), 'ams', 5, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
-             clock_timestamp(), 'ca', '[]', 3, 3)",
-    )
-    .execute(&kit.pool)
-    .await?;
+    let cluster = kit.founded_cluster(5, 1).await?;
+    sqlx::query("UPDATE cluster SET voters = 3, voters_reached = 3").execute(&kit.pool).await?;
     let machines = kit.provided(3, "rack").await?;
     for machine in &machines {
         sqlx::query(
@@ -48,7 +42,6 @@ async fn world(name: &str) -> Result<(Kit, Uuid, Vec<MachineId>)> {
         .execute(&kit.pool)
         .await?;
     }
-    let cluster = sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&kit.pool).await?;
     Ok((kit, cluster, machines))
 }
 
@@ -75,15 +68,9 @@ async fn keeping(kit: &Kit) -> Result<Vec<MachineId>> {
 #[tokio::test]
 async fn authority_is_kept_for_the_machines_that_leave_by_the_order() -> TestResult {
     let (kit, cluster, machines) = world("keep_authority_scale").await?;
-    let shepherd = Shepherd::start(&kit, "shepherd", LONG).await?;
-    let session = shepherd.session().await?;
-    let lease = shepherd
-        .bmdb
-        .acquire_named_lease(&session, LEASE_KIND, &cluster.to_string())
-        .await?
-        .context("free")?;
+    let holder = LeaseHolder::start(&kit, "shepherd", LEASE_KIND, &cluster.to_string()).await?;
     let leave = async |machine: MachineId, how: (&str, bool)| {
-        shepherd.bmdb.mark_leaving_cluster(&lease, (cluster, "ams"), machine, how).await
+        holder.shepherd.bmdb.mark_leaving_cluster(&holder.lease, (cluster, "ams"), machine, how).await
     };
     let kept = scale(&kit, Some(3), None, true).await?;
     assert!(kept.contains("; it keeps its authority; "), "{kept}");

@@ -28,11 +28,10 @@ use shepherd_bmdb::cluster::upgrade::NewUpgrade;
 use shepherd_bmdb::cluster::upgrade::orders::UpgradeChange;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::engine::named_lease::NamedLease;
-use shepherd_bmdb::engine::session::Session;
 use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::{Kit, LONG, Shepherd};
+use testkit::bmdb_kit::{Kit, LeaseHolder};
 
 fn order(rpc: &str) -> Order {
     Order {
@@ -258,17 +257,12 @@ impl World {
         let cluster: uuid::Uuid =
             sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&self.kit.pool).await?;
         for turn in 0..200_usize {
-            let shepherd = Shepherd::start(&self.kit, &format!("shepherd-{turn}"), LONG).await?;
-            let session: Session = shepherd.session().await?;
-            let lease = shepherd
-                .bmdb
-                .acquire_named_lease(&session, LEASE_KIND, &cluster.to_string())
-                .await?
-                .context("free")?;
+            let application = format!("shepherd-{turn}");
+            let holder =
+                LeaseHolder::start(&self.kit, &application, LEASE_KIND, &cluster.to_string()).await?;
             // 1, 2, 3, 1, …: every step is some time the last one, and every step is some time cut in its middle.
-            let under_way = self.pass(&lease, 1 + turn % 3).await?;
-            shepherd.bmdb.release_named_lease(&lease).await?;
-            shepherd.stop().await?;
+            let under_way = self.pass(&holder.lease, 1 + turn % 3).await?;
+            holder.stop().await?;
             if !under_way {
                 return Ok(turn);
             }
@@ -347,30 +341,24 @@ async fn one_controller_at_a_time_is_upgraded_and_the_next_when_it_is_well() -> 
         .await?;
     let cluster: uuid::Uuid =
         sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&world.kit.pool).await?;
-    let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
-    let session = shepherd.session().await?;
-    let lease = shepherd
-        .bmdb
-        .acquire_named_lease(&session, LEASE_KIND, &cluster.to_string())
-        .await?
-        .context("free")?;
-    world.pass(&lease, 100).await?;
+    let holder = LeaseHolder::start(&world.kit, "shepherd", LEASE_KIND, &cluster.to_string()).await?;
+    world.pass(&holder.lease, 100).await?;
     // The first one does not become well.
     let first = world.order[0].0.clone();
     if let Some(node) = world.nodes.get_mut(&first) {
         node.components[0].state = "backing off".to_owned();
     }
     for _ in 0..3 {
-        world.pass(&lease, 100).await?;
+        world.pass(&holder.lease, 100).await?;
         assert_eq!(world.order.len(), 1, "controllers got requests at once: {:?}", world.order);
     }
     // After its deadline it makes no more progress, and its status shows that.
     sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 0").execute(&world.kit.pool).await?;
-    world.pass(&lease, 100).await?;
+    world.pass(&holder.lease, 100).await?;
     let paused: Option<String> =
         sqlx::query_scalar("SELECT paused FROM cluster_upgrade").fetch_one(&world.kit.pool).await?;
     assert!(paused.as_ref().is_some_and(|why| why.contains("kubelet is backing off")), "{paused:?}");
-    world.pass(&lease, 100).await?;
+    world.pass(&holder.lease, 100).await?;
     assert_eq!(world.order.len(), 1, "it goes on though it stands still: {:?}", world.order);
     // Another update of its machines, and another upgrade, are refused meanwhile.
     let other = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await;
@@ -383,10 +371,9 @@ async fn one_controller_at_a_time_is_upgraded_and_the_next_when_it_is_well() -> 
         node.components[0].state = "healthy".to_owned();
     }
     world.kit.bmdb.change_upgrade(order("ResumeUpgrade"), name(), UpgradeChange::Resume).await?;
-    while world.pass(&lease, 100).await? {}
+    while world.pass(&holder.lease, 100).await? {}
     assert_eq!(world.order.len(), 5, "{:?}", world.order);
-    shepherd.bmdb.release_named_lease(&lease).await?;
-    shepherd.stop().await?;
+    holder.stop().await?;
     Ok(())
 }
 
@@ -400,18 +387,15 @@ async fn held_machine_is_not_upgraded_and_names_who_holds_it() -> TestResult {
     }
     let (found, _) = world.kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
     let upgrade = found.upgrade.context("an upgrade")?.upgrade;
-    let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
-    let session = shepherd.session().await?;
-    let lease = shepherd
+    let holder =
+        LeaseHolder::start(&world.kit, "shepherd", LEASE_KIND, &found.cluster.id.to_string()).await?;
+    let query = world
+        .kit
         .bmdb
-        .acquire_named_lease(&session, LEASE_KIND, &found.cluster.id.to_string())
-        .await?
-        .context("free")?;
-    let query =
-        world.kit.bmdb.request_node_upgrade(&lease, &upgrade, ("node-0", world.machines[0]), &new).await?;
+        .request_node_upgrade(&holder.lease, &upgrade, ("node-0", world.machines[0]), &new)
+        .await?;
     assert_eq!(query.as_deref(), Some("kim holds it: a new disk"));
-    shepherd.bmdb.release_named_lease(&lease).await?;
-    shepherd.stop().await?;
+    holder.stop().await?;
     Ok(())
 }
 

@@ -36,14 +36,8 @@ async fn execute(kit: &Kit, statement: &'static str) -> Result<()> {
 /// A founded cluster with one machine, which is a node of its control plane.
 async fn world(name: &str) -> Result<(Kit, Uuid)> {
     let kit = Kit::new(name).await?;
-    execute(
-        &kit,
-        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, wait_reasons, settled, founded_at, ca_certificate, curators, voters, voters_reached)
-         VALUES (gen_random_uuid(), 'ams', 1, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
-             clock_timestamp(), 'ca', '[]', 1, 1)",
-    )
-    .await?;
+    kit.founded_cluster(1, 0).await?;
+    execute(&kit, "UPDATE cluster SET voters = 1, voters_reached = 1").await?;
     let machine = kit.provided(1, "rack").await?[0].0;
     for statement in [
         "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)

@@ -52,14 +52,7 @@ async fn record_observation(kit: &Kit, looked: i32, seen: i32, away: Option<i32>
 /// A cluster with two snapshots, and a machine that is a worker of it.
 async fn world(name: &str) -> Result<(Kit, Uuid)> {
     let kit = Kit::new(name).await?;
-    sqlx::query(
-        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, wait_reasons, settled, founded_at, ca_certificate, curators)
-         VALUES (gen_random_uuid(), 'ams', 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
-             clock_timestamp(), 'ca', '[]')",
-    )
-    .execute(&kit.pool)
-    .await?;
+    kit.founded_cluster(3, 1).await?;
     for (id, hours) in [(FIRST, 2), (SECOND, 1)] {
         sqlx::query(
             "INSERT INTO cluster_snapshot

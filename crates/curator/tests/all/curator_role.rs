@@ -209,8 +209,8 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
     Ok(())
 }
 
-/// How many of 80 requests are granted. They are sent in groups, each at the same time, so that a limit which is counted
-/// first and recorded later lets more through.
+/// How many of 80 requests are granted. They are sent in groups, each at the same time, so that a limit which is
+/// counted first and recorded later lets more through.
 async fn count_issued<F: Future<Output = bool>>(request: impl Fn() -> F) -> usize {
     let mut issued = 0;
     for _ in 0..4 {
