@@ -346,6 +346,7 @@ async fn digests(api: &Api) -> anyhow::Result<BTreeMap<String, String>> {
 fn reading(rpc: &str, machine: MachineId) -> Value {
     match rpc {
         "Clusters/Plan" => json!({ "name": "new", "controlPlane": 1 }),
+        "Schedule/List" => json!({ "process": "AgentStart" }),
         "Clusters/ListSnapshots" | "ClusterCredentials/List" | "ClusterKubernetes/ListUsers" => {
             json!({ "name": "fra" })
         }
