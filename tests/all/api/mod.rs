@@ -49,6 +49,7 @@ mod same_answers;
 mod scope;
 mod top;
 mod watch;
+mod worst_uses;
 
 /// A shepherd that only serves operators.
 struct Api {

@@ -1,9 +1,7 @@
 //! The worth of a stolen token of each role: it tries every call, and what it achieves equals the table in
-//! `docs/security.md`, as far as a test can compare that: the role, and whether the call reads, changes, gives root or
-//! gives rights.
+//! `docs/security.md`, as far as a test can compare that.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,7 +10,7 @@ use serde_json::{Value, json};
 use shepherd::model::access::AccessRole;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::fleet::DESCRIPTORS;
-use shepherd::server::api::authorization::{RULES, RequiredAuth, find_rule};
+use shepherd::server::api::authorization::find_rule;
 use sqlx::AssertSqlSafe;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -20,201 +18,14 @@ use tonic::{Code, Status};
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
 use crate::api::orders::{insert_cluster, request};
+use crate::api::worst_uses::{Effect, WorstUse, read_worst_uses, role_of};
 use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
-use crate::harness::source;
 
-const PAGE: &str = "docs/security.md";
-const TABLE: &str = "| call | role | effect | worst use |\n| --- | --- | --- | --- |\n";
-/// Calls that change something without an order: they upload what an order names later.
-const UPLOADS: [&str; 2] =
-    ["shepherd.fleet.v1.Artefacts/BeginUpload", "shepherd.fleet.v1.Artefacts/PutPiece"];
 /// The call that reads, and deletes what its caller has received.
 const READ_LOG: &str = "shepherd.fleet.v1.Logs/Read";
-
-/// What a call does, by the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
-    Reads,
-    Changes,
-    GivesRoot,
-    GivesRights,
-}
-
-impl Effect {
-    /// The effect with this name in the table.
-    fn parse(name: &str) -> anyhow::Result<Self> {
-        Ok(match name {
-            "reads" => Self::Reads,
-            "changes" => Self::Changes,
-            "gives root" => Self::GivesRoot,
-            "gives rights" => Self::GivesRights,
-            other => anyhow::bail!("{other:?} is no effect"),
-        })
-    }
-
-    /// The least role that a call with this effect may require.
-    const fn least_role(self) -> AccessRole {
-        match self {
-            Self::Reads => AccessRole::Viewer,
-            Self::Changes => AccessRole::Operator,
-            Self::GivesRoot => AccessRole::Deployer,
-            Self::GivesRights => AccessRole::Admin,
-        }
-    }
-}
-
-/// A row of the table of worst uses.
-#[derive(Debug, PartialEq, Eq)]
-struct WorstUse {
-    /// Path of the call, as in the table of authorization.
-    rpc: String,
-    /// The least role that may make the call; `None` if no credential is needed.
-    role: Option<AccessRole>,
-    /// What the call does.
-    effect: Effect,
-    /// The worst use of the call.
-    text: String,
-}
-
-/// The table of worst uses on this page.
-fn worst_uses(page: &str) -> anyhow::Result<Vec<WorstUse>> {
-    let (_, rows) = page.split_once(TABLE).context("the page has no table of worst uses")?;
-    let rows = rows.lines().map_while(|line| line.strip_prefix("| "));
-    rows.map(|row| {
-        let cells: Vec<&str> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
-        let [call, role, effect, text] = cells[..] else { anyhow::bail!("not four cells: {row}") };
-        let call = call.trim_matches('`');
-        let (service, method) = call.rsplit_once('.').with_context(|| format!("no call: {row}"))?;
-        let package = if service.contains('.') { "" } else { "shepherd.fleet.v1." };
-        let role = match role {
-            "anybody" => None,
-            name => Some(name.parse::<AccessRole>().with_context(|| row.to_owned())?),
-        };
-        let effect = Effect::parse(effect).with_context(|| row.to_owned())?;
-        Ok(WorstUse { rpc: format!("{package}{service}/{method}"), role, effect, text: text.to_owned() })
-    })
-    .collect()
-}
-
-/// The role that a call requires; `None` if it needs no credential.
-const fn role_of(required: RequiredAuth) -> Option<AccessRole> {
-    match required {
-        RequiredAuth::Public => None,
-        RequiredAuth::Role(role) => Some(role),
-    }
-}
-
-/// A call that the server answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Call {
-    /// The role that it requires; `None` if it needs no credential.
-    role: Option<AccessRole>,
-    /// Whether its request takes an order, or uploads.
-    writes: bool,
-}
-
-/// Every call that the server answers: those of the descriptors, and the public ones.
-fn all_calls() -> anyhow::Result<BTreeMap<String, Call>> {
-    let public = RULES.iter().filter(|rule| rule.required == RequiredAuth::Public);
-    let of_anybody = Call { role: None, writes: false };
-    let mut calls: BTreeMap<_, _> = public.map(|rule| (rule.rpc.to_owned(), of_anybody)).collect();
-    for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
-        for method in service.methods() {
-            let rpc = format!("{}/{}", service.full_name(), method.name());
-            let rule = find_rule(&rpc).with_context(|| format!("{rpc} has no rule"))?;
-            let takes_order = method.input().get_field_by_name("order").is_some();
-            let writes = takes_order || UPLOADS.contains(&rpc.as_str());
-            calls.insert(rpc, Call { role: role_of(rule.required), writes });
-        }
-    }
-    Ok(calls)
-}
-
-/// What is wrong with the table, as sentences.
-fn differences(rows: &[WorstUse], calls: &BTreeMap<String, Call>) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for (rpc, call) in calls {
-        match rows.iter().filter(|row| row.rpc == *rpc).collect::<Vec<_>>()[..] {
-            [] => wrong.push(format!("{rpc} is not in the table")),
-            [row] if row.role != call.role => {
-                wrong.push(format!("{rpc} requires {:?}, and the table has {:?}", call.role, row.role));
-            }
-            [row] if row.text.is_empty() => wrong.push(format!("{rpc} has no worst use")),
-            [row] => wrong.extend(wrong_effect(row, *call)),
-            _ => wrong.push(format!("{rpc} has more than one row")),
-        }
-    }
-    let unknown = rows.iter().filter(|row| !calls.contains_key(&row.rpc));
-    wrong.extend(unknown.map(|row| format!("{} is no call", row.rpc)));
-    wrong
-}
-
-/// What is wrong with the effect of a row, as a sentence.
-fn wrong_effect(row: &WorstUse, call: Call) -> Option<String> {
-    let (rpc, effect) = (&row.rpc, row.effect);
-    if call.writes == (effect == Effect::Reads) {
-        let takes = if call.writes { "takes an order" } else { "takes no order" };
-        return Some(format!("{rpc} {takes}, and the table has {effect:?}"));
-    }
-    let role = call.role?;
-    (role < effect.least_role()).then(|| format!("{rpc} requires {role}, and the table has {effect:?}"))
-}
-
-#[test]
-fn table_of_worst_uses_has_every_call_with_its_role_and_effect() -> TestResult {
-    let rows = worst_uses(&source::read(Path::new(PAGE))?)?;
-    assert_eq!(differences(&rows, &all_calls()?), Vec::<String>::new(), "{PAGE}");
-    assert!(rows.len() > 80, "only {} rows were found", rows.len());
-
-    let page = format!(
-        "# X\n\n{TABLE}| `A.One` | admin | reads | all |\n| `A.Two` | viewer | reads | x |\n\
-         | `A.Two` | viewer | reads | x |\n| `A.Three` | viewer | reads |  |\n\
-         | `b.v1.B.Check` | anybody | reads | health |\n| `A.Gone` | viewer | reads | x |\n\
-         | `A.Order` | operator | reads | x |\n| `A.Read` | operator | changes | x |\n\
-         | `A.Root` | operator | gives root | x |\n| `A.Rights` | deployer | gives rights | x |\n\
-         | `A.Good` | deployer | gives root | x |\n\n| `A.Six` |\n"
-    );
-    let calls = [
-        ("One", AccessRole::Operator, false),
-        ("Two", AccessRole::Viewer, false),
-        ("Three", AccessRole::Viewer, false),
-        ("Six", AccessRole::Viewer, false),
-        ("Order", AccessRole::Operator, true),
-        ("Read", AccessRole::Operator, false),
-        ("Root", AccessRole::Operator, true),
-        ("Rights", AccessRole::Deployer, true),
-        ("Good", AccessRole::Deployer, true),
-    ];
-    let calls = calls.map(|(name, role, writes)| {
-        (format!("shepherd.fleet.v1.A/{name}"), Call { role: Some(role), writes })
-    });
-    let mut calls = BTreeMap::from(calls);
-    calls.insert("b.v1.B/Check".to_owned(), Call { role: None, writes: false });
-    assert_eq!(
-        differences(&worst_uses(&page)?, &calls),
-        [
-            "shepherd.fleet.v1.A/One requires Some(Operator), and the table has Some(Admin)",
-            "shepherd.fleet.v1.A/Order takes an order, and the table has Reads",
-            "shepherd.fleet.v1.A/Read takes no order, and the table has Changes",
-            "shepherd.fleet.v1.A/Rights requires deployer, and the table has GivesRights",
-            "shepherd.fleet.v1.A/Root requires operator, and the table has GivesRoot",
-            "shepherd.fleet.v1.A/Six is not in the table",
-            "shepherd.fleet.v1.A/Three has no worst use",
-            "shepherd.fleet.v1.A/Two has more than one row",
-            "shepherd.fleet.v1.A/Gone is no call",
-        ]
-    );
-    assert!(worst_uses("# X\n").is_err());
-    for row in
-        ["| `A.One` | root | reads | all |", "| `A.One` | admin | all | all |", "| `A.One` | admin | all |"]
-    {
-        assert!(worst_uses(&format!("{TABLE}{row}\n")).is_err(), "{row}");
-    }
-    Ok(())
-}
 
 /// A token of each role, the least powerful first.
 async fn tokens(api: &Api) -> anyhow::Result<Vec<(AccessRole, Key)>> {
@@ -259,7 +70,7 @@ async fn token_of_each_role_achieves_what_the_table_says() -> TestResult {
     let api = Api::start("api_worst_uses").await?;
     let tokens = tokens(&api).await?;
     let mut tried = 0;
-    for WorstUse { rpc, role: needed, .. } in worst_uses(&source::read(Path::new(PAGE))?)? {
+    for WorstUse { rpc, role: needed, .. } in read_worst_uses()? {
         let Some(needed) = needed else { continue };
         for (role, key) in &tokens {
             let code = grpc_code(&api, &key.token, &rpc).await?;
@@ -366,7 +177,7 @@ async fn call_that_reads_changes_no_row() -> TestResult {
     let before = digests(&api).await?;
     assert!(before.len() > 30, "only {} tables were found", before.len());
     let mut tried = 0;
-    for WorstUse { rpc, role, effect, .. } in worst_uses(&source::read(Path::new(PAGE))?)? {
+    for WorstUse { rpc, role, effect, .. } in read_worst_uses()? {
         let Some(needed) = role.filter(|_| effect == Effect::Reads && rpc != READ_LOG) else { continue };
         let (_, key) = tokens.iter().find(|(role, _)| *role == needed).context("a token")?;
         if rpc.ends_with("/Watch") {
