@@ -26,6 +26,9 @@
 //! statement raises the epoch: a higher one in a response is a reason to request the statement. An order of the shepherd
 //! raises it, too ([`LeaderTracker::raise_epoch`]).
 //!
+//! After a theft of the authority's key, an order replaces the authority, the statement and the epoch at once
+//! ([`LeaderTracker::adopt_authority`]).
+//!
 //! A statement that revokes something cuts off all open connections; they are made again, and checked by it. No connection
 //! outlasts the certificate that the curator showed, because a statement lists no certificate that has ended.
 

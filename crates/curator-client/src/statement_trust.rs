@@ -8,6 +8,12 @@
 //! A statement that is stored and cannot be read permits nobody: it may revoke what this side would follow without it. It is
 //! read again at each attempt, so that a repaired or removed file needs no restart.
 //!
+//! # After a theft of the authority's key
+//!
+//! No statement leads from a stolen authority to the next one: the thief could sign it. So [`StatementTrust::adopt`] replaces
+//! the authority and the statement together, in whichever order their numbers are, by an order that came another way. A
+//! statement of the former authority that was being stored meanwhile counts no more.
+//!
 //! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
 //! durable by itself: [`PersistStatement`] leaves a higher statement alone.
 
@@ -48,7 +54,7 @@ pub fn persist_by(
 pub struct StatementTrust(Arc<TrustInner>);
 
 struct TrustInner {
-    anchor: TrustAnchor,
+    anchor: Mutex<TrustAnchor>,
     persist: PersistStatement,
     clock: Clock,
     current: watch::Sender<Option<Arc<SignedStatement>>>,
@@ -68,7 +74,7 @@ impl StatementTrust {
         clock: Clock,
     ) -> Self {
         Self(Arc::new(TrustInner {
-            anchor,
+            anchor: Mutex::new(anchor),
             persist,
             clock,
             current: watch::Sender::new(stored.map(Arc::new)),
@@ -131,15 +137,30 @@ impl StatementTrust {
         self.0.accepted.subscribe()
     }
 
+    /// Trusts another authority from now on, and its statement if there is one, whatever was trusted before. The caller has
+    /// stored both.
+    pub(super) fn adopt(&self, anchor: TrustAnchor, statement: Option<SignedStatement>) {
+        *self.lock_unread() = None;
+        // In this order: a statement of the former authority is published only while that one is trusted.
+        *self.lock_anchor() = anchor;
+        self.0.current.send_replace(statement.map(Arc::new));
+        self.0.accepted.send_modify(|count| *count += 1);
+    }
+
+    fn lock_anchor(&self) -> MutexGuard<'_, TrustAnchor> {
+        self.0.anchor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest epoch received. Returns
     /// whether the statement was newer.
     pub async fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
         self.load()?;
+        let anchor = self.anchor();
         let former = self.current();
         let former = former.as_deref();
         let current = former.map(|former| &former.statement);
         // Certificates of the other authority count, and its statements do not: it is retired, or does not sign yet.
-        let signer = current.and_then(|statement| statement.authorities.first()).unwrap_or(&self.0.anchor);
+        let signer = current.and_then(|statement| statement.authorities.first()).unwrap_or(&anchor);
         let mut offered = SignedStatement::verify(wire, slice::from_ref(signer))?;
         // A stored statement is verified by the anchor again.
         if let Some(former) = former {
@@ -161,8 +182,9 @@ impl StatementTrust {
         }
         let order = offered.statement.order();
         let published = self.0.current.send_if_modified(|current| {
-            // Another task may have published a higher one meanwhile.
-            let newer = current.as_ref().is_none_or(|current| current.statement.order() < order);
+            // Another task may have published a higher one meanwhile, or the authority was replaced after a theft.
+            let newer = current.as_ref().is_none_or(|current| current.statement.order() < order)
+                && self.lock_anchor().key == anchor.key;
             if newer {
                 *current = Some(Arc::new(offered));
             }
@@ -184,7 +206,7 @@ impl StatementTrust {
     pub fn authorities(&self) -> Vec<TrustAnchor> {
         match self.current() {
             Some(current) => current.statement.authorities.clone(),
-            None => vec![self.0.anchor.clone()],
+            None => vec![self.anchor()],
         }
     }
 
@@ -211,8 +233,8 @@ impl StatementTrust {
 
     /// The authority that is trusted without a statement.
     #[must_use]
-    pub fn anchor(&self) -> &TrustAnchor {
-        &self.0.anchor
+    pub fn anchor(&self) -> TrustAnchor {
+        self.lock_anchor().clone()
     }
 
     /// The clock that decides about ages.
@@ -406,9 +428,39 @@ mod tests {
         for sent in [by(2, 5, Some(1), &chain[..1]), by(3, 5, Some(6), &chain), by(4, 6, None, &chain)] {
             assert!(trust.offer(&sent, 0).await.unwrap());
             let stored = trust.current().unwrap().to_wire();
-            let verified = SignedStatement::verify(&stored, slice::from_ref(trust.anchor())).unwrap();
+            let verified = SignedStatement::verify(&stored, slice::from_ref(&trust.anchor())).unwrap();
             assert_eq!(verified.to_wire(), stored);
         }
         assert_eq!(trust.current().unwrap().to_wire().successors, chain);
+    }
+
+    #[tokio::test]
+    async fn authority_after_a_theft_counts_whatever_the_stolen_one_has_stated() {
+        let (_, _, trust) = trust(0);
+        let accepted = trust.subscribe();
+        // The thief has stated as much as anybody can.
+        assert!(trust.offer(&sent(900, 7_000), 0).await.unwrap());
+        let (thief, heir) = (authority(1), authority_of(1, 5));
+        let by_heir = |number| {
+            let authorities = vec![heir.anchor().clone()];
+            Statement { authorities, ..statement(0, number) }.sign(&heir).unwrap()
+        };
+        trust.adopt(heir.anchor().clone(), Some(by_heir(1)));
+        assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 1)), 2));
+        assert_eq!((trust.anchor(), trust.authorities()), (heir.anchor().clone(), vec![heir.anchor().clone()]));
+        let link = Succession::sign(&thief, authority_of(1, 6).anchor()).unwrap();
+        let authorities = vec![authority_of(1, 6).anchor().clone()];
+        let by_another = Statement { authorities, ..statement(900, 7_002) }.sign(&authority_of(1, 6)).unwrap();
+        for (what, offered) in [
+            ("a statement", sent(900, 7_001)),
+            ("a successor of its own", by_another.with_successors(vec![link]).to_wire()),
+        ] {
+            let error = trust.offer(&offered, 900).await.unwrap_err();
+            assert!(matches!(error, StatementError::RetiredAuthority), "{what}: {error}");
+        }
+        assert!(trust.offer(&by_heir(2).to_wire(), 0).await.unwrap());
+        assert_eq!(current_order(&trust), Some((0, 2)));
+        trust.adopt(authority_of(1, 7).anchor().clone(), None);
+        assert!(trust.current().is_none() && trust.offer(&by_heir(3).to_wire(), 0).await.is_err());
     }
 }

@@ -82,6 +82,9 @@ pub enum BootstrapError {
     /// The request or the records in etcd are invalid; the text names the reason.
     #[error("the cluster was not founded: {0}")]
     Rejected(String),
+    /// The authority of the cluster in this etcd is not replaced by an order; the text names the reason.
+    #[error("the authority of the cluster was not replaced: {0}")]
+    AuthorityNotReplaced(String),
     /// This etcd holds another cluster.
     #[error(
         "the cluster {requested} was not founded: this etcd holds cluster {existing} of another authority already. Remove \

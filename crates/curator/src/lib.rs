@@ -21,6 +21,7 @@
 //!   consensus member is also a member of etcd ([`membership`][]), and a Kubernetes node needs keys and an address
 //!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
 //! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
+//! * A stolen authority. [`authority_installation`][] replaces it by an order that no curator carries out.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
 //!   certificates and of revocations, `key_limits` bounds what a key without a certificate gets. `peer_revocation` decides which certificates of etcd's members are rejected,
 //!   `statement_plan` what the cluster's authority states for all nodes, and [`statement_record`][] stores it.
@@ -31,7 +32,8 @@
 //! * Only the leader writes records. A write succeeds only while it still leads and the records that the decision was
 //!   made from are unchanged. Bootstrapping and restoring write without that condition, before any curator runs, and so
 //!   does a node that renews its certificate from its own etcd, or records the certificate of its etcd member: it writes
-//!   a record under a key that nobody else writes.
+//!   a record under a key that nobody else writes. After a theft, a node writes the records of another authority, as long
+//!   as they are what it has read.
 //! * etcd's membership changes first, and roles follow. If a node lost its role first, it would stop a member that
 //!   still votes. So every decision about roles names the membership change to make *before* the record is written, and
 //!   [`membership::plan_sync`] completes what was left half-done. Nothing ever reverts it.
@@ -53,6 +55,7 @@
 //! * `tests/all/cluster_model` runs the decisions with everything else simulated, and `tests` of this crate runs
 //!   curators against a real etcd.
 
+pub mod authority_installation;
 mod authority_rotation;
 pub mod bootstrap;
 mod clock_comparison;

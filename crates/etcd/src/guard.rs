@@ -159,6 +159,24 @@ impl Client {
         }
     }
 
+    /// Makes all these changes and deletes all of `cleared`, or does nothing, if every record is as expected. There is no
+    /// other guard: this is for what a node writes by an order that no curator may carry out. Returns whether it did. No
+    /// key may be in both.
+    pub async fn replace_unguarded(
+        &self,
+        what: &str,
+        changes: &[KeyChange],
+        cleared: &KeySelector,
+    ) -> Result<bool, EtcdError> {
+        let (mut compare, mut success) = (Vec::new(), vec![self.delete_operation(cleared)?]);
+        for change in changes {
+            compare.extend(compare_expected(self.namespace(), change)?);
+            success.push(change_operation(self.namespace(), change)?);
+        }
+        let done = self.transact(format!("writing {what}"), compare, success, vec![]).await?;
+        Ok(done.succeeded)
+    }
+
     /// Reads one key as the leader: fails if the guard no longer holds.
     ///
     /// A leader must not respond with what a former leader sees.
@@ -185,19 +203,28 @@ pub fn guarded_write_request(
     let mut compare = vec![compare_guard(namespace, guard)?];
     let (mut success, mut failure) = (Vec::new(), vec![get_operation(namespace, &guard.key)?]);
     for change in changes {
-        let outside = namespace.to_etcd_key(change.key()).map_err(EtcdError::from)?;
-        match change.expected() {
-            ExpectedRevision::Any => {}
-            ExpectedRevision::Absent => compare.push(compare_mod_revision(outside, 0)),
-            ExpectedRevision::At(revision) => compare.push(compare_mod_revision(outside, revision)),
-        }
+        compare.extend(compare_expected(namespace, change)?);
         failure.push(get_operation(namespace, change.key())?);
-        success.push(match change {
-            KeyChange::Put { key, value, .. } => put_operation(namespace, key, value, 0)?,
-            KeyChange::Delete { key, .. } => delete_operation(namespace, &KeySelector::One(key.clone()))?,
-        });
+        success.push(change_operation(namespace, change)?);
     }
     Ok(wire::TxnRequest { compare, success, failure })
+}
+
+/// The comparison of the key of a change with what is expected of it, if anything is.
+fn compare_expected(namespace: &Namespace, change: &KeyChange) -> Result<Option<wire::Compare>, EtcdError> {
+    let outside = namespace.to_etcd_key(change.key())?;
+    Ok(match change.expected() {
+        ExpectedRevision::Any => None,
+        ExpectedRevision::Absent => Some(compare_mod_revision(outside, 0)),
+        ExpectedRevision::At(revision) => Some(compare_mod_revision(outside, revision)),
+    })
+}
+
+fn change_operation(namespace: &Namespace, change: &KeyChange) -> Result<wire::RequestOp, EtcdError> {
+    Ok(match change {
+        KeyChange::Put { key, value, .. } => put_operation(namespace, key, value, 0)?,
+        KeyChange::Delete { key, .. } => delete_operation(namespace, &KeySelector::One(key.clone()))?,
+    })
 }
 
 /// As [`guarded_write_request`], and only if these keys are unchanged since they were read.

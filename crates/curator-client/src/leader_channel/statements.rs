@@ -11,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::NextOthers;
 use crate::curator_authentication::{FetchError, may_have_newer};
-use crate::leader_channel::{FollowError, LeaderTracker};
+use crate::leader_channel::{CurrentEpoch, FollowError, LeaderTracker};
+use crate::pki::TrustAnchor;
+use crate::statement::SignedStatement;
 use crate::statement_trust::StatementTrust;
 
 /// How often another curator than the followed one is requested for its statement.
@@ -28,6 +30,30 @@ impl LeaderTracker {
     pub fn statement_time(&self) -> Option<Timestamp> {
         let enforced = self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner);
         enforced.as_ref().map(|enforced| enforced.statement.issued_at)
+    }
+
+    /// The authority that is trusted without a statement; `None` if the caller's configuration decides alone.
+    #[must_use]
+    pub fn anchor(&self) -> Option<TrustAnchor> {
+        self.0.authentication.trust().map(StatementTrust::anchor)
+    }
+
+    /// Trusts another authority from now on, with its statement and its epoch, whatever was trusted before, and cuts off all
+    /// open connections. The caller has stored them. The epoch may be lower: a higher one may be that of a thief who stated
+    /// it with the former authority.
+    pub fn adopt_authority(&self, anchor: TrustAnchor, statement: Option<SignedStatement>, epoch: u64) {
+        let Some(trust) = self.0.authentication.trust() else { return };
+        trust.adopt(anchor, statement);
+        *self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner) = trust.current();
+        self.0.epoch.send_modify(|known| {
+            known.superseded.cancel();
+            *known = CurrentEpoch { number: epoch, superseded: CancellationToken::new() };
+        });
+    }
+
+    /// Opens all connections again, because this side shows another certificate now.
+    pub fn reconnect(&self) {
+        self.cut_connections();
     }
 
     /// Believes the epoch that a curator reports, or requests the statement that proves it.
@@ -137,7 +163,7 @@ mod tests {
     use crate::leader_channel::PersistEpoch;
     use crate::statement::Statement;
     use crate::statement_trust::persist_by;
-    use crate::testing::{at, authority, statement};
+    use crate::testing::{at, authority, authority_of, serial, statement};
 
     #[tokio::test]
     async fn statement_raises_the_epoch_and_cuts_off_what_it_permits_no_more() {
@@ -172,6 +198,27 @@ mod tests {
             assert!(!tracker.enforce_statement().unwrap(), "it is enforced once: {why}");
         }
         assert_eq!(*stored.lock().unwrap(), [2], "it is stored before it counts");
+    }
+
+    #[tokio::test]
+    async fn authority_after_a_theft_cuts_off_everything_and_lowers_the_epoch_of_the_thief() {
+        let clock = Clock::new(|| at(0), || Duration::ZERO);
+        let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
+        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 2, Arc::new(|_| Ok(())));
+        let by_thief = statement(700, 9).sign(&authority(1)).unwrap().to_wire();
+        assert!(trust.offer(&by_thief, tracker.highest_epoch()).await.unwrap());
+        assert!(tracker.enforce_statement().unwrap());
+        assert_eq!(tracker.highest_epoch(), 700);
+        let heir = authority_of(1, 5);
+        let stated = Statement { authorities: vec![heir.anchor().clone()], ..statement(2, 1) };
+        let before = tracker.0.epoch.borrow().superseded.clone();
+        tracker.adopt_authority(heir.anchor().clone(), Some(stated.sign(&heir).unwrap()), 2);
+        assert_eq!((tracker.highest_epoch(), tracker.anchor()), (2, Some(heir.anchor().clone())));
+        assert!(before.is_cancelled() && !tracker.0.epoch.borrow().superseded.is_cancelled());
+        assert!(!tracker.enforce_statement().unwrap(), "it is enforced already");
+        let next = Statement { number: 2, revoked: [(serial(7), at(60))].into(), ..stated };
+        assert!(trust.offer(&next.sign(&heir).unwrap().to_wire(), 2).await.unwrap());
+        assert!(tracker.enforce_statement().unwrap(), "the next one revokes");
     }
 
     #[test]
