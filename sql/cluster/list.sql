@@ -7,7 +7,8 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        COALESCE(c.key_since, c.founded_at) AS key_since, c.key_rotation_requested_by, c.keys_refused_since,
        c.peer_renewal_requested_at, c.peer_renewal_requested_by,
        c.authority_rotation, c.authority_rotation_ordered_at, c.authority_rotation_ordered_by, c.authority_rotation_from,
-       c.authority_rotation_progress,
+       c.authority_rotation_progress, c.authority_rotation_step, c.authority_rotation_certificate,
+       c.authority_rotation_since,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
        s.authority AS "snapshot_authority?",
        f.digest AS "from_digest?"

@@ -6,5 +6,7 @@ SET authority_rotation = $2,
     authority_rotation_from = NULL,
     authority_rotation_key = NULL,
     authority_rotation_step = NULL,
+    authority_rotation_certificate = NULL,
+    authority_rotation_since = NULL,
     version = version + 1
 WHERE cluster_id = $1

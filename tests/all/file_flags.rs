@@ -45,6 +45,8 @@ enum FileUse {
 /// Program and subcommand, flag, and the use of the file.
 const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("roleserver enroll", "state_dir", FileUse::State),
+    ("roleserver authority", "state_dir", FileUse::State),
+    ("roleserver follow-authority", "state_dir", FileUse::State),
     ("roleserver metrics", "state_dir", FileUse::State),
     ("roleserver plan", "state_dir", FileUse::State),
     ("roleserver run", "state_dir", FileUse::State),

@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use transport::gate::open_files::{check_files, raise_limit};
 
 use crate::child::launch;
-use crate::commands::{CommandError, enroll, pages, run, status, supervise};
+use crate::commands::{CommandError, enroll, follow_authority, pages, run, status, supervise};
 use crate::hardware::{self, Sources};
 use crate::init_system::SupervisionMode;
 use crate::logs::log_queue::LogQueue;
@@ -70,6 +70,22 @@ enum Verb {
         /// Start the watchdog as a detached process, and end.
         #[arg(long)]
         detach: bool,
+    },
+    /// Print the certificate of the authority that this machine trusts as a node of its cluster.
+    Authority {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+    /// Trust another authority of the cluster alone, after a theft of the former one's key, on a machine without a shepherd.
+    FollowAuthority {
+        #[command(flatten)]
+        directory: StateDirFlag,
+        /// What `roleserver authority` prints on a machine of the cluster that has followed
+        #[arg(value_name = "CERTIFICATE")]
+        certificate: String,
+        /// Address of a curator of the cluster, if it has changed; may be repeated
+        #[arg(long = "curator", value_name = "HOST:PORT")]
+        curators: Vec<String>,
     },
     /// Print the hardware of this machine as it will be in the next report.
     Hardware,
@@ -192,6 +208,13 @@ fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<(), CommandError> 
             watchdog::execute(&state_directory_path(&place, home)?, detach).map_err(CommandError::from_error)
         }
         Verb::Launch => Err(CommandError::Failed(launch::execute())),
+        Verb::Authority { directory: place } => {
+            print_text(&follow_authority::render_authority(&state_directory_path(&place, home)?)?)
+        }
+        Verb::FollowAuthority { directory: place, certificate, curators } => {
+            let path = state_directory_path(&place, home)?;
+            print_text(&follow_authority::follow_authority(&path, &certificate, &curators)?)
+        }
         Verb::Hardware => print_text(&format!("{:#?}\n", hardware::read_hardware(&Sources::host()))),
         Verb::Status { directory: place } => {
             let text = status::render_text(&state_directory_path(&place, home)?)?;

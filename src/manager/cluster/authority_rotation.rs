@@ -6,6 +6,9 @@
 //!
 //! A frozen shepherd that resumes may call the curators to begin what has ended long ago. The call names the authority
 //! that it replaces, so they reject it.
+//!
+//! An order after a theft is carried out by orders to machines ([`authority_theft`](super::authority_theft)); only how far it
+//! is, is stored here.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +20,7 @@ use crate::model::cluster::authority_rotation::{
     AuthorityProgress, RotationPlan, plan_rotation, stopped_replacement, stopped_replacement_remedy,
 };
 use crate::model::cluster::plan::ClusterPlan;
+use crate::model::cluster::plan::authority_theft::theft_progress;
 use crate::model::cluster::spec::ClusterPart;
 use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
 use crate::model::ids::MachineId;
@@ -31,8 +35,16 @@ impl ClusterWorker<'_> {
         found: &ClusterDetails,
         cluster: &Cluster,
         planned: &mut ClusterPlan,
+        now: Timestamp,
     ) -> Result<bool, ClusterPassError> {
         let order = found.cluster.authority_rotation.as_ref();
+        if let Some(theft) = &cluster.authority_theft {
+            let progress = theft_progress(theft, &cluster.members, now);
+            if found.cluster.authority_progress != progress {
+                self.bmdb.record_authority_progress(&self.lease, self.cluster, progress.as_ref()).await?;
+            }
+            return Ok(true);
+        }
         let CuratorAnswer::Observed(seen) = &cluster.observed else { return Ok(order.is_some()) };
         let progress = seen.authority.progress.as_ref();
         if found.cluster.authority_progress.as_ref() != progress {

@@ -12,7 +12,8 @@
 //! * An epoch that was drawn for a machine to restore the cluster, but never sent, stays unused.
 //! * If a curator changed something but its answer was lost, the next pass observes the change.
 //! * A key that was created replaces the current one in a later pass, or continues to do so.
-//! * An authority that the curators began to replace is not replaced twice: the order has the one that it replaces.
+//! * An authority that the curators began to replace is not replaced twice: the order has the one that it replaces. After a
+//!   theft, the one that is stored is used (`authority_theft`).
 //!
 //! # While the loop is paused
 //!
@@ -28,6 +29,7 @@
 //! repeated.
 
 mod authority_rotation;
+mod authority_theft;
 mod certificate_requests;
 mod curator_responses;
 pub mod curators;
@@ -315,7 +317,7 @@ impl ClusterWorker<'_> {
             planned.wait_reasons.extend(self.rotate_owner_keys(founded, cluster.epoch).await?);
         }
         // Nor does this: a cluster works as specified while its authority is replaced.
-        let rotates = self.follow_authority(&found, &cluster, &mut planned).await?;
+        let rotates = self.follow_authority(&found, &cluster, &mut planned, now).await?;
         authority_rotation::explain_stop(&found, &cluster, &mut planned, now);
         self.bmdb
             .record_cluster_observation(

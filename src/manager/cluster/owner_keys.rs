@@ -82,7 +82,7 @@ impl ClusterWorker<'_> {
     }
 
     /// Loads one of the shepherd's keys. `None` if it is not sealed in this BMDB any more.
-    async fn load_key(&self, which: OwnerKeySlot) -> Result<Option<Identity>, CuratorCallError> {
+    pub(super) async fn load_key(&self, which: OwnerKeySlot) -> Result<Option<Identity>, CuratorCallError> {
         let (bmdb, secrets) = (self.bmdb, &self.settings.secrets);
         let name = match which {
             OwnerKeySlot::Current => return load_owner_key(bmdb, secrets, self.cluster).await.map(Some),

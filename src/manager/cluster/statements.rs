@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
-use uuid::Uuid;
 
 use crate::bmdb::cluster::statement::StoredStatement;
 use crate::bmdb::connection::Bmdb;
@@ -47,17 +46,18 @@ pub async fn load_statement_trust(
     let stored = bmdb.cluster_statement(anchor.cluster).await?;
     let stored = stored.map(|stored| parse_stored_statement(&stored, &anchor)).transpose();
     let stored = stored.map_err(CuratorCallError::DamagedStatement)?;
-    let persist = persist_in_bmdb(bmdb.clone(), anchor.cluster);
+    let persist = persist_in_bmdb(bmdb.clone(), &anchor);
     Ok(StatementTrust::new(anchor, stored, persist, clock))
 }
 
-fn persist_in_bmdb(bmdb: Bmdb, cluster: Uuid) -> PersistStatement {
+fn persist_in_bmdb(bmdb: Bmdb, anchor: &TrustAnchor) -> PersistStatement {
+    let (cluster, anchor) = (anchor.cluster, anchor.certificate.clone());
     Arc::new(move |signed: SignedStatement| -> StatementWrite {
-        let bmdb = bmdb.clone();
+        let (bmdb, anchor) = (bmdb.clone(), anchor.clone());
         Box::pin(async move {
             let encoded = signed.to_wire().encode_to_vec();
             let statement = StoredStatement { encoded, order: stored_order(&signed) };
-            bmdb.raise_cluster_statement(cluster, statement).await.map_err(|error| error.to_string())
+            bmdb.raise_cluster_statement(cluster, anchor, statement).await.map_err(|error| error.to_string())
         })
     })
 }

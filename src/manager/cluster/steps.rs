@@ -57,14 +57,12 @@ impl ClusterWorker<'_> {
                     self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
                 self.bmdb.issue_cluster_order(&self.lease, *machine, (*what, self.name), sealed).await?;
             }
-            ClusterPlanStep::RenewPeer { machine } => match self.renew_peer(cluster, *machine).await {
-                Ok(()) => {}
-                Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
-                Err(error) => {
-                    planned.machine_waits.insert(*machine, error.to_string());
-                }
-            },
             ClusterPlanStep::EndPeerRenewal => self.bmdb.end_peer_renewal(&self.lease, self.cluster).await?,
+            ClusterPlanStep::RenewPeer { .. }
+            | ClusterPlanStep::CreateAuthority
+            | ClusterPlanStep::SendAuthority { .. }
+            | ClusterPlanStep::AdvanceAuthority { .. }
+            | ClusterPlanStep::EndAuthorityTheft => self.apply_sealed_step(cluster, step, planned).await?,
             ClusterPlanStep::RecordFounding { machine } => {
                 self.record_founding(cluster, *machine, planned).await?;
             }
@@ -131,6 +129,41 @@ impl ClusterWorker<'_> {
             }
         }
         Ok(false)
+    }
+
+    /// Applies one step that sends what an authority signs, or that replaces one after a theft. No curator has a part in it.
+    async fn apply_sealed_step(
+        &self,
+        cluster: &Cluster,
+        step: &ClusterPlanStep,
+        planned: &mut ClusterPlan,
+    ) -> Result<(), ClusterPassError> {
+        let (applied, machine) = match step {
+            ClusterPlanStep::RenewPeer { machine } => {
+                (self.renew_peer(cluster, *machine).await, Some(*machine))
+            }
+            ClusterPlanStep::CreateAuthority => (self.create_next_authority().await, None),
+            ClusterPlanStep::SendAuthority { machine, step } => {
+                (self.send_next_authority(cluster, *machine, *step).await, Some(*machine))
+            }
+            ClusterPlanStep::AdvanceAuthority { step } => {
+                (self.begin_authority_step(cluster, *step).await, None)
+            }
+            _ => {
+                self.bmdb.end_authority_theft(&self.lease, self.cluster).await?;
+                tracing::warn!(cluster = self.name, "the stolen authority of a cluster is replaced");
+                (Ok(()), None)
+            }
+        };
+        match (applied, machine) {
+            (Ok(()), _) => {}
+            (Err(CuratorCallError::Bmdb(error)), _) => return Err(error.into()),
+            (Err(error), Some(machine)) => {
+                planned.machine_waits.insert(machine, error.to_string());
+            }
+            (Err(error), None) => planned.wait_reasons.push(error.to_string()),
+        }
+        Ok(())
     }
 
     /// Records the identity of a cluster, as reported by the machine that founded or restored it.

@@ -1,7 +1,8 @@
 //! Orders to replace the authority of a cluster, and how far that is.
 //!
 //! An order changes the desired state and nothing else ([`model::cluster::authority_rotation`]). The holder of the
-//! cluster's lease calls the curators, stores what they report, and ends the order.
+//! cluster's lease calls the curators, stores what they report, and ends the order. An order after a theft takes the place
+//! of a planned one, and is carried out by orders to machines (`authority_theft`).
 
 use serde_json::json;
 use sqlx::PgConnection;
@@ -106,13 +107,6 @@ async fn rotate_authority_in_tx(
         );
         return Err(order_rejected("RESTORING", text));
     }
-    if kind == RotationKind::Compromised {
-        let text = format!(
-            "the authority of the cluster {name} cannot be replaced after a theft: this is not available in this \
-             release; create another cluster, move what runs in this one, and delete this one"
-        );
-        return Err(order_rejected("NOT_AVAILABLE", text));
-    }
     let (present, progress) = (cluster.authority_rotation.as_ref(), cluster.authority_progress.as_ref());
     if let Some(text) = rotation_objection(name, kind, present, progress) {
         return Err(order_rejected("ROTATING", text));
@@ -121,8 +115,11 @@ async fn rotate_authority_in_tx(
         .execute(&mut *tx)
         .await
         .context(REQUESTING)?;
-    let text = format!(
-        "replaces its authority as soon as its curators answer; watch it with: shepherdctl cluster describe {name}"
-    );
+    let begins = match kind {
+        RotationKind::Planned => "as soon as its curators answer",
+        RotationKind::Compromised => "by orders to its machines, which the stolen one does not sign",
+    };
+    let text =
+        format!("replaces its authority {begins}; watch it with: shepherdctl cluster describe {name}");
     Ok(OrderEffect::changed(text, None, Some(json!({ "cluster": name, "rotation": kind.as_str() }))))
 }

@@ -8,7 +8,7 @@
 //! * Operators' orders write the **desired state**: [`spec_orders`] the specification, [`declaration`] the roles,
 //!   [`kubernetes`], [`upgrade`], [`restore`], and requests for a snapshot ([`snapshot`]), a certificate
 //!   ([`credential`]), another key ([`owner_key`]), certificates for etcd ([`peer_renewal`]) or another authority
-//!   ([`authority_rotation`]).
+//!   ([`authority_rotation`], and after a theft `authority_theft`).
 //! * One shepherd at a time has the cluster's **lease** ([`crate::engine::named_lease`]). It reads the [`record`], has
 //!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw: in
 //!   `transitions`, or in the file of the order that is completed.
@@ -36,6 +36,8 @@
 //! * Code that writes under the lease needs the feature `sealing`, which only the service has.
 
 pub mod authority_rotation;
+#[cfg(feature = "sealing")]
+pub mod authority_theft;
 mod candidates;
 mod certificate_request;
 pub mod credential;

@@ -90,6 +90,15 @@ async fn renew_peers_in_tx(
         );
         return Err(order_rejected("RESTORING", text));
     }
+    if let Some(theft) = &cluster.authority_theft {
+        let text = format!(
+            "the members of the cluster {name} get no certificates from its newest snapshot: the authority in it is \
+             replaced after a theft, as {} ordered, and its members get certificates of the new one; watch it with: \
+             shepherdctl cluster describe {name}",
+            theft.ordered_by
+        );
+        return Err(order_rejected("ROTATING", text));
+    }
     if let Some(renewal) = &cluster.peer_renewal {
         let machines = list_cluster_machines(tx, id).await?;
         let waits = machines.iter().any(|line| {

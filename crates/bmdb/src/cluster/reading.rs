@@ -14,6 +14,7 @@ use crate::connection::error::BmdbError;
 use crate::connection::{DbContext as _, database_now};
 use crate::machine::traits::hardware_from_columns;
 use model::cluster::authority_rotation::{AuthorityRotationOrder, RotationKind};
+use model::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage};
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
@@ -55,6 +56,12 @@ pub(crate) async fn list_clusters(
                 row.authority_rotation_ordered_by,
             );
             let authority_rotation = parse_rotation_order(rotation_columns, row.authority_rotation_from)?;
+            let theft_columns = (
+                row.authority_rotation_certificate,
+                row.authority_rotation_step,
+                row.authority_rotation_since,
+            );
+            let authority_theft = parse_theft(authority_rotation.as_ref(), theft_columns)?;
             let spec = SpecColumns {
                 name: row.name,
                 control_plane: row.control_plane,
@@ -99,6 +106,7 @@ pub(crate) async fn list_clusters(
                     .zip(row.peer_renewal_requested_by)
                     .map(|(requested_at, requested_by)| PeerRenewal { requested_at, requested_by }),
                 authority_rotation,
+                authority_theft,
                 // What another release wrote and this one cannot read is written again by the next pass.
                 authority_progress: row
                     .authority_rotation_progress
@@ -123,6 +131,24 @@ pub(crate) fn parse_rotation_order(
         .parse::<RotationKind>()
         .map_err(|error| BmdbError::Corrupt(format!("an order to replace an authority: {error}")))?;
     Ok(Some(AuthorityRotationOrder { kind, ordered_at, ordered_by, replaces }))
+}
+
+/// How far an order after a theft is, from the new certificate, the step and its begin; `None` without such an order.
+fn parse_theft(
+    order: Option<&AuthorityRotationOrder>,
+    columns: (Option<Vec<u8>>, Option<i16>, Option<Timestamp>),
+) -> Result<Option<AuthorityTheft>, BmdbError> {
+    let Some(order) = order.filter(|order| order.kind == RotationKind::Compromised) else { return Ok(None) };
+    let stage = match columns {
+        (Some(certificate), Some(number), Some(since)) => {
+            let step = AuthorityStep::from_number(number).ok_or_else(|| {
+                BmdbError::Corrupt(format!("an order to replace a stolen authority: no step has the number {number}"))
+            })?;
+            Some(TheftStage { certificate, step, since })
+        }
+        _ => None,
+    };
+    Ok(Some(AuthorityTheft { ordered_by: order.ordered_by.clone(), stage }))
 }
 
 /// The machines of a cluster, in the order in which they were chosen.
@@ -155,6 +181,8 @@ pub(crate) async fn list_cluster_machines(
                 address: row.address,
                 error: row.error,
                 epoch: row.epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
+                next_authority: row.next_authority,
+                next_authority_step: row.next_authority_step.and_then(AuthorityStep::from_number),
             });
             let node = row.node_id.map(|id| NodeRecord {
                 id,

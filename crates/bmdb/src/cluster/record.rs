@@ -9,6 +9,7 @@ use crate::cluster::kubernetes::KubernetesRecord;
 use crate::cluster::upgrade::UpgradeRecord;
 use crate::connection::error::BmdbError;
 use model::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
+use model::cluster::authority_theft::AuthorityTheft;
 use model::cluster::declaration::{DeclarationView, DesiredDeclaration, ServiceView};
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::plan::MachineLocations;
@@ -61,6 +62,8 @@ pub struct ClusterRecord {
     pub peer_renewal: Option<PeerRenewal>,
     /// The order to replace its authority that is carried out.
     pub authority_rotation: Option<AuthorityRotationOrder>,
+    /// How far that order is, if it was given after a theft.
+    pub authority_theft: Option<AuthorityTheft>,
     /// How far a replacement of its authority is, as its curators last reported; `None` without one.
     pub authority_progress: Option<AuthorityProgress>,
     /// The snapshot of the restore under way; `None` without one.
@@ -140,6 +143,7 @@ impl ClusterDetails {
             restored_at: cluster.restored_at,
             restoring: cluster.restoring.clone(),
             peer_renewal: cluster.peer_renewal.clone(),
+            authority_theft: cluster.authority_theft.clone(),
             declared_roles: self.declarations.iter().filter_map(parse_declared).collect(),
             kubernetes: self.kubernetes.as_ref().map(|line| line.desired.clone()),
             upgrade: (self.upgrade.as_ref())

@@ -28,10 +28,11 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::NamedLease;
 use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
+use model::cluster::authority_theft::AuthorityStep;
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
 use model::cluster::restore::{
-    ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, is_present_authority,
+    ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, has_authority, is_present_authority,
 };
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::ClusterPart;
@@ -208,7 +209,8 @@ async fn require_present_authority(
     (id, snapshot): (Uuid, &SnapshotView),
 ) -> Result<(), BmdbError> {
     let found = sqlx::query!(
-        "SELECT s.authority, k.statement FROM cluster_snapshot s JOIN cluster k ON k.cluster_id = s.cluster_id
+        "SELECT s.authority, k.statement, k.authority_rotation_step, k.ca_certificate
+         FROM cluster_snapshot s JOIN cluster k ON k.cluster_id = s.cluster_id
          WHERE s.snapshot_id = $1",
         id
     )
@@ -216,8 +218,12 @@ async fn require_present_authority(
     .await
     .context(RESTORING_CLUSTER)?;
     let Some(found) = found else { return Ok(()) };
-    let statement = found.statement.unwrap_or_default();
-    if is_present_authority(found.authority.as_deref(), &statement) {
+    let (authority, statement) = (found.authority.as_deref(), found.statement.unwrap_or_default());
+    // After a theft there may be no statement of the new authority yet.
+    let is_of_before = found.authority_rotation_step == Some(AuthorityStep::Follow.number())
+        && statement.is_empty()
+        && !has_authority(authority, &found.ca_certificate.unwrap_or_default());
+    if !is_of_before && is_present_authority(authority, &statement) {
         return Ok(());
     }
     let text = format!(

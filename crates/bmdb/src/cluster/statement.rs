@@ -44,23 +44,27 @@ impl Bmdb {
         }))
     }
 
-    /// Stores a statement of a cluster, unless one is stored that is not lower.
+    /// Stores a statement of a cluster, unless one is stored that is not lower. `anchor`: the certificate of the authority
+    /// that it was verified by. If the cluster has another one since, after a theft, nothing is stored.
     pub async fn raise_cluster_statement(
         &self,
         cluster: Uuid,
+        anchor: Vec<u8>,
         statement: StoredStatement,
     ) -> Result<(), BmdbError> {
-        self.statement_with(STORING, statement, move |connection, statement| {
+        self.statement_with(STORING, (anchor, statement), move |connection, (anchor, statement)| {
             let (epoch, number) = statement.order;
             Box::pin(
                 sqlx::query!(
                     "UPDATE cluster SET statement = $2, statement_epoch = $3, statement_number = $4
                      WHERE cluster_id = $1
-                       AND (statement IS NULL OR (statement_epoch, statement_number) < ($3, $4))",
+                       AND (statement IS NULL OR (statement_epoch, statement_number) < ($3, $4))
+                       AND (ca_certificate IS NULL OR ca_certificate = $5)",
                     cluster,
                     statement.encoded.as_slice(),
                     epoch,
-                    number
+                    number,
+                    anchor.as_slice()
                 )
                 .execute(connection),
             )

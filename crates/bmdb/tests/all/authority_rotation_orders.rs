@@ -1,4 +1,4 @@
-//! Orders to replace the authority of a cluster: one at a time, and none after a theft in this release.
+//! Orders to replace the authority of a cluster: one at a time, and one after a theft in place of a planned one.
 
 use anyhow::{Result, bail};
 use shepherd_bmdb::connection::error::BmdbError;
@@ -92,7 +92,11 @@ async fn authority_is_replaced_by_one_order_at_a_time() -> TestResult {
     rejected(RotationKind::Planned, "ROTATING", "as kim ordered at ").await?;
     assert_eq!(stored(&kit).await?, (Some("planned".to_owned()), true, false, false));
 
-    rejected(RotationKind::Compromised, "NOT_AVAILABLE", "not available in this release").await?;
-    assert_eq!(stored(&kit).await?, (Some("planned".to_owned()), true, false, false));
+    let theft = ordered(&kit, RotationKind::Compromised).await?;
+    assert!(theft.as_ref().is_ok_and(|text| text.contains("by orders to its machines")), "{theft:?}");
+    assert_eq!(stored(&kit).await?, (Some("compromised".to_owned()), false, false, false));
+    for kind in RotationKind::ALL {
+        rejected(kind, "ROTATING", "is to be replaced already, as kim ordered at ").await?;
+    }
     Ok(())
 }

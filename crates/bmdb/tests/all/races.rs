@@ -206,7 +206,7 @@ async fn two_shepherds_never_lower_a_clusters_statement() -> TestResult {
     for (order, newest) in
         [((0, 2), (0, 2)), ((0, 1), (0, 2)), ((0, 3), (0, 3)), ((1, 1), (1, 1)), ((0, 9), (1, 1))]
     {
-        kit.bmdb.raise_cluster_statement(cluster, of_order(order)).await?;
+        kit.bmdb.raise_cluster_statement(cluster, Vec::new(), of_order(order)).await?;
         assert_eq!(kit.bmdb.cluster_statement(cluster).await?, Some(of_order(newest)), "{order:?}");
     }
 
@@ -217,7 +217,8 @@ async fn two_shepherds_never_lower_a_clusters_statement() -> TestResult {
         let mut writers = Vec::new();
         for (waiting, order) in (1..).zip([first, second]) {
             let (bmdb, statement) = (kit.bmdb.clone(), of_order(order));
-            writers.push(tokio::spawn(async move { bmdb.raise_cluster_statement(cluster, statement).await }));
+            let raising = async move { bmdb.raise_cluster_statement(cluster, Vec::new(), statement).await };
+            writers.push(tokio::spawn(raising));
             kit.until_blocked("kit", waiting).await?;
         }
         lock.commit().await?;
@@ -227,7 +228,17 @@ async fn two_shepherds_never_lower_a_clusters_statement() -> TestResult {
         let newest = of_order(first.max(second));
         assert_eq!(kit.bmdb.cluster_statement(cluster).await?, Some(newest), "{first:?} {second:?}");
     }
+    // Verified by an authority that was replaced after a theft since then.
+    sqlx::query(
+        "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = '\\x05', curators = '[]', statement = NULL",
+    )
+    .execute(&kit.pool)
+    .await?;
+    kit.bmdb.raise_cluster_statement(cluster, vec![1], of_order((9, 9))).await?;
+    assert_eq!(kit.bmdb.cluster_statement(cluster).await?, None);
+    kit.bmdb.raise_cluster_statement(cluster, vec![5], of_order((0, 1))).await?;
+    assert_eq!(kit.bmdb.cluster_statement(cluster).await?, Some(of_order((0, 1))));
     assert!(kit.bmdb.cluster_statement(Uuid::nil()).await?.is_none());
-    kit.bmdb.raise_cluster_statement(Uuid::nil(), of_order((0, 1))).await?;
+    kit.bmdb.raise_cluster_statement(Uuid::nil(), Vec::new(), of_order((0, 1))).await?;
     Ok(())
 }

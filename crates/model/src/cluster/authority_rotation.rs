@@ -10,7 +10,7 @@
 //! carried out. So nothing is called twice that would replace the successor, too.
 //!
 //! An order after a theft (`compromised`) is carried out in another way, because the stolen key could sign its own
-//! successor. Nothing here plans it.
+//! successor: [`authority_theft`](super::authority_theft).
 
 use std::fmt;
 use std::str::FromStr;
@@ -83,7 +83,7 @@ pub struct AuthorityRotationOrder {
 /// A node that the replacement waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthorityWait {
-    /// ID of the node.
+    /// ID of the node. After a theft, the name of its machine.
     pub node: String,
     /// What the node lacks, as a sentence about it without a full stop.
     pub reason: String,
@@ -92,7 +92,8 @@ pub struct AuthorityWait {
 /// How far a replacement is, as the curators report it. It is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthorityProgress {
-    /// `trusted`, `signing` or `dropping`; `unknown` if the curators are of a later release.
+    /// `trusted`, `signing` or `dropping`; `unknown` if the curators are of a later release. After a theft, the name of an
+    /// [`AuthorityStep`](super::authority_theft::AuthorityStep).
     pub stage: String,
     /// When the stage began, by the clock of the leading curator.
     pub since: Option<Timestamp>,

@@ -22,7 +22,8 @@
 //!   order. [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
 //! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
-//! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is.
+//! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is. [`authority_theft`][]: the
+//!   same after a theft of its key.
 //! * `quorum`: majority and tolerated failures.
 //!
 //! # Invariants
@@ -32,6 +33,7 @@
 //! * A voting member of etcd is removed only while the other members keep a majority.
 
 pub mod authority_rotation;
+pub mod authority_theft;
 pub mod certificate_request;
 pub mod credential;
 pub mod declaration;

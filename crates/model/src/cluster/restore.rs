@@ -55,12 +55,17 @@ pub fn is_present_authority(authority: Option<&[u8]>, statement: &[u8]) -> bool 
     let Ok(signed) = wire::SignedStatement::decode(statement) else { return true };
     let Ok(stated) = wire::Statement::decode(signed.statement.as_slice()) else { return true };
     match (authority, stated.authorities.first()) {
-        (Some(authority), Some(signer)) => {
-            ring::digest::digest(&ring::digest::SHA256, signer).as_ref() == authority
-        }
+        (Some(_), Some(signer)) => has_authority(authority, signer),
         (None, Some(_)) => signed.successors.is_empty(),
         (_, None) => true,
     }
+}
+
+/// Whether a snapshot with the authority of this digest has the authority of this certificate.
+#[must_use]
+pub fn has_authority(authority: Option<&[u8]>, certificate: &[u8]) -> bool {
+    let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+    authority.is_some_and(|authority| digest.as_ref() == authority)
 }
 
 /// Why the control plane of a cluster does not count as lost.

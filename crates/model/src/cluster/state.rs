@@ -8,6 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::cluster::authority_rotation::ObservedAuthority;
+use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft};
 use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
@@ -90,6 +91,10 @@ pub struct MemberReport {
     pub error: Option<String>,
     /// The highest epoch of its cluster that it has learned of.
     pub epoch: u64,
+    /// Certificate of the authority that replaces the present one after a theft (DER).
+    pub next_authority: Option<Vec<u8>>,
+    /// The last step of that replacement that it has taken.
+    pub next_authority_step: Option<AuthorityStep>,
 }
 
 /// A machine that belongs to the cluster.
@@ -341,6 +346,8 @@ pub struct Cluster {
     pub restoring: Option<PendingRestore>,
     /// The order for new certificates of etcd's members that is carried out.
     pub peer_renewal: Option<PeerRenewal>,
+    /// The order to replace its authority after a theft that is carried out.
+    pub authority_theft: Option<AuthorityTheft>,
     /// Roles that operators declared to it.
     pub declared_roles: Vec<DesiredDeclaration>,
     /// Desired state of its Kubernetes.
@@ -368,6 +375,7 @@ impl Cluster {
             restored_at: None,
             restoring: None,
             peer_renewal: None,
+            authority_theft: None,
             declared_roles: Vec::new(),
             kubernetes: None,
             upgrade: None,

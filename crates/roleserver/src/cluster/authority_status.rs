@@ -1,16 +1,20 @@
 //! Follows a replacement of the cluster's authority, and reports how far this node is.
 //!
+//! After a theft, it takes the steps that the shepherd orders, too ([`authority_switch`](super::authority_switch)).
+//!
 //! What the node trusts follows from its newest stored statement ([`stored_authorities`](super::stored_authorities)). What it
 //! reports are facts: which authorities it trusts, which ones its running etcd was started with, and who signed what it
 //! shows. The leader ends a stage of the replacement by them.
 
 use std::time::Duration;
 
+use curator_client::clock::Clock;
 use curator_client::peer_authorities::find_issuer;
 use curator_client::pki::TrustAnchor;
 use proto::curator::v1 as wire;
 use supervisor::context::{Runnable, Starting};
 
+use crate::cluster::authority_switch::take_step;
 use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
@@ -47,13 +51,17 @@ pub fn read_authority_status(
 
 /// Makes the runnable that follows the statement with `ca.crt`, and shares what the node reports.
 #[must_use]
-pub fn follow_authorities(files: ClusterFiles, facts: NodeFacts) -> Runnable {
+pub fn follow_authorities(files: ClusterFiles, facts: NodeFacts, clock: Clock) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (files, facts) = (files.clone(), facts.clone());
+        let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
         async move {
             let healthy = starting.mark_healthy();
             loop {
+                let taken = healthy.scope().until_cancelled(take_step(&files, &facts, &clock)).await?;
                 let problem = match follow_once(&files, &facts) {
+                    _ if taken.is_err() => taken.err().map(|why| {
+                        format!("this node does not trust another authority yet, as its shepherd ordered: {why}")
+                    }),
                     // Why no curator is followed names the damaged statement already.
                     Ok(()) | Err(ClusterFilesError::DamagedStatement { .. }) => None,
                     Err(error) => Some(format!(

@@ -166,6 +166,10 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                 };
                 let certificate = result?;
                 connection.replace_certificate(&files, &node_key(&files)?, &certificate)?;
+                if issuer == CertificateIssuer::Unknown {
+                    // Curators answer on the open connections, and take this node for a stranger.
+                    connection.curators.reconnect();
+                }
                 changes.record(find_issuer(&files, &connection), Instant::now());
                 tracing::info!("the certificate of this node was renewed");
                 let pause = pause_after_renewal(Validity::from_der(&certificate), clock.now());
@@ -221,7 +225,7 @@ async fn request_by_key(
 ) -> Result<Vec<u8>, RunnableError> {
     let key = node_key(files)?;
     let shown = CurrentCertificate::new(certified_key(key.certificate_der(), key.pkcs8())?);
-    let leaders = curator_channel(&connection.anchor, &shown, files, clock)?;
+    let leaders = curator_channel(&connection.authority(), &shown, files, clock)?;
     leaders.set_directory(connection.curators.directory());
     let mut registration = RegistrationClient::new(leaders.channel());
     let answer = tokio::select! {

@@ -97,7 +97,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
             ("status", report_node_status(facts.clone(), boot_id.clone())),
             ("heartbeat", send_heartbeats(facts.clone())),
             ("certificate", renew_certificate(files.clone(), facts.clone(), clock.clone())),
-            ("authorities", follow_authorities(files.clone(), facts.clone())),
+            ("authorities", follow_authorities(files.clone(), facts.clone(), clock.clone())),
             ("directory", refresh_curator_directory(files.clone(), facts.clone(), clock.clone())),
             (
                 "services",

@@ -11,7 +11,8 @@
 //! # How the files fit
 //!
 //! * [`order_inbox`][]: orders from the agent, and the reports on them. [`order_decision`][]: which orders are accepted
-//!   (pure). [`peer_order`][]: the order that has a certificate for etcd.
+//!   (pure). [`peer_order`][]: the order that has a certificate for etcd. [`authority_order`][]: the order that has another
+//!   authority after a theft; `authority_switch` takes its last steps.
 //! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //!   `host_addresses`: the addresses of the host.
@@ -47,7 +48,7 @@
 //!   that was completely off.
 //! * An unknown input stops nothing that runs. Only a known one does.
 //! * A machine changes its cluster only by an order to leave, which stops what it runs and removes its files.
-//! * The highest epoch of a cluster is stored before it is followed, and never falls.
+//! * The highest epoch of a cluster is stored before it is followed. It falls only with its authority, after a theft.
 //! * etcd is never started on the data of another membership.
 //!
 //! # Notes for the next implementor
@@ -59,7 +60,9 @@
 //! * What a person has to know about a failing order goes into `NodeFacts::problems`, which the shepherd shows.
 //!   Each part has a name of its own there ([`node_problems`][]).
 
+pub mod authority_order;
 pub mod authority_status;
+mod authority_switch;
 mod beside_etcd;
 pub mod certificate_renewal;
 pub mod child_placement;

@@ -75,7 +75,7 @@ impl ResolvesServerCert for CurrentCertificate {
 pub struct CuratorConnection {
     /// ID of this node, derived from its key.
     pub id: NodeId,
-    /// The cluster's ID and trusted certificate.
+    /// The cluster's ID and trusted certificate, as they were when the connection was published.
     pub anchor: TrustAnchor,
     /// Channel that follows the leader.
     pub curators: LeaderTracker,
@@ -121,6 +121,12 @@ impl CuratorConnection {
         Ok(Self { id: node_id_of_key(key), anchor, curators, certificate: shown })
     }
 
+    /// The authority that this node trusts without a statement now: after a theft, an order replaces it.
+    #[must_use]
+    pub fn authority(&self) -> TrustAnchor {
+        self.curators.anchor().unwrap_or_else(|| self.anchor.clone())
+    }
+
     /// Replaces the certificate of this node. The new one is durable before any peer sees it, so a node that is
     /// interrupted has one of the two. A certificate that does not match the key, or is none of this node in its cluster,
     /// replaces nothing.
@@ -131,11 +137,16 @@ impl CuratorConnection {
         certificate: &[u8],
     ) -> Result<(), CredentialsError> {
         let next = certified_key(certificate, key.pkcs8())?;
-        check_own_certificate(certificate, self.id, &authorities_above_or_anchor(files, &self.anchor)?)?;
-        files.write_credentials(&Credentials {
+        let authority = self.authority();
+        check_own_certificate(certificate, self.id, &authorities_above_or_anchor(files, &authority)?)?;
+        let renewed = files.renew_credentials(&Credentials {
             certificate: hex::encode(certificate),
-            ca_certificate: hex::encode(&self.anchor.certificate),
+            ca_certificate: hex::encode(&authority.certificate),
         })?;
+        if !renewed {
+            let sentence = "the authority of the cluster was replaced meanwhile";
+            return Err(CredentialsError::NotOwn(sentence.to_owned()));
+        }
         self.certificate.replace(next);
         Ok(())
     }

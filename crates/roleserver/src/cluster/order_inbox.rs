@@ -13,8 +13,9 @@
 //! seen is rejected. A higher one takes effect when the order is accepted, also for a node that stays in the cluster:
 //! it keeps its key, its certificate and its services, and connects to other curators.
 //!
-//! One order is no order to be something: it has a certificate for the etcd member of a node
-//! ([`peer_order`][crate::cluster::peer_order]). It does not replace the stored order, which only gets its number.
+//! Two orders are no orders to be something. One has a certificate for the etcd member of a node
+//! ([`peer_order`][crate::cluster::peer_order]), the other one another authority of its cluster
+//! ([`authority_order`][crate::cluster::authority_order]). They do not replace the stored order, which only gets their number.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +25,9 @@ use model::ids::MachineId;
 use proto::agent::v1 as wire;
 use proto::agent::v1::cluster_order::Operation as Wanted;
 
+use crate::cluster::authority_order::{
+    AuthorityOrderDecision, carry_out_authority_order, find_taken_step,
+};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
@@ -58,8 +62,8 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
             statement: Some(hex::encode(&join.statement)).filter(|text| !text.is_empty()),
         },
         Some(Wanted::Leave(_)) => OrderKind::Leave {},
-        // A certificate is no order to be something.
-        Some(Wanted::RenewPeer(_)) | None => {
+        // A certificate, or another authority, is no order to be something.
+        Some(Wanted::RenewPeer(_) | Wanted::ReplaceAuthority(_)) | None => {
             return Err(OrderError("its operation is not known to this release".to_owned()));
         }
     };
@@ -104,6 +108,8 @@ enum Acceptance {
     Order,
     /// A certificate for its etcd member.
     Certificate,
+    /// Another authority of its cluster.
+    Authority,
 }
 
 impl OrderInbox {
@@ -118,6 +124,7 @@ impl OrderInbox {
         let InboxInner { files, facts, rejected: refused, .. } = &*self.0;
         let taken = match &order.operation {
             Some(Wanted::RenewPeer(renew)) => use_certificate(files, order.generation, &renew.certificate),
+            Some(Wanted::ReplaceAuthority(next)) => follow_authority(files, order.generation, next),
             _ => self.store_order(order),
         };
         let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,6 +133,11 @@ impl OrderInbox {
             Ok(Acceptance::Certificate) => {
                 let generation = order.generation;
                 tracing::info!(generation, "the etcd member of this machine has a certificate by an order");
+                *refused = None;
+            }
+            Ok(Acceptance::Authority) => {
+                let generation = order.generation;
+                tracing::warn!(generation, "this machine follows another authority of its cluster by an order");
                 *refused = None;
             }
             Ok(Acceptance::Order) => {
@@ -160,6 +172,8 @@ impl OrderInbox {
             OrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
             OrderDecision::Accept => {
                 adopt_epoch(&order, files, facts).map_err(Rejection::Temporary)?;
+                // It is of before this order: the cluster may have been restored with the former authority.
+                files.remove_next_authority().map_err(cannot)?;
                 files.write_order(&order).map(|()| Acceptance::Order).map_err(cannot)
             }
         }
@@ -184,7 +198,12 @@ impl OrderInbox {
             address: facts.address.latest().map(|address| address.to_string()).unwrap_or_default(),
             error: String::new(),
             epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
+            ..wire::ClusterReport::default()
         };
+        if let Some((next, taken)) = find_taken_step(files).map_err(&mut reported).ok().flatten() {
+            report.next_authority = next;
+            report.next_authority_step = taken.map_or(0, |taken| taken.to_wire().into());
+        }
         // A machine has left its cluster only when its key and credentials are removed.
         let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});
         if leaving && (!report.node_key.is_empty() || !report.ca_certificate.is_empty()) {
@@ -226,6 +245,21 @@ fn use_certificate(
         PeerOrderDecision::Ignore => Ok(Acceptance::Ignored),
         PeerOrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
         PeerOrderDecision::Keep | PeerOrderDecision::Replace => Ok(Acceptance::Certificate),
+    }
+}
+
+/// Accepts the order to follow another authority of the cluster.
+fn follow_authority(
+    files: &ClusterFiles,
+    generation: i64,
+    order: &wire::ReplaceAuthority,
+) -> Result<Acceptance, Rejection> {
+    // As for a certificate of etcd.
+    let decided = carry_out_authority_order(files, generation, order, Clock::system().now());
+    match decided.map_err(|error| Rejection::Temporary(error.to_string()))? {
+        AuthorityOrderDecision::Ignore => Ok(Acceptance::Ignored),
+        AuthorityOrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
+        AuthorityOrderDecision::Done | AuthorityOrderDecision::Accept(_) => Ok(Acceptance::Authority),
     }
 }
 
@@ -433,6 +467,43 @@ mod tests {
         let report = order_inbox.report();
         assert!(report.error.contains("cannot be parsed"), "{}", report.error);
         assert_eq!(etcd_member::read_peer_certificate(&files), Some(certificate), "it stays");
+    }
+
+    #[test]
+    fn another_authority_is_stored_and_reported_until_another_order_takes_its_place() {
+        let (_directory, order_inbox) = inbox();
+        let files = &order_inbox.0.files;
+        let [old, new] = [HERE, HERE].map(|cluster| create_authority(cluster, Clock::system().now()).unwrap());
+        let follow = |generation, step: wire::AuthorityStep| {
+            let replace = wire::ReplaceAuthority {
+                step: step.into(),
+                ca_certificate: new.anchor().certificate.clone(),
+                ..Default::default()
+            };
+            wire_order(generation, Wanted::ReplaceAuthority(replace))
+        };
+        order_inbox.accept(&founding(2, "ams"));
+        order_inbox.accept(&follow(3, wire::AuthorityStep::Follow));
+        assert!(order_inbox.report().error.contains("is no node"), "{}", order_inbox.report().error);
+        files.read_or_create_key().unwrap();
+        let ca_certificate = hex::encode(&old.anchor().certificate);
+        files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
+
+        let order = files.read_order().unwrap().unwrap();
+        order_inbox.accept(&follow(4, wire::AuthorityStep::Reject));
+        let report = order_inbox.report();
+        assert_eq!((report.generation, report.error.as_str()), (4, ""));
+        assert_eq!(report.next_authority, new.anchor().certificate);
+        assert_eq!(report.next_authority_step(), wire::AuthorityStep::Reject, "it has no member of etcd");
+        assert_eq!(files.read_order().unwrap(), Some(NodeOrder { generation: 4, ..order }));
+        order_inbox.accept(&follow(4, wire::AuthorityStep::Follow));
+        let stored = files.read_next_authority().unwrap().unwrap();
+        assert_eq!(stored.step.to_wire(), wire::AuthorityStep::Reject, "it had that order");
+
+        // The cluster was restored meanwhile, with the authority of its snapshot.
+        order_inbox.accept(&founding(5, "ams"));
+        assert_eq!(files.read_next_authority().unwrap(), None);
+        assert_eq!(order_inbox.report().next_authority, Vec::<u8>::new());
     }
 
     #[test]

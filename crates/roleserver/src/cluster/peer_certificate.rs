@@ -44,7 +44,7 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_order::LocalPeer;
 use crate::cluster::peer_revocation::is_pair_revoked;
-use crate::cluster::stored_authorities::{CertificateIssuer, ChangeLimit, find_certificate_issuer};
+use crate::cluster::stored_authorities::{CertificateIssuer, ChangeLimit, find_peer_issuer};
 
 /// How often the certificate is compared with the clock, and with what is recorded.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -123,7 +123,7 @@ pub(super) fn renew_peer_certificate(
 /// Who signed the certificate. One that cannot be read is renewed for that reason.
 fn find_issuer(host: &ControlPlaneContext) -> CertificateIssuer {
     let present = etcd_member::read_peer_certificate(&host.files);
-    present.map_or(CertificateIssuer::Signer, |present| find_certificate_issuer(&host.files, &present))
+    present.map_or(CertificateIssuer::Signer, |present| find_peer_issuer(&host.files, &present))
 }
 
 /// Whether the certificate has to be renewed for another reason than its issuer.

@@ -26,12 +26,12 @@ use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_order::{NodeOrder, OrderKind};
 use crate::cluster::peer_revocation::is_pair_revoked;
-use crate::cluster::stored_authorities::authorities_or_anchor;
+use crate::cluster::stored_authorities::{authorities_or_anchor, etcd_authorities};
 
 /// The etcd member of this node, as its files show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPeer {
-    /// The trusted authorities of the cluster.
+    /// The authorities of the cluster that its etcd accepts.
     pub authorities: Vec<TrustAnchor>,
     /// The key of the node, which its member uses.
     pub key: PublicKey,
@@ -42,7 +42,9 @@ pub struct LocalPeer {
 impl LocalPeer {
     /// Reads the member of this node; `None` if it has none.
     pub fn read(files: &ClusterFiles) -> Result<Option<Self>, ClusterFilesError> {
-        let (key, authorities) = (files.read_key()?, authorities_or_anchor(files)?);
+        let key = files.read_key()?;
+        let authorities = authorities_or_anchor(files)?;
+        let authorities = authorities.map(|trusted| etcd_authorities(files, trusted)).transpose()?;
         let membership = files.read_membership()?;
         Ok(key.zip(authorities).zip(membership).map(|((key, authorities), membership)| Self {
             authorities,

@@ -4,6 +4,8 @@
 //! alone, so a changed file leads to a restart in turn ([`peer_restart`](super::peer_restart)). The node's certificates by
 //! another authority than the one that signs are renewed before their time.
 //!
+//! After a theft, etcd of a member trusts another authority before the node does ([`etcd_authorities`]).
+//!
 //! A damaged statement stops none of this node's certificates: they end, and the cluster may need this node. Then it is not
 //! known who signs, and they are renewed in their time, beside the node's own etcd if it has one.
 
@@ -11,6 +13,7 @@ use std::time::Duration;
 
 use curator_client::peer_authorities::find_issuer;
 use curator_client::pki::TrustAnchor;
+use model::cluster::authority_theft::AuthorityStep;
 use tokio::time::Instant;
 
 use crate::cluster::etcd_member;
@@ -73,6 +76,35 @@ pub(super) fn authorities_or_anchor(
     read_anchor(files)?.map(|anchor| authorities_above_or_anchor(files, &anchor)).transpose()
 }
 
+/// The authorities that the etcd of a node accepts which trusts these. After a theft, orders of the shepherd change them
+/// before the node trusts another authority ([`authority_order`](super::authority_order)).
+pub(super) fn etcd_authorities(
+    files: &ClusterFiles,
+    mut authorities: Vec<TrustAnchor>,
+) -> Result<Vec<TrustAnchor>, ClusterFilesError> {
+    let next = files.read_next_authority()?.and_then(|next| Some((next.anchor()?, next.step)));
+    Ok(match next {
+        None => authorities,
+        Some((next, AuthorityStep::Accept | AuthorityStep::Show)) => {
+            if !authorities.contains(&next) {
+                authorities.push(next);
+            }
+            authorities
+        }
+        Some((next, AuthorityStep::Reject | AuthorityStep::Install | AuthorityStep::Follow)) => vec![next],
+    })
+}
+
+/// Finds who signed the certificate of this node's member of etcd. Once the shepherd has sent one of another authority, that one
+/// counts as the signer: the leader issues none of it.
+#[must_use]
+pub(super) fn find_peer_issuer(files: &ClusterFiles, certificate: &[u8]) -> CertificateIssuer {
+    match files.read_next_authority() {
+        Ok(Some(next)) if next.step > AuthorityStep::Accept => CertificateIssuer::Signer,
+        _ => find_certificate_issuer(files, certificate),
+    }
+}
+
 /// The authority that this node trusts without a statement. `None`: this machine is no node.
 pub(super) fn read_anchor(files: &ClusterFiles) -> Result<Option<TrustAnchor>, ClusterFilesError> {
     let credentials = files.read_credentials()?;
@@ -104,6 +136,7 @@ pub(super) fn authorities_above_or_anchor(
 pub fn update_ca_file(files: &ClusterFiles) -> Result<(), ClusterFilesError> {
     let Some(present) = etcd_member::read_authority_certificate(files)? else { return Ok(()) };
     let Some(authorities) = stored_authorities(files)? else { return Ok(()) };
+    let authorities = etcd_authorities(files, authorities)?;
     let bundle = encode_bundle(&authorities);
     if present == bundle.as_bytes() {
         return Ok(());
@@ -151,8 +184,8 @@ pub(super) mod tests {
 
     use super::*;
     use crate::cluster::etcd_member::{decode_pem_bundle, replace_authorities};
-    use crate::cluster::files::Credentials;
     use crate::cluster::files::tests::files;
+    use crate::cluster::files::{Credentials, NextAuthority};
 
     /// A node of the first cluster that trusts authority 1.
     pub(in crate::cluster) fn credentials() -> Credentials {
@@ -198,6 +231,45 @@ pub(super) mod tests {
         state(&files, 4, &[5]);
         update_ca_file(&files).unwrap();
         assert_eq!(in_ca_file(&files), [new]);
+    }
+
+    #[test]
+    fn etcd_accepts_both_authorities_until_it_rejects_the_stolen_one() {
+        let (_directory, files) = files();
+        files.write_credentials(&credentials()).unwrap();
+        replace_authorities(&files, "").unwrap();
+        let [old, new] = [1, 5].map(|key| authority_of(1, key).anchor().certificate.clone());
+        let by = |key| {
+            let authority = authority_of(1, key);
+            authority.issue_node_certificate(&public(7), serial(3), validity()).unwrap().certificate
+        };
+        let (signer, unknown) = (CertificateIssuer::Signer, CertificateIssuer::Unknown);
+        for (step, expected, issuer) in [
+            (AuthorityStep::Accept, vec![&old, &new], unknown),
+            (AuthorityStep::Show, vec![&old, &new], signer),
+            (AuthorityStep::Reject, vec![&new], signer),
+            (AuthorityStep::Install, vec![&new], signer),
+        ] {
+            let next = NextAuthority {
+                step,
+                ca_certificate: hex::encode(&new),
+                private_key: None,
+                owner_keys: Vec::new(),
+                epoch: 0,
+                curators: Vec::new(),
+                statement: None,
+            };
+            files.write_next_authority(&next).unwrap();
+            update_ca_file(&files).unwrap();
+            let present = in_ca_file(&files);
+            assert_eq!(present.len(), expected.len(), "{step}");
+            assert!(expected.iter().all(|one| present.contains(one)), "{step}");
+            assert_eq!(find_peer_issuer(&files, &by(5)), issuer, "{step}");
+        }
+        files.remove_next_authority().unwrap();
+        update_ca_file(&files).unwrap();
+        assert_eq!(in_ca_file(&files), [old]);
+        assert_eq!((find_peer_issuer(&files, &by(1)), find_peer_issuer(&files, &by(5))), (signer, unknown));
     }
 
     #[test]

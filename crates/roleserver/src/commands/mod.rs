@@ -5,6 +5,7 @@
 //!
 //! * [`enroll`][]: accepts the request of a shepherd. Its standard output is the response and nothing else.
 //! * [`run`][]: the agent and everything below it. [`supervise`][]: restarts the agent where no init system does.
+//! * [`follow_authority`][]: another authority of the cluster after a theft, by a person.
 //! * [`status`][]: reads the state directory, and works without a running role server. [`pages`][]
 //!   are read from the running one ([`status_socket`](crate::status_socket)), and fail without it.
 //!
@@ -12,6 +13,7 @@
 //! [`update::watchdog`](crate::update::watchdog). Only a role server calls them.
 
 pub mod enroll;
+pub mod follow_authority;
 pub mod pages;
 pub mod run;
 pub mod status;

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use crate::callback::hardware_summary::summarise_report;
 use bmdb::engine::fact_change::NewHeartbeat;
 use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
+use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
@@ -106,6 +107,9 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
     if report.ca_certificate.len() > CERTIFICATE_LIMIT {
         return malformed("cluster_report.ca_certificate", "is larger than 8 KiB");
     }
+    if report.next_authority.len() > CERTIFICATE_LIMIT {
+        return malformed("cluster_report.next_authority", "is larger than 8 KiB");
+    }
     if report.epoch > MAX_EPOCH {
         return malformed("cluster_report.epoch", "is larger than it can be");
     }
@@ -121,6 +125,8 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
         address: Some(report.address).filter(|text| !text.is_empty()),
         error: Some(error).filter(|text| !text.is_empty()),
         epoch: report.epoch,
+        next_authority: Some(report.next_authority).filter(|bytes| !bytes.is_empty()),
+        next_authority_step: AuthorityStep::from_wire(report.next_authority_step),
     })
 }
 
@@ -254,11 +260,15 @@ mod tests {
             address: "10.0.0.1".to_owned(),
             error: "no\nroute".to_owned(),
             epoch: 2,
+            next_authority: vec![5],
+            next_authority_step: 3,
         };
         let mut request = request();
         request.cluster_report = Some(report.clone());
         let read = parse_heartbeat(request, [7; 32]).unwrap().cluster.unwrap();
         assert_eq!((read.generation, read.key, read.ca_certificate), (3, Some([7; 32]), Some(vec![1, 2])));
+        let next = (read.next_authority.as_deref(), read.next_authority_step);
+        assert_eq!(next, (Some(&[5][..]), Some(AuthorityStep::Reject)));
         assert_eq!((read.address.as_deref(), read.error.as_deref()), (Some("10.0.0.1"), Some("no route")));
         for (wrong, field) in [
             (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
@@ -272,8 +282,12 @@ mod tests {
             ),
             (ClusterReport { epoch: u64::MAX, ..report.clone() }, "cluster_report.epoch is larger"),
             (
-                ClusterReport { ca_certificate: vec![0; 9000], ..report },
+                ClusterReport { ca_certificate: vec![0; 9000], ..report.clone() },
                 "cluster_report.ca_certificate is larger",
+            ),
+            (
+                ClusterReport { next_authority: vec![0; 9000], ..report },
+                "cluster_report.next_authority is larger",
             ),
         ] {
             let text = rejection(|request| request.cluster_report = Some(wrong));

@@ -12,6 +12,7 @@ use crate::engine::fact_change::power::{PowerChange, apply_power_change};
 use crate::engine::fact_change::retirement::{RetirementChange, apply_retirement_change};
 use crate::engine::host_findings::store_findings;
 use model::backoff::BackoffFact;
+use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::state::MemberReport;
 use model::facts::{Hold, Postponement, Recovery};
 use model::ids::MachineId;
@@ -410,7 +411,9 @@ pub(crate) async fn apply_fact_change(
             report.ca_certificate.as_deref(),
             report.address.as_deref(),
             report.error.as_deref(),
-            i64::try_from(report.epoch).unwrap_or(i64::MAX)
+            i64::try_from(report.epoch).unwrap_or(i64::MAX),
+            report.next_authority.as_deref(),
+            report.next_authority_step.map(AuthorityStep::number)
         ),
         FactChange::ReleaseReport(report) => sqlx::query_file!(
             "../../sql/roll_out/upsert_report.sql",

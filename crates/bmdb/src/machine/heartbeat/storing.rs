@@ -19,6 +19,7 @@ use crate::machine::heartbeat::{
     AgentInstructions, HeartbeatOutcome, PendingClusterOrder, PendingInstallation, PendingRelease,
     ReceivedHeartbeat,
 };
+use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::state::MemberReport;
 use model::facts::MachineFacts;
 use model::phase::phase_of;
@@ -80,6 +81,8 @@ async fn store_heartbeat_in_tx(
             address: row.reported_address,
             error: row.reported_error,
             epoch: row.reported_epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
+            next_authority: row.reported_next_authority,
+            next_authority_step: row.reported_authority_step.and_then(AuthorityStep::from_number),
         }),
         release: row.running_generation.zip(row.running_sha256).and_then(|(generation, sha256)| {
             Some(ReleaseReport {

@@ -1,5 +1,6 @@
 //! Effects of a step: what a forecast changes when the step succeeds.
 
+use crate::cluster::authority_theft::{AuthorityStep, TheftStage};
 use crate::cluster::forecast::{ForecastInput, ForecastRun, new_node};
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
 use crate::cluster::plan::step::ClusterPlanStep;
@@ -20,6 +21,10 @@ impl ForecastRun {
             ClusterPlanStep::SendOrder { machine, order: what } => self.apply_order(machine, what),
             ClusterPlanStep::RenewPeer { machine } => self.apply_order(machine, MembershipOrder::Join),
             ClusterPlanStep::EndPeerRenewal => self.cluster().peer_renewal = None,
+            ClusterPlanStep::CreateAuthority => self.begin_authority_step(AuthorityStep::Accept),
+            ClusterPlanStep::SendAuthority { machine, step } => self.apply_authority_order(machine, step),
+            ClusterPlanStep::AdvanceAuthority { step } => self.begin_authority_step(step),
+            ClusterPlanStep::EndAuthorityTheft => self.cluster().authority_theft = None,
             ClusterPlanStep::RecordFounding { machine } => self.apply_founding(machine),
             ClusterPlanStep::ApproveNode { key, .. } => {
                 let mut nodes = self.observed().into_iter().flat_map(|seen| &mut seen.nodes);
@@ -111,6 +116,39 @@ impl ForecastRun {
         if let Some(member) = self.member(machine) {
             let generation = member.last_order.map_or(0, |order| order.generation) + 1;
             member.last_order = Some(LastOrder { order: what, generation, sent_at: at });
+        }
+    }
+
+    fn begin_authority_step(&mut self, step: AuthorityStep) {
+        let since = self.now;
+        let Some(theft) = &mut self.cluster().authority_theft else { return };
+        let certificate = theft.stage.take().map_or_else(|| b"next".to_vec(), |stage| stage.certificate);
+        if step == AuthorityStep::Follow
+            && let Some(founded) = &mut self.cluster().identity
+        {
+            founded.ca_certificate.clone_from(&certificate);
+        }
+        if let Some(theft) = &mut self.cluster().authority_theft {
+            theft.stage = Some(TheftStage { certificate, step, since });
+        }
+    }
+
+    /// The machine takes the step at once.
+    fn apply_authority_order(&mut self, machine: MachineId, step: AuthorityStep) {
+        let theft = self.cluster().authority_theft.as_ref();
+        let Some(certificate) = theft.and_then(|theft| Some(theft.stage.as_ref()?.certificate.clone())) else {
+            return;
+        };
+        self.apply_order(machine, MembershipOrder::Join);
+        let Some(member) = self.member(machine) else { return };
+        let generation = member.last_order.map_or(0, |order| order.generation);
+        let Some(report) = &mut member.report else { return };
+        report.generation = generation;
+        match step {
+            AuthorityStep::Install | AuthorityStep::Follow => report.ca_certificate = Some(certificate),
+            AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject => {
+                (report.next_authority, report.next_authority_step) = (Some(certificate), Some(step));
+            }
         }
     }
 

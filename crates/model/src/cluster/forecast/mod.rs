@@ -199,6 +199,7 @@ impl ForecastRun {
             ClusterPlanStep::AddMember { machine, .. }
             | ClusterPlanStep::SendOrder { machine, .. }
             | ClusterPlanStep::RenewPeer { machine }
+            | ClusterPlanStep::SendAuthority { machine, .. }
             | ClusterPlanStep::RecordFounding { machine }
             | ClusterPlanStep::ApproveNode { machine, .. }
             | ClusterPlanStep::MarkLeaving { machine, .. }

@@ -84,6 +84,8 @@ impl ForecastRun {
                 address: Some(before.address.unwrap_or_else(|| member.name.clone())),
                 error: None,
                 epoch: if order.order == MembershipOrder::Leave { before.epoch } else { epoch },
+                next_authority: before.next_authority,
+                next_authority_step: before.next_authority_step,
             });
             if order.order == MembershipOrder::Join {
                 registered.push((member.machine, key));

@@ -27,7 +27,7 @@
 //!
 //! * `members`: machines are chosen, marked as leaving and let go; scale-down. `placement`: which of them.
 //! * `founding` and `restore`: the first machine of a cluster. [`peer_renewal`][]: members of etcd after all their
-//!   certificates have ended.
+//!   certificates have ended. [`authority_theft`][]: another authority after a theft.
 //! * `joining`: a machine becomes a node. `roles`: roles of a node. `removal`: a node is removed.
 //! * `declarations` and `kubernetes`: what the curators have to know. [`upgrade`][]: another bundle, node by node.
 //! * [`step`][]: what all of them plan.
@@ -46,6 +46,7 @@ use crate::cluster::state::{
 use crate::ids::MachineId;
 use crate::time::Timestamp;
 
+pub mod authority_theft;
 mod declarations;
 mod founding;
 mod joining;
@@ -109,6 +110,9 @@ pub fn plan_cluster(
         return planning.plan;
     }
     planning.add_members(&ClusterPart::ALL, candidates, places);
+    if cluster.identity.is_some() {
+        planning.plan_authority_theft();
+    }
     match (&cluster.identity, &cluster.observed) {
         (None, _) => planning.plan_founding(),
         (Some(_), CuratorAnswer::Observed(seen)) => {

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::cluster::authority_theft::AuthorityStep;
 use crate::cluster::kubernetes::KeyPurpose;
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::MembershipOrder;
@@ -36,6 +37,22 @@ pub enum ClusterPlanStep {
     },
     /// Record that the members of etcd need no certificates by an order any more.
     EndPeerRenewal,
+    /// Make the authority that replaces the stolen one, and store it.
+    CreateAuthority,
+    /// Send a machine the new authority for this step, over its agent channel.
+    SendAuthority {
+        /// The machine that gets it.
+        machine: MachineId,
+        /// The step that the machine has to take.
+        step: AuthorityStep,
+    },
+    /// Record that the next step of the replacement begins.
+    AdvanceAuthority {
+        /// The step that begins.
+        step: AuthorityStep,
+    },
+    /// Record that the stolen authority is replaced on every machine.
+    EndAuthorityTheft,
     /// Record the identity of the founded cluster, as this machine reported it.
     RecordFounding {
         /// The machine that founded the cluster.
@@ -142,6 +159,14 @@ impl fmt::Display for ClusterPlanStep {
                 write!(f, "machine {machine} is sent a new certificate for its member of etcd")
             }
             Self::EndPeerRenewal => f.write_str("its members of etcd have their certificates"),
+            Self::CreateAuthority => f.write_str("the authority that replaces the stolen one is made"),
+            Self::SendAuthority { machine, step } => {
+                write!(f, "machine {machine} is sent the new authority ({step})")
+            }
+            Self::AdvanceAuthority { step } => {
+                write!(f, "its new authority takes the next step ({step})")
+            }
+            Self::EndAuthorityTheft => f.write_str("its stolen authority is replaced on every machine"),
             Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
             Self::ApproveNode { machine, key } => {
                 write!(f, "machine {machine} is admitted with the key {}", hex::encode(key))

@@ -103,6 +103,7 @@ pub(super) fn healthy_cluster(control_plane: u8) -> Cluster {
         restored_at: None,
         restoring: None,
         peer_renewal: None,
+        authority_theft: None,
         declared_roles: Vec::new(),
         kubernetes: None,
         upgrade: None,

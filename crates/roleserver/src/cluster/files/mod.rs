@@ -15,6 +15,7 @@
 //! | `former_curators.json` | `curator_directory` | those before the last change, until one of the new ones is verified |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
+//! | `next_authority.json` | `authority_order`, or an operator | the authority that replaces a stolen one, mode 0600 |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
 //! | `declarations.json`, `about.json` | `services` | see [`persisted`][crate::cluster::services::persisted] |
 //! | `services/` | `services` | a directory for each service |
@@ -24,8 +25,8 @@
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd, `control_plane`, `peer_*` | its data, sockets, TLS files, revoked peers, last start |
 //!
-//! Truth are the order, the key, the authority, the membership, the credentials, the epoch, the statement and etcd's
-//! data: nothing can replace them. Damaged truth is an error that names the file and the way back. Another key would make
+//! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch, the
+//! statement and etcd's data: nothing can replace them. Damaged truth is an error that names the file and the way back. Another key would make
 //! it another node, and a guessed epoch or a lost statement could make it follow the wrong curators.
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
@@ -51,8 +52,11 @@ use crate::disk::{self, PendingWrite};
 mod curator_certificate;
 mod curators;
 mod etcd_files;
+mod next_authority;
 mod roles;
 mod statement;
+
+pub use next_authority::NextAuthority;
 
 /// Largest file that is read, in bytes.
 const FILE_LIMIT: u64 = 4 << 20;

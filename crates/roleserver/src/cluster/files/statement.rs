@@ -80,8 +80,17 @@ impl ClusterFiles {
             if stored.is_some_and(|stored| (stored.epoch, stored.number) >= statement.order()) {
                 return Ok(());
             }
+            // The authority may have been replaced after a theft while this statement was on its way.
+            if !self.is_own_statement(signed)? {
+                return Ok(());
+            }
             self.write_json(FILE_NAME, &next)
         })
+    }
+
+    /// Removes the stored statement: it is that of a former authority.
+    pub(super) fn remove_statement(&self) -> Result<(), ClusterFilesError> {
+        self.remove_file(FILE_NAME)
     }
 
     fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {

@@ -1,0 +1,251 @@
+//! Replaces the authority after a theft of its key: the orders to the machines, and the steps of the cluster.
+//!
+//! [`authority_theft`](crate::cluster::authority_theft) explains the steps. The plan follows from the stored step and from what
+//! machines report over their agent channel. Neither depends on the curators: between two steps they may trust another
+//! authority than the shepherd, and a thief may speak for them.
+//!
+//! # Who is waited for
+//!
+//! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent: its etcd
+//! would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each machine that is a
+//! node. One that is off holds the order, gets it when it reports, or is retired. A machine whose node a person has moved
+//! reports the new authority, and counts as done.
+
+use std::time::Duration;
+
+use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityWait};
+use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage};
+use crate::cluster::plan::ClusterPlanner;
+use crate::cluster::plan::step::ClusterPlanStep;
+use crate::cluster::spec::ClusterPart;
+use crate::cluster::state::{ClusterMember, CuratorAnswer, MembershipOrder};
+use crate::time::{Timestamp, between};
+
+/// How long a machine may take for a step that it has accepted before it gets the order again.
+const ORDER_RETRY_AFTER: Duration = Duration::from_mins(1);
+
+/// What a machine lacks for a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepDelivery {
+    /// It takes no part: it is no node, or its order is to leave.
+    Excluded,
+    /// Nothing.
+    Done,
+    /// It gets the order now.
+    Due,
+    /// It has the order, or will get it when it reports; the text is what it waits for, without a full stop.
+    Waits(String),
+}
+
+/// What this machine lacks for the step that is under way.
+#[must_use]
+pub fn step_delivery(member: &ClusterMember, stage: &TheftStage, now: Timestamp) -> StepDelivery {
+    let Some(report) = member.report.as_ref().filter(|report| report.key.is_some()) else {
+        return StepDelivery::Excluded;
+    };
+    let ordered_to_leave = member.last_order.is_some_and(|order| order.order == MembershipOrder::Leave);
+    let Some(trusted) = report.ca_certificate.as_ref().filter(|_| !ordered_to_leave) else {
+        return StepDelivery::Excluded;
+    };
+    if stage.step != AuthorityStep::Follow && member.part != ClusterPart::ControlPlane {
+        return StepDelivery::Excluded;
+    }
+    let has_followed = *trusted == stage.certificate;
+    let has_taken = report.next_authority.as_ref() == Some(&stage.certificate)
+        && report.next_authority_step.is_some_and(|step| step >= stage.step);
+    if has_followed || has_taken {
+        return StepDelivery::Done;
+    }
+    let Some(order) = member.last_order.filter(|order| order.sent_at > stage.since) else {
+        return StepDelivery::Due;
+    };
+    if report.generation < order.generation {
+        return StepDelivery::Waits(
+            "it was sent the new authority of its cluster, and has not reported on it".to_owned(),
+        );
+    }
+    if between(order.sent_at, now) >= ORDER_RETRY_AFTER {
+        return StepDelivery::Due;
+    }
+    StepDelivery::Waits(match &report.error {
+        Some(error) => format!("it has the new authority of its cluster, and reports: {error}"),
+        None => "it has the new authority of its cluster, and takes the step".to_owned(),
+    })
+}
+
+/// How far the replacement is, with the machines that it waits for.
+#[must_use]
+pub fn theft_progress(
+    theft: &AuthorityTheft,
+    members: &[ClusterMember],
+    now: Timestamp,
+) -> Option<AuthorityProgress> {
+    let stage = theft.stage.as_ref()?;
+    let waits_for = members.iter().filter_map(|member| {
+        let reason = match step_delivery(member, stage, now) {
+            StepDelivery::Excluded | StepDelivery::Done => return None,
+            StepDelivery::Due => "it is sent the new authority".to_owned(),
+            StepDelivery::Waits(reason) => reason,
+        };
+        Some(AuthorityWait { node: member.name.clone(), reason })
+    });
+    Some(AuthorityProgress {
+        stage: stage.step.as_str().to_owned(),
+        since: Some(stage.since),
+        waits_for: waits_for.collect(),
+    })
+}
+
+impl ClusterPlanner<'_> {
+    /// Plans the orders that are due, the next step, or the end.
+    pub(super) fn plan_authority_theft(&mut self) {
+        let cluster = self.cluster;
+        let Some(theft) = &cluster.authority_theft else { return };
+        let by = &theft.ordered_by;
+        let Some(stage) = &theft.stage else {
+            return self.push_step(ClusterPlanStep::CreateAuthority);
+        };
+        let (mut taking_part, mut done) = (0_usize, 0_usize);
+        for member in &cluster.members {
+            let delivery = step_delivery(member, stage, self.now);
+            taking_part += usize::from(delivery != StepDelivery::Excluded);
+            match delivery {
+                StepDelivery::Excluded => {}
+                StepDelivery::Done => done += 1,
+                StepDelivery::Due => self
+                    .push_step(ClusterPlanStep::SendAuthority { machine: member.machine, step: stage.step }),
+                StepDelivery::Waits(reason) => self.push_wait(member, reason),
+            }
+        }
+        let is_done = taking_part > 0 && done == taking_part;
+        match stage.step.next() {
+            Some(next) if is_done => self.push_step(ClusterPlanStep::AdvanceAuthority { step: next }),
+            // Its first statement is stored by then, and a snapshot follows.
+            None if is_done && matches!(cluster.observed, CuratorAnswer::Observed(_)) => {
+                self.push_step(ClusterPlanStep::EndAuthorityTheft);
+            }
+            _ => self.plan.wait_reasons.push(format!(
+                "its authority is replaced after a theft, as {by} ordered ({}): {done} of {taking_part} machines have \
+                 taken this step",
+                stage.step
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::plan::tests::{at, healthy_cluster, machine, plan_text};
+    use crate::cluster::state::{Cluster, LastOrder};
+
+    const NEW: [u8; 2] = [5, 5];
+
+    /// A cluster of three members and a worker in which the authority is replaced, with this step under way since second 900.
+    fn cluster(step: Option<AuthorityStep>) -> Cluster {
+        let stage = step.map(|step| TheftStage { certificate: NEW.to_vec(), step, since: at(900) });
+        let theft = AuthorityTheft { ordered_by: "kim".to_owned(), stage };
+        Cluster { authority_theft: Some(theft), ..healthy_cluster(3) }
+    }
+
+    fn sent_at(member: &mut ClusterMember, second: i64, generation: i64) {
+        let order = MembershipOrder::Join;
+        member.last_order = Some(LastOrder { order, generation, sent_at: at(second) });
+    }
+
+    fn took(member: &mut ClusterMember, step: AuthorityStep) {
+        let report = member.report.as_mut().unwrap();
+        (report.next_authority, report.next_authority_step) = (Some(NEW.to_vec()), Some(step));
+    }
+
+    fn followed(member: &mut ClusterMember) {
+        member.report.as_mut().unwrap().ca_certificate = Some(NEW.to_vec());
+    }
+
+    #[test]
+    fn authority_is_made_before_anything_is_sent() {
+        assert!(plan_text(&cluster(None), &[]).starts_with(&ClusterPlanStep::CreateAuthority.to_string()));
+    }
+
+    #[test]
+    fn each_step_waits_for_every_member_of_etcd() {
+        use AuthorityStep::{Accept, Install, Reject, Show};
+        for step in [Accept, Show, Reject, Install] {
+            let mut cluster = cluster(Some(step));
+            let sent = |number| ClusterPlanStep::SendAuthority { machine: machine(number), step }.to_string();
+            let all = [1, 2, 3].map(sent).join("; ");
+            let text = plan_text(&cluster, &[]);
+            assert!(text.starts_with(&all) && !text.contains(&sent(9)), "{step}: {text}");
+            let next = ClusterPlanStep::AdvanceAuthority { step: step.next().unwrap() }.to_string();
+            for number in 0..3 {
+                let text = plan_text(&cluster, &[]);
+                assert!(!text.contains(&next), "{step}, without machine {number}: {text}");
+                let member = &mut cluster.members[number];
+                match step {
+                    Install => followed(member),
+                    _ => took(member, step),
+                }
+            }
+            assert!(plan_text(&cluster, &[]).starts_with(&next), "{step}: {}", plan_text(&cluster, &[]));
+        }
+    }
+
+    #[test]
+    fn last_step_concerns_every_node_and_ends_once_curators_answer() {
+        let mut cluster = cluster(Some(AuthorityStep::Follow));
+        for member in &mut cluster.members[..3] {
+            followed(member);
+        }
+        let sent = ClusterPlanStep::SendAuthority { machine: machine(9), step: AuthorityStep::Follow };
+        assert!(plan_text(&cluster, &[]).starts_with(&sent.to_string()), "{}", plan_text(&cluster, &[]));
+        followed(&mut cluster.members[3]);
+        let unreachable =
+            Cluster { observed: CuratorAnswer::Unreachable("none".to_owned()), ..cluster.clone() };
+        let ended = ClusterPlanStep::EndAuthorityTheft.to_string();
+        assert!(!plan_text(&unreachable, &[]).contains(&ended));
+        assert!(plan_text(&cluster, &[]).starts_with(&ended), "{}", plan_text(&cluster, &[]));
+    }
+
+    #[test]
+    fn order_is_sent_once_and_again_to_a_machine_that_does_not_take_it() {
+        let stage = TheftStage { certificate: NEW.to_vec(), step: AuthorityStep::Show, since: at(900) };
+        let mut member = healthy_cluster(3).members.swap_remove(0);
+        let generation = member.report.as_ref().unwrap().generation;
+        let delivery = |member: &ClusterMember, second| step_delivery(member, &stage, at(second));
+        let waits = |delivery, part: &str| {
+            let StepDelivery::Waits(text) = delivery else { panic!("{part}: {delivery:?}") };
+            assert!(text.contains(part) && !text.ends_with('.'), "{text}");
+        };
+        sent_at(&mut member, 899, generation);
+        assert_eq!(delivery(&member, 901), StepDelivery::Due, "that was the order of the step before");
+        sent_at(&mut member, 901, generation + 1);
+        waits(delivery(&member, 902), "has not reported on it");
+        waits(delivery(&member, 90_000), "has not reported on it");
+        let report = member.report.as_mut().unwrap();
+        report.generation = generation + 1;
+        waits(delivery(&member, 902), "takes the step");
+        assert_eq!(delivery(&member, 961), StepDelivery::Due, "its certificate may have ended");
+        member.report.as_mut().unwrap().error = Some("its operation is not known to this release".to_owned());
+        waits(delivery(&member, 902), "not known to this release");
+        took(&mut member, AuthorityStep::Accept);
+        assert_eq!(delivery(&member, 961), StepDelivery::Due, "it has taken the step before");
+        took(&mut member, AuthorityStep::Reject);
+        assert_eq!(delivery(&member, 961), StepDelivery::Done, "it is further than that");
+        member.report.as_mut().unwrap().next_authority = Some(vec![6]);
+        assert_eq!(delivery(&member, 961), StepDelivery::Due, "that was another authority");
+        member.last_order.as_mut().unwrap().order = MembershipOrder::Leave;
+        assert_eq!(delivery(&member, 961), StepDelivery::Excluded);
+    }
+
+    #[test]
+    fn progress_names_the_machines_that_are_waited_for() {
+        let mut cluster = cluster(Some(AuthorityStep::Accept));
+        took(&mut cluster.members[0], AuthorityStep::Accept);
+        let theft = cluster.authority_theft.clone().unwrap();
+        let progress = theft_progress(&theft, &cluster.members, at(1000)).unwrap();
+        let named: Vec<&str> = progress.waits_for.iter().map(|wait| wait.node.as_str()).collect();
+        assert_eq!((progress.stage.as_str(), progress.since), ("accepting", Some(at(900))));
+        assert_eq!(named, ["m2", "m3"]);
+        assert_eq!(theft_progress(&AuthorityTheft { stage: None, ..theft }, &cluster.members, at(1000)), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! `roleserver authority` and `roleserver follow-authority`: another authority of the cluster, by a person at the machine.
+//!
+//! After a theft of the authority's key, the new authority reaches a node by an order of its shepherd. A node without a shepherd
+//! gets it from a person, who reads it on a machine that has followed, and compares it: it is all that the node trusts from then
+//! on. The role server that runs carries it out within seconds, or else the next one.
+
+use std::path::Path;
+
+use curator_client::pki::TrustAnchor;
+use model::cluster::authority_theft::AuthorityStep;
+
+use crate::cluster::files::{ClusterFiles, NextAuthority};
+use crate::commands::CommandError;
+
+/// The certificate of the authority that the node of this machine trusts, in hexadecimal digits.
+pub fn render_authority(state_directory: &Path) -> Result<String, CommandError> {
+    Ok(format!("{}\n", read_authority(&ClusterFiles::in_state_directory(state_directory))?))
+}
+
+/// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. Returns what the
+/// command prints.
+pub fn follow_authority(
+    state_directory: &Path,
+    certificate: &str,
+    curators: &[String],
+) -> Result<String, CommandError> {
+    let files = ClusterFiles::in_state_directory(state_directory);
+    let usage = |reason: &str| {
+        CommandError::Usage(format!(
+            "{reason}: give the digits that `roleserver authority` prints on a machine of the cluster that has followed"
+        ))
+    };
+    let certificate = certificate.trim().to_lowercase();
+    let der = hex::decode(&certificate).map_err(|_| usage("the certificate is no hexadecimal text"))?;
+    let next = TrustAnchor::parse(&der).map_err(|error| usage(&error.to_string()))?;
+    let present = read_authority(&files)?;
+    let trusted = hex::decode(&present).ok().and_then(|der| TrustAnchor::parse(&der).ok());
+    if trusted.is_some_and(|trusted| trusted.cluster != next.cluster) {
+        return Err(usage("it is the authority of another cluster than that of this machine"));
+    }
+    if present == certificate {
+        return Ok("this node trusts that authority already\n".to_owned());
+    }
+    if files.read_membership().map_err(CommandError::from_error)?.is_some() {
+        return Err(CommandError::Failed(
+            "this machine runs a member of etcd, which has to take other steps with the other members: its shepherd orders \
+             them with `shepherdctl cluster rotate-authority NAME --compromised`"
+                .to_owned(),
+        ));
+    }
+    let next = NextAuthority {
+        step: AuthorityStep::Follow,
+        ca_certificate: certificate,
+        private_key: None,
+        owner_keys: Vec::new(),
+        epoch: 0,
+        curators: curators.to_vec(),
+        statement: None,
+    };
+    files.write_next_authority(&next).map_err(CommandError::from_error)?;
+    Ok("this node trusts that authority alone as soon as its role server has read it, within seconds if it runs\n".to_owned())
+}
+
+fn read_authority(files: &ClusterFiles) -> Result<String, CommandError> {
+    let credentials = files.read_credentials().map_err(CommandError::from_error)?;
+    let credentials = credentials
+        .ok_or_else(|| CommandError::Failed("this machine is no node of a cluster, so it trusts no authority".to_owned()))?;
+    Ok(credentials.ca_certificate)
+}
+
+#[cfg(test)]
+mod tests {
+    use curator_client::testing::{authority, authority_of};
+
+    use super::*;
+    use crate::cluster::files::{Credentials, EtcdMembership};
+
+    #[test]
+    fn node_without_a_shepherd_gets_another_authority_of_its_cluster_from_a_person() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let digits = |key| hex::encode(&authority_of(1, key).anchor().certificate);
+        let follow = |text: &str| follow_authority(directory.path(), text, &["10.0.0.9:7835".to_owned()]);
+        assert!(follow(&digits(5)).unwrap_err().to_string().contains("is no node"));
+        files
+            .write_credentials(&Credentials { certificate: String::new(), ca_certificate: digits(1) })
+            .unwrap();
+        assert_eq!(render_authority(directory.path()).unwrap(), format!("{}\n", digits(1)));
+        let elsewhere = hex::encode(&authority(2).anchor().certificate);
+        for (text, reason) in
+            [("xyz", "no hexadecimal text"), ("abcd", "roleserver authority"), (elsewhere.as_str(), "another cluster")]
+        {
+            let error = follow(text).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        assert!(follow(&digits(1)).unwrap().contains("already"));
+        assert_eq!(files.read_next_authority().unwrap(), None);
+
+        let membership = EtcdMembership {
+            member: Some(7),
+            data: "member-7".to_owned(),
+            address: "10.0.0.1".parse().unwrap(),
+            initial_cluster: String::new(),
+            new_cluster: false,
+            epoch: 0,
+        };
+        files.write_membership(&membership).unwrap();
+        assert!(follow(&digits(5)).unwrap_err().to_string().contains("--compromised"));
+        assert_eq!(files.read_next_authority().unwrap(), None);
+        files.remove_membership(&membership).unwrap();
+
+        follow(&format!(" {}\n", digits(5).to_uppercase())).unwrap();
+        let next = files.read_next_authority().unwrap().unwrap();
+        assert_eq!((next.step, next.anchor().as_ref()), (AuthorityStep::Follow, Some(authority_of(1, 5).anchor())));
+        assert_eq!(next.curators, ["10.0.0.9:7835"]);
+    }
+}
