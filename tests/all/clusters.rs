@@ -6,6 +6,7 @@
 mod recovery;
 
 use std::process::{Command, Stdio};
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 pub(crate) struct Field {
     pub(crate) fleet: Fleet,
     pub(crate) shepherd: Option<Program>,
+    /// The endpoint of the first shepherd, which the agents call.
+    pub(crate) endpoint: String,
     // Dropped after the fleet: what is left of nodes is removed when the simulator has ended.
     nodes: Nodes,
 }
@@ -80,10 +83,11 @@ impl Field {
         let fleet = Fleet::start(name, &simulator).await?;
         let disks = fleet.directory().join("fleet.json.disks");
         let nodes = Nodes { disks, _directory: fleet.shared_directory() };
-        let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &FLAGS)?;
+        let endpoint = endpoint()?;
+        let shepherd = fleet.shepherd("shepherd", slice::from_ref(&endpoint), &FLAGS)?;
         fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
         fleet.until("all are Ready", ALL_READY).await?;
-        Ok(Self { fleet, shepherd: Some(shepherd), nodes })
+        Ok(Self { fleet, shepherd: Some(shepherd), endpoint, nodes })
     }
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String> {

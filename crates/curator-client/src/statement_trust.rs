@@ -447,10 +447,14 @@ mod tests {
         };
         trust.adopt(heir.anchor().clone(), Some(by_heir(1)));
         assert_eq!((current_order(&trust), *accepted.borrow()), (Some((0, 1)), 2));
-        assert_eq!((trust.anchor(), trust.authorities()), (heir.anchor().clone(), vec![heir.anchor().clone()]));
+        assert_eq!(
+            (trust.anchor(), trust.authorities()),
+            (heir.anchor().clone(), vec![heir.anchor().clone()])
+        );
         let link = Succession::sign(&thief, authority_of(1, 6).anchor()).unwrap();
         let authorities = vec![authority_of(1, 6).anchor().clone()];
-        let by_another = Statement { authorities, ..statement(900, 7_002) }.sign(&authority_of(1, 6)).unwrap();
+        let by_another =
+            Statement { authorities, ..statement(900, 7_002) }.sign(&authority_of(1, 6)).unwrap();
         for (what, offered) in [
             ("a statement", sent(900, 7_001)),
             ("a successor of its own", by_another.with_successors(vec![link]).to_wire()),

@@ -103,7 +103,9 @@ pub async fn install_authority(
             .collect();
         let tickets = KeySelector::Prefix(TICKETS.to_string());
         if client.replace_unguarded("another authority of the cluster", &changes, &tickets).await? {
-            tracing::warn!("the authority of the cluster was replaced after a theft, and its tickets have ended");
+            tracing::warn!(
+                "the authority of the cluster was replaced after a theft, and its tickets have ended"
+            );
             return Ok((next.cluster.epoch, next.statement));
         }
     }
@@ -217,7 +219,8 @@ mod tests {
             assert_eq!(signed.statement.order(), (3, 1), "{what}");
             assert_eq!(signed.statement.authorities, [next.anchor().clone()], "{what}");
             assert!(signed.statement.revoked.contains_key(&serial(3)), "{what}");
-            let by_thief = SignedStatement::verify(&written.statement, slice::from_ref(authority(1).anchor()));
+            let by_thief =
+                SignedStatement::verify(&written.statement, slice::from_ref(authority(1).anchor()));
             assert!(by_thief.is_err(), "{what}: the stolen one leads to it");
             // Another member with the same order.
             assert!(matches!(plan(&written, &next).unwrap(), Installation::Done), "{what}");
@@ -227,19 +230,22 @@ mod tests {
     #[test]
     fn authority_is_installed_once_also_if_it_was_replaced_since() {
         let next = authority_of(1, 5);
-        let mut ring = AuthorityRing::new(authority_of(1, 5)).begin(authority_of(1, 6), at(0)).unwrap().unwrap();
+        let mut ring =
+            AuthorityRing::new(authority_of(1, 5)).begin(authority_of(1, 6), at(0)).unwrap().unwrap();
         for step in [ReplacementStep::Sign, ReplacementStep::Drop, ReplacementStep::End] {
             ring = ring.apply_step(step, at(0)).unwrap();
         }
         let six = authority_of(1, 6);
-        let signed = Statement { authorities: vec![six.anchor().clone()], ..statement(3, 9) }.sign(&six).unwrap();
+        let signed =
+            Statement { authorities: vec![six.anchor().clone()], ..statement(3, 9) }.sign(&six).unwrap();
         assert!(matches!(plan(&records(ring, &signed), &next).unwrap(), Installation::Done));
     }
 
     #[test]
     fn order_that_would_cut_off_the_cluster_is_refused_in_one_sentence() {
         let foreign = plan(&stolen(), &authority(2)).unwrap_err().to_string();
-        let ownerless = plan_installation(&stolen(), &authority_of(1, 5), &[], at(9)).unwrap_err().to_string();
+        let ownerless =
+            plan_installation(&stolen(), &authority_of(1, 5), &[], at(9)).unwrap_err().to_string();
         assert!(ownerless.contains("no owner"), "{ownerless}");
         for text in [foreign, ownerless] {
             assert!(!text.contains(". "), "{text}");
@@ -252,7 +258,8 @@ mod tests {
         forged.statement.signature[0] ^= 1;
         let Installation::Write(written) = plan(&forged, &authority_of(1, 5)).unwrap() else { panic!() };
         let signed =
-            SignedStatement::verify(&written.statement, slice::from_ref(authority_of(1, 5).anchor())).unwrap();
+            SignedStatement::verify(&written.statement, slice::from_ref(authority_of(1, 5).anchor()))
+                .unwrap();
         assert!(signed.statement.revoked.is_empty());
     }
 }

@@ -46,8 +46,7 @@ impl ClusterWorker<'_> {
     pub(super) async fn create_next_authority(&self) -> Result<(), CuratorCallError> {
         let (key, now) = (Identity::generate()?, Clock::system().now());
         let validity = Validity::starting(now, AUTHORITY_LIFETIME);
-        let authority =
-            Authority::create(self.cluster, key.pkcs8(), Serial::new(rand::random()), validity)?;
+        let authority = Authority::create(self.cluster, key.pkcs8(), Serial::new(rand::random()), validity)?;
         let plain = SecretSlice::from(authority.pkcs8().to_vec());
         let sealed = self.settings.secrets.seal(SEAL_PURPOSE, &plain)?;
         let certificate = &authority.anchor().certificate;
@@ -100,7 +99,9 @@ impl ClusterWorker<'_> {
         if stage.step == AuthorityStep::Accept {
             return Ok(replace);
         }
-        let gone = CuratorCallError::OrderUnavailable("the key of the new authority is not sealed in this BMDB any more");
+        let gone = CuratorCallError::OrderUnavailable(
+            "the key of the new authority is not sealed in this BMDB any more",
+        );
         let sealed = self.bmdb.sealed_next_authority(self.cluster).await?.ok_or(gone)?;
         let key = self.settings.secrets.unseal(SEAL_PURPOSE, &sealed)?;
         let authority = Authority::load(&stage.certificate, key.expose_secret())?;

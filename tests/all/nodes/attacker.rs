@@ -56,6 +56,7 @@ mod joining;
 pub(super) mod listeners;
 mod raft;
 mod restart;
+mod theft;
 
 /// The only call that a node makes to a server with a certificate that it does not believe.
 const OPEN_CALL: &str = "Leader/GetStatement";

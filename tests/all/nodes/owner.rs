@@ -40,6 +40,11 @@ impl Owner {
         Self { key: self.key.clone(), cluster: self.cluster, curators: None }
     }
 
+    /// The public half of its key.
+    pub(crate) fn public_key(&self) -> Vec<u8> {
+        self.key.public_key().to_vec()
+    }
+
     /// The order that the first node gets.
     pub(crate) fn founding_order(&self) -> OrderKind {
         OrderKind::Found {

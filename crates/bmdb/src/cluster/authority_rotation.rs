@@ -119,7 +119,6 @@ async fn rotate_authority_in_tx(
         RotationKind::Planned => "as soon as its curators answer",
         RotationKind::Compromised => "by orders to its machines, which the stolen one does not sign",
     };
-    let text =
-        format!("replaces its authority {begins}; watch it with: shepherdctl cluster describe {name}");
+    let text = format!("replaces its authority {begins}; watch it with: shepherdctl cluster describe {name}");
     Ok(OrderEffect::changed(text, None, Some(json!({ "cluster": name, "rotation": kind.as_str() }))))
 }

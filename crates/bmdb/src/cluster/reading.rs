@@ -142,7 +142,9 @@ fn parse_theft(
     let stage = match columns {
         (Some(certificate), Some(number), Some(since)) => {
             let step = AuthorityStep::from_number(number).ok_or_else(|| {
-                BmdbError::Corrupt(format!("an order to replace a stolen authority: no step has the number {number}"))
+                BmdbError::Corrupt(format!(
+                    "an order to replace a stolen authority: no step has the number {number}"
+                ))
             })?;
             Some(TheftStage { certificate, step, since })
         }

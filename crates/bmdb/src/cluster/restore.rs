@@ -32,7 +32,8 @@ use model::cluster::authority_theft::AuthorityStep;
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
 use model::cluster::restore::{
-    ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, has_authority, is_present_authority,
+    ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, has_authority,
+    is_present_authority,
 };
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::ClusterPart;

@@ -76,7 +76,9 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     assert_eq!(order.order, MembershipOrder::Join);
     assert!(theft(&kit).await?.stage.is_some_and(|stage| stage.since < order.sent_at));
 
-    for (next, reached) in [(Reject, Accept), (Show, Show), (Show, Show), (Reject, Reject), (Install, Install)] {
+    for (next, reached) in
+        [(Reject, Accept), (Show, Show), (Show, Show), (Reject, Reject), (Install, Install)]
+    {
         bmdb.begin_authority_step(&lease, cluster, next).await?;
         assert_eq!(step(&kit).await?, at(reached), "{next}");
     }

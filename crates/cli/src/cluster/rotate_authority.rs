@@ -32,6 +32,8 @@ pub(crate) const ROTATE_AUTHORITY_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster rotate-authority ams --reason 'its key is two years old'
   shepherdctl cluster rotate-authority ams --wait --reason 'a member left with its disk'
+  shepherdctl cluster rotate-authority ams --compromised --confirm 'the authority of ams is compromised' \\
+      --wait --reason 'a stolen disk'
 
 The authority signs every certificate of the cluster. The key of it is in etcd, on the disk of each member.
 The curators replace it in three stages: all nodes accept the new one, the new one signs, and all nodes
@@ -41,9 +43,12 @@ an hour does not delay it, and follows when it returns. A member of etcd that is
 Certificates of people end with the old authority: issue other ones. Restore the cluster only from
 snapshots that were taken since.
 
-If somebody else may have the key of the old authority, this is not enough: who has it can read the new one.
-A replacement that the old authority does not sign (--compromised) is not available in this release: create
-another cluster, move what runs in this one, and delete this one.";
+If somebody else may have the key of the old authority, that is not enough: who has it can read the new one.
+Use --compromised. The shepherd then makes the new authority, and sends it to each machine over its agent
+channel, which the old authority does not sign: to the members of etcd first, which restart twice, then to
+all others. It takes the place of a planned replacement. Tickets, certificates of people and owners' keys
+that are not the shepherd's end. A member of etcd that is off delays it, and so does any other machine until
+it returns or is retired. On a machine without an agent, a person runs roleserver follow-authority.";
 
 /// Arguments of `cluster rotate-authority`: the cluster, and why its authority is replaced.
 #[derive(Debug, Args)]
@@ -51,7 +56,7 @@ pub struct RotateClusterAuthority {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Replace the authority after a theft of its key (not available in this release)
+    /// Replace the authority after a theft of its key: nothing that the old one signs leads to the new one
     #[arg(long)]
     pub compromised: bool,
     /// Words that confirm what --compromised costs; without this flag, the error shows the exact words
@@ -183,6 +188,15 @@ fn stage_text(stage: &str) -> &str {
         "trusted" => "the new authority is accepted, the old one signs",
         "signing" => "the new authority signs, the old one is still accepted",
         "dropping" => "the new authority signs, nodes reject the old one, and etcd restarts without it",
+        "accepting" => "after a theft: etcd restarts, and accepts certificates of the new authority, too",
+        "showing" => "after a theft: members of etcd show certificates of the new authority",
+        "rejecting" => "after a theft: etcd restarts, and rejects certificates of the old authority",
+        "installing" => {
+            "after a theft: the control plane puts the new authority into etcd, and trusts it alone"
+        }
+        "following" => {
+            "after a theft: all other machines trust the new authority alone once they have its order"
+        }
         other => other,
     }
 }

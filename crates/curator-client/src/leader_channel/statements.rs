@@ -204,7 +204,8 @@ mod tests {
     async fn authority_after_a_theft_cuts_off_everything_and_lowers_the_epoch_of_the_thief() {
         let clock = Clock::new(|| at(0), || Duration::ZERO);
         let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
-        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 2, Arc::new(|_| Ok(())));
+        let tracker =
+            LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 2, Arc::new(|_| Ok(())));
         let by_thief = statement(700, 9).sign(&authority(1)).unwrap().to_wire();
         assert!(trust.offer(&by_thief, tracker.highest_epoch()).await.unwrap());
         assert!(tracker.enforce_statement().unwrap());

@@ -3,6 +3,7 @@
 mod access;
 mod addresses;
 mod authority_rotation;
+mod authority_theft;
 mod consensus;
 mod curator_role;
 mod false_curator;

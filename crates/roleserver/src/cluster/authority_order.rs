@@ -131,7 +131,9 @@ fn check_member(
                 .map_err(|reason| format!("the certificate for its member of etcd is not used: {reason}"))
         }
         // It would be cut off from the others, with an etcd that trusts the former one.
-        AuthorityStep::Follow => Err("this machine runs a member of etcd, which takes other steps".to_owned()),
+        AuthorityStep::Follow => {
+            Err("this machine runs a member of etcd, which takes other steps".to_owned())
+        }
     }
 }
 
@@ -171,7 +173,8 @@ pub(super) fn find_taken_step(
     let Some((next, step)) = next else { return Ok(None) };
     let taken = if files.read_membership()?.is_some() {
         let present = etcd_member::read_peer_certificate(files);
-        let shows = present.is_some_and(|present| find_issuer(&present, std::slice::from_ref(&next)).is_some());
+        let shows =
+            present.is_some_and(|present| find_issuer(&present, std::slice::from_ref(&next)).is_some());
         last_step(&next.fingerprint(), &read_started_authorities(files)?, shows)
     } else {
         // Nothing here depends on what the members of etcd do.
@@ -253,7 +256,9 @@ mod tests {
             decide_authority_order(stored, anchor, member, (generation, order), at(1))
         };
         let own = member();
-        for step in [AuthorityStep::Accept, AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Install] {
+        for step in
+            [AuthorityStep::Accept, AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Install]
+        {
             let sent = order(step);
             let decided = decide(Some(&node), Some(&anchor), Some(&own), 4, &sent);
             let AuthorityOrderDecision::Accept(stored) = decided else { panic!("{step}: {decided:?}") };
@@ -261,7 +266,10 @@ mod tests {
             assert_eq!(stored.private_key.is_some(), step == AuthorityStep::Install, "{step}");
             let again = decide(Some(&node), Some(&next), Some(&own), 4, &sent);
             assert_eq!(again, AuthorityOrderDecision::Done, "{step}");
-            assert_eq!(decide(Some(&node), Some(&anchor), Some(&own), 3, &sent), AuthorityOrderDecision::Ignore);
+            assert_eq!(
+                decide(Some(&node), Some(&anchor), Some(&own), 3, &sent),
+                AuthorityOrderDecision::Ignore
+            );
         }
         let follow = order(AuthorityStep::Follow);
         assert!(matches!(
@@ -275,8 +283,10 @@ mod tests {
             ca_certificate: authority(2).anchor().certificate.clone(),
             ..show.clone()
         };
-        let keyless =
-            wire::ReplaceAuthority { private_key: authority(1).pkcs8().to_vec(), ..order(AuthorityStep::Install) };
+        let keyless = wire::ReplaceAuthority {
+            private_key: authority(1).pkcs8().to_vec(),
+            ..order(AuthorityStep::Install)
+        };
         let ownerless = wire::ReplaceAuthority { owner_keys: Vec::new(), ..order(AuthorityStep::Install) };
         let later = wire::ReplaceAuthority { step: 99, ..show.clone() };
         let signed = statement(2, 9).sign(&authority(1)).unwrap().to_wire().encode_to_vec();

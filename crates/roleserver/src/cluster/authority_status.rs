@@ -60,7 +60,9 @@ pub fn follow_authorities(files: ClusterFiles, facts: NodeFacts, clock: Clock) -
                 let taken = healthy.scope().until_cancelled(take_step(&files, &facts, &clock)).await?;
                 let problem = match follow_once(&files, &facts) {
                     _ if taken.is_err() => taken.err().map(|why| {
-                        format!("this node does not trust another authority yet, as its shepherd ordered: {why}")
+                        format!(
+                            "this node does not trust another authority yet, as its shepherd ordered: {why}"
+                        )
                     }),
                     // Why no curator is followed names the damaged statement already.
                     Ok(()) | Err(ClusterFilesError::DamagedStatement { .. }) => None,

@@ -96,7 +96,8 @@ fn switch_files(
 fn follow_files(files: &ClusterFiles, facts: &NodeFacts) -> Result<(), ClusterFilesError> {
     let Some(connection) = facts.connection.latest() else { return Ok(()) };
     let Some(anchor) = read_anchor(files)? else { return Ok(()) };
-    if anchor.cluster != connection.anchor.cluster || anchor.certificate == connection.authority().certificate {
+    if anchor.cluster != connection.anchor.cluster || anchor.certificate == connection.authority().certificate
+    {
         return Ok(());
     }
     let (statement, epoch) = (files.read_statement(&anchor)?, files.epoch_of_cluster(anchor.cluster)?);
@@ -138,7 +139,8 @@ mod tests {
     fn node(files: &ClusterFiles) -> CuratorConnection {
         let key = files.read_or_create_key().unwrap();
         let own = PublicKey(key.public_key());
-        let certificate = authority(1).issue_node_certificate(&own, serial(3), validity()).unwrap().certificate;
+        let certificate =
+            authority(1).issue_node_certificate(&own, serial(3), validity()).unwrap().certificate;
         let credentials = Credentials {
             certificate: hex::encode(&certificate),
             ca_certificate: hex::encode(&authority(1).anchor().certificate),

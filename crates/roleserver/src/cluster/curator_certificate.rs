@@ -110,7 +110,8 @@ pub fn renew_curator_certificate(
                 let revoked = is_revoked.load(Ordering::Relaxed);
                 if revoked || is_renewal_due(&files, &shown, &clock, changes) {
                     let key = read_key(&files)?;
-                    let issuing = issue_certificate(&files, &facts, &client, &key, &clock);
+                    let issuer = find_issuer(&files, &shown);
+                    let issuing = issue_certificate(&files, &facts, &client, (&key, issuer), &clock);
                     let issued = scope.until_cancelled(issuing).await??;
                     shown.replace(certified_key(&issued, key.pkcs8())?);
                     is_revoked.store(false, Ordering::Relaxed);
@@ -212,9 +213,23 @@ async fn issue_certificate(
     files: &ClusterFiles,
     facts: &NodeFacts,
     client: &Client,
-    key: &Identity,
+    (key, issuer): (&Identity, CertificateIssuer),
     clock: &Clock,
 ) -> Result<Vec<u8>, RunnableError> {
+    // After a theft, no curator is followed until one of them shows a certificate of the new authority.
+    if issuer == CertificateIssuer::Unknown {
+        let issued = issue_curator_from_local_etcd(client, PublicKey(key.public_key()), clock.now()).await;
+        let authorities = stored_authorities(files)?.unwrap_or_default();
+        match issued {
+            Ok(issued) if check_issued(&issued, node_id_of_key(key), &authorities).is_ok() => {
+                return Ok(issued);
+            }
+            Ok(_) => tracing::info!("the etcd of this node has another authority than this node trusts"),
+            Err(error) => {
+                tracing::info!(%error, "the etcd of this node issued no certificate for its curator")
+            }
+        }
+    }
     let refused = match request_certificate(files, facts).await {
         Ok(issued) => return Ok(issued),
         Err(reason) => reason,

@@ -25,9 +25,7 @@ use model::ids::MachineId;
 use proto::agent::v1 as wire;
 use proto::agent::v1::cluster_order::Operation as Wanted;
 
-use crate::cluster::authority_order::{
-    AuthorityOrderDecision, carry_out_authority_order, find_taken_step,
-};
+use crate::cluster::authority_order::{AuthorityOrderDecision, carry_out_authority_order, find_taken_step};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
@@ -137,7 +135,10 @@ impl OrderInbox {
             }
             Ok(Acceptance::Authority) => {
                 let generation = order.generation;
-                tracing::warn!(generation, "this machine follows another authority of its cluster by an order");
+                tracing::warn!(
+                    generation,
+                    "this machine follows another authority of its cluster by an order"
+                );
                 *refused = None;
             }
             Ok(Acceptance::Order) => {
@@ -473,7 +474,8 @@ mod tests {
     fn another_authority_is_stored_and_reported_until_another_order_takes_its_place() {
         let (_directory, order_inbox) = inbox();
         let files = &order_inbox.0.files;
-        let [old, new] = [HERE, HERE].map(|cluster| create_authority(cluster, Clock::system().now()).unwrap());
+        let [old, new] =
+            [HERE, HERE].map(|cluster| create_authority(cluster, Clock::system().now()).unwrap());
         let follow = |generation, step: wire::AuthorityStep| {
             let replace = wire::ReplaceAuthority {
                 step: step.into(),

@@ -63,8 +63,9 @@ pub fn follow_authority(
 
 fn read_authority(files: &ClusterFiles) -> Result<String, CommandError> {
     let credentials = files.read_credentials().map_err(CommandError::from_error)?;
-    let credentials = credentials
-        .ok_or_else(|| CommandError::Failed("this machine is no node of a cluster, so it trusts no authority".to_owned()))?;
+    let credentials = credentials.ok_or_else(|| {
+        CommandError::Failed("this machine is no node of a cluster, so it trusts no authority".to_owned())
+    })?;
     Ok(credentials.ca_certificate)
 }
 
@@ -87,9 +88,11 @@ mod tests {
             .unwrap();
         assert_eq!(render_authority(directory.path()).unwrap(), format!("{}\n", digits(1)));
         let elsewhere = hex::encode(&authority(2).anchor().certificate);
-        for (text, reason) in
-            [("xyz", "no hexadecimal text"), ("abcd", "roleserver authority"), (elsewhere.as_str(), "another cluster")]
-        {
+        for (text, reason) in [
+            ("xyz", "no hexadecimal text"),
+            ("abcd", "roleserver authority"),
+            (elsewhere.as_str(), "another cluster"),
+        ] {
             let error = follow(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
@@ -111,7 +114,10 @@ mod tests {
 
         follow(&format!(" {}\n", digits(5).to_uppercase())).unwrap();
         let next = files.read_next_authority().unwrap().unwrap();
-        assert_eq!((next.step, next.anchor().as_ref()), (AuthorityStep::Follow, Some(authority_of(1, 5).anchor())));
+        assert_eq!(
+            (next.step, next.anchor().as_ref()),
+            (AuthorityStep::Follow, Some(authority_of(1, 5).anchor()))
+        );
         assert_eq!(next.curators, ["10.0.0.9:7835"]);
     }
 }

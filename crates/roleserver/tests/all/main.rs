@@ -1,5 +1,6 @@
-//! Children of the role server as real processes, with a stand-in for systemd.
+//! Children of the role server as real processes, with a stand-in for systemd, and orders to its machine.
 
+mod authority_orders;
 mod fake_systemd;
 mod host;
 mod migration;

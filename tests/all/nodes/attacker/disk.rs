@@ -59,7 +59,7 @@ use crate::harness::port::reserved;
 /// Time in which a connection of before the removal ends. etcd itself ends an idle one only after five minutes.
 const OPEN_CONNECTION_BOUND: Duration = Duration::from_mins(3);
 /// A part of the sentence with which a certificate of the former authority is refused.
-const FORGED: &str = "which did not sign it";
+pub(super) const FORGED: &str = "which did not sign it";
 /// How many statements the former authority claims to have signed, so that its next one is higher than each true one.
 const FALSE_NUMBER: u64 = 1 << 40;
 
@@ -85,22 +85,22 @@ const PEER_REQUESTS: [(&str, &str); 14] = [
 type NamedKey = (&'static str, Arc<CertifiedKey>);
 
 /// What the attacker has from the disk of a consensus member.
-struct StolenDisk {
+pub(super) struct StolenDisk {
     /// Key and certificate of the node.
-    loot: Loot,
+    pub(super) loot: Loot,
     /// The certificate of its curator.
-    curator: Vec<u8>,
+    pub(super) curator: Vec<u8>,
     /// The certificate of its member of etcd, for the key of the node.
-    peer: Vec<u8>,
+    pub(super) peer: Vec<u8>,
     /// The authority of the cluster, with its key.
-    authority: Authority,
+    pub(super) authority: Authority,
     /// A key that the attacker generated.
     own: Identity,
 }
 
 impl StolenDisk {
     /// Copies the disk of a member that is off.
-    async fn copy(node: &Node) -> Result<Self> {
+    pub(super) async fn copy(node: &Node) -> Result<Self> {
         let place = tempfile::tempdir()?;
         copy_directory(&node.disk(), &place.path().join("cluster"))?;
         let files = ClusterFiles::in_state_directory(place.path());
@@ -114,7 +114,7 @@ impl StolenDisk {
     }
 
     /// A certificate of the copied authority, for the key of the attacker.
-    fn certify(
+    pub(super) fn certify(
         &self,
         issue: impl FnOnce(&Authority, &PublicKey, Serial, Validity) -> Result<IssuedCertificate, PkiError>,
     ) -> Result<Arc<CertifiedKey>> {
@@ -124,13 +124,13 @@ impl StolenDisk {
         Ok(certified_key(&issued.certificate, self.own.pkcs8())?)
     }
 
-    fn certify_peer(&self, address: IpAddr) -> Result<Arc<CertifiedKey>> {
+    pub(super) fn certify_peer(&self, address: IpAddr) -> Result<Arc<CertifiedKey>> {
         self.certify(|authority, key, serial, validity| {
             authority.issue_etcd_peer_certificate(key, address, serial, validity)
         })
     }
 
-    fn certify_owner(&self) -> Result<Arc<CertifiedKey>> {
+    pub(super) fn certify_owner(&self) -> Result<Arc<CertifiedKey>> {
         self.certify(|authority, key, serial, validity| {
             authority.issue_owner_certificate("kim", key, serial, validity)
         })
@@ -160,7 +160,7 @@ impl StolenDisk {
     }
 
     /// Statements of the copied authority. `newest` is the true one, and `former` the last one before the replacement.
-    fn statements(
+    pub(super) fn statements(
         &self,
         newest: wire::SignedStatement,
         former: wire::SignedStatement,

@@ -136,7 +136,8 @@ impl ForecastRun {
     /// The machine takes the step at once.
     fn apply_authority_order(&mut self, machine: MachineId, step: AuthorityStep) {
         let theft = self.cluster().authority_theft.as_ref();
-        let Some(certificate) = theft.and_then(|theft| Some(theft.stage.as_ref()?.certificate.clone())) else {
+        let Some(certificate) = theft.and_then(|theft| Some(theft.stage.as_ref()?.certificate.clone()))
+        else {
             return;
         };
         self.apply_order(machine, MembershipOrder::Join);

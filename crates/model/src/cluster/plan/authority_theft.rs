@@ -246,6 +246,9 @@ mod tests {
         let named: Vec<&str> = progress.waits_for.iter().map(|wait| wait.node.as_str()).collect();
         assert_eq!((progress.stage.as_str(), progress.since), ("accepting", Some(at(900))));
         assert_eq!(named, ["m2", "m3"]);
-        assert_eq!(theft_progress(&AuthorityTheft { stage: None, ..theft }, &cluster.members, at(1000)), None);
+        assert_eq!(
+            theft_progress(&AuthorityTheft { stage: None, ..theft }, &cluster.members, at(1000)),
+            None
+        );
     }
 }
