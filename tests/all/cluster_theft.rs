@@ -1,7 +1,7 @@
 //! The authority of a cluster is replaced after a theft of its key by one order, once, although shepherds die meanwhile.
 //!
-//! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service. What a thief
-//! gets is in `nodes/attacker/theft.rs`.
+//! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
+//! What a thief gets is in `nodes/attacker/theft.rs`.
 
 use std::slice;
 use std::time::{Duration, Instant};

@@ -10,8 +10,8 @@
 //!
 //! # After a theft of the authority's key
 //!
-//! No statement leads from a stolen authority to the next one: the thief could sign it. So [`StatementTrust::adopt`] replaces
-//! the authority and the statement together, in whichever order their numbers are, by an order that came another way. A
+//! No statement leads from a stolen authority to the next one: the thief could sign it. So [`StatementTrust::adopt`]
+//! replaces the authority and the statement together, by an order that came another way. Their numbers do not count. A
 //! statement of the former authority that was being stored meanwhile counts no more.
 //!
 //! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
@@ -137,8 +137,8 @@ impl StatementTrust {
         self.0.accepted.subscribe()
     }
 
-    /// Trusts another authority from now on, and its statement if there is one, whatever was trusted before. The caller has
-    /// stored both.
+    /// Trusts another authority from now on, and its statement if there is one. Nothing that was trusted before counts.
+    /// The caller has stored both.
     pub(super) fn adopt(&self, anchor: TrustAnchor, statement: Option<SignedStatement>) {
         *self.lock_unread() = None;
         // In this order: a statement of the former authority is published only while that one is trusted.

@@ -1,12 +1,12 @@
 //! Puts another authority into the records of a cluster after a theft of its key, by an order of the shepherd.
 //!
 //! The shepherd makes the new authority, and sends it to the consensus members over the callback connections of their
-//! machines, which no authority of a cluster signs. A member writes it into its own etcd. No curator does: whoever has the
-//! stolen key can be an owner, a node or a curator to every curator, so no call may do this.
+//! machines, which no authority of a cluster signs. A member writes it into its own etcd. No curator does: with the
+//! stolen key, a thief is an owner, a node or a curator to every curator, so no call may do this.
 //!
 //! # When
 //!
-//! Only after the etcd of every member rejects certificates of the stolen authority. Before that, the thief reads whatever
+//! Only after the etcd of every member rejects certificates of the stolen authority. Before that, the thief reads all that
 //! is in etcd, the new key included.
 //!
 //! # What is written
@@ -64,12 +64,12 @@ struct AuthorityRecords {
 enum Installation {
     /// Nothing: the authority is there, or one that has replaced it since.
     Done,
-    /// These records.
+    /// These records take the place of the present ones.
     Write(Box<AuthorityRecords>),
 }
 
-/// Puts this authority into the etcd of the node that runs here, unless it is there. Returns the epoch of the cluster, and its
-/// statement if this authority or a successor signed it.
+/// Puts this authority into the etcd of the node that runs here, unless it is there. Returns the epoch of the cluster,
+/// and its statement if this authority or a successor signed it.
 ///
 /// `owner_keys`: the keys of owners that stay.
 pub async fn install_authority(

@@ -23,9 +23,10 @@
 //! * Certificates. [`entitlement`][] has what each kind may contain, which every certificate is compared with.
 //! * A stolen authority. [`authority_installation`][] replaces it by an order that no curator carries out.
 //! * Trust. [`permissions`][] defines which kind of peer may make which call. `credential` has the records of issued
-//!   certificates and of revocations, `key_limits` bounds what a key without a certificate gets. `peer_revocation` decides which certificates of etcd's members are rejected,
-//!   `statement_plan` what the cluster's authority states for all nodes, and [`statement_record`][] stores it.
-//!   `clock_comparison` decides whether the leader's clock is wrong.
+//!   certificates and of revocations, `key_limits` bounds what a key without a certificate gets. `peer_revocation`
+//!   decides which certificates of etcd's members are rejected, `statement_plan` what the cluster's authority states
+//!   for all nodes, and [`statement_record`][] stores it. `clock_comparison` decides whether the leader's clock is
+//!   wrong.
 //!
 //! # Invariants
 //!

@@ -7,8 +7,8 @@
 //! A frozen shepherd that resumes may call the curators to begin what has ended long ago. The call names the authority
 //! that it replaces, so they reject it.
 //!
-//! An order after a theft is carried out by orders to machines ([`authority_theft`](super::authority_theft)); only how far it
-//! is, is stored here.
+//! An order after a theft is carried out by orders to machines ([`authority_theft`](super::authority_theft)); only how
+//! far it is, is stored here.
 
 use std::collections::BTreeMap;
 

@@ -1,19 +1,20 @@
 //! Carries out the steps that replace the authority of a cluster after a theft of its key.
 //!
-//! [`crate::model::cluster::plan::authority_theft`] plans them. The shepherd makes the new authority and seals its key in the
-//! BMDB before it sends anything. Machines get it as orders over their agent channel; no call to a curator has a part in it.
+//! [`crate::model::cluster::plan::authority_theft`] plans them. The shepherd makes the new authority and seals its key
+//! in the BMDB before it sends anything. Machines get it as orders over their agent channel; no call to a curator has a
+//! part in it.
 //!
 //! # A crash between any two steps
 //!
-//! * An authority that was made but not stored is lost, and the next holder of the lease makes another one. The first one that is
-//!   stored stays.
+//! * An authority that was made but not stored is lost, and the next holder of the lease makes another one. The first
+//!   one that is stored stays.
 //! * An order that was built but not stored is built again, with another certificate for etcd.
 //! * A step that was begun is not begun again: the write depends on the step before it.
 //!
 //! # When the shepherd trusts the new authority
 //!
-//! When each machine of the control plane reports that it does. Until then the shepherd follows the curators by the former one.
-//! In between, none of them passes its checks, and the plan goes on: it needs no curator.
+//! When each machine of the control plane reports that it does. Until then the shepherd follows the curators by the
+//! former one. In between, none of them passes its checks, and the plan goes on: it needs no curator.
 
 use std::net::IpAddr;
 
@@ -176,8 +177,8 @@ impl ClusterWorker<'_> {
     }
 }
 
-/// The epoch in the records of the cluster, as those machines report it that have put this authority into them. What the BMDB has
-/// may be that of the thief.
+/// The epoch in the records of the cluster, as those machines report it that have put this authority into them. What
+/// the BMDB has may be that of the thief.
 fn control_plane_epoch(cluster: &Cluster, certificate: &[u8]) -> u64 {
     let members = cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane);
     let reports = members.filter_map(|member| member.report.as_ref());

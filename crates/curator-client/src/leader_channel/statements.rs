@@ -38,9 +38,9 @@ impl LeaderTracker {
         self.0.authentication.trust().map(StatementTrust::anchor)
     }
 
-    /// Trusts another authority from now on, with its statement and its epoch, whatever was trusted before, and cuts off all
-    /// open connections. The caller has stored them. The epoch may be lower: a higher one may be that of a thief who stated
-    /// it with the former authority.
+    /// Trusts another authority from now on, with its statement and its epoch, and cuts off all open connections.
+    /// Nothing that was trusted before counts. The caller has stored them. The epoch may be lower: a higher one may be
+    /// that of a thief who stated it with the former authority.
     pub fn adopt_authority(&self, anchor: TrustAnchor, statement: Option<SignedStatement>, epoch: u64) {
         let Some(trust) = self.0.authentication.trust() else { return };
         trust.adopt(anchor, statement);

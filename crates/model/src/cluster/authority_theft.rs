@@ -1,9 +1,9 @@
 //! The replacement of a cluster's authority after a theft of its key: its steps and its state.
 //!
-//! Nothing that the stolen authority signs may lead to the new one, because the thief can sign as much. So the shepherd makes
-//! the new authority, and machines get it by orders over their callback connections, which no authority of a cluster signs.
-//! The shepherd's plan ([`plan::authority_theft`](crate::cluster::plan::authority_theft)) takes the steps in this order, each of them only after every member of
-//! etcd has taken the one before:
+//! Nothing that the stolen authority signs may lead to the new one, because the thief can sign as much. So the shepherd
+//! makes the new authority, and machines get it by orders over their callback connections, which no authority of a
+//! cluster signs. The shepherd's plan ([`plan::authority_theft`](crate::cluster::plan::authority_theft)) takes the
+//! steps in this order, each of them only after every member of etcd has taken the one before:
 //!
 //! | step | what a member does | what it accepts from another member |
 //! | --- | --- | --- |
@@ -15,15 +15,15 @@
 //!
 //! # Why so many
 //!
-//! A member that restarts without the old authority at once is cut off from those that have not restarted. With two restarts,
-//! any two members that are one step apart accept each other, and the quorum stays. The key reaches etcd only after the last
-//! etcd has restarted: until then the thief can read what is in etcd. It has been sealed in the database since before the
-//! first step.
+//! A member that restarts without the old authority at once is cut off from those that have not restarted. With two
+//! restarts, any two members that are one step apart accept each other, and the quorum stays. The key reaches etcd only
+//! after the last etcd has restarted: until then the thief can read what is in etcd. It has been sealed in the database
+//! since before the first step.
 //!
 //! # Once
 //!
-//! The step is stored, and so is the authority. What a machine has done is what it reports. So a shepherd that takes over sends
-//! what is missing. An order that is repeated changes nothing.
+//! The step is stored, and so is the authority. What a machine has done is what it reports. So a shepherd that takes
+//! over sends what is missing. An order that is repeated changes nothing.
 
 use std::fmt;
 

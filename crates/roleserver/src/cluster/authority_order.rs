@@ -1,13 +1,13 @@
 //! The shepherd's order to follow another authority of this node's cluster, after a theft of the former one's key.
 //!
-//! The order comes over the agent's callback connection. No authority of a cluster signs that one, so whoever has the stolen
-//! key cannot give the order. Nothing that the former authority has signed is compared here.
+//! The order comes over the agent's callback connection. No authority of a cluster signs that one, so a thief with the
+//! stolen key cannot give the order. Nothing that the former authority has signed is compared here.
 //!
-//! It has the new authority and a step ([`AuthorityStep`]). The machine stays what it was ordered to be: the stored order only
-//! gets the number of this one. What the order demands is stored (`next_authority.json`) before anything is done, and done by
-//! other parts: etcd's authorities follow by [`stored_authorities`](super::stored_authorities), its restart by
-//! [`peer_restart`](super::peer_restart), the rest by [`authority_switch`](super::authority_switch). The report names the last
-//! step that was taken, as the files show it ([`find_taken_step`]).
+//! It has the new authority and a step ([`AuthorityStep`]). The machine stays what it was ordered to be: the stored
+//! order only gets the number of this one. What the order demands is stored (`next_authority.json`) before anything is
+//! done, and done by other parts: etcd's authorities follow by [`stored_authorities`](super::stored_authorities), its
+//! restart by [`peer_restart`](super::peer_restart), the rest by [`authority_switch`](super::authority_switch). The
+//! report names the last step that was taken, as the files show it ([`find_taken_step`]).
 //!
 //! An order that is repeated is stored again, and changes nothing of what has been done.
 
@@ -137,8 +137,8 @@ fn check_member(
     }
 }
 
-/// Carries out an order of this number as far as files go. It is durable before it is reported: the new authority first, then
-/// the certificate of the member, and then its number.
+/// Carries out an order of this number as far as files go. It is durable before it is reported: the new authority
+/// first, then the certificate of the member, and then its number.
 pub(super) fn carry_out_authority_order(
     files: &ClusterFiles,
     generation: i64,
@@ -164,8 +164,8 @@ pub(super) fn carry_out_authority_order(
     Ok(decision)
 }
 
-/// The certificate of the authority that replaces a stolen one here, and the last step that this node has taken; `None` if none
-/// does. Later steps show in the authority that the node trusts.
+/// The certificate of the authority that replaces a stolen one here, and the last step that this node has taken; `None`
+/// if none does. Later steps show in the authority that the node trusts.
 pub(super) fn find_taken_step(
     files: &ClusterFiles,
 ) -> Result<Option<(Vec<u8>, Option<AuthorityStep>)>, ClusterFilesError> {

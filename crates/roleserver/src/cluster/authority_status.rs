@@ -2,9 +2,9 @@
 //!
 //! After a theft, it takes the steps that the shepherd orders, too ([`authority_switch`](super::authority_switch)).
 //!
-//! What the node trusts follows from its newest stored statement ([`stored_authorities`](super::stored_authorities)). What it
-//! reports are facts: which authorities it trusts, which ones its running etcd was started with, and who signed what it
-//! shows. The leader ends a stage of the replacement by them.
+//! What the node trusts follows from its newest stored statement ([`stored_authorities`](super::stored_authorities)).
+//! What it reports are facts: which authorities it trusts, which ones its running etcd was started with, and who signed
+//! what it shows. The leader ends a stage of the replacement by them.
 
 use std::time::Duration;
 

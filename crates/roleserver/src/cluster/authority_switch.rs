@@ -1,7 +1,7 @@
 //! Takes the steps of an order to follow another authority, after a theft of the former one's key.
 //!
-//! [`authority_order`](super::authority_order) has stored the new authority and the step. The steps of etcd need nothing here.
-//! The last ones do:
+//! [`authority_order`](super::authority_order) has stored the new authority and the step. The steps of etcd need
+//! nothing here. The last ones do:
 //!
 //! * *Install*: a member of etcd puts the new authority into the records of the cluster, in its own etcd
 //!   ([`curator::authority_installation`]). Then the node trusts it alone.
@@ -13,8 +13,8 @@
 //! interrupted begins with the files, and a node without a connection, because its certificate has ended, changes, too. The
 //! credentials are the first file: from then on, neither a certificate nor a statement of the former authority is stored.
 //!
-//! All open connections to curators end. The node's certificate is by the former authority, and curators reject it: so the node
-//! requests another one with its key, and a consensus member issues it from its own etcd
+//! All open connections to curators end. The node's certificate is by the former authority, and curators reject it: so
+//! the node requests another one with its key, and a consensus member issues it from its own etcd
 //! ([`certificate_renewal`](super::certificate_renewal)). Its curator gets another certificate, too
 //! ([`curator_certificate`](super::curator_certificate)). Nothing that runs on the node is restarted.
 

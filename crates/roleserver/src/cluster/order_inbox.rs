@@ -15,7 +15,8 @@
 //!
 //! Two orders are no orders to be something. One has a certificate for the etcd member of a node
 //! ([`peer_order`][crate::cluster::peer_order]), the other one another authority of its cluster
-//! ([`authority_order`][crate::cluster::authority_order]). They do not replace the stored order, which only gets their number.
+//! ([`authority_order`][crate::cluster::authority_order]). They do not replace the stored order, which only gets their
+//! number.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

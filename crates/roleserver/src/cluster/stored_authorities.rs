@@ -95,8 +95,8 @@ pub(super) fn etcd_authorities(
     })
 }
 
-/// Finds who signed the certificate of this node's member of etcd. Once the shepherd has sent one of another authority, that one
-/// counts as the signer: the leader issues none of it.
+/// Finds who signed the certificate of this node's member of etcd. Once the shepherd has sent one of another authority,
+/// that one counts as the signer: the leader issues none of it.
 #[must_use]
 pub(super) fn find_peer_issuer(files: &ClusterFiles, certificate: &[u8]) -> CertificateIssuer {
     match files.read_next_authority() {

@@ -1,8 +1,8 @@
 //! `roleserver authority` and `roleserver follow-authority`: another authority of the cluster, by a person at the machine.
 //!
-//! After a theft of the authority's key, the new authority reaches a node by an order of its shepherd. A node without a shepherd
-//! gets it from a person, who reads it on a machine that has followed, and compares it: it is all that the node trusts from then
-//! on. The role server that runs carries it out within seconds, or else the next one.
+//! After a theft of the authority's key, the new authority reaches a node by an order of its shepherd. A node without a
+//! shepherd gets it from a person, who reads it on a machine that has followed, and compares it: it is all that the
+//! node trusts from then on. The role server that runs carries it out within seconds, or else the next one.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ pub fn render_authority(state_directory: &Path) -> Result<String, CommandError> 
     Ok(format!("{}\n", read_authority(&ClusterFiles::in_state_directory(state_directory))?))
 }
 
-/// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. Returns what the
-/// command prints.
+/// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. Returns
+/// what the command prints.
 pub fn follow_authority(
     state_directory: &Path,
     certificate: &str,
@@ -58,7 +58,8 @@ pub fn follow_authority(
         statement: None,
     };
     files.write_next_authority(&next).map_err(CommandError::from_error)?;
-    Ok("this node trusts that authority alone as soon as its role server has read it, within seconds if it runs\n".to_owned())
+    Ok("this node trusts that authority alone once its role server has read it, within seconds if it runs\n"
+        .to_owned())
 }
 
 fn read_authority(files: &ClusterFiles) -> Result<String, CommandError> {

@@ -1,10 +1,11 @@
-//! The stolen key of a cluster's authority: what it is worth before the shepherd has replaced the authority by orders, and after
-//! the last of them.
+//! The stolen key of a cluster's authority: what it is worth before the shepherd has replaced the authority by orders,
+//! and after the last of them.
 //!
-//! The test gives the orders as a shepherd does, in its steps. The attacker has the whole disk of a consensus member. Before the
-//! first step, the etcd of each member serves a pair that the stolen authority signs. From the third step on none does, and only
-//! then the new key gets into etcd. After the last step, no curator, no node and no member of etcd believes anything that the
-//! stolen authority signs: neither certificates nor statements nor a successor that it names.
+//! The test gives the orders as a shepherd does, in its steps. The attacker has the whole disk of a consensus member.
+//! Before the first step, the etcd of each member serves a pair that the stolen authority signs. From the third step on
+//! none does, and only then the new key gets into etcd. After the last step, no curator, no node and no member of etcd
+//! believes anything that the stolen authority signs: neither certificates nor statements nor a successor that it
+//! names.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,15 +1,15 @@
 //! Replaces the authority after a theft of its key: the orders to the machines, and the steps of the cluster.
 //!
-//! [`authority_theft`](crate::cluster::authority_theft) explains the steps. The plan follows from the stored step and from what
-//! machines report over their agent channel. Neither depends on the curators: between two steps they may trust another
-//! authority than the shepherd, and a thief may speak for them.
+//! [`authority_theft`](crate::cluster::authority_theft) explains the steps. The plan follows from the stored step and
+//! from what machines report over their agent channel. Neither depends on the curators: between two steps they may
+//! trust another authority than the shepherd, and a thief may speak for them.
 //!
 //! # Who is waited for
 //!
-//! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent: its etcd
-//! would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each machine that is a
-//! node. One that is off holds the order, gets it when it reports, or is retired. A machine whose node a person has moved
-//! reports the new authority, and counts as done.
+//! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent:
+//! its etcd would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each
+//! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine whose
+//! node a person has moved reports the new authority, and counts as done.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const ORDER_RETRY_AFTER: Duration = Duration::from_mins(1);
 pub enum StepDelivery {
     /// It takes no part: it is no node, or its order is to leave.
     Excluded,
-    /// Nothing.
+    /// It has taken the step.
     Done,
     /// It gets the order now.
     Due,
@@ -141,7 +141,8 @@ mod tests {
 
     const NEW: [u8; 2] = [5, 5];
 
-    /// A cluster of three members and a worker in which the authority is replaced, with this step under way since second 900.
+    /// A cluster of three members and a worker in which the authority is replaced, with this step under way since
+    /// second 900.
     fn cluster(step: Option<AuthorityStep>) -> Cluster {
         let stage = step.map(|step| TheftStage { certificate: NEW.to_vec(), step, since: at(900) });
         let theft = AuthorityTheft { ordered_by: "kim".to_owned(), stage };

@@ -25,9 +25,10 @@
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd, `control_plane`, `peer_*` | its data, sockets, TLS files, revoked peers, last start |
 //!
-//! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch, the
-//! statement and etcd's data: nothing can replace them. Damaged truth is an error that names the file and the way back. Another key would make
-//! it another node, and a guessed epoch or a lost statement could make it follow the wrong curators.
+//! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch,
+//! the statement and etcd's data: nothing can replace them. Damaged truth is an error that names the file and the way
+//! back. Another key would make it another node, and a guessed epoch or a lost statement could make it follow the wrong
+//! curators.
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
 //! absent and never as "no roles": a node that read them so would stop its part of the control plane. A damaged list of

@@ -1,11 +1,11 @@
-//! The file `next_authority.json`: the authority that replaces the stolen one of this node's cluster, until the node trusts it
-//! alone.
+//! The file `next_authority.json`: the authority that replaces the stolen one of this node's cluster, until the node
+//! trusts it alone.
 //!
-//! It is written before any step is taken, and removed after the last. So a node that is interrupted takes the step again. It
-//! belongs to the membership of its cluster: another order about the cluster removes it, and so does leaving.
+//! It is written before any step is taken, and removed after the last. So a node that is interrupted takes the step
+//! again. It belongs to the membership of its cluster: another order about the cluster removes it, and so does leaving.
 //!
-//! The other files that change with the authority are written here, too. Credentials come first: from then on, no certificate
-//! and no statement of the former authority is stored.
+//! The other files that change with the authority are written here, too. Credentials come first: from then on, no
+//! certificate and no statement of the former authority is stored.
 
 use std::fmt;
 use std::slice;
@@ -27,7 +27,7 @@ static CREDENTIALS: Mutex<()> = Mutex::new(());
 /// The authority that replaces a stolen one, and the step that this node takes. `Debug` shows no key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextAuthority {
-    /// The step.
+    /// The step that this node has to take.
     pub step: AuthorityStep,
     /// Certificate of the new authority, DER, in hexadecimal digits.
     pub ca_certificate: String,
@@ -81,8 +81,8 @@ impl ClusterFiles {
         self.remove_file(FILE_NAME)
     }
 
-    /// Stores a certificate of the node by the authority that the credentials name. Returns whether it did: another authority
-    /// may have taken its place meanwhile.
+    /// Stores a certificate of the node by the authority that the credentials name. Returns whether it did: another
+    /// authority may have taken its place meanwhile.
     pub fn renew_credentials(&self, credentials: &Credentials) -> Result<bool, ClusterFilesError> {
         let _change = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = self.read_credentials()?;
@@ -101,7 +101,7 @@ impl ClusterFiles {
         self.write_credentials(&Credentials { ca_certificate, ..stored })
     }
 
-    /// Replaces the stored statement by this one of another authority, whatever their numbers are, or removes it. One that
+    /// Replaces the stored statement by this one of another authority, also by a lower one, or removes it. One that
     /// this authority has signed since stays.
     pub fn replace_statement(
         &self,
@@ -124,7 +124,7 @@ impl ClusterFiles {
     }
 
     /// Whether the authority that this node trusts, or a successor, has signed this statement. A machine that is no node yet
-    /// trusts whatever it is ordered to join.
+    /// trusts the cluster that it is ordered to join.
     pub(super) fn is_own_statement(&self, signed: &SignedStatement) -> Result<bool, ClusterFilesError> {
         let Some(credentials) = self.read_credentials()? else { return Ok(true) };
         let anchor = hex::decode(credentials.ca_certificate).ok();
