@@ -7,13 +7,15 @@
 use uuid::Uuid;
 
 use crate::cluster::transitions::{ORDERING, place_order};
-use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
 use crate::engine::schedule::record_event;
 use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::state::MembershipOrder;
 use model::ids::MachineId;
+
+const TRUSTING: &str = "trusting the authority that replaces a stolen one";
 
 impl Bmdb {
     /// Stores the authority that replaces a stolen one: its certificate and its sealed key. If one is stored, that stays.
@@ -69,7 +71,8 @@ impl Bmdb {
         .await
     }
 
-    /// Records that the cluster's records have the new authority, and that its epoch is this one.
+    /// Records that the cluster's records have the new authority, and that its epoch is this one. The orders that have its
+    /// key are forgotten.
     pub async fn begin_authority_follow(
         &self,
         lease: &NamedLease,
@@ -77,8 +80,18 @@ impl Bmdb {
         epoch: u64,
     ) -> Result<(), BmdbError> {
         let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
-        self.execute_under_lease("trusting the authority that replaces a stolen one", lease, move || {
-            sqlx::query_file!("../../sql/cluster/begin_authority_follow.sql", cluster, epoch)
+        self.transact_under_lease(TRUSTING, lease, (), move |tx, ()| {
+            Box::pin(async move {
+                sqlx::query_file!("../../sql/cluster/begin_authority_follow.sql", cluster, epoch)
+                    .execute(&mut *tx)
+                    .await
+                    .context(TRUSTING)?;
+                sqlx::query_file!("../../sql/cluster/forget_authority_orders.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(TRUSTING)
+                    .map(drop)
+            })
         })
         .await
     }

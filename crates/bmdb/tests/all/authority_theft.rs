@@ -87,7 +87,16 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     bmdb.end_authority_theft(&lease, cluster).await?;
     assert_eq!(step(&kit).await?, at(Install), "it ends after the last step alone");
 
+    let sealed = "SELECT count(*) FROM cluster_order WHERE sealed IS NOT NULL";
+    assert_eq!(kit.count(sealed).await?, 1);
+    sqlx::query(
+        "INSERT INTO machine_cluster_report (machine_id, generation, reported_at)
+         SELECT machine_id, generation, clock_timestamp() FROM cluster_order",
+    )
+    .execute(&kit.pool)
+    .await?;
     bmdb.begin_authority_follow(&lease, cluster, 2).await?;
+    assert_eq!(kit.count(sealed).await?, 0, "an order has the key of the authority");
     bmdb.begin_authority_follow(&lease, cluster, 3).await?;
     assert_eq!(step(&kit).await?, at(Follow));
     assert_eq!(bmdb.sealed_next_authority(cluster).await?, None, "the cluster has it");

@@ -32,8 +32,7 @@ pub(crate) const ROTATE_AUTHORITY_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster rotate-authority ams --reason 'its key is two years old'
   shepherdctl cluster rotate-authority ams --wait --reason 'a member left with its disk'
-  shepherdctl cluster rotate-authority ams --compromised --confirm 'the authority of ams is compromised' \\
-      --wait --reason 'a stolen disk'
+  shepherdctl cluster rotate-authority ams --compromised --confirm 'WORDS' --reason 'a stolen disk'
 
 The authority signs every certificate of the cluster. The key of it is in etcd, on the disk of each member.
 The curators replace it in three stages: all nodes accept the new one, the new one signs, and all nodes
@@ -172,7 +171,9 @@ fn format_rotation(
         text.push_str(", because it is compromised");
     }
     let shown = |node: &str, reason: &str| {
-        let machine = machines.iter().find(|machine| machine.node.as_deref() == Some(node));
+        let is_it =
+            |machine: &&ClusterMachineView| machine.node.as_deref() == Some(node) || machine.name == node;
+        let machine = machines.iter().find(is_it);
         let wait = machine.and_then(|machine| machine.wait_reason.as_ref());
         wait.is_some_and(|wait| wait.contains(reason))
     };

@@ -9,7 +9,8 @@
 //! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent:
 //! its etcd would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each
 //! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine whose
-//! node a person has moved reports the new authority, and counts as done.
+//! node a person has moved reports the new authority, and counts as done. A member of etcd that runs on none of the
+//! cluster's machines holds the steps of etcd, too, as long as curators report one.
 
 use std::time::Duration;
 
@@ -97,6 +98,17 @@ pub fn theft_progress(
 }
 
 impl ClusterPlanner<'_> {
+    /// A member of etcd that runs on none of the cluster's machines. It would be cut off.
+    fn find_stranger(&self) -> Option<String> {
+        let CuratorAnswer::Observed(seen) = &self.cluster.observed else { return None };
+        let is_ours = |id: &str| {
+            let node = seen.nodes.iter().find(|node| node.id == id);
+            node.is_some_and(|node| self.cluster.members.iter().any(|member| member.key() == Some(node.key)))
+        };
+        let mut members = seen.etcd_members.iter().filter_map(|member| member.node.as_deref());
+        members.find(|id| !is_ours(id)).map(str::to_owned)
+    }
+
     /// Plans the orders that are due, the next step, or the end.
     pub(super) fn plan_authority_theft(&mut self) {
         let cluster = self.cluster;
@@ -117,7 +129,14 @@ impl ClusterPlanner<'_> {
                 StepDelivery::Waits(reason) => self.push_wait(member, reason),
             }
         }
-        let is_done = taking_part > 0 && done == taking_part;
+        let stranger = self.find_stranger().filter(|_| stage.step != AuthorityStep::Follow);
+        if let Some(node) = &stranger {
+            self.plan.wait_reasons.push(format!(
+                "its member of etcd {node} runs on no machine of it, so nobody sends it the new authority: take its role \
+                 consensus-member with Management.UpdateRoles of the curators"
+            ));
+        }
+        let is_done = taking_part > 0 && done == taking_part && stranger.is_none();
         match stage.step.next() {
             Some(next) if is_done => self.push_step(ClusterPlanStep::AdvanceAuthority { step: next }),
             // Its first statement is stored by then, and a snapshot follows.
@@ -136,7 +155,7 @@ impl ClusterPlanner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::plan::tests::{at, healthy_cluster, machine, plan_text};
+    use crate::cluster::plan::tests::{at, etcd, healthy_cluster, machine, observed, plan_text};
     use crate::cluster::state::{Cluster, LastOrder};
 
     const NEW: [u8; 2] = [5, 5];
@@ -189,6 +208,19 @@ mod tests {
             }
             assert!(plan_text(&cluster, &[]).starts_with(&next), "{step}: {}", plan_text(&cluster, &[]));
         }
+    }
+
+    #[test]
+    fn member_of_etcd_without_a_machine_is_not_cut_off() {
+        let mut cluster = cluster(Some(AuthorityStep::Accept));
+        for member in &mut cluster.members[..3] {
+            took(member, AuthorityStep::Accept);
+        }
+        let next = ClusterPlanStep::AdvanceAuthority { step: AuthorityStep::Show }.to_string();
+        assert!(plan_text(&cluster, &[]).starts_with(&next));
+        observed(&mut cluster).etcd_members.push(etcd(7));
+        let text = plan_text(&cluster, &[]);
+        assert!(text.contains("node-7 runs on no machine of it") && !text.contains(&next), "{text}");
     }
 
     #[test]
