@@ -10,7 +10,7 @@
 //!
 //! # After a theft of the authority's key
 //!
-//! No statement leads from a stolen authority to the next one: the thief could sign it. So [`StatementTrust::adopt`]
+//! No statement leads from a stolen authority to the next one: the thief could sign it. So `StatementTrust::adopt`
 //! replaces the authority and the statement together, by an order that came another way. Their numbers do not count. A
 //! statement of the former authority that was being stored meanwhile counts no more.
 //!

@@ -11,7 +11,7 @@
 //!
 //! # What is written
 //!
-//! One transaction writes everything or nothing ([`plan_installation`]):
+//! One transaction writes everything or nothing (`plan_installation`):
 //!
 //! * The record of the authorities has the new one alone. No replacement is under way any more, and no succession leads to
 //!   it: the thief could sign one as well.

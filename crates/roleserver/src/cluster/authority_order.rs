@@ -6,8 +6,8 @@
 //! It has the new authority and a step ([`AuthorityStep`]). The machine stays what it was ordered to be: the stored
 //! order only gets the number of this one. What the order demands is stored (`next_authority.json`) before anything is
 //! done, and done by other parts: etcd's authorities follow by [`stored_authorities`](super::stored_authorities), its
-//! restart by [`peer_restart`](super::peer_restart), the rest by [`authority_switch`](super::authority_switch). The
-//! report names the last step that was taken, as the files show it ([`find_taken_step`]).
+//! restart by [`peer_restart`](super::peer_restart), the rest by `authority_switch`. The
+//! report names the last step that was taken, as the files show it (`find_taken_step`).
 //!
 //! An order that is repeated is stored again, and changes nothing of what has been done.
 

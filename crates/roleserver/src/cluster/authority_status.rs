@@ -1,6 +1,6 @@
 //! Follows a replacement of the cluster's authority, and reports how far this node is.
 //!
-//! After a theft, it takes the steps that the shepherd orders, too ([`authority_switch`](super::authority_switch)).
+//! After a theft, it takes the steps that the shepherd orders, too (`authority_switch`).
 //!
 //! What the node trusts follows from its newest stored statement ([`stored_authorities`](super::stored_authorities)).
 //! What it reports are facts: which authorities it trusts, which ones its running etcd was started with, and who signed

@@ -4,7 +4,7 @@
 //! alone, so a changed file leads to a restart in turn ([`peer_restart`](super::peer_restart)). The node's certificates by
 //! another authority than the one that signs are renewed before their time.
 //!
-//! After a theft, etcd of a member trusts another authority before the node does ([`etcd_authorities`]).
+//! After a theft, etcd of a member trusts another authority before the node does (`etcd_authorities`).
 //!
 //! A damaged statement stops none of this node's certificates: they end, and the cluster may need this node. Then it is not
 //! known who signs, and they are renewed in their time, beside the node's own etcd if it has one.
