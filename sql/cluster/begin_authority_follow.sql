@@ -8,7 +8,7 @@ SET ca_certificate = authority_rotation_certificate,
     statement_number = NULL,
     epoch = $2,
     authority_rotation_key = NULL,
-    authority_rotation_step = 5,
+    authority_rotation_step = 6,
     authority_rotation_since = clock_timestamp(),
     snapshot_requested_at = clock_timestamp()
-WHERE cluster_id = $1 AND authority_rotation = 'compromised' AND authority_rotation_step = 4
+WHERE cluster_id = $1 AND authority_rotation = 'compromised' AND authority_rotation_step = 5

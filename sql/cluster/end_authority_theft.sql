@@ -9,4 +9,4 @@ SET authority_rotation = NULL,
     authority_rotation_since = NULL,
     authority_rotation_progress = NULL,
     snapshot_requested_at = clock_timestamp()
-WHERE cluster_id = $1 AND authority_rotation = 'compromised' AND authority_rotation_step = 5
+WHERE cluster_id = $1 AND authority_rotation = 'compromised' AND authority_rotation_step = 6

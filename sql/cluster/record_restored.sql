@@ -5,8 +5,8 @@ UPDATE cluster SET restored_at = clock_timestamp(), curators = $2, restoring_sin
     restoring_onto = NULL, restoring_by = NULL, observed_at = NULL, unreachable_since = NULL,
     voters = NULL, voters_reached = NULL, authority_rotation_from = NULL, authority_rotation_progress = NULL,
     authority_rotation_key = NULL,
-    authority_rotation_step = CASE WHEN authority_rotation_step = 5 THEN authority_rotation_step END,
-    authority_rotation_certificate = CASE WHEN authority_rotation_step = 5 THEN authority_rotation_certificate END,
-    authority_rotation_since = CASE WHEN authority_rotation_step = 5 THEN clock_timestamp() END
+    authority_rotation_step = CASE WHEN authority_rotation_step = 6 THEN authority_rotation_step END,
+    authority_rotation_certificate = CASE WHEN authority_rotation_step = 6 THEN authority_rotation_certificate END,
+    authority_rotation_since = CASE WHEN authority_rotation_step = 6 THEN clock_timestamp() END
 WHERE cluster_id = $1 AND restoring_since IS NOT NULL
 RETURNING cluster_id

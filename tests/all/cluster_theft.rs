@@ -133,7 +133,7 @@ async fn stolen_authority_is_replaced_once_by_one_order_although_shepherds_die()
     // A shepherd dies after each thing that it leaves behind, and another one goes on.
     let_die_at(&field, "next-authority-stored", 0).await?;
     let next = next_authority(&field).await?.context("no authority is made")?;
-    for number in 0..4 {
+    for number in 0..5 {
         let_die_at(&field, "next-authority-sent", number).await?;
         let_die_at(&field, "authority-step-begun", number).await?;
         let made = next_authority(&field).await?;

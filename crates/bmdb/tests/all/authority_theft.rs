@@ -57,7 +57,7 @@ async fn step(kit: &Kit) -> Result<Option<(AuthorityStep, Vec<u8>)>> {
 
 #[tokio::test]
 async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestResult {
-    use AuthorityStep::{Accept, Follow, Install, Reject, Show};
+    use AuthorityStep::{Accept, Close, Follow, Install, Reject, Show};
     let (kit, cluster, machine) = world("authority_theft_steps").await?;
     let shepherd = Shepherd::start(&kit, "shepherd", LONG).await?;
     let (_session, lease) = lease_of(&shepherd, cluster).await?;
@@ -77,7 +77,7 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     assert!(theft(&kit).await?.stage.is_some_and(|stage| stage.since < order.sent_at));
 
     for (next, reached) in
-        [(Reject, Accept), (Show, Show), (Show, Show), (Reject, Reject), (Install, Install)]
+        [(Reject, Accept), (Show, Show), (Show, Show), (Reject, Reject), (Close, Close), (Install, Install)]
     {
         bmdb.begin_authority_step(&lease, cluster, next).await?;
         assert_eq!(step(&kit).await?, at(reached), "{next}");
@@ -133,7 +133,7 @@ async fn restore_in_the_middle_begins_again_with_another_authority() -> TestResu
     assert_eq!(bmdb.sealed_next_authority(cluster).await?, None);
 
     bmdb.store_next_authority(&lease, cluster, b"another", b"sealed").await?;
-    for next in [AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Install] {
+    for next in [AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Close, AuthorityStep::Install] {
         bmdb.begin_authority_step(&lease, cluster, next).await?;
     }
     bmdb.begin_authority_follow(&lease, cluster, 0).await?;

@@ -192,6 +192,7 @@ fn stage_text(stage: &str) -> &str {
         "accepting" => "after a theft: etcd restarts, and accepts certificates of the new authority, too",
         "showing" => "after a theft: members of etcd show certificates of the new authority",
         "rejecting" => "after a theft: etcd restarts, and rejects certificates of the old authority",
+        "closing" => "after a theft: the curators stop until the new authority is in etcd",
         "installing" => {
             "after a theft: the control plane puts the new authority into etcd, and trusts it alone"
         }

@@ -10,6 +10,7 @@
 //! | accept | its etcd restarts, and accepts certificates of both authorities | old |
 //! | show | it shows a certificate of the new one | old and new |
 //! | reject | its etcd restarts, and rejects those of the old one | new |
+//! | close | its curator is stopped | new |
 //! | install | it puts the new key into etcd, and trusts the new one alone | new |
 //! | follow | every other machine trusts the new one alone | – |
 //!
@@ -19,6 +20,10 @@
 //! restarts, any two members that are one step apart accept each other, and the quorum stays. The key reaches etcd only
 //! after the last etcd has restarted: until then the thief can read what is in etcd. It has been sealed in the database
 //! since before the first step.
+//!
+//! Curators are stopped before the key reaches etcd, all of them. A curator follows the record of the authorities in its own
+//! etcd, some moments later. In these moments it would serve a thief as an owner: a snapshot with the new key, or another
+//! owner's key that would stay. A curator that starts has read the record before it serves.
 //!
 //! # Once
 //!
@@ -42,6 +47,8 @@ pub enum AuthorityStep {
     Show,
     /// They reject certificates of the former one.
     Reject,
+    /// Their curators are stopped.
+    Close,
     /// The cluster's records have the new authority, and the control plane trusts it alone.
     Install,
     /// All other nodes trust it alone.
@@ -50,7 +57,8 @@ pub enum AuthorityStep {
 
 impl AuthorityStep {
     /// All steps, in their order.
-    pub const ALL: [Self; 5] = [Self::Accept, Self::Show, Self::Reject, Self::Install, Self::Follow];
+    pub const ALL: [Self; 6] =
+        [Self::Accept, Self::Show, Self::Reject, Self::Close, Self::Install, Self::Follow];
 
     /// The number in the database.
     #[must_use]
@@ -59,8 +67,9 @@ impl AuthorityStep {
             Self::Accept => 1,
             Self::Show => 2,
             Self::Reject => 3,
-            Self::Install => 4,
-            Self::Follow => 5,
+            Self::Close => 4,
+            Self::Install => 5,
+            Self::Follow => 6,
         }
     }
 
@@ -76,7 +85,8 @@ impl AuthorityStep {
         match self {
             Self::Accept => Some(Self::Show),
             Self::Show => Some(Self::Reject),
-            Self::Reject => Some(Self::Install),
+            Self::Reject => Some(Self::Close),
+            Self::Close => Some(Self::Install),
             Self::Install => Some(Self::Follow),
             Self::Follow => None,
         }
@@ -89,6 +99,7 @@ impl AuthorityStep {
             Self::Accept => wire::AuthorityStep::Accept,
             Self::Show => wire::AuthorityStep::Show,
             Self::Reject => wire::AuthorityStep::Reject,
+            Self::Close => wire::AuthorityStep::Close,
             Self::Install => wire::AuthorityStep::Install,
             Self::Follow => wire::AuthorityStep::Follow,
         }
@@ -108,6 +119,7 @@ impl AuthorityStep {
             Self::Accept => "accepting",
             Self::Show => "showing",
             Self::Reject => "rejecting",
+            Self::Close => "closing",
             Self::Install => "installing",
             Self::Follow => "following",
         }
@@ -155,7 +167,7 @@ mod tests {
             std::iter::successors(Some(AuthorityStep::Accept), |step| step.next()).collect();
         assert_eq!(order, AuthorityStep::ALL);
         assert!(order.is_sorted());
-        for unknown in [0, 6, 99] {
+        for unknown in [0, 7, 99] {
             assert_eq!(AuthorityStep::from_number(unknown), None);
             assert_eq!(AuthorityStep::from_wire(i32::from(unknown)), None);
         }

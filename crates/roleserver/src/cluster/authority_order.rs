@@ -125,7 +125,7 @@ fn check_member(
 ) -> Result<(), String> {
     match step {
         AuthorityStep::Accept => Ok(()),
-        AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Install => {
+        AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Close | AuthorityStep::Install => {
             LocalPeer { authorities: vec![next.clone()], ..member.clone() }
                 .check(certificate, now)
                 .map_err(|reason| format!("the certificate for its member of etcd is not used: {reason}"))
@@ -165,9 +165,11 @@ pub(super) fn carry_out_authority_order(
 }
 
 /// The certificate of the authority that replaces a stolen one here, and the last step that this node has taken; `None`
-/// if none does. Later steps show in the authority that the node trusts.
+/// if none does. Later steps show in the authority that the node trusts. `closed`: whether the curator of this node is
+/// stopped for it.
 pub(super) fn find_taken_step(
     files: &ClusterFiles,
+    closed: bool,
 ) -> Result<Option<(Vec<u8>, Option<AuthorityStep>)>, ClusterFilesError> {
     let next = files.read_next_authority()?.and_then(|next| Some((next.anchor()?, next.step)));
     let Some((next, step)) = next else { return Ok(None) };
@@ -175,24 +177,31 @@ pub(super) fn find_taken_step(
         let present = etcd_member::read_peer_certificate(files);
         let shows =
             present.is_some_and(|present| find_issuer(&present, std::slice::from_ref(&next)).is_some());
-        last_step(&next.fingerprint(), &read_started_authorities(files)?, shows)
+        last_step(&next.fingerprint(), &read_started_authorities(files)?, (shows, closed))
     } else {
         // Nothing here depends on what the members of etcd do.
-        Some(AuthorityStep::Reject)
+        Some(AuthorityStep::Close)
     };
     Ok(Some((next.certificate, taken.map(|taken| taken.min(step)))))
 }
 
 /// The last step that a member of etcd has taken: by the authorities that it was started with, and by whether it shows a
-/// certificate of the new one.
-fn last_step(next: &[u8], started: &[Vec<u8>], shows: bool) -> Option<AuthorityStep> {
+/// certificate of the new one, and whether the curator beside it is stopped.
+fn last_step(next: &[u8], started: &[Vec<u8>], (shows, closed): (bool, bool)) -> Option<AuthorityStep> {
     let accepts = started.iter().any(|one| one == next);
     match (accepts, shows, started.len()) {
         (false, ..) => None,
         (true, false, _) => Some(AuthorityStep::Accept),
+        (true, true, 1) if closed => Some(AuthorityStep::Close),
         (true, true, 1) => Some(AuthorityStep::Reject),
         (true, true, _) => Some(AuthorityStep::Show),
     }
+}
+
+/// Whether the curator of this node has to be stopped: from this step on until the node trusts the new authority alone.
+#[must_use]
+pub(super) fn must_be_closed(next: Option<&NextAuthority>) -> bool {
+    next.is_some_and(|next| matches!(next.step, AuthorityStep::Close | AuthorityStep::Install))
 }
 
 #[cfg(test)]
@@ -256,9 +265,13 @@ mod tests {
             decide_authority_order(stored, anchor, member, (generation, order), at(1))
         };
         let own = member();
-        for step in
-            [AuthorityStep::Accept, AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Install]
-        {
+        for step in [
+            AuthorityStep::Accept,
+            AuthorityStep::Show,
+            AuthorityStep::Reject,
+            AuthorityStep::Close,
+            AuthorityStep::Install,
+        ] {
             let sent = order(step);
             let decided = decide(Some(&node), Some(&anchor), Some(&own), 4, &sent);
             let AuthorityOrderDecision::Accept(stored) = decided else { panic!("{step}: {decided:?}") };
@@ -322,7 +335,11 @@ mod tests {
             (&both[1..], false, Some(AuthorityStep::Accept)),
             (&both[..0], true, None),
         ] {
-            assert_eq!(last_step(&new, started, shows), expected, "{started:?} {shows}");
+            assert_eq!(last_step(&new, started, (shows, false)), expected, "{started:?} {shows}");
+            // A curator that is stopped says nothing of the steps before.
+            let closed =
+                if expected == Some(AuthorityStep::Reject) { Some(AuthorityStep::Close) } else { expected };
+            assert_eq!(last_step(&new, started, (shows, true)), closed, "{started:?} {shows}");
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Takes the steps of an order to follow another authority, after a theft of the former one's key.
 //!
 //! [`authority_order`](super::authority_order) has stored the new authority and the step. The steps of etcd need
-//! nothing here. The last ones do:
+//! nothing here. Nor does *close*: the control plane stops the curator of this node by the stored step, and starts it
+//! again when the node trusts the new authority alone. The curator then reads it from etcd before it serves anybody. The
+//! last steps do:
 //!
 //! * *Install*: a member of etcd puts the new authority into the records of the cluster, in its own etcd
 //!   ([`curator::authority_installation`]). Then the node trusts it alone.
@@ -40,7 +42,7 @@ pub(super) async fn take_step(files: &ClusterFiles, facts: &NodeFacts, clock: &C
     if let Some(next) = files.read_next_authority().map_err(cannot)? {
         let anchor = next.anchor().ok_or("the authority that replaces the stolen one cannot be read")?;
         match next.step {
-            AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject => {}
+            AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Close => {}
             AuthorityStep::Install if files.read_membership().map_err(cannot)?.is_some() => {
                 let (epoch, statement) = install(files, &next, &anchor, clock).await?;
                 switch_files(files, &next, &anchor, epoch, Some(&statement)).map_err(cannot)?;

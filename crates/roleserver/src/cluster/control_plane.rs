@@ -10,7 +10,9 @@
 //! removed.
 //!
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
-//! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]).
+//! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]). After a theft of the
+//! authority's key, an order has it stopped while etcd gets another authority
+//! ([`authority_order`][crate::cluster::authority_order]).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,6 +40,7 @@ use transport::gate::open_files::available_files;
 
 use crate::child::lifecycle::{find_running, run_child};
 use crate::child::spec::ChildSpec;
+use crate::cluster::authority_order::must_be_closed;
 use crate::cluster::beside_etcd::{register_pair, retry_beside_etcd};
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
@@ -63,6 +66,8 @@ pub const CURATOR_PORT: u16 = 7835;
 /// Key namespace of the curator in etcd.
 pub(super) const CURATOR_NAMESPACE: &str = "curator";
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the order that has the curator stopped is looked for.
+const CLOSED_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the curator of a revoked node waits before it looks again.
 const REVOKED_PAUSE: Duration = Duration::from_mins(1);
 
@@ -406,6 +411,18 @@ async fn renew_expired_certificate(
     Ok(())
 }
 
+/// Whether an order has this node's curator stopped, until another authority is in etcd. While the order cannot be read,
+/// nothing is stopped.
+fn is_closed(files: &ClusterFiles) -> bool {
+    must_be_closed(files.read_next_authority().ok().flatten().as_ref())
+}
+
+async fn wait_until_closed(files: &ClusterFiles) {
+    while !is_closed(files) {
+        tokio::time::sleep(CLOSED_INTERVAL).await;
+    }
+}
+
 /// Starts the curator, and returns once it listens.
 async fn start_curator(
     starting: &Starting,
@@ -436,14 +453,31 @@ async fn start_curator(
     };
     let listening = WatchCell::new();
     let curator = {
-        let listening = listening.clone();
+        let (listening, files, closed) =
+            (listening.clone(), host.files.clone(), facts.curator_closed.clone());
         Runnable::new(move |starting: Starting| {
             let (settings, listening) = (settings.clone(), listening.clone());
+            let (files, closed) = (files.clone(), closed.clone());
             async move {
+                while is_closed(&files) {
+                    closed.set(true);
+                    starting.scope().until_cancelled(tokio::time::sleep(CLOSED_INTERVAL)).await?;
+                }
+                closed.set(false);
                 let curator = Curator::bind(settings).await?;
                 listening.set(curator.address);
                 let healthy = starting.mark_healthy();
-                let ended = curator.run(&healthy.scope().token()).await;
+                let running = healthy.scope().token().child_token();
+                let mut run = Box::pin(curator.run(&running));
+                let ended = tokio::select! {
+                    ended = &mut run => ended,
+                    () = wait_until_closed(&files) => {
+                        running.cancel();
+                        run.await?;
+                        let sentence = "this node's curator is stopped until another authority of the cluster is in etcd";
+                        return Err(RunnableError::msg(sentence));
+                    }
+                };
                 if matches!(ended, Err(CuratorError::NodeRevoked(_))) {
                     // It was healthy, so that its next run would begin at once, and end at once.
                     healthy.scope().until_cancelled(tokio::time::sleep(REVOKED_PAUSE)).await?;

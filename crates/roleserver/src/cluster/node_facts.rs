@@ -261,6 +261,8 @@ pub struct NodeFacts {
     pub host_findings: HostFindings,
     /// What the gate of this node's curator has done since this process started.
     pub curator_gate: GateMonitor,
+    /// Whether this node's curator is stopped until another authority is in etcd, after a theft.
+    pub curator_closed: WatchCell<bool>,
     /// Why this node's curator signs no statement while it leads. The curator withdraws it.
     pub statements: StatementMonitor,
     /// Set whenever another order was stored.
@@ -275,6 +277,7 @@ impl NodeFacts {
         self.founding.clear();
         self.roles.clear();
         self.control_plane.clear();
+        self.curator_closed.clear();
         self.address.clear();
         self.problems.clear();
         self.refusal.clear();

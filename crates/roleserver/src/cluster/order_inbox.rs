@@ -202,7 +202,8 @@ impl OrderInbox {
             epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
             ..wire::ClusterReport::default()
         };
-        if let Some((next, taken)) = find_taken_step(files).map_err(&mut reported).ok().flatten() {
+        let closed = facts.curator_closed.latest().unwrap_or(false);
+        if let Some((next, taken)) = find_taken_step(files, closed).map_err(&mut reported).ok().flatten() {
             report.next_authority = next;
             report.next_authority_step = taken.map_or(0, |taken| taken.to_wire().into());
         }

@@ -91,7 +91,7 @@ pub(super) fn etcd_authorities(
             }
             authorities
         }
-        Some((next, AuthorityStep::Reject | AuthorityStep::Install | AuthorityStep::Follow)) => vec![next],
+        Some((next, _)) => vec![next],
     })
 }
 
@@ -248,6 +248,7 @@ pub(super) mod tests {
             (AuthorityStep::Accept, vec![&old, &new], unknown),
             (AuthorityStep::Show, vec![&old, &new], signer),
             (AuthorityStep::Reject, vec![&new], signer),
+            (AuthorityStep::Close, vec![&new], signer),
             (AuthorityStep::Install, vec![&new], signer),
         ] {
             let next = NextAuthority {

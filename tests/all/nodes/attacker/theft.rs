@@ -25,6 +25,7 @@ use shepherd::proto::agent::v1 as agent;
 use shepherd::roleserver::cluster::etcd_member::client_endpoint;
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 use shepherd::roleserver::commands::follow_authority::follow_authority;
+use tokio::net::TcpStream;
 
 use super::super::node::Node;
 use super::super::owner::Owner;
@@ -59,7 +60,7 @@ fn order(
         ca_certificate: next.anchor().certificate.clone(),
         ..Default::default()
     };
-    if matches!(step, AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Install) {
+    if !matches!(step, AuthorityStep::Accept | AuthorityStep::Follow) {
         let validity = Validity::starting(Clock::system().now(), Duration::from_hours(24));
         let serial = Serial::new(rand::random());
         let issued = next.issue_etcd_peer_certificate(&node.key()?, node.address, serial, validity)?;
@@ -182,6 +183,10 @@ async fn stolen_authority_is_worth_nothing_once_orders_have_replaced_it() -> Tes
     owner.until_well(3, 4).await?;
     let members = [&first, &second, &third];
     try_false_pair(&stolen, &members, false).await?;
+    take_step(&members, &owner, &next, AuthorityStep::Close).await?;
+    for member in members {
+        assert!(TcpStream::connect(curator_of(member)).await.is_err(), "its curator serves the thief");
+    }
     assert_ne!(installed(&first).await?, *next.anchor(), "the thief could read the new key");
 
     let running: Vec<_> = members.iter().map(|node| node.etcd().map(|etcd| etcd.instance)).collect();

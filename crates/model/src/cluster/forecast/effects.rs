@@ -147,7 +147,7 @@ impl ForecastRun {
         report.generation = generation;
         match step {
             AuthorityStep::Install | AuthorityStep::Follow => report.ca_certificate = Some(certificate),
-            AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject => {
+            AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Close => {
                 (report.next_authority, report.next_authority_step) = (Some(certificate), Some(step));
             }
         }

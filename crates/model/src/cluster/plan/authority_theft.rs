@@ -11,6 +11,10 @@
 //! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine whose
 //! node a person has moved reports the new authority, and counts as done. A member of etcd that runs on none of the
 //! cluster's machines holds the steps of etcd, too, as long as curators report one.
+//!
+//! While the curators are stopped, nobody can take a lost machine out of the control plane. So one that is being
+//! retired, or that the control loops have given up, is not waited for in these two steps. It has no vote that rejects
+//! the new authority: its etcd has taken the steps before.
 
 use std::time::Duration;
 
@@ -49,6 +53,11 @@ pub fn step_delivery(member: &ClusterMember, stage: &TheftStage, now: Timestamp)
         return StepDelivery::Excluded;
     };
     if stage.step != AuthorityStep::Follow && member.part != ClusterPart::ControlPlane {
+        return StepDelivery::Excluded;
+    }
+    // No curator answers by then that could end its membership. An operator who retires it states that it is off.
+    let needs_no_curator = matches!(stage.step, AuthorityStep::Close | AuthorityStep::Install);
+    if needs_no_curator && (member.retiring || member.is_given_up()) {
         return StepDelivery::Excluded;
     }
     let has_followed = *trusted == stage.certificate;
@@ -189,8 +198,8 @@ mod tests {
 
     #[test]
     fn each_step_waits_for_every_member_of_etcd() {
-        use AuthorityStep::{Accept, Install, Reject, Show};
-        for step in [Accept, Show, Reject, Install] {
+        use AuthorityStep::{Accept, Close, Install, Reject, Show};
+        for step in [Accept, Show, Reject, Close, Install] {
             let mut cluster = cluster(Some(step));
             let sent = |number| ClusterPlanStep::SendAuthority { machine: machine(number), step }.to_string();
             let all = [1, 2, 3].map(sent).join("; ");
@@ -266,6 +275,17 @@ mod tests {
         assert_eq!(delivery(&member, 961), StepDelivery::Done, "it is further than that");
         member.report.as_mut().unwrap().next_authority = Some(vec![6]);
         assert_eq!(delivery(&member, 961), StepDelivery::Due, "that was another authority");
+        let retired = ClusterMember { retiring: true, ..member.clone() };
+        assert_eq!(delivery(&retired, 961), StepDelivery::Due, "its etcd would be cut off");
+        for step in [AuthorityStep::Close, AuthorityStep::Install] {
+            let stage = TheftStage { step, ..stage.clone() };
+            assert_eq!(
+                step_delivery(&retired, &stage, at(961)),
+                StepDelivery::Excluded,
+                "{step}: nobody could remove it"
+            );
+            assert_ne!(step_delivery(&member, &stage, at(961)), StepDelivery::Excluded, "{step}");
+        }
         member.last_order.as_mut().unwrap().order = MembershipOrder::Leave;
         assert_eq!(delivery(&member, 961), StepDelivery::Excluded);
     }
