@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::cluster::authority_record_key;
@@ -67,7 +67,7 @@ async fn stolen_authority_opens_nothing_once_another_one_is_installed() -> TestR
     let (epoch, first) = install(&cluster, &next).await?;
     // Another member has the same order.
     let (same, again) = install(&cluster, &next).await?;
-    ensure!(same == epoch && SignedStatement::verify(&again, slice::from_ref(next.anchor())).is_ok());
+    assert!(same == epoch && SignedStatement::verify(&again, slice::from_ref(next.anchor())).is_ok());
     until("a statement of the new authority is served", async || {
         let served = served_statement(&cluster).await?;
         Ok(SignedStatement::verify(&served, slice::from_ref(next.anchor())).is_ok())
@@ -100,7 +100,7 @@ async fn stolen_authority_opens_nothing_once_another_one_is_installed() -> TestR
         Statement { cluster: cluster.id, epoch: 700, number, issued_at: now, authorities, revoked }
             .sign(authority)
     };
-    ensure!(trust.offer(&forged(1 << 40, old)?.to_wire(), 0).await?, "it trusts the stolen one until then");
+    assert!(trust.offer(&forged(1 << 40, old)?.to_wire(), 0).await?, "it trusts the stolen one until then");
     let verified = SignedStatement::verify(&first, slice::from_ref(next.anchor()))?;
     tracker.adopt_authority(next.anchor().clone(), Some(verified), epoch);
     let heir = create_authority(cluster.id, cluster.time.now())?;
@@ -109,7 +109,7 @@ async fn stolen_authority_opens_nothing_once_another_one_is_installed() -> TestR
         ("the thief states", forged(1 << 41, old)?),
         ("its heir states", forged(1 << 42, &heir)?.with_successors(vec![named])),
     ] {
-        ensure!(trust.offer(&sent.to_wire(), 0).await.is_err(), "after the theft, {what} and is believed");
+        assert!(trust.offer(&sent.to_wire(), 0).await.is_err(), "after the theft, {what} and is believed");
     }
     assert_eq!((trust.authorities(), tracker.highest_epoch()), (vec![next.anchor().clone()], epoch));
     Ok(())
@@ -136,6 +136,6 @@ async fn late_order_brings_no_former_authority_back() -> TestResult {
     install(&cluster, &next).await?;
     let record = client.get(&key).await?.context("no record")?;
     let signer = AuthorityRing::decode(&key, &record.value)?.signer.anchor().clone();
-    ensure!(signer == anchor, "an authority that was replaced since signs again");
+    assert!(signer == anchor, "an authority that was replaced since signs again");
     Ok(())
 }

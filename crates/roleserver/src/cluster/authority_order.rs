@@ -259,11 +259,18 @@ mod tests {
 
     #[test]
     fn order_is_accepted_once_by_the_node_that_it_is_about() {
+        fn decide(
+            stored: Option<&NodeOrder>,
+            anchor: Option<&TrustAnchor>,
+            member: Option<&LocalPeer>,
+            generation: i64,
+            order: &wire::ReplaceAuthority,
+        ) -> AuthorityOrderDecision {
+            decide_authority_order(stored, anchor, member, (generation, order), at(1))
+        }
+
         let (node, leaving) = (stored(3, founding()), stored(3, OrderKind::Leave {}));
         let (anchor, next) = (authority(1).anchor().clone(), authority_of(1, 5).anchor().clone());
-        let decide = |stored: Option<&NodeOrder>, anchor, member: Option<&LocalPeer>, generation, order| {
-            decide_authority_order(stored, anchor, member, (generation, order), at(1))
-        };
         let own = member();
         for step in [
             AuthorityStep::Accept,
