@@ -55,11 +55,8 @@ impl Bmdb {
         self.statement_with(STORING, (anchor, statement), move |connection, (anchor, statement)| {
             let (epoch, number) = statement.order;
             Box::pin(
-                sqlx::query!(
-                    "UPDATE cluster SET statement = $2, statement_epoch = $3, statement_number = $4
-                     WHERE cluster_id = $1
-                       AND (statement IS NULL OR (statement_epoch, statement_number) < ($3, $4))
-                       AND (ca_certificate IS NULL OR ca_certificate = $5)",
+                sqlx::query_file!(
+                    "../../sql/cluster/raise_statement.sql",
                     cluster,
                     statement.encoded.as_slice(),
                     epoch,
