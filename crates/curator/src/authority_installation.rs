@@ -22,8 +22,9 @@
 //! * The owners are those that the shepherd names. The thief may have added a key of its own.
 //! * There are no tickets. The thief may have made some.
 //!
-//! Curators follow the record of the authorities while they serve. From then on they reject certificates of owners, nodes
-//! and persons by the stolen authority, and their leader signs the next statements.
+//! The curators of the members are stopped meanwhile, which ends the connections that owners and nodes have opened with
+//! certificates of the stolen authority. Once they serve again, they reject these certificates, and their leader signs the
+//! next statements.
 //!
 //! # Once
 //!

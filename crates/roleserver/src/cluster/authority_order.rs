@@ -164,13 +164,15 @@ pub(super) fn carry_out_authority_order(
     Ok(decision)
 }
 
-/// The certificate of the authority that replaces a stolen one here, and the last step that this node has taken; `None`
-/// if none does. Later steps show in the authority that the node trusts. `closed`: whether the curator of this node is
+/// The certificate of an authority that replaces a stolen one, and the last step that a node has taken.
+type TakenStep = (Vec<u8>, Option<AuthorityStep>);
+
+/// The authority that replaces a stolen one here, and the last step that this node has taken; `None` if none does. Later steps show in the authority that the node trusts. `closed`: whether the curator of this node is
 /// stopped for it.
 pub(super) fn find_taken_step(
     files: &ClusterFiles,
     closed: bool,
-) -> Result<Option<(Vec<u8>, Option<AuthorityStep>)>, ClusterFilesError> {
+) -> Result<Option<TakenStep>, ClusterFilesError> {
     let next = files.read_next_authority()?.and_then(|next| Some((next.anchor()?, next.step)));
     let Some((next, step)) = next else { return Ok(None) };
     let taken = if files.read_membership()?.is_some() {

@@ -226,7 +226,7 @@ async fn issue_certificate(
             }
             Ok(_) => tracing::info!("the etcd of this node has another authority than this node trusts"),
             Err(error) => {
-                tracing::info!(%error, "the etcd of this node issued no certificate for its curator")
+                tracing::info!(%error, "the etcd of this node issued no certificate for its curator");
             }
         }
     }
