@@ -45,11 +45,27 @@ as_server_user() {
     (cd / && exec setpriv --reuid="$user" --regid="$(id -g "$user")" --clear-groups -- "$@")
 }
 
+# Prints the parent directory of temporary servers: in memory if there is plenty, otherwise on disk. Each test gets a copy of
+# a database and drops it, and disk file systems are slow at making hundreds of files soon after others were removed.
+postgres_parent() {
+    local shared=/dev/shm kibibytes
+    if [[ $(stat --file-system --format=%T "$shared" 2>/dev/null) == tmpfs ]]; then
+        for kibibytes in "$(df --output=avail -k "$shared" | tail -n 1)" "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)"; do
+            if [[ $kibibytes -lt $((8 * 1024 * 1024)) ]]; then
+                shared=/tmp
+            fi
+        done
+        printf '%s\n' "$shared"
+    else
+        printf '/tmp\n'
+    fi
+}
+
 # Creates a temporary server and prints its directory.
 postgres_create() {
     local bin directory
     bin=$(postgres_bin)
-    directory=$(as_server_user mktemp -d /tmp/shepherd-tools.XXXXXXXX)
+    directory=$(as_server_user mktemp -d "$(postgres_parent)/shepherd-tools.XXXXXXXX")
     as_server_user "$bin/initdb" --no-sync --auth=trust --locale=C --encoding=UTF8 --username=postgres \
         --pgdata="$directory/data" >"$directory/initdb.log"
     printf '%s\n' "$directory"
