@@ -274,6 +274,15 @@ async fn operator_changes_no_label_that_a_cluster_selects_by() -> TestResult {
     let audited = "SELECT count(*) FROM audit WHERE rpc LIKE '%Machines/Label' AND outcome = 'refused'";
     assert_eq!(api.count(audited).await?, 2);
 
+    // A credential that makes no call about clusters gives them no machine either, and learns nothing about them.
+    let limited = api.key(AccessRole::Deployer, &["rack"], None).await?;
+    let refused = label(&limited.token, "11", json!({ "rack": "7" }), &[]).await?;
+    let expected = "a cluster takes machines by the label rack, so only a deployer for the whole fleet may change \
+                    it; ask one. Nothing was changed";
+    assert_eq!(why(&refused)["reason"], "NOT_A_DEPLOYER", "{refused:?}");
+    assert!(refused.message().ends_with(expected) && !refused.message().contains("ams"), "{refused:?}");
+    assert_eq!(api.count(labelled).await?, 0);
+
     // Other labels are the operator's, and so is this one where nothing changes.
     label(&operator.token, "5", json!({ "owner": "kim" }), &[]).await?.ok()?;
     label(&deployer.token, "6", json!({ "rack": "7" }), &[]).await?.ok()?;

@@ -24,7 +24,7 @@ use crate::orders::machine_decision::{
 use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, format_attribution};
 use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
-use model::access::AccessRole;
+use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
 use model::facts::HoldScope;
 use model::host_key::PinnedHostKey;
@@ -227,7 +227,7 @@ impl Bmdb {
     }
 }
 
-/// Rejects a change of labels that needs another role than the actor has. A person who writes to the database directly
+/// Rejects a change of labels that needs another role or scope than the actor has. A person who writes to the database directly
 /// has every role.
 async fn check_label_rights(
     tx: &mut PgConnection,
@@ -241,9 +241,11 @@ async fn check_label_rights(
     });
     let (Some(new), Some(credential)) = (new, order.actor.credential) else { return Ok(()) };
     // Without its row, it has the least role that gives orders.
-    let role = find_by_id(tx, credential).await?.map_or(AccessRole::Operator, |found| found.role);
+    let (role, scope) = find_by_id(tx, credential)
+        .await?
+        .map_or((AccessRole::Operator, AccessScope::Fleet), |found| (found.role, found.scope));
     let clusters = list_cluster_selectors(tx).await?;
-    check_label_change(role, present, new, &clusters)
+    check_label_change((role, &scope), present, new, &clusters)
         .map_err(|reason| order_rejected("NOT_A_DEPLOYER", reason))
 }
 

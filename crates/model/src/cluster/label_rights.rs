@@ -6,8 +6,11 @@
 //!
 //! Neither the other terms of the selector nor the kind of approval matters: hardware is reported later, and a person
 //! who approves a machine relies on its labels.
+//!
+//! A credential for some providers makes no call about clusters. So it changes no such label with any role, and
+//! learns neither the cluster nor its selector.
 
-use crate::access::AccessRole;
+use crate::access::{AccessRole, AccessScope};
 use crate::cluster::selector::Selector;
 use crate::label::Labels;
 
@@ -23,14 +26,16 @@ pub struct ClusterSelector {
     pub selector: Selector,
 }
 
-/// Checks that a person with this role may replace the labels `present` of a machine by `new`. The error is a sentence.
+/// Checks that a person with this role and scope may replace the labels `present` of a machine by `new`. The error is a
+/// sentence.
 pub fn check_label_change(
-    role: AccessRole,
+    (role, scope): (AccessRole, &AccessScope),
     present: &Labels,
     new: &Labels,
     clusters: &[ClusterSelector],
 ) -> Result<(), String> {
-    if role >= REQUIRED {
+    let is_fleet_wide = *scope == AccessScope::Fleet;
+    if role >= REQUIRED && is_fleet_wide {
         return Ok(());
     }
     let changed = |one: &ClusterSelector| {
@@ -39,6 +44,12 @@ pub fn check_label_change(
     };
     let found = clusters.iter().find_map(|one| changed(one).map(|key| (one, key)));
     found.map_or(Ok(()), |(one, key)| {
+        if !is_fleet_wide {
+            return Err(format!(
+                "a cluster takes machines by the label {key}, so only a {REQUIRED} for the whole fleet may change it; \
+                 ask one. Nothing was changed"
+            ));
+        }
         Err(format!(
             "the cluster {} takes machines by the label {key} (its selector is {}), so only a {REQUIRED} may change it; \
              ask one. Nothing was changed",
@@ -86,7 +97,8 @@ mod tests {
             (Deployer, seven, none, None),
             (Admin, none, seven, None),
         ] {
-            let checked = check_label_change(role, &labels(present), &labels(new), &clusters);
+            let caller = (role, &AccessScope::Fleet);
+            let checked = check_label_change(caller, &labels(present), &labels(new), &clusters);
             assert_eq!(checked.is_err(), refused.is_some(), "{role} {present:?} {new:?}: {checked:?}");
             if let (Err(text), Some(cluster)) = (checked, refused) {
                 assert!(
@@ -95,7 +107,25 @@ mod tests {
                 );
                 assert!(text.contains("only a deployer may change it"), "{text}");
             }
-            assert_eq!(check_label_change(role, &labels(present), &labels(new), &clusters[..1]), Ok(()));
+            assert_eq!(check_label_change(caller, &labels(present), &labels(new), &clusters[..1]), Ok(()));
+        }
+    }
+
+    #[test]
+    fn credential_for_some_providers_changes_no_such_label_and_learns_no_cluster() {
+        let scope = AccessScope::from_providers(["rack-a".to_owned()]);
+        let cluster = ClusterSelector {
+            cluster: "ams".to_owned(),
+            selector: "location=ams,label.rack=7".parse().unwrap(),
+        };
+        for role in [AccessRole::Operator, AccessRole::Deployer, AccessRole::Admin] {
+            let change = |new: &[(&str, &str)]| {
+                check_label_change((role, &scope), &labels(&[]), &labels(new), std::slice::from_ref(&cluster))
+            };
+            let expected = "a cluster takes machines by the label rack, so only a deployer for the whole fleet may \
+                            change it; ask one. Nothing was changed";
+            assert_eq!(change(&[("rack", "7")]), Err(expected.to_owned()), "{role}");
+            assert_eq!(change(&[("owner", "kim")]), Ok(()), "{role}");
         }
     }
 }
