@@ -223,11 +223,12 @@ pub fn decide_approval(
     if approval.is_used {
         return ApprovalDecision::AlreadyUsed;
     }
-    if approval.expires_at <= now {
-        return ApprovalDecision::Required;
-    }
+    // Also after its end: an admin who read the request approves it by its id, and must not approve another order by it.
     if !the_same {
         return ApprovalDecision::OrderChanged;
+    }
+    if approval.expires_at <= now {
+        return ApprovalDecision::Required;
     }
     match &approval.approved_by {
         None => ApprovalDecision::Required,
@@ -396,7 +397,15 @@ mod tests {
                 ApprovalDecision::OrderChanged,
             ),
             ("too late", on, false, Some((approved.clone(), true)), 60, ApprovalDecision::Required),
-            ("too late, another order", on, false, Some((approved, false)), 60, ApprovalDecision::Required),
+            ("too late, another order", on, false, Some((approved, false)), 60, ApprovalDecision::OrderChanged),
+            (
+                "too late, another order, not approved",
+                on,
+                false,
+                Some((pending_approval(), false)),
+                60,
+                ApprovalDecision::OrderChanged,
+            ),
             ("carried out", on, false, Some((used, true)), 0, ApprovalDecision::AlreadyUsed),
             ("revoked meanwhile", on, false, Some((gone, true)), 0, ApprovalDecision::RequesterInvalid),
             (
