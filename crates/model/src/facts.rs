@@ -342,6 +342,12 @@ pub struct Retirement {
 }
 
 impl Retirement {
+    /// Whether the machine is still to be wiped: the wipe was ordered, and not waived.
+    #[must_use]
+    pub const fn is_wipe_pending(&self) -> bool {
+        self.wipe && self.wipe_waived.is_none() && self.finished_at.is_none()
+    }
+
     /// A retirement that was just ordered.
     #[must_use]
     pub const fn new(reason: String, by: String, requested_at: Timestamp) -> Self {

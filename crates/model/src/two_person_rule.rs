@@ -1,11 +1,12 @@
 //! Two-person rule: approval of sensitive orders by a second admin.
 //!
-//! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, the pause of
-//! a loop for all providers, a new credential, a certificate for a cluster, and a revocation that leaves fewer than two
-//! admins. If the policy requires it, such an order is not carried out when it is given first. It waits until another
-//! admin approves it. Then the requester gives the very same order again, under the same idempotency key, and it is
-//! carried out, once. The approval is for that order and no other: a digest of its whole content, with the machines of
-//! a bulk order, must be the same. So nobody can act in the name of another, and the audit log has both people.
+//! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, the cancellation of a
+//! retirement with a wipe, a new budget, the pause of a loop for all providers, a new credential, a certificate for a
+//! cluster, and a revocation that leaves fewer than two admins. If the policy requires it, such an order is not carried
+//! out when it is given first. It waits until another admin approves it. Then the requester gives the very same order
+//! again, under the same idempotency key, and it is carried out, once. The approval is for that order and no other: a
+//! digest of its whole content, with the machines of a bulk order, must be the same. So nobody can act in the name of
+//! another, and the audit log has both people.
 //!
 //! # Who is a second person
 //!
@@ -60,6 +61,9 @@ pub enum SensitiveOrder {
     BeyondLimits,
     /// The waiver of a stage of a retirement.
     Waive,
+    /// The cancellation of a retirement that would wipe the machine. Without the wipe it can be ordered again by one
+    /// person, which is a waiver in two orders.
+    CancelWipe,
     /// A new value of a budget.
     SetBudget,
     /// The pause of a loop for the machines of all providers.
@@ -74,12 +78,19 @@ pub enum SensitiveOrder {
 
 /// The call that waives a stage of a retirement.
 pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/WaiveStage";
+/// The call that cancels a retirement.
+pub const CANCEL_RETIRE_RPC: &str = "shepherd.fleet.v1.Machines/CancelRetire";
 
 impl SensitiveOrder {
-    /// The kind of an order for one machine, by its call; `None` if the rule does not cover it.
+    /// The kind of an order for one machine, by its call and by whether a wipe of that machine is pending; `None` if the
+    /// rule does not cover it.
     #[must_use]
-    pub fn from_rpc(rpc: &str) -> Option<Self> {
-        (rpc == WAIVE_RPC).then_some(Self::Waive)
+    pub fn from_rpc(rpc: &str, wipe_is_pending: bool) -> Option<Self> {
+        match rpc {
+            WAIVE_RPC => Some(Self::Waive),
+            CANCEL_RETIRE_RPC if wipe_is_pending => Some(Self::CancelWipe),
+            _ => None,
+        }
     }
 
     /// Name of the kind, for the beginning of a sentence.
@@ -88,6 +99,7 @@ impl SensitiveOrder {
         match self {
             Self::BeyondLimits => "an order beyond the limits",
             Self::Waive => "leaving out a stage of a retirement",
+            Self::CancelWipe => "cancelling a retirement with a wipe",
             Self::SetBudget => "setting a budget",
             Self::PauseForAll => "pausing a loop for all machines",
             Self::CreateCredential => "creating a credential",
@@ -505,9 +517,18 @@ mod tests {
             text.starts_with("setting a budget needs another admin") && text.ends_with("key k-1"),
             "{text}"
         );
-        assert_eq!(
-            (SensitiveOrder::from_rpc(WAIVE_RPC), SensitiveOrder::from_rpc("other")),
-            (Some(SensitiveOrder::Waive), None)
-        );
+    }
+
+    #[test]
+    fn order_that_ends_a_wipe_needs_approval_by_either_call() {
+        for (rpc, wipe_is_pending, expected) in [
+            (WAIVE_RPC, true, Some(SensitiveOrder::Waive)),
+            (WAIVE_RPC, false, Some(SensitiveOrder::Waive)),
+            (CANCEL_RETIRE_RPC, true, Some(SensitiveOrder::CancelWipe)),
+            (CANCEL_RETIRE_RPC, false, None),
+            ("shepherd.fleet.v1.Machines/Retire", true, None),
+        ] {
+            assert_eq!(SensitiveOrder::from_rpc(rpc, wipe_is_pending), expected, "{rpc} {wipe_is_pending}");
+        }
     }
 }

@@ -279,7 +279,12 @@ async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     ensure!(revoked.code == 401, "{revoked:?}");
     thief.refused.push("approves with a revoked token");
     let alone = json!({ "credentialId": thief.lees_id, "order": thief.order("left") });
-    thief.request("revokes the others", "Credentials/Revoke", alone).await?;
+    let approval = thief.request("revokes the others", "Credentials/Revoke", alone).await?;
+    let listed = thief.api.call(Some(&thief.lee), "Approvals/List", json!({})).await?.ok()?;
+    let listed = listed["approvals"].as_array().context("a list")?;
+    let line = listed.iter().find(|line| line["approvalId"] == approval.as_str()).context("the request")?;
+    let target = line["target"].as_str().context("a target")?;
+    ensure!(target.ends_with(", with the role admin, of lee"), "{line}");
     let off = json!({ "configuration": "require_second_admin = false" });
     thief.api.call(Some(&kim), "Plan/Get", off).await?.ok()?;
     ensure!(thief.rule_is_on().await?, "a plan changes nothing");

@@ -96,10 +96,10 @@ impl Bmdb {
         who: String,
     ) -> Result<BulkOrderResult, BmdbError> {
         self.read_policy().await?;
-        let (order, arguments) = (Arc::new(order), (self.clone(), selection));
+        let (order, arguments) = (Arc::new(order), (self.clone(), selection, each.describe()));
         let head = self
-            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (bmdb, selection)| {
-                Box::pin(choose_machines(bmdb, tx, order, selection))
+            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (bmdb, selection, operation)| {
+                Box::pin(choose_machines(bmdb, tx, order, selection, operation))
             })
             .await;
         let head = self.audit_rejection(head, &order, None).await?;
@@ -162,6 +162,7 @@ async fn choose_machines(
     tx: &mut PgConnection,
     order: &Order,
     selection: &MachineSelection,
+    operation: &str,
 ) -> Result<BulkOrderHead, BmdbError> {
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         let chosen = read_machine_names(tx, &stored_machines(carried.after.as_ref())?).await?;
@@ -206,7 +207,8 @@ async fn choose_machines(
         let mut about: Vec<Uuid> = ids.clone();
         about.sort_unstable();
         let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
-        let order = Order { target: describe_selection(found, &selection.filter), ..order.clone() };
+        let target = format!("{operation}: {}", describe_selection(found, &selection.filter));
+        let order = Order { target, ..order.clone() };
         require_second_approval(tx, &order, SensitiveOrder::BeyondLimits, policy.two_person_rule, &about)
             .await?
     } else {

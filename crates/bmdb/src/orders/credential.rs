@@ -347,7 +347,8 @@ async fn check_revocation(
     match decide_revocation(rule.required, &admins, &waiting, revoked.id) {
         RevocationDecision::Allowed => Ok(None),
         RevocationDecision::ApprovalRequired => {
-            require_second_approval(tx, order, SensitiveOrder::RevokeAdmin, rule, &[]).await
+            let shown = Order { target: revocation_target(&order.target, revoked), ..order.clone() };
+            require_second_approval(tx, &shown, SensitiveOrder::RevokeAdmin, rule, &[]).await
         }
         RevocationDecision::LastAdmin => Err(order_rejected(
             "LAST_ADMIN",
@@ -358,6 +359,11 @@ async fn check_revocation(
             ),
         )),
     }
+}
+
+/// The credential to revoke, for the admin who approves it.
+fn revocation_target(target: &str, revoked: &AccessCredential) -> String {
+    format!("{target}, with the role {}, of {}", revoked.role, revoked.name)
 }
 
 /// A credential as the audit stores it.

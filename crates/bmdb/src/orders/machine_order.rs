@@ -26,8 +26,9 @@ use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
 use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
-use model::facts::HoldScope;
+use model::facts::{HoldScope, Retirement};
 use model::host_key::PinnedHostKey;
+use model::humanize::absolute_time;
 use model::ids::MachineId;
 use model::label::Labels;
 use model::power_order::PowerOrderKind;
@@ -105,6 +106,35 @@ impl MachineOrder {
             Self::Power(_) => "shepherd.fleet.v1.Machines/Power",
             Self::Prioritize { .. } => "shepherd.fleet.v1.Machines/Prioritize",
             Self::Label { .. } => "shepherd.fleet.v1.Machines/Label",
+        }
+    }
+
+    /// What the order does, for the admin who approves it for many machines.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let end = |until: Option<Expiry>| match until {
+            None => String::new(),
+            Some(Expiry::After(span)) => format!(" for {span}"),
+            Some(Expiry::At(moment)) => format!(" until {}", absolute_time(moment)),
+        };
+        match self {
+            Self::Hold { scope, until } => format!("hold on {}{}", scope.as_str(), end(*until)),
+            Self::Release { quarantine: true } => "end of the quarantine".to_owned(),
+            Self::Release { quarantine: false } => "end of the hold".to_owned(),
+            Self::Retry => "retry".to_owned(),
+            Self::Quarantine => "quarantine".to_owned(),
+            Self::Retire { wipe, keep_authority } => {
+                let wiped = if *wipe { "with a wipe" } else { "without a wipe" };
+                let kept = if *keep_authority { ", their clusters keep their authorities" } else { "" };
+                format!("retirement {wiped}{kept}")
+            }
+            Self::Power(kind) => format!("power order {kind}"),
+            Self::Prioritize { level, until } => format!("priority {level}{}", end(*until)),
+            Self::Label { set, remove } => {
+                let set = set.iter().map(|(key, value)| format!("+{key}={value}"));
+                let changes: Vec<String> = set.chain(remove.iter().map(|key| format!("-{key}"))).collect();
+                format!("labels {}", changes.join(" "))
+            }
         }
     }
 
@@ -249,6 +279,11 @@ async fn check_label_rights(
         .map_err(|reason| order_rejected("NOT_A_DEPLOYER", reason))
 }
 
+/// The machine and what the order does there, for the admin who approves it.
+fn approval_target(machine: &str, message: &str) -> String {
+    format!("{machine}: it {message}")
+}
+
 async fn execute_decision_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
@@ -268,9 +303,14 @@ async fn execute_decision_in_tx(
     };
     let mut decision = decide(&known)?;
     check_label_rights(tx, order, &known.labels, &decision.changes).await?;
-    if let Some(kind) = SensitiveOrder::from_rpc(&order.rpc).filter(|_| !decision.changes.is_empty()) {
+    let wipe_is_pending = known.snapshot.facts.retirement.as_ref().is_some_and(Retirement::is_wipe_pending);
+    let sensitive = SensitiveOrder::from_rpc(&order.rpc, wipe_is_pending);
+    if let Some(kind) = sensitive.filter(|_| !decision.changes.is_empty()) {
         let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
-        let by = require_second_approval(tx, order, kind, policy.two_person_rule, &[]).await?;
+        let shown = Order { target: approval_target(&order.target, &decision.output.message), ..order.clone() };
+        // Exactly this machine and this effect: another machine may have the name by then, or be at another stage.
+        let about = [machine.0.as_bytes().as_slice(), decision.output.message.as_bytes()].concat();
+        let by = require_second_approval(tx, &shown, kind, policy.two_person_rule, &about).await?;
         decision.output.message = append_approver(decision.output.message, by.as_deref());
     }
     let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
@@ -298,4 +338,39 @@ async fn execute_decision_in_tx(
         }
     }
     Ok(OrderEffect { outcome: decision.output, before: Some(before), after: Some(after) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use model::time::Span;
+
+    #[test]
+    fn approver_reads_what_is_done_to_the_machines() {
+        let hour = Some(Expiry::After(Span::hours(1)));
+        let set: Labels = [("rack".to_owned(), "7".to_owned())].into_iter().collect();
+        for (order, expected) in [
+            (MachineOrder::Retry, "retry"),
+            (MachineOrder::Quarantine, "quarantine"),
+            (MachineOrder::Release { quarantine: true }, "end of the quarantine"),
+            (MachineOrder::Release { quarantine: false }, "end of the hold"),
+            (MachineOrder::Hold { scope: HoldScope::Power, until: hour }, "hold on power for 1h"),
+            (MachineOrder::Retire { wipe: false, keep_authority: false }, "retirement without a wipe"),
+            (
+                MachineOrder::Retire { wipe: true, keep_authority: true },
+                "retirement with a wipe, their clusters keep their authorities",
+            ),
+            (MachineOrder::Power(PowerOrderKind::Reboot), "power order reboot"),
+            (MachineOrder::Prioritize { level: PriorityLevel::Low, until: None }, "priority low"),
+            (MachineOrder::Label { set, remove: vec!["old".to_owned()] }, "labels +rack=7 -old"),
+        ] {
+            assert_eq!(order.describe(), expected);
+        }
+    }
+
+    #[test]
+    fn approver_reads_the_effect_on_a_machine() {
+        assert_eq!(approval_target("rack-7", "is not wiped"), "rack-7: it is not wiped");
+    }
 }

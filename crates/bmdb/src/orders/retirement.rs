@@ -109,7 +109,7 @@ pub fn cancel_retirement(
         );
         return Err(("RELEASE_ORDERED", text));
     }
-    if present.wipe && present.wipe_waived.is_none() && role < AccessRole::Admin {
+    if present.is_wipe_pending() && role < AccessRole::Admin {
         let text = format!(
             "will be wiped before it is given back, as {} ordered, and only an admin may cancel that; ask one. \
              Nothing was changed",

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use model::access::AccessScope;
+use model::access::{AccessRole, AccessScope};
 use model::budget::{BudgetChange, BudgetKind};
 use model::order_limits::OrderLimits;
 use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
 use model::time::Span;
-use model::two_person_rule::{Principal, WAIVE_RPC};
+use model::two_person_rule::{CANCEL_RETIRE_RPC, Principal, WAIVE_RPC};
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::orders::approval::{RPC as APPROVE, list_approvals};
@@ -289,7 +289,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let approval = expect_approval_required(many(&["rack"], "6", 3).await)?;
     let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
-    assert_eq!(line.target, "3 machines: {\"providers\":[\"rack\"]}");
+    assert_eq!(line.target, "quarantine: 3 machines: {\"providers\":[\"rack\"]}");
     approve(&kit, "lee@a", approval, false).await?;
     // The same number, but not the same machines: one left the selection, and another joined it.
     let provided = "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1";
@@ -304,6 +304,45 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let given = many(&["rack"], "6", 3).await?;
     assert!(given.outcomes.len() == 3 && !given.replayed, "{given:?}");
     assert!(many(&["rack"], "6", 3).await?.replayed);
+    Ok(())
+}
+
+/// Who cancels a retirement with a wipe can order one without it, which is a waiver in two orders.
+#[tokio::test]
+async fn cancelled_wipe_needs_two_and_the_approver_reads_it() -> TestResult {
+    let kit = with_two("second_person_wipe").await?;
+    let row = kit.provided(2, "rack").await?;
+    let retire = |machine, wipe, key| {
+        let retire = MachineOrder::Retire { wipe, keep_authority: false };
+        kit.bmdb.execute_machine_order(
+            order("kim@a", retire.rpc(), Some(key), "r"),
+            machine,
+            retire,
+            "kim@a".into(),
+        )
+    };
+    let cancel = |machine, key| {
+        let given = order("kim@a", CANCEL_RETIRE_RPC, Some(key), "c");
+        kit.bmdb.try_execute_on_machine(given, machine, |snapshot| {
+            retirement::cancel_retirement(snapshot, "by kim@a", AccessRole::Admin)
+        })
+    };
+    retire(row[0], true, "1").await?;
+    retire(row[1], false, "2").await?;
+    assert!(cancel(row[1], "3").await?.outcome.changed, "without a wipe it needs nobody");
+    let wiped = "SELECT count(*) FROM machine_retirement WHERE wipe";
+    let approval = expect_approval_required(cancel(row[0], "4").await)?;
+    assert_eq!(kit.count(wiped).await?, 1);
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
+    assert!(line.target.starts_with("what it is about: it stays in the fleet"), "{}", line.target);
+    approve(&kit, "lee@a", approval, false).await?;
+    // The same request about another machine, which has the name by then.
+    retire(row[1], true, "5").await?;
+    assert_eq!(refused(cancel(row[1], "4").await)?, "NOT_AS_REQUESTED");
+    let done = cancel(row[0], "4").await?;
+    assert!(done.outcome.message.ends_with("; approved by lee@a"), "{done:?}");
+    assert_eq!(kit.count(wiped).await?, 1, "that of the other machine");
     Ok(())
 }
 
