@@ -196,11 +196,15 @@ async fn found_cluster(api: &Api) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Inserts a cluster with the name `fra`.
+pub(super) const INSERT_CLUSTER: &str =
+    "INSERT INTO cluster VALUES (gen_random_uuid(), 'fra', 3, 2, '', '[]', 'manual', 1, clock_timestamp(), 'kim', NULL, NULL,
+         clock_timestamp(), 'ca', '[]', NULL, NULL, '[]', FALSE, NULL, NULL)";
+
 /// Inserts the founded cluster `fra`, with Kubernetes to change and to upgrade.
 pub(super) async fn insert_cluster(api: &Api) -> anyhow::Result<()> {
     for statement in [
-        "INSERT INTO cluster VALUES (gen_random_uuid(), 'fra', 3, 2, '', '[]', 'manual', 1, clock_timestamp(), 'kim', NULL, NULL,
-             clock_timestamp(), 'ca', '[]', NULL, NULL, '[]', FALSE, NULL, NULL)",
+        INSERT_CLUSTER,
         "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
          VALUES (decode(repeat('1a', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'older', clock_timestamp(), 'kim',
                  '1.30.1'),

@@ -15,7 +15,7 @@ use shepherd::proto::fleet::DESCRIPTORS;
 
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
-use crate::api::orders::insert_cluster;
+use crate::api::orders::{INSERT_CLUSTER, insert_cluster};
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
 
@@ -224,6 +224,13 @@ fn certificate(kubernetes: bool, byte: &str, order: &Value) -> (&'static str, St
     ("ClusterCredentials/Issue", target, body)
 }
 
+async fn run_statements(api: &Api, statements: &[&'static str]) -> sqlx::Result<()> {
+    for &statement in statements {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
+    Ok(())
+}
+
 /// The thief wants rights in a cluster, where neither this API nor its audit counts.
 async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
     insert_cluster(&thief.api).await?;
@@ -246,6 +253,15 @@ async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
         let kim = thief.kim.clone();
         let (_, _, replaced) = certificate(kubernetes, "08", &given);
         thief.refuses(other, (kim.as_str(), rpc, replaced), "NOT_AS_REQUESTED").await?;
+        if !kubernetes {
+            // Another cluster has the name by then.
+            let rename = "UPDATE cluster SET name = 'former' WHERE name = 'fra'";
+            run_statements(&thief.api, &[rename, INSERT_CLUSTER]).await?;
+            let way = "has a certificate for another cluster of the name than was approved";
+            thief.refuses(way, (kim.as_str(), rpc, body.clone()), "NOT_AS_REQUESTED").await?;
+            let restore = "UPDATE cluster SET name = 'fra' WHERE name = 'former'";
+            run_statements(&thief.api, &["DELETE FROM cluster WHERE name = 'fra'", restore]).await?;
+        }
         ensure!(thief.api.count(stored).await? == before, "{way}: something was issued");
         // What Lee approved is issued, once.
         let done = thief.api.call(Some(&kim), rpc, body.clone()).await?.ok()?;

@@ -234,7 +234,9 @@ async fn request_credential_in_tx(
     let now = database_now(tx).await?;
     let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
     let granted = Order { target: describe_request(name, new), ..order.clone() };
-    let by = require_approval_of_rights(tx, &granted, SensitiveOrder::IssueCertificate).await?;
+    // This cluster, and no later one of its name.
+    let (kind, about) = (SensitiveOrder::IssueCertificate, cluster.as_bytes());
+    let by = require_approval_of_rights(tx, &granted, kind, about).await?;
     if !old.is_empty() {
         sqlx::query!("DELETE FROM cluster_credential WHERE credential_id = ANY ($1)", &old)
             .execute(&mut *tx)

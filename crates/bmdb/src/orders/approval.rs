@@ -212,17 +212,19 @@ pub(crate) async fn require_second_approval(
 }
 
 /// Decides as [`require_second_approval`] does on an order that gives rights. A person who writes to the database
-/// directly is outside of the rule here: they can write the row without any order.
+/// directly is outside of the rule here: they can write the row without any order. `about` is the identity of what the
+/// rights are for, if the order names it by a name that something else can get.
 pub(crate) async fn require_approval_of_rights(
     tx: &mut PgConnection,
     order: &Order,
     kind: SensitiveOrder,
+    about: &[u8],
 ) -> Result<Option<String>, BmdbError> {
     if order.actor.credential.is_none() {
         return Ok(None);
     }
     let rule = read_policy_in_tx(tx).await?.two_person_rule;
-    require_second_approval(tx, order, kind, rule, &[]).await
+    require_second_approval(tx, order, kind, rule, about).await
 }
 
 /// Stores that an order waits for a second admin.

@@ -391,7 +391,7 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
-    let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential).await?;
+    let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential, &[]).await?;
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
