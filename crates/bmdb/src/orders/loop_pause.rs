@@ -250,7 +250,9 @@ async fn pause_loop_in_tx(
     };
     let approved = if provider.is_none() {
         let policy = read_policy_in_tx(tx).await?;
-        require_second_approval(tx, order, SensitiveOrder::PauseForAll, policy.two_person_rule, &[]).await?
+        let end = new.until.map_or_else(|| "until it is resumed".to_owned(), Expiry::describe);
+        let shown = Order { target: format!("{}, {end}", order.target), ..order.clone() };
+        require_second_approval(tx, &shown, SensitiveOrder::PauseForAll, policy.two_person_rule, &[]).await?
     } else {
         None
     };

@@ -28,7 +28,6 @@ use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
 use model::facts::{HoldScope, Retirement};
 use model::host_key::PinnedHostKey;
-use model::humanize::absolute_time;
 use model::ids::MachineId;
 use model::label::Labels;
 use model::power_order::PowerOrderKind;
@@ -112,11 +111,7 @@ impl MachineOrder {
     /// What the order does, for the admin who approves it for many machines.
     #[must_use]
     pub fn describe(&self) -> String {
-        let end = |until: Option<Expiry>| match until {
-            None => String::new(),
-            Some(Expiry::After(span)) => format!(" for {span}"),
-            Some(Expiry::At(moment)) => format!(" until {}", absolute_time(moment)),
-        };
+        let end = |until: Option<Expiry>| until.map_or_else(String::new, |end| format!(" {}", end.describe()));
         match self {
             Self::Hold { scope, until } => format!("hold on {}{}", scope.as_str(), end(*until)),
             Self::Release { quarantine: true } => "end of the quarantine".to_owned(),

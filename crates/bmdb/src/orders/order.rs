@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::engine::change_machine::Decision;
 use crate::engine::fact_change::FactChange;
+use model::humanize::absolute_time;
 use model::time::{Span, Timestamp, after};
 
 /// The person or program that gives an order.
@@ -140,6 +141,14 @@ impl Expiry {
         match self {
             Self::After(span) => after(now, span.0),
             Self::At(moment) => moment,
+        }
+    }
+
+    /// The end for a sentence, as the order has it: `for 2h`, `until …`.
+    pub(crate) fn describe(self) -> String {
+        match self {
+            Self::After(span) => format!("for {span}"),
+            Self::At(moment) => format!("until {}", absolute_time(moment)),
         }
     }
 }

@@ -239,6 +239,9 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     pause(Some("rack"), "1").await?;
     let approval = expect_approval_required(pause(None, "2").await)?;
     assert_eq!(kit.count("SELECT count(*) FROM loop_pause").await?, 1);
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
+    assert_eq!(line.target, "what it is about, until it is resumed");
     approve(&kit, "lee@a", approval, false).await?;
     // Several concurrent calls do not deadlock, and all get the same result.
     let at_once = try_join_all((0..4).map(|_| pause(None, "2"))).await?;
