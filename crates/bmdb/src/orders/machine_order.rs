@@ -111,7 +111,8 @@ impl MachineOrder {
     /// What the order does, for the admin who approves it for many machines.
     #[must_use]
     pub fn describe(&self) -> String {
-        let end = |until: Option<Expiry>| until.map_or_else(String::new, |end| format!(" {}", end.describe()));
+        let end =
+            |until: Option<Expiry>| until.map_or_else(String::new, |end| format!(" {}", end.describe()));
         match self {
             Self::Hold { scope, until } => format!("hold on {}{}", scope.as_str(), end(*until)),
             Self::Release { quarantine: true } => "end of the quarantine".to_owned(),
@@ -252,8 +253,8 @@ impl Bmdb {
     }
 }
 
-/// Rejects a change of labels that needs another role or scope than the actor has. A person who writes to the database directly
-/// has every role.
+/// Rejects a change of labels that needs another role or scope than the actor has. A person who writes to the database
+/// directly has every role.
 async fn check_label_rights(
     tx: &mut PgConnection,
     order: &Order,
@@ -302,7 +303,8 @@ async fn execute_decision_in_tx(
     let sensitive = SensitiveOrder::from_rpc(&order.rpc, wipe_is_pending);
     if let Some(kind) = sensitive.filter(|_| !decision.changes.is_empty()) {
         let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
-        let shown = Order { target: approval_target(&order.target, &decision.output.message), ..order.clone() };
+        let shown =
+            Order { target: approval_target(&order.target, &decision.output.message), ..order.clone() };
         // Exactly this machine and this effect: another machine may have the name by then, or be at another stage.
         let about = [machine.0.as_bytes().as_slice(), decision.output.message.as_bytes()].concat();
         let by = require_second_approval(tx, &shown, kind, policy.two_person_rule, &about).await?;

@@ -304,7 +304,14 @@ mod tests {
                 ApprovalDecision::OrderChanged,
             ),
             ("too late", on, false, Some((approved.clone(), true)), 60, ApprovalDecision::Required),
-            ("too late, another order", on, false, Some((approved, false)), 60, ApprovalDecision::OrderChanged),
+            (
+                "too late, another order",
+                on,
+                false,
+                Some((approved, false)),
+                60,
+                ApprovalDecision::OrderChanged,
+            ),
             (
                 "too late, another order, not approved",
                 on,
