@@ -5,14 +5,15 @@
 //!
 //! Who revokes the others until one admin is left has ended the rule in effect, and locked everybody out. So such a
 //! revocation needs a second person itself, and the last admin is not revoked by a call at all. An admin who approves
-//! nothing yet is no second person: a thief could have got that credential past one careless approval.
+//! nothing yet is no second person: a thief could have got that credential past one careless approval. Nor is an admin
+//! with a credential that expires soon: the thief would only have to wait.
 
 use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
 use crate::plain_text::fold_name;
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp, after};
 use crate::two_person_rule::WaitingTime;
 
 /// Fewest people who must be admins when the rule is switched on, and whom a revocation leaves without a second person.
@@ -27,7 +28,13 @@ pub struct AdminCredential {
     pub name: String,
     /// When it was created.
     pub created_at: Timestamp,
+    /// When it expires; `None` is never.
+    pub expires_at: Option<Timestamp>,
 }
+
+/// A credential that expires sooner than this counts for no second person. Within a day the people who are left can
+/// create another one, whenever they work.
+pub const LASTING: Span = Span::hours(24);
 
 /// How many different people have these credentials, as far as they can be distinguished.
 #[must_use]
@@ -35,10 +42,13 @@ pub fn count_people<'a>(admins: impl IntoIterator<Item = &'a AdminCredential>) -
     admins.into_iter().map(|admin| fold_name(&admin.name)).collect::<BTreeSet<_>>().len()
 }
 
-/// Those of these credentials that approve nothing yet, because they are new.
+/// Those of these credentials that count for no second person: they are new, and approve nothing yet, or expire soon.
 #[must_use]
-pub fn find_waiting(admins: &[AdminCredential], time: WaitingTime, now: Timestamp) -> Vec<Uuid> {
-    admins.iter().filter(|admin| !time.is_over(admin.created_at, now)).map(|admin| admin.id).collect()
+pub fn find_uncounted(admins: &[AdminCredential], time: WaitingTime, now: Timestamp) -> Vec<Uuid> {
+    let ends_soon =
+        |admin: &AdminCredential| admin.expires_at.is_some_and(|end| end <= after(now, LASTING.0));
+    let uncounted = |admin: &&AdminCredential| !time.is_over(admin.created_at, now) || ends_soon(admin);
+    admins.iter().filter(uncounted).map(|admin| admin.id).collect()
 }
 
 /// The decision on the revocation of a credential.
@@ -46,19 +56,20 @@ pub fn find_waiting(admins: &[AdminCredential], time: WaitingTime, now: Timestam
 pub enum RevocationDecision {
     /// Enough admins are left, or as many as before.
     Allowed,
-    /// It leaves fewer than two admins, or fewer than two who approve orders by now, where the two-person rule is on.
+    /// The two-person rule is on, and fewer than two admins are left, or fewer than two who approve orders now and in a
+    /// day.
     ApprovalRequired,
     /// It leaves no admin.
     LastAdmin,
 }
 
-/// Decides whether a credential may be revoked by a call, when these are the `admins` now. Those of `waiting` approve
-/// nothing yet.
+/// Decides whether a credential may be revoked by a call, when these are the `admins` now. Those of `uncounted` are no
+/// second person.
 #[must_use]
 pub fn decide_revocation(
     rule_is_on: bool,
     admins: &[AdminCredential],
-    waiting: &[Uuid],
+    uncounted: &[Uuid],
     revoked: Uuid,
 ) -> RevocationDecision {
     let fewer = |counted: &[&AdminCredential]| {
@@ -67,7 +78,7 @@ pub fn decide_revocation(
     };
     let all: Vec<&AdminCredential> = admins.iter().collect();
     let approving: Vec<&AdminCredential> =
-        all.iter().copied().filter(|admin| !waiting.contains(&admin.id)).collect();
+        all.iter().copied().filter(|admin| !uncounted.contains(&admin.id)).collect();
     let (left, left_approving) = (fewer(&all), fewer(&approving));
     let too_few = |left: Option<usize>| left.is_some_and(|left| left < MIN_ADMINS);
     if left == Some(0) {
@@ -83,14 +94,17 @@ pub fn decide_revocation(
 mod tests {
     use super::*;
 
-    use crate::time::Span;
-
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
     fn admin((id, name): (u128, &str)) -> AdminCredential {
-        AdminCredential { id: Uuid::from_u128(id), name: name.to_owned(), created_at: at(-100_000) }
+        AdminCredential {
+            id: Uuid::from_u128(id),
+            name: name.to_owned(),
+            created_at: at(-100_000),
+            expires_at: None,
+        }
     }
 
     #[test]
@@ -112,9 +126,28 @@ mod tests {
         ] {
             let time = WaitingTime { length, rule_since: rule_since.map(at) };
             let expected: Vec<Uuid> = expected.iter().copied().map(Uuid::from_u128).collect();
-            assert_eq!(find_waiting(&admins, time, at(0)), expected, "{length} {rule_since:?}");
+            assert_eq!(find_uncounted(&admins, time, at(0)), expected, "{length} {rule_since:?}");
         }
-        assert!(find_waiting(&[], WaitingTime { length: hour, rule_since: None }, at(0)).is_empty());
+        assert!(find_uncounted(&[], WaitingTime { length: hour, rule_since: None }, at(0)).is_empty());
+    }
+
+    #[test]
+    fn admin_who_expires_soon_is_no_second_person() {
+        let time = WaitingTime { length: Span::hours(1), rule_since: None };
+        for (expires, expected) in
+            [(None, false), (Some(1), true), (Some(24 * 3_600), true), (Some(24 * 3_600 + 1), false)]
+        {
+            let max = AdminCredential { expires_at: expires.map(at), ..admin((3, "max")) };
+            let admins = [admin((1, "kim")), admin((2, "lee")), max];
+            let uncounted = find_uncounted(&admins, time, at(0));
+            assert_eq!(uncounted == [Uuid::from_u128(3)], expected, "{expires:?} {uncounted:?}");
+            let decision = decide_revocation(true, &admins, &uncounted, Uuid::from_u128(2));
+            assert_eq!(
+                decision == RevocationDecision::ApprovalRequired,
+                expected,
+                "{expires:?} {decision:?}"
+            );
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::listing::{Filter, list_machines, list_machines_by_id};
 use crate::machine::lookup::machine_id;
 use crate::orders::approval::{append_approver, require_second_approval};
@@ -96,10 +97,10 @@ impl Bmdb {
         who: String,
     ) -> Result<BulkOrderResult, BmdbError> {
         self.read_policy().await?;
-        let (order, arguments) = (Arc::new(order), (self.clone(), selection, each.describe()));
+        let (order, arguments) = (Arc::new(order), (selection, each.describe()));
         let head = self
-            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (bmdb, selection, operation)| {
-                Box::pin(choose_machines(bmdb, tx, order, selection, operation))
+            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (selection, operation)| {
+                Box::pin(choose_machines(tx, order, selection, operation))
             })
             .await;
         let head = self.audit_rejection(head, &order, None).await?;
@@ -158,7 +159,6 @@ fn machine_outcome(
 }
 
 async fn choose_machines(
-    bmdb: &Bmdb,
     tx: &mut PgConnection,
     order: &Order,
     selection: &MachineSelection,
@@ -196,7 +196,7 @@ async fn choose_machines(
         is_admin: selection.is_admin,
         ordered_last_hour: u64::try_from(within_hour).unwrap_or(0),
     };
-    let (_, policy) = bmdb.policy();
+    let policy = read_policy_in_tx(tx).await?;
     let refusal = check_order_limits(&bulk_order, policy.order_limits).err();
     if let Some(refusal) = refusal.as_ref().filter(|_| !order.dry_run) {
         return Err(order_rejected(refusal.reason, refusal.message.clone()));

@@ -26,7 +26,7 @@ use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, 
 use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use crate::orders::two_person_rule::{list_admins, read_waiting_time};
 use model::access::{AccessRole, AccessScope};
-use model::admins::{RevocationDecision, decide_revocation, find_waiting};
+use model::admins::{RevocationDecision, decide_revocation, find_uncounted};
 use model::plain_text::canonical_name;
 use model::policy::Policy;
 use model::time::{Span, Timestamp};
@@ -330,8 +330,8 @@ async fn revoke_credential_in_tx(
     Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
 }
 
-/// Rejects a revocation that leaves no admin, or that leaves fewer than two, or fewer than two who approve orders, without
-/// a second person. Returns the person who approved it. A person who writes to the database directly is outside of this.
+/// Rejects a revocation that leaves no admin, or that leaves fewer than two, or fewer than two who approve orders now and in a
+/// day, without a second person. Returns the person who approved it. A person who writes to the database directly is outside of this.
 async fn check_revocation(
     tx: &mut PgConnection,
     order: &Order,
@@ -343,8 +343,8 @@ async fn check_revocation(
     }
     let rule = policy.two_person_rule;
     let (admins, now) = list_admins(tx).await?;
-    let waiting = find_waiting(&admins, read_waiting_time(tx, policy).await?, now);
-    match decide_revocation(rule.required, &admins, &waiting, revoked.id) {
+    let uncounted = find_uncounted(&admins, read_waiting_time(tx, policy).await?, now);
+    match decide_revocation(rule.required, &admins, &uncounted, revoked.id) {
         RevocationDecision::Allowed => Ok(None),
         RevocationDecision::ApprovalRequired => {
             let shown = Order { target: revocation_target(&order.target, revoked), ..order.clone() };

@@ -224,6 +224,7 @@ pub(crate) async fn list_admins(
         id: row.credential_id,
         name: row.name,
         created_at: row.created_at,
+        expires_at: row.expires_at,
     });
     Ok((admins.collect(), now))
 }
