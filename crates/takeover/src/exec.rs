@@ -149,17 +149,12 @@ impl SshSession {
     ) -> Result<CommandOutput, ExecFailure> {
         let limit = TimeLimit::new(self.exec_timeout, "--agent_ssh_exec_timeout", self.deadline);
         let before_start = |error| ExecFailure { started: false, error };
-        // A process that was frozen until now must not begin anything: a time limit alone is checked only after the
-        // first bytes are on their way.
-        if Instant::now() >= limit.expires_at {
-            return Err(before_start(limit.exceeded_error(&self.address, operation)));
-        }
         let open = async {
             let channel = self.handle.channel_open_session().await?;
             channel.exec(true, command).await?;
             Ok::<_, russh::Error>(channel)
         };
-        let channel = match timeout_at(limit.expires_at, open).await {
+        let channel = match limit.run(open).await {
             Err(_) => return Err(before_start(limit.exceeded_error(&self.address, operation))),
             Ok(Err(russh::Error::ChannelOpenFailure(_))) => {
                 return Err(before_start(self.exec_rejected(operation)));
@@ -168,10 +163,10 @@ impl SshSession {
             Ok(Ok(channel)) => channel,
         };
         let (mut answers, input) = channel.split();
-        let writing = async {
+        let writing = limit.run(async {
             input.data_bytes(stdin).await?;
             input.eof().await
-        };
+        });
         tokio::pin!(writing);
 
         let mut collected = OutputCollector::default();

@@ -207,7 +207,7 @@ impl SshSession {
     async fn log_in(&mut self, settings: &SshSettings, target: &SshTarget) -> Result<(), SshError> {
         const OPERATION: &str = "logging in";
         let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, self.deadline);
-        let outcome = timeout_at(limit.expires_at, self.authenticate(settings, &target.user)).await;
+        let outcome = limit.run(self.authenticate(settings, &target.user)).await;
         match outcome {
             Err(_) => Err(limit.exceeded_error(&self.address, OPERATION)),
             Ok(Err(error)) => Err(error),
@@ -365,10 +365,7 @@ async fn handshake(
     let (offered, ending) = (connection.offered_key(), connection.close_reason());
     let (stream, receiver) = FirstByteDetector::new(stream);
     let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, deadline);
-    let agreeing = timeout_at(
-        limit.expires_at,
-        client::connect_stream(client_config(settings, algorithms), stream, connection),
-    );
+    let agreeing = limit.run(client::connect_stream(client_config(settings, algorithms), stream, connection));
     tokio::pin!(agreeing);
     let greeting = TimeLimit::new(settings.greeting_timeout, GREETING_FLAG, deadline);
     // Both sides may send first, so our side sends while it waits.

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use crate::ssh_error::SshError;
 use crate::time_limit::TimeLimit;
@@ -36,7 +36,7 @@ pub(super) async fn connect_tcp(
     if Instant::now() >= deadline {
         return Err(limit.exceeded_error(address, OPERATION));
     }
-    let resolved = timeout_at(limit.expires_at, tokio::net::lookup_host((host, port))).await;
+    let resolved = limit.run(tokio::net::lookup_host((host, port))).await;
     let candidates: Vec<SocketAddr> = match resolved {
         Err(_) => return Err(limit.exceeded_error(address, "looking up its address")),
         Ok(Err(source)) => return Err(SshError::Unresolvable { address: address.to_owned(), source }),

@@ -3,7 +3,11 @@
 mod lost_answers;
 mod renewal;
 
-use std::time::Duration;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use model::ids::ProcessId;
@@ -47,6 +51,21 @@ async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> T
     let short = Duration::from_millis(10);
     assert_eq!(work[0].outward_call_limit(short)?, short, "a call is given no more than its own limit");
     assert_eq!(work[0].run_outward_call(short, async { 7 }).await?, 7);
+    // A frozen process wakes with an answer that has come, and with its limit passed.
+    let (brief, sent) = (Duration::from_millis(50), AtomicBool::new(false));
+    let mut call = pin!(work[0].run_outward_call(brief, async {
+        tokio::task::yield_now().await;
+        sent.store(true, Ordering::Relaxed);
+    }));
+    let waits = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending())).await;
+    assert!(waits, "it waits for its answer");
+    let frozen_until = Instant::now() + brief;
+    while Instant::now() < frozen_until {
+        std::thread::yield_now();
+    }
+    let ended = call.await;
+    assert!(!sent.load(Ordering::Relaxed), "it went on after its limit");
+    assert!(matches!(ended, Err(BmdbError::OutwardCallTimedOut { .. })), "{ended:?}");
     let call = work[0].run_outward_call(Duration::from_hours(1), std::future::pending::<()>());
     let cut = tokio::time::timeout(PATIENCE, call).await?;
     assert!(matches!(cut, Err(BmdbError::OutwardCallTimedOut { .. })), "{cut:?}");

@@ -14,8 +14,11 @@
 //! reason, writes nothing any more. Outward calls cannot be checked by the database: [`Work::outward_call_limit`]
 //! bounds them by the time for which nobody else can have the machine.
 
+use std::future::poll_fn;
 use std::panic::Location;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -162,7 +165,17 @@ impl Work {
         call: F,
     ) -> Result<F::Output, BmdbError> {
         let granted = self.outward_call_limit(limit)?;
-        tokio::time::timeout(granted, call)
+        let until = tokio::time::Instant::now() + granted;
+        let mut call = pin!(call);
+        // A timeout alone lets the call go on before it looks at the clock. After a freeze of this process that would
+        // send what waited for an answer of before.
+        let before_limit = poll_fn(|context| {
+            if tokio::time::Instant::now() >= until {
+                return Poll::Pending;
+            }
+            call.as_mut().poll(context)
+        });
+        tokio::time::timeout_at(until, before_limit)
             .await
             .map_err(|_| BmdbError::OutwardCallTimedOut { after: granted })
     }
