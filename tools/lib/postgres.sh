@@ -48,13 +48,10 @@ as_server_user() {
 # Prints the parent directory of temporary servers: in memory if there is plenty, otherwise on disk. Each test gets a copy of
 # a database and drops it, and disk file systems are slow at making hundreds of files soon after others were removed.
 postgres_parent() {
-    local shared=/dev/shm kibibytes
-    if [[ $(stat --file-system --format=%T "$shared" 2>/dev/null) == tmpfs ]]; then
-        for kibibytes in "$(df --output=avail -k "$shared" | tail -n 1)" "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)"; do
-            if [[ $kibibytes -lt $((8 * 1024 * 1024)) ]]; then
-                shared=/tmp
-            fi
-        done
+    local shared=/dev/shm plenty=$((8 * 1024 * 1024))
+    if [[ $(stat --file-system --format=%T "$shared" 2>/dev/null) == tmpfs &&
+        $(df --output=avail -k "$shared" | tail -n 1) -ge $plenty &&
+        $(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo) -ge $plenty ]]; then
         printf '%s\n' "$shared"
     else
         printf '/tmp\n'
