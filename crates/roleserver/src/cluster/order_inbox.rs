@@ -15,8 +15,7 @@
 //!
 //! Two orders are no orders to be something. One has a certificate for the etcd member of a node
 //! ([`peer_order`][crate::cluster::peer_order]), the other one another authority of its cluster
-//! ([`authority_order`][crate::cluster::authority_order]). They do not replace the stored order, which only gets their
-//! number.
+//! (`authority_replacement`). They do not replace the stored order, which only gets their number.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,13 +25,15 @@ use model::ids::MachineId;
 use proto::agent::v1 as wire;
 use proto::agent::v1::cluster_order::Operation as Wanted;
 
-use crate::cluster::authority_order::{AuthorityOrderDecision, carry_out_authority_order, find_taken_step};
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
+use crate::cluster::order_inbox::authority_replacement::{follow_authority, report_replacement};
 use crate::cluster::peer_order::{PeerOrderDecision, carry_out_peer_order};
+
+mod authority_replacement;
 
 /// Parses an order. The error shows nothing of a ticket.
 fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
@@ -202,11 +203,8 @@ impl OrderInbox {
             epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
             ..wire::ClusterReport::default()
         };
-        let closed = facts.curator_closed.latest().unwrap_or(false);
-        if let Some((next, taken)) = find_taken_step(files, closed).map_err(&mut reported).ok().flatten() {
-            report.next_authority = next;
-            report.next_authority_step = taken.map_or(0, |taken| taken.to_wire().into());
-        }
+        let replacement = report_replacement(files, facts).map_err(&mut reported);
+        (report.next_authority, report.next_authority_step) = replacement.unwrap_or_default();
         // A machine has left its cluster only when its key and credentials are removed.
         let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});
         if leaving && (!report.node_key.is_empty() || !report.ca_certificate.is_empty()) {
@@ -248,21 +246,6 @@ fn use_certificate(
         PeerOrderDecision::Ignore => Ok(Acceptance::Ignored),
         PeerOrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
         PeerOrderDecision::Keep | PeerOrderDecision::Replace => Ok(Acceptance::Certificate),
-    }
-}
-
-/// Accepts the order to follow another authority of the cluster.
-fn follow_authority(
-    files: &ClusterFiles,
-    generation: i64,
-    order: &wire::ReplaceAuthority,
-) -> Result<Acceptance, Rejection> {
-    // As for a certificate of etcd.
-    let decided = carry_out_authority_order(files, generation, order, Clock::system().now());
-    match decided.map_err(|error| Rejection::Temporary(error.to_string()))? {
-        AuthorityOrderDecision::Ignore => Ok(Acceptance::Ignored),
-        AuthorityOrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
-        AuthorityOrderDecision::Done | AuthorityOrderDecision::Accept(_) => Ok(Acceptance::Authority),
     }
 }
 
@@ -319,17 +302,17 @@ mod tests {
     use crate::cluster::files::tests::membership;
     use crate::cluster::order_decision::tests::{HERE, join};
 
-    fn inbox() -> (tempfile::TempDir, OrderInbox) {
+    pub(super) fn inbox() -> (tempfile::TempDir, OrderInbox) {
         let directory = tempfile::tempdir().unwrap();
         let files = ClusterFiles::in_state_directory(directory.path());
         (directory, OrderInbox::new(MachineId::generate(), files, NodeFacts::default()))
     }
 
-    fn wire_order(generation: i64, what: Wanted) -> wire::ClusterOrder {
+    pub(super) fn wire_order(generation: i64, what: Wanted) -> wire::ClusterOrder {
         wire::ClusterOrder { generation, operation: Some(what), ..Default::default() }
     }
 
-    fn founding(generation: i64, name: &str) -> wire::ClusterOrder {
+    pub(super) fn founding(generation: i64, name: &str) -> wire::ClusterOrder {
         let found = wire::FoundCluster {
             cluster_id: HERE.to_string(),
             name: name.to_owned(),
@@ -470,44 +453,6 @@ mod tests {
         let report = order_inbox.report();
         assert!(report.error.contains("cannot be parsed"), "{}", report.error);
         assert_eq!(etcd_member::read_peer_certificate(&files), Some(certificate), "it stays");
-    }
-
-    #[test]
-    fn another_authority_is_stored_and_reported_until_another_order_takes_its_place() {
-        let (_directory, order_inbox) = inbox();
-        let files = &order_inbox.0.files;
-        let [old, new] =
-            [HERE, HERE].map(|cluster| create_authority(cluster, Clock::system().now()).unwrap());
-        let follow = |generation, step: wire::AuthorityStep| {
-            let replace = wire::ReplaceAuthority {
-                step: step.into(),
-                ca_certificate: new.anchor().certificate.clone(),
-                ..Default::default()
-            };
-            wire_order(generation, Wanted::ReplaceAuthority(replace))
-        };
-        order_inbox.accept(&founding(2, "ams"));
-        order_inbox.accept(&follow(3, wire::AuthorityStep::Follow));
-        assert!(order_inbox.report().error.contains("is no node"), "{}", order_inbox.report().error);
-        files.read_or_create_key().unwrap();
-        let ca_certificate = hex::encode(&old.anchor().certificate);
-        files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
-
-        let order = files.read_order().unwrap().unwrap();
-        order_inbox.accept(&follow(4, wire::AuthorityStep::Reject));
-        let report = order_inbox.report();
-        assert_eq!((report.generation, report.error.as_str()), (4, ""));
-        assert_eq!(report.next_authority, new.anchor().certificate);
-        assert_eq!(report.next_authority_step(), wire::AuthorityStep::Reject, "it has no member of etcd");
-        assert_eq!(files.read_order().unwrap(), Some(NodeOrder { generation: 4, ..order }));
-        order_inbox.accept(&follow(4, wire::AuthorityStep::Follow));
-        let stored = files.read_next_authority().unwrap().unwrap();
-        assert_eq!(stored.step.to_wire(), wire::AuthorityStep::Reject, "it had that order");
-
-        // The cluster was restored meanwhile, with the authority of its snapshot.
-        order_inbox.accept(&founding(5, "ams"));
-        assert_eq!(files.read_next_authority().unwrap(), None);
-        assert_eq!(order_inbox.report().next_authority, Vec::<u8>::new());
     }
 
     #[test]
