@@ -92,6 +92,12 @@ impl AuthorityStep {
         }
     }
 
+    /// Whether curators are stopped in this step. One that serves then may be the thief's.
+    #[must_use]
+    pub const fn stops_curators(self) -> bool {
+        matches!(self, Self::Close | Self::Install)
+    }
+
     /// The step as orders and reports have it.
     #[must_use]
     pub const fn to_wire(self) -> wire::AuthorityStep {
@@ -167,6 +173,8 @@ mod tests {
             std::iter::successors(Some(AuthorityStep::Accept), |step| step.next()).collect();
         assert_eq!(order, AuthorityStep::ALL);
         assert!(order.is_sorted());
+        let stopped: Vec<AuthorityStep> = order.into_iter().filter(|step| step.stops_curators()).collect();
+        assert_eq!(stopped, [AuthorityStep::Close, AuthorityStep::Install]);
         for unknown in [0, 7, 99] {
             assert_eq!(AuthorityStep::from_number(unknown), None);
             assert_eq!(AuthorityStep::from_wire(i32::from(unknown)), None);

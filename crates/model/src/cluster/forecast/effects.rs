@@ -146,7 +146,10 @@ impl ForecastRun {
         let Some(report) = &mut member.report else { return };
         report.generation = generation;
         match step {
-            AuthorityStep::Install | AuthorityStep::Follow => report.ca_certificate = Some(certificate),
+            AuthorityStep::Install | AuthorityStep::Follow => {
+                report.ca_certificate = Some(certificate);
+                (report.next_authority, report.next_authority_step) = (None, None);
+            }
             AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Close => {
                 (report.next_authority, report.next_authority_step) = (Some(certificate), Some(step));
             }

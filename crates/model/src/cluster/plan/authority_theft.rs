@@ -9,12 +9,18 @@
 //! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent:
 //! its etcd would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each
 //! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine whose
-//! node a person has moved reports the new authority, and counts as done. A member of etcd that runs on none of the
-//! cluster's machines holds the steps of etcd, too, as long as curators report one.
+//! node a person has moved reports the new authority, and counts as done. A member of etcd that runs on no machine of the
+//! control plane holds the steps of etcd, too, as long as curators report one.
 //!
 //! While the curators are stopped, nobody can take a lost machine out of the control plane. So one that is being
-//! retired, or that the control loops have given up, is not waited for in these two steps. It has no vote that rejects
-//! the new authority: its etcd has taken the steps before.
+//! retired, or that the control loops have given up, is waited for in these two steps for two minutes alone. One that
+//! still runs stops its curator by then. It has no vote that rejects the new authority: its etcd has taken the steps
+//! before.
+//!
+//! # What else is planned meanwhile
+//!
+//! No machine becomes a member of etcd until the new authority is installed: a member that learns restarts its etcd for
+//! no step. While the curators are stopped, nothing else is planned: what answers in their place may be the thief.
 
 use std::time::Duration;
 
@@ -23,11 +29,16 @@ use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage}
 use crate::cluster::plan::ClusterPlanner;
 use crate::cluster::plan::step::ClusterPlanStep;
 use crate::cluster::spec::ClusterPart;
-use crate::cluster::state::{ClusterMember, CuratorAnswer, MembershipOrder};
+use crate::cluster::state::{Cluster, ClusterMember, CuratorAnswer, MemberReport, MembershipOrder};
 use crate::time::{Timestamp, between};
 
 /// How long a machine may take for a step that it has accepted before it gets the order again.
 const ORDER_RETRY_AFTER: Duration = Duration::from_mins(1);
+/// How long a machine that is being retired or given up is waited for while the curators are stopped.
+const GIVEN_UP_GRACE: Duration = Duration::from_mins(2);
+/// Age of an order at which a machine that waits for others gets it again, with another certificate for etcd. Such a
+/// certificate lasts thirty days. Nobody else renews it: curators issue those of the former authority.
+const CERTIFICATE_REFRESH_AFTER: Duration = Duration::from_hours(10 * 24);
 
 /// What a machine lacks for a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +56,11 @@ pub enum StepDelivery {
 /// What this machine lacks for the step that is under way.
 #[must_use]
 pub fn step_delivery(member: &ClusterMember, stage: &TheftStage, now: Timestamp) -> StepDelivery {
+    if must_join_again(member, stage) {
+        return StepDelivery::Waits(
+            "its order to join names the stolen authority, and it gets another".to_owned(),
+        );
+    }
     let Some(report) = member.report.as_ref().filter(|report| report.key.is_some()) else {
         return StepDelivery::Excluded;
     };
@@ -55,16 +71,20 @@ pub fn step_delivery(member: &ClusterMember, stage: &TheftStage, now: Timestamp)
     if stage.step != AuthorityStep::Follow && member.part != ClusterPart::ControlPlane {
         return StepDelivery::Excluded;
     }
-    // No curator answers by then that could end its membership. An operator who retires it states that it is off.
-    let needs_no_curator = matches!(stage.step, AuthorityStep::Close | AuthorityStep::Install);
-    if needs_no_curator && (member.retiring || member.is_given_up()) {
-        return StepDelivery::Excluded;
-    }
-    let has_followed = *trusted == stage.certificate;
+    // The order is removed last. Until then, the epoch that the machine reports may be that of the thief.
+    let has_followed = *trusted == stage.certificate && report.next_authority.is_none();
     let has_taken = report.next_authority.as_ref() == Some(&stage.certificate)
         && report.next_authority_step.is_some_and(|step| step >= stage.step);
+    if has_taken && needs_certificate(member, report, stage, now) {
+        return StepDelivery::Due;
+    }
     if has_followed || has_taken {
         return StepDelivery::Done;
+    }
+    // No curator answers by then that could end its membership. An operator who retires it states that it is off.
+    let is_given_up = member.retiring || member.is_given_up();
+    if stage.step.stops_curators() && is_given_up && between(stage.since, now) >= GIVEN_UP_GRACE {
+        return StepDelivery::Excluded;
     }
     let Some(order) = member.last_order.filter(|order| order.sent_at > stage.since) else {
         return StepDelivery::Due;
@@ -81,6 +101,47 @@ pub fn step_delivery(member: &ClusterMember, stage: &TheftStage, now: Timestamp)
         Some(error) => format!("it has the new authority of its cluster, and reports: {error}"),
         None => "it has the new authority of its cluster, and takes the step".to_owned(),
     })
+}
+
+/// Whether a machine that has taken the step needs another certificate for its etcd, because others take long.
+fn needs_certificate(
+    member: &ClusterMember,
+    report: &MemberReport,
+    stage: &TheftStage,
+    now: Timestamp,
+) -> bool {
+    let has_one = stage.step > AuthorityStep::Accept && stage.step < AuthorityStep::Follow;
+    let reported = member.last_order.filter(|order| report.generation >= order.generation);
+    has_one && reported.is_some_and(|order| between(order.sent_at, now) >= CERTIFICATE_REFRESH_AFTER)
+}
+
+/// Whether a machine that is no node yet has an order to join which names the stolen authority, although the cluster has
+/// another one.
+fn must_join_again(member: &ClusterMember, stage: &TheftStage) -> bool {
+    let is_node =
+        member.report.as_ref().is_some_and(|report| report.key.is_some() && report.ca_certificate.is_some());
+    let joins = member
+        .last_order
+        .is_some_and(|order| order.order == MembershipOrder::Join && order.sent_at <= stage.since);
+    stage.step == AuthorityStep::Follow && joins && !is_node && member.leave_reason.is_none()
+}
+
+/// The epoch in the records of the cluster, and the addresses of its control plane, as those machines report them that
+/// have put this authority into the records. What the BMDB has of both may be the thief's.
+///
+/// The lowest epoch counts: a machine that got it by an order reports what the BMDB had. One that is too low does no
+/// harm, because curators prove a higher one.
+#[must_use]
+pub fn installed_control_plane(cluster: &Cluster, certificate: &[u8]) -> (u64, Vec<String>) {
+    let members = cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane);
+    let followed: Vec<&MemberReport> = members
+        .filter_map(|member| member.report.as_ref())
+        .filter(|report| {
+            report.ca_certificate.as_deref() == Some(certificate) && report.next_authority.is_none()
+        })
+        .collect();
+    let epoch = followed.iter().map(|report| report.epoch).min().unwrap_or(cluster.epoch);
+    (epoch, followed.iter().filter_map(|report| report.address.clone()).collect())
 }
 
 /// How far the replacement is, with the machines that it waits for.
@@ -107,12 +168,34 @@ pub fn theft_progress(
 }
 
 impl ClusterPlanner<'_> {
-    /// A member of etcd that runs on none of the cluster's machines. It would be cut off.
+    fn theft_stage(&self) -> Option<&TheftStage> {
+        self.cluster.authority_theft.as_ref()?.stage.as_ref()
+    }
+
+    /// Whether the curators are stopped for a step.
+    pub(super) fn are_curators_stopped(&self) -> bool {
+        self.theft_stage().is_some_and(|stage| stage.step.stops_curators())
+    }
+
+    /// Whether no machine may become a member of etcd until the new authority is installed.
+    pub(super) fn holds_new_members(&self) -> bool {
+        self.cluster.authority_theft.is_some()
+            && self.theft_stage().is_none_or(|stage| stage.step < AuthorityStep::Follow)
+    }
+
+    /// Whether the order to join of this machine names the stolen authority, although the cluster has another one.
+    pub(super) fn names_stolen_authority(&self, member: &ClusterMember) -> bool {
+        self.theft_stage().is_some_and(|stage| must_join_again(member, stage))
+    }
+
+    /// A member of etcd that runs on no machine of the control plane. It would be cut off.
     fn find_stranger(&self) -> Option<String> {
         let CuratorAnswer::Observed(seen) = &self.cluster.observed else { return None };
         let is_ours = |id: &str| {
             let node = seen.nodes.iter().find(|node| node.id == id);
-            node.is_some_and(|node| self.cluster.members.iter().any(|member| member.key() == Some(node.key)))
+            let mut members =
+                self.cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane);
+            node.is_some_and(|node| members.any(|member| member.key() == Some(node.key)))
         };
         let mut members = seen.etcd_members.iter().filter_map(|member| member.node.as_deref());
         members.find(|id| !is_ours(id)).map(str::to_owned)
@@ -138,11 +221,12 @@ impl ClusterPlanner<'_> {
                 StepDelivery::Waits(reason) => self.push_wait(member, reason),
             }
         }
-        let stranger = self.find_stranger().filter(|_| stage.step != AuthorityStep::Follow);
+        // Later, no curator could report one that is there, and etcd has rejected it already.
+        let stranger = self.find_stranger().filter(|_| stage.step <= AuthorityStep::Reject);
         if let Some(node) = &stranger {
             self.plan.wait_reasons.push(format!(
-                "its member of etcd {node} runs on no machine of it, so nobody sends it the new authority: take its role \
-                 consensus-member with Management.UpdateRoles of the curators"
+                "its member of etcd {node} runs on no machine of its control plane, so nobody sends it the new authority: \
+                 take its role consensus-member with Management.UpdateRoles of the curators"
             ));
         }
         let is_done = taking_part > 0 && done == taking_part && stranger.is_none();
@@ -165,7 +249,8 @@ impl ClusterPlanner<'_> {
 mod tests {
     use super::*;
     use crate::cluster::plan::tests::{at, etcd, healthy_cluster, machine, observed, plan_text};
-    use crate::cluster::state::{Cluster, LastOrder};
+    use crate::cluster::state::{CONSENSUS_MEMBER_ROLE, LastOrder, NodeState};
+    use crate::phase::Phase;
 
     const NEW: [u8; 2] = [5, 5];
 
@@ -229,7 +314,122 @@ mod tests {
         assert!(plan_text(&cluster, &[]).starts_with(&next));
         observed(&mut cluster).etcd_members.push(etcd(7));
         let text = plan_text(&cluster, &[]);
-        assert!(text.contains("node-7 runs on no machine of it") && !text.contains(&next), "{text}");
+        assert!(
+            text.contains("node-7 runs on no machine of its control plane") && !text.contains(&next),
+            "{text}"
+        );
+        // A worker takes no steps of etcd. A person may have given it the role.
+        *observed(&mut cluster).etcd_members.last_mut().unwrap() = etcd(9);
+        let text = plan_text(&cluster, &[]);
+        assert!(
+            text.contains("node-9 runs on no machine of its control plane") && !text.contains(&next),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn nothing_that_answers_while_the_curators_are_stopped_is_believed() {
+        use AuthorityStep::{Accept, Close, Follow, Install, Reject, Show};
+        // A false curator of the thief lists no nodes, and a member of etcd that nobody can move.
+        for (step, is_believed) in
+            [(Accept, true), (Show, true), (Reject, true), (Close, false), (Install, false), (Follow, true)]
+        {
+            let mut cluster = cluster(Some(step));
+            observed(&mut cluster).nodes.clear();
+            observed(&mut cluster).etcd_members.push(etcd(7));
+            let text = plan_text(&cluster, &[]);
+            assert_eq!(text.contains("ask 9 leave"), is_believed, "{step}: {text}");
+            let is_held = matches!(step, Accept | Show | Reject);
+            assert_eq!(text.contains("runs on no machine"), is_held, "{step}: {text}");
+        }
+    }
+
+    #[test]
+    fn no_member_of_etcd_is_added_before_the_new_authority_is_installed() {
+        let added = format!("node-3 +{CONSENSUS_MEMBER_ROLE} -");
+        for (step, is_added) in [
+            (None, false),
+            (Some(AuthorityStep::Accept), false),
+            (Some(AuthorityStep::Reject), false),
+            (Some(AuthorityStep::Install), false),
+            (Some(AuthorityStep::Follow), true),
+        ] {
+            let mut cluster = cluster(step);
+            observed(&mut cluster).nodes[2].roles.clear();
+            observed(&mut cluster).etcd_members.truncate(2);
+            let text = plan_text(&cluster, &[]);
+            assert_eq!(text.contains(&added), is_added, "{step:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn machine_that_joins_in_the_middle_gets_the_order_again_with_the_new_authority() {
+        let joins = "ask 9 join";
+        for (step, sent, key_known, is_sent) in [
+            (AuthorityStep::Reject, 899, false, false),
+            (AuthorityStep::Follow, 899, false, true),
+            (AuthorityStep::Follow, 899, true, true),
+            (AuthorityStep::Follow, 901, false, false),
+        ] {
+            let mut cluster = cluster(Some(step));
+            for member in &mut cluster.members[..3] {
+                followed(member);
+            }
+            let member = &mut cluster.members[3];
+            sent_at(member, sent, 3);
+            let report = member.report.as_mut().unwrap();
+            report.ca_certificate = None;
+            if !key_known {
+                report.key = None;
+            }
+            // It registered by the former authority, and cannot take its certificate.
+            observed(&mut cluster).nodes[3].state = NodeState::Standby;
+            let text = plan_text(&cluster, &[]);
+            assert_eq!(text.contains(joins), is_sent, "{step} {sent} {key_known}: {text}");
+            let ended = text.contains(&ClusterPlanStep::EndAuthorityTheft.to_string());
+            assert_eq!(ended, step == AuthorityStep::Follow && !is_sent, "{step} {sent} {key_known}: {text}");
+        }
+    }
+
+    #[test]
+    fn machine_that_waits_for_others_gets_another_certificate_in_time() {
+        let days = |days: i64| 901 + days * 86_400;
+        for (step, reported, day, expected) in [
+            (AuthorityStep::Show, true, 9, StepDelivery::Done),
+            (AuthorityStep::Show, true, 10, StepDelivery::Due),
+            (AuthorityStep::Reject, true, 10, StepDelivery::Due),
+            (AuthorityStep::Install, true, 10, StepDelivery::Due),
+            // It has no certificate by the new authority yet.
+            (AuthorityStep::Accept, true, 10, StepDelivery::Done),
+            // It is off, and has taken the step.
+            (AuthorityStep::Reject, false, 10, StepDelivery::Done),
+        ] {
+            let stage = TheftStage { certificate: NEW.to_vec(), step, since: at(900) };
+            let mut member = healthy_cluster(3).members.swap_remove(0);
+            took(&mut member, step);
+            sent_at(&mut member, 901, if reported { 3 } else { 4 });
+            assert_eq!(step_delivery(&member, &stage, at(days(day))), expected, "{step} {reported} {day}");
+        }
+    }
+
+    #[test]
+    fn records_of_the_control_plane_count_and_not_those_of_the_thief() {
+        let mut cluster = Cluster { epoch: 900, ..cluster(Some(AuthorityStep::Install)) };
+        assert_eq!(installed_control_plane(&cluster, &NEW), (900, Vec::new()), "nobody has followed");
+        let mut report = |number: usize, epoch, address: &str, is_unfinished| {
+            let member = &mut cluster.members[number];
+            followed(member);
+            let report = member.report.as_mut().unwrap();
+            (report.epoch, report.address) = (epoch, Some(address.to_owned()));
+            report.next_authority = if is_unfinished { Some(NEW.to_vec()) } else { None };
+        };
+        report(0, 2, "10.0.0.1", false);
+        // It got its epoch by an order.
+        report(1, 900, "10.0.0.2", false);
+        report(2, 0, "10.0.0.3", true);
+        report(3, 0, "10.0.0.9", false);
+        let expected = (2, vec!["10.0.0.1".to_owned(), "10.0.0.2".to_owned()]);
+        assert_eq!(installed_control_plane(&cluster, &NEW), expected);
     }
 
     #[test]
@@ -273,18 +473,37 @@ mod tests {
         assert_eq!(delivery(&member, 961), StepDelivery::Due, "it has taken the step before");
         took(&mut member, AuthorityStep::Reject);
         assert_eq!(delivery(&member, 961), StepDelivery::Done, "it is further than that");
+        let mut interrupted = member.clone();
+        took(&mut interrupted, AuthorityStep::Accept);
+        followed(&mut interrupted);
+        interrupted.report.as_mut().unwrap().error = None;
+        waits(delivery(&interrupted, 902), "takes the step");
+        interrupted.report.as_mut().unwrap().next_authority = None;
+        assert_eq!(delivery(&interrupted, 902), StepDelivery::Done, "the rest of its files is changed, too");
         member.report.as_mut().unwrap().next_authority = Some(vec![6]);
         assert_eq!(delivery(&member, 961), StepDelivery::Due, "that was another authority");
         let retired = ClusterMember { retiring: true, ..member.clone() };
-        assert_eq!(delivery(&retired, 961), StepDelivery::Due, "its etcd would be cut off");
-        for step in [AuthorityStep::Close, AuthorityStep::Install] {
-            let stage = TheftStage { step, ..stage.clone() };
-            assert_eq!(
-                step_delivery(&retired, &stage, at(961)),
-                StepDelivery::Excluded,
-                "{step}: nobody could remove it"
-            );
-            assert_ne!(step_delivery(&member, &stage, at(961)), StepDelivery::Excluded, "{step}");
+        let given_up = ClusterMember { phase: Phase::NeedsHuman, ..member.clone() };
+        for lost in [&retired, &given_up] {
+            assert_eq!(delivery(lost, 90_000), StepDelivery::Due, "its etcd would be cut off");
+            for step in [AuthorityStep::Close, AuthorityStep::Install] {
+                let stage = TheftStage { step, ..stage.clone() };
+                assert_eq!(
+                    step_delivery(lost, &stage, at(1019)),
+                    StepDelivery::Due,
+                    "{step}: its curator may run"
+                );
+                assert_eq!(
+                    step_delivery(lost, &stage, at(1020)),
+                    StepDelivery::Excluded,
+                    "{step}: nobody could remove it"
+                );
+                assert_ne!(step_delivery(&member, &stage, at(1020)), StepDelivery::Excluded, "{step}");
+                let mut done = lost.clone();
+                followed(&mut done);
+                done.report.as_mut().unwrap().next_authority = None;
+                assert_eq!(step_delivery(&done, &stage, at(1020)), StepDelivery::Done, "{step}");
+            }
         }
         member.last_order.as_mut().unwrap().order = MembershipOrder::Leave;
         assert_eq!(delivery(&member, 961), StepDelivery::Excluded);

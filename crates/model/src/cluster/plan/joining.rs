@@ -73,8 +73,8 @@ impl ClusterPlanner<'_> {
 
     /// Whether a machine needs a new order to join because its cluster was restored. A machine whose node is up keeps
     /// its key: the order carries the epoch and the addresses of the curators, and its ticket is not used. A machine
-    /// that registered or waited for approval during the restore gets the order again. A machine that was ordered to
-    /// leave gets no other order.
+    /// that registered or waited for approval during the restore gets the order again. So does one that has registered
+    /// by an order which names a stolen authority. A machine that was ordered to leave gets no other order.
     fn must_rejoin(&self, member: &ClusterMember, report: &MemberReport, node: Option<&ClusterNode>) -> bool {
         let restored = self.cluster.restored_at;
         let reported = |order: &LastOrder| {
@@ -87,6 +87,9 @@ impl ClusterPlanner<'_> {
         let registers = report.ca_certificate.is_none()
             && node.is_none_or(|node| node.state != NodeState::Decommissioned)
             && member.last_order.is_some_and(|order| order.order == MembershipOrder::Join);
+        if registers && self.names_stolen_authority(member) {
+            return true;
+        }
         report.epoch < self.cluster.epoch
             && (lives_on || registers)
             && !member.last_order.as_ref().is_some_and(reported)
@@ -102,7 +105,9 @@ impl ClusterPlanner<'_> {
                 self.push_wait(member, "it has to leave before it can join again");
             }
             MembershipOrder::Leave | MembershipOrder::Found => self.push_order(member, MembershipOrder::Join),
-            MembershipOrder::Join if age > TICKET_LIFETIME => self.push_order(member, MembershipOrder::Join),
+            MembershipOrder::Join if age > TICKET_LIFETIME || self.names_stolen_authority(member) => {
+                self.push_order(member, MembershipOrder::Join);
+            }
             MembershipOrder::Join if report.generation != order.generation => {
                 self.push_wait(member, "it was ordered to join, and has not accepted the order");
             }

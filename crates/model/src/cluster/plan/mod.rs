@@ -112,6 +112,9 @@ pub fn plan_cluster(
     planning.add_members(&ClusterPart::ALL, candidates, places);
     if cluster.identity.is_some() {
         planning.plan_authority_theft();
+        if planning.are_curators_stopped() {
+            return planning.plan;
+        }
     }
     match (&cluster.identity, &cluster.observed) {
         (None, _) => planning.plan_founding(),

@@ -35,6 +35,12 @@ impl ClusterPlanner<'_> {
                 self.plan_controller_role(member, node, seen);
             }
             ClusterPart::ControlPlane => {
+                if self.holds_new_members() {
+                    return self.push_wait(
+                        member,
+                        "it becomes a member of etcd once the stolen authority of the cluster is replaced there",
+                    );
+                }
                 if let Some(why) = member_addition_objection(seen) {
                     return self.push_wait(member, why);
                 }
