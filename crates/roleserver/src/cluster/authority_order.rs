@@ -88,7 +88,8 @@ fn parse_order(
         check_member(member, &next, step, &order.peer_certificate, now)?;
     }
     let (private_key, owner_keys) = match step {
-        AuthorityStep::Install => {
+        // Without a member of etcd, there is nothing to put the key into.
+        AuthorityStep::Install if member.is_some() => {
             Authority::load(&order.ca_certificate, &order.private_key).map_err(|error| error.to_string())?;
             for key in &order.owner_keys {
                 PublicKey::from_slice(key)?;
@@ -130,6 +131,8 @@ fn check_member(
                 .check(certificate, now)
                 .map_err(|reason| format!("the certificate for its member of etcd is not used: {reason}"))
         }
+        // It missed the step before, for example because it was given up, and came back.
+        AuthorityStep::Follow if member.authorities == std::slice::from_ref(next) => Ok(()),
         // It would be cut off from the others, with an etcd that trusts the former one.
         AuthorityStep::Follow => {
             Err("this machine runs a member of etcd, which takes other steps".to_owned())
@@ -150,7 +153,13 @@ pub(super) fn carry_out_authority_order(
         decide_authority_order(stored.as_ref(), anchor.as_ref(), member.as_ref(), (generation, order), now);
     match &decision {
         AuthorityOrderDecision::Ignore | AuthorityOrderDecision::Reject(_) => return Ok(decision),
-        AuthorityOrderDecision::Done => files.remove_next_authority()?,
+        AuthorityOrderDecision::Done => {
+            // One of this authority is carried out to its end: the other files change after the credentials.
+            let stored = files.read_next_authority()?.and_then(|next| next.anchor());
+            if stored.is_none_or(|stored| stored.certificate != order.ca_certificate) {
+                files.remove_next_authority()?;
+            }
+        }
         AuthorityOrderDecision::Accept(next) => {
             files.write_next_authority(next)?;
             if member.is_some() && !order.peer_certificate.is_empty() {
@@ -167,8 +176,8 @@ pub(super) fn carry_out_authority_order(
 /// The certificate of an authority that replaces a stolen one, and the last step that a node has taken.
 type TakenStep = (Vec<u8>, Option<AuthorityStep>);
 
-/// The authority that replaces a stolen one here, and the last step that this node has taken; `None` if none does. Later steps show in the authority that the node trusts. `closed`: whether the curator of this node is
-/// stopped for it.
+/// The authority that replaces a stolen one here, and the last step that this node has taken; `None` if none does. Later
+/// steps show in the authority that the node trusts. `closed`: whether the curator of this node is stopped for it.
 pub(super) fn find_taken_step(
     files: &ClusterFiles,
     closed: bool,
@@ -182,7 +191,7 @@ pub(super) fn find_taken_step(
         last_step(&next.fingerprint(), &read_started_authorities(files)?, (shows, closed))
     } else {
         // Nothing here depends on what the members of etcd do.
-        Some(AuthorityStep::Close)
+        Some(AuthorityStep::Install)
     };
     Ok(Some((next.certificate, taken.map(|taken| taken.min(step)))))
 }
@@ -203,7 +212,7 @@ fn last_step(next: &[u8], started: &[Vec<u8>], (shows, closed): (bool, bool)) ->
 /// Whether the curator of this node has to be stopped: from this step on until the node trusts the new authority alone.
 #[must_use]
 pub(super) fn must_be_closed(next: Option<&NextAuthority>) -> bool {
-    next.is_some_and(|next| matches!(next.step, AuthorityStep::Close | AuthorityStep::Install))
+    next.is_some_and(|next| next.step.stops_curators())
 }
 
 #[cfg(test)]
@@ -215,6 +224,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::cluster::files::Credentials;
+    use crate::cluster::files::tests::files;
 
     fn stored(generation: i64, what: OrderKind) -> NodeOrder {
         NodeOrder { generation, what, machine: None, labels: BTreeMap::new(), address: None }
@@ -294,10 +305,15 @@ mod tests {
             );
         }
         let follow = order(AuthorityStep::Follow);
-        assert!(matches!(
-            decide(Some(&node), Some(&anchor), None, 4, &follow),
-            AuthorityOrderDecision::Accept(_)
-        ));
+        let rejects = LocalPeer { authorities: vec![next.clone()], ..own.clone() };
+        for member in [None, Some(&rejects)] {
+            let decided = decide(Some(&node), Some(&anchor), member, 4, &follow);
+            assert!(matches!(decided, AuthorityOrderDecision::Accept(_)), "{member:?}: {decided:?}");
+        }
+        let installs = order(AuthorityStep::Install);
+        let decided = decide(Some(&node), Some(&anchor), None, 4, &installs);
+        let AuthorityOrderDecision::Accept(accepted) = decided else { panic!("{decided:?}") };
+        assert_eq!((accepted.private_key, accepted.owner_keys), (None, Vec::new()), "it has no etcd");
 
         let show = order(AuthorityStep::Show);
         let by_thief = wire::ReplaceAuthority { peer_certificate: peer_certificate(1), ..show.clone() };
@@ -328,6 +344,31 @@ mod tests {
             let decided = decide(stored, anchor, member, 4, sent);
             let AuthorityOrderDecision::Reject(why) = decided else { panic!("{reason}: {decided:?}") };
             assert!(why.contains(reason) && !why.contains(". "), "{reason}: {why}");
+        }
+    }
+
+    #[test]
+    fn order_of_this_authority_stays_until_it_is_carried_out_to_its_end() {
+        let (_directory, files) = files();
+        let ca_certificate = hex::encode(&authority_of(1, 5).anchor().certificate);
+        files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
+        for (generation, key, stays) in [(4, 5, true), (5, 6, false)] {
+            files.write_order(&stored(3, founding())).unwrap();
+            let present = NextAuthority {
+                step: AuthorityStep::Follow,
+                ca_certificate: hex::encode(&authority_of(1, key).anchor().certificate),
+                private_key: None,
+                owner_keys: Vec::new(),
+                epoch: 2,
+                curators: Vec::new(),
+                statement: None,
+            };
+            files.write_next_authority(&present).unwrap();
+            let decided =
+                carry_out_authority_order(&files, generation, &order(AuthorityStep::Follow), at(1)).unwrap();
+            assert_eq!(decided, AuthorityOrderDecision::Done);
+            assert_eq!(files.read_next_authority().unwrap().is_some(), stays, "{key}");
+            assert_eq!(files.read_order().unwrap().unwrap().generation, generation);
         }
     }
 

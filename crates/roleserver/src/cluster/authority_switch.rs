@@ -6,7 +6,8 @@
 //! last steps do:
 //!
 //! * *Install*: a member of etcd puts the new authority into the records of the cluster, in its own etcd
-//!   ([`curator::authority_installation`]). Then the node trusts it alone.
+//!   ([`curator::authority_installation`]). Then the node trusts it alone. A node without a member waits for the next step:
+//!   the epoch of this order may be that of the thief.
 //! * *Follow*: the node trusts it alone.
 //!
 //! # What a node does that trusts another authority
@@ -43,11 +44,13 @@ pub(super) async fn take_step(files: &ClusterFiles, facts: &NodeFacts, clock: &C
         let anchor = next.anchor().ok_or("the authority that replaces the stolen one cannot be read")?;
         match next.step {
             AuthorityStep::Accept | AuthorityStep::Show | AuthorityStep::Reject | AuthorityStep::Close => {}
-            AuthorityStep::Install if files.read_membership().map_err(cannot)?.is_some() => {
+            // Without a member of etcd, the epoch is not known for certain. It follows by the next step.
+            AuthorityStep::Install if files.read_membership().map_err(cannot)?.is_none() => {}
+            AuthorityStep::Install => {
                 let (epoch, statement) = install(files, &next, &anchor, clock).await?;
                 switch_files(files, &next, &anchor, epoch, Some(&statement)).map_err(cannot)?;
             }
-            AuthorityStep::Install | AuthorityStep::Follow => {
+            AuthorityStep::Follow => {
                 let statement = next.statement.as_deref().map(|sent| parse_statement(sent, &anchor));
                 let statement = statement.transpose().map_err(|error| error.to_string())?;
                 switch_files(files, &next, &anchor, next.epoch, statement.as_ref()).map_err(cannot)?;
@@ -122,6 +125,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+    use crate::cluster::authority_order::find_taken_step;
     use crate::cluster::files::Credentials;
     use crate::cluster::files::tests::files;
 
@@ -191,6 +195,20 @@ mod tests {
             }
             assert_eq!(read_anchor(&files).unwrap().as_ref(), Some(heir.anchor()));
         }
+    }
+
+    #[tokio::test]
+    async fn node_without_a_member_of_etcd_waits_for_the_last_step() {
+        let (_directory, files) = files();
+        let (facts, clock) = (NodeFacts::default(), Clock::new(|| at(1), || Duration::ZERO));
+        facts.connection.set(node(&files));
+        let order = NextAuthority { step: AuthorityStep::Install, ..next(None) };
+        files.write_next_authority(&order).unwrap();
+        take_step(&files, &facts, &clock).await.unwrap();
+        assert_eq!(read_anchor(&files).unwrap().as_ref(), Some(authority(1).anchor()));
+        let (_, taken) = find_taken_step(&files, false).unwrap().unwrap();
+        assert_eq!(taken, Some(AuthorityStep::Install));
+        assert_eq!(files.read_next_authority().unwrap(), Some(order));
     }
 
     #[tokio::test]

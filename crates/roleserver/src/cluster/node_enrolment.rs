@@ -247,7 +247,8 @@ impl NodeEnroller {
         // Before anything is dialled: the first curator that answers may be a revoked one that denies that there is a
         // statement.
         if let Some(statement) = statement {
-            self.files.write_statement(&parse_statement(statement, &anchor)?)?;
+            // A stored one may be that of an authority that was stolen since an order of before.
+            self.files.replace_statement(&anchor, Some(&parse_statement(statement, &anchor)?))?;
         }
         let request = wire::RegisterRequest {
             ticket: parse_ticket(ticket)?.reveal().to_vec(),
