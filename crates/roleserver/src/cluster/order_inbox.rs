@@ -189,6 +189,9 @@ impl OrderInbox {
         let InboxInner { files, facts, rejected: refused, .. } = &*self.0;
         let mut errors = Vec::new();
         let mut reported = |error: ClusterFilesError| errors.push(error.to_string());
+        // First: while the other files change with the authority, the report still has the one that replaces it.
+        let replacing = report_replacement(files, facts).map_err(&mut reported);
+        let (next_authority, next_authority_step) = replacing.unwrap_or_default();
         let order = files.read_order().map_err(&mut reported).ok().flatten();
         let key = files.read_key().map_err(&mut reported).ok().flatten();
         let credentials = files.read_credentials().map_err(&mut reported).ok().flatten();
@@ -201,10 +204,9 @@ impl OrderInbox {
             address: facts.address.latest().map(|address| address.to_string()).unwrap_or_default(),
             error: String::new(),
             epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
-            ..wire::ClusterReport::default()
+            next_authority,
+            next_authority_step,
         };
-        let replacement = report_replacement(files, facts).map_err(&mut reported);
-        (report.next_authority, report.next_authority_step) = replacement.unwrap_or_default();
         // A machine has left its cluster only when its key and credentials are removed.
         let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});
         if leaving && (!report.node_key.is_empty() || !report.ca_certificate.is_empty()) {

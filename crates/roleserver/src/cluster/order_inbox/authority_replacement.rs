@@ -86,4 +86,32 @@ mod tests {
         assert_eq!(files.read_next_authority().unwrap(), None);
         assert_eq!(order_inbox.report().next_authority, Vec::<u8>::new());
     }
+
+    #[test]
+    fn replacement_is_reported_until_all_files_are_changed() {
+        let (_directory, order_inbox) = inbox();
+        let files = &order_inbox.0.files;
+        let [old, new] =
+            [HERE, HERE].map(|cluster| create_authority(cluster, Clock::system().now()).unwrap());
+        order_inbox.accept(&founding(2, "ams"));
+        files.read_or_create_key().unwrap();
+        let ca_certificate = hex::encode(&old.anchor().certificate);
+        files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
+        let replace = wire::ReplaceAuthority {
+            step: wire::AuthorityStep::Follow.into(),
+            ca_certificate: new.anchor().certificate.clone(),
+            ..Default::default()
+        };
+        order_inbox.accept(&wire_order(3, Wanted::ReplaceAuthority(replace.clone())));
+        // The role server was interrupted after the first file.
+        files.replace_authority(&hex::encode(&new.anchor().certificate)).unwrap();
+        // The shepherd repeats the order.
+        order_inbox.accept(&wire_order(4, Wanted::ReplaceAuthority(replace)));
+        let report = order_inbox.report();
+        assert_eq!((report.generation, report.error.as_str()), (4, ""));
+        assert_eq!(report.ca_certificate, new.anchor().certificate);
+        assert_eq!(report.next_authority, new.anchor().certificate, "its epoch may be that of the thief");
+        files.remove_next_authority().unwrap();
+        assert_eq!(order_inbox.report().next_authority, Vec::<u8>::new());
+    }
 }
