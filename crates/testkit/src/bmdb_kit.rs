@@ -119,6 +119,21 @@ impl Kit {
         Ok(cluster)
     }
 
+    /// Adds machines of the control plane of the cluster `ams`. They have no orders, and have reported nothing.
+    pub async fn control_plane(&self, count: i64) -> anyhow::Result<Vec<MachineId>> {
+        let machines = self.provided(count, "rack").await?;
+        for machine in &machines {
+            sqlx::query(
+                "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
+                 SELECT $1, cluster_id, 'control-plane', clock_timestamp() FROM cluster WHERE name = 'ams'",
+            )
+            .bind(machine.0)
+            .execute(&self.pool)
+            .await?;
+        }
+        Ok(machines)
+    }
+
     /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that existed
     /// all that time. No sweep has noticed yet: the timers are due.
     pub async fn fall_silent(&self) -> anyhow::Result<()> {

@@ -32,16 +32,7 @@ async fn world(name: &str) -> Result<(Kit, Uuid, Vec<MachineId>)> {
     let kit = Kit::new(name).await?;
     let cluster = kit.founded_cluster(5, 1).await?;
     sqlx::query("UPDATE cluster SET voters = 3, voters_reached = 3").execute(&kit.pool).await?;
-    let machines = kit.provided(3, "rack").await?;
-    for machine in &machines {
-        sqlx::query(
-            "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
-             SELECT $1, cluster_id, 'control-plane', clock_timestamp() FROM cluster",
-        )
-        .bind(machine.0)
-        .execute(&kit.pool)
-        .await?;
-    }
+    let machines = kit.control_plane(3).await?;
     Ok((kit, cluster, machines))
 }
 

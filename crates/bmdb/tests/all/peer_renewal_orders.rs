@@ -38,15 +38,14 @@ async fn world(name: &str) -> Result<(Kit, Uuid)> {
     let kit = Kit::new(name).await?;
     kit.founded_cluster(1, 0).await?;
     execute(&kit, "UPDATE cluster SET voters = 1, voters_reached = 1").await?;
-    let machine = kit.provided(1, "rack").await?[0].0;
-    for statement in [
-        "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
-         SELECT $1, cluster_id, 'control-plane', clock_timestamp() FROM cluster",
+    let machine = kit.control_plane(1).await?[0].0;
+    sqlx::query(
         "INSERT INTO machine_cluster_report (machine_id, generation, node_key, ca_certificate, epoch, reported_at)
          VALUES ($1, 3, decode(repeat('07', 32), 'hex'), 'ca', 0, clock_timestamp())",
-    ] {
-        sqlx::query(statement).bind(machine).execute(&kit.pool).await?;
-    }
+    )
+    .bind(machine)
+    .execute(&kit.pool)
+    .await?;
     Ok((kit, machine))
 }
 
