@@ -6,11 +6,9 @@
 
 use uuid::Uuid;
 
-use crate::cluster::transitions::{ORDERING, place_order};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
-use crate::engine::schedule::record_event;
 use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::state::MembershipOrder;
 use model::ids::MachineId;
@@ -106,14 +104,9 @@ impl Bmdb {
         (name, step): (&str, AuthorityStep),
         sealed: Vec<u8>,
     ) -> Result<(), BmdbError> {
-        let arguments = (sealed, format!("the one that replaces the stolen one of cluster {name} ({step})"));
-        self.transact_for_machine(ORDERING, (lease, machine), arguments, move |tx, (sealed, detail)| {
-            Box::pin(async move {
-                place_order(tx, machine, MembershipOrder::Join, sealed).await?;
-                record_event(tx, machine, "ClusterAuthoritySent", detail).await
-            })
-        })
-        .await
+        let detail = format!("the one that replaces the stolen one of cluster {name} ({step})");
+        let order = (MembershipOrder::Join, sealed);
+        self.place_recorded_order(lease, machine, order, ("ClusterAuthoritySent", detail)).await
     }
 
     /// Records that a stolen authority is replaced on every machine.

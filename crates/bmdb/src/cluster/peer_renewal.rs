@@ -11,14 +11,10 @@ use sqlx::PgConnection;
 use crate::cluster::lock::lock_cluster;
 use crate::cluster::reading::{list_cluster_machines, require_cluster};
 use crate::cluster::restore::control_plane_evidence;
-#[cfg(feature = "sealing")]
-use crate::cluster::transitions::{ORDERING, place_order};
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
-#[cfg(feature = "sealing")]
-use crate::engine::schedule::record_event;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::plan::peer_renewal::{CertificateDelivery, certificate_delivery};
 use model::cluster::restore::check_peer_renewal_allowed;
@@ -53,14 +49,9 @@ impl Bmdb {
         machine: MachineId,
         (name, sealed): (&str, Vec<u8>),
     ) -> Result<(), BmdbError> {
-        let arguments = (sealed, format!("a new one for etcd of cluster {name}"));
-        self.transact_for_machine(ORDERING, (lease, machine), arguments, move |tx, (sealed, detail)| {
-            Box::pin(async move {
-                place_order(tx, machine, MembershipOrder::Join, sealed).await?;
-                record_event(tx, machine, "ClusterCertificateSent", detail).await
-            })
-        })
-        .await
+        let detail = format!("a new one for etcd of cluster {name}");
+        let order = (MembershipOrder::Join, sealed);
+        self.place_recorded_order(lease, machine, order, ("ClusterCertificateSent", detail)).await
     }
 
     /// Records that the members of a cluster's etcd need no certificates by an order any more.

@@ -32,7 +32,7 @@ use model::time::Timestamp;
 
 /// Kind of the named lease; its name is the cluster's id.
 pub const LEASE_KIND: &str = "cluster";
-pub(super) const ORDERING: &str = "giving a machine an order about a cluster";
+const ORDERING: &str = "giving a machine an order about a cluster";
 
 /// What a pass observed of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -142,11 +142,22 @@ impl Bmdb {
             MembershipOrder::Join => format!("to join cluster {name}"),
             MembershipOrder::Leave => format!("to leave cluster {name}"),
         };
+        self.place_recorded_order(lease, machine, (what, sealed), ("ClusterAsked", detail)).await
+    }
+
+    /// Places a sealed order about its cluster for a machine, and records this event with its detail.
+    pub(super) async fn place_recorded_order(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        (what, sealed): (MembershipOrder, Vec<u8>),
+        (event, detail): (&'static str, String),
+    ) -> Result<(), BmdbError> {
         let arguments = (sealed, detail);
         self.transact_for_machine(ORDERING, (lease, machine), arguments, move |tx, (sealed, detail)| {
             Box::pin(async move {
                 place_order(tx, machine, what, sealed).await?;
-                record_event(tx, machine, "ClusterAsked", detail).await
+                record_event(tx, machine, event, detail).await
             })
         })
         .await
@@ -386,7 +397,7 @@ impl Bmdb {
 }
 
 /// Places a sealed order about its cluster for a machine, in place of the last one.
-pub(super) async fn place_order(
+async fn place_order(
     tx: &mut PgConnection,
     machine: MachineId,
     what: MembershipOrder,
