@@ -14,7 +14,9 @@
 //! # When the shepherd trusts the new authority
 //!
 //! When each machine of the control plane reports that it does. Until then the shepherd follows the curators by the
-//! former one. In between, none of them passes its checks, and the plan goes on: it needs no curator.
+//! former one. In between, none of them passes its checks, and the plan goes on: it needs no curator. From then on, it
+//! has the epoch and the addresses of the curators from these reports: a thief may have served others before. A
+//! connection of before is closed.
 
 use std::net::IpAddr;
 
@@ -27,13 +29,13 @@ use crate::curator_client::identity::Identity;
 use crate::curator_client::node_id::PublicKey;
 use crate::curator_client::pki::{AUTHORITY_LIFETIME, Authority, PEER_LIFETIME};
 use crate::curator_client::statement_trust::StatementTrust;
-use crate::manager::cluster::curators::CuratorCallError;
-use crate::manager::cluster::steps::ORDER_SEAL_PURPOSE;
+use crate::manager::cluster::curators::{CuratorCallError, curator_endpoint};
+use crate::manager::cluster::steps::{CURATOR_PORT, ORDER_SEAL_PURPOSE};
 use crate::manager::cluster::{COMPONENT, ClusterWorker};
 use crate::manager::failpoint;
 use crate::model::cluster::authority_theft::{AuthorityStep, TheftStage};
 use crate::model::cluster::owner_key::{OwnerKeySlot, keys_to_try};
-use crate::model::cluster::spec::ClusterPart;
+use crate::model::cluster::plan::authority_theft::installed_control_plane;
 use crate::model::cluster::state::{Cluster, ClusterMember};
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
@@ -166,8 +168,10 @@ impl ClusterWorker<'_> {
         if step == AuthorityStep::Follow {
             let stage = cluster.authority_theft.as_ref().and_then(|theft| theft.stage.as_ref());
             let Some(stage) = stage else { return Ok(()) };
-            let epoch = control_plane_epoch(cluster, &stage.certificate);
-            self.bmdb.begin_authority_follow(&self.lease, self.cluster, epoch).await?;
+            let (epoch, addresses) = installed_control_plane(cluster, &stage.certificate);
+            let endpoint = |address: &String| curator_endpoint(address, CURATOR_PORT);
+            let curators: Vec<String> = addresses.iter().filter_map(endpoint).collect();
+            self.bmdb.begin_authority_follow(&self.lease, self.cluster, (&curators, epoch)).await?;
         } else {
             self.bmdb.begin_authority_step(&self.lease, self.cluster, step).await?;
         }
@@ -175,13 +179,4 @@ impl ClusterWorker<'_> {
         failpoint::hit(COMPONENT, "authority-step-begun");
         Ok(())
     }
-}
-
-/// The epoch in the records of the cluster, as those machines report it that have put this authority into them. What
-/// the BMDB has may be that of the thief.
-fn control_plane_epoch(cluster: &Cluster, certificate: &[u8]) -> u64 {
-    let members = cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane);
-    let reports = members.filter_map(|member| member.report.as_ref());
-    let followed = reports.filter(|report| report.ca_certificate.as_deref() == Some(certificate));
-    followed.map(|report| report.epoch).max().unwrap_or(cluster.epoch)
 }

@@ -34,7 +34,7 @@ use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::curator_client::tls::certified_key;
 use crate::manager::cluster::curator_responses::{parse_authority, parse_node};
-use crate::manager::cluster::statements::is_change_due;
+use crate::manager::cluster::statements::{is_about, is_change_due};
 use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::credential::IssuedCertificate;
 use crate::model::cluster::declaration::digests_by_role;
@@ -220,12 +220,14 @@ impl CuratorClient {
         }
     }
 
-    /// Whether its certificate needs renewal: it ends soon, or another authority of the cluster signs now.
+    /// Whether it has to be made again: its certificate ends soon, another authority of the cluster signs now, or the
+    /// cluster has another `authority` since a theft.
     #[must_use]
-    pub fn needs_renewal(&self) -> bool {
+    pub fn needs_renewal(&self, authority: &[u8]) -> bool {
         let now = Clock::system().now();
         let authorities = self.trust.authorities();
-        is_change_due(&self.certificate, &authorities, self.claimed_at.elapsed())
+        !is_about(&self.trust, authority)
+            || is_change_due(&self.certificate, &authorities, self.claimed_at.elapsed())
             || self
                 .validity
                 .is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())

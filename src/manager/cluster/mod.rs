@@ -337,7 +337,7 @@ impl ClusterWorker<'_> {
             self.curators = None;
             return Ok(CuratorAnswer::NotQueried);
         };
-        if self.curators.as_ref().is_some_and(CuratorClient::needs_renewal) {
+        if self.curators.as_ref().is_some_and(|client| client.needs_renewal(&founded.ca_certificate)) {
             self.curators = None;
         }
         let requested = async {

@@ -37,9 +37,7 @@ pub async fn load_statement_trust(
     former: Option<StatementTrust>,
     clock: Clock,
 ) -> Result<StatementTrust, CuratorCallError> {
-    if let Some(former) = former
-        && former.anchor().certificate == founded.ca_certificate
-    {
+    if let Some(former) = former.filter(|former| is_about(former, &founded.ca_certificate)) {
         return Ok(former);
     }
     let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
@@ -48,6 +46,11 @@ pub async fn load_statement_trust(
     let stored = stored.map_err(CuratorCallError::DamagedStatement)?;
     let persist = persist_in_bmdb(bmdb.clone(), &anchor);
     Ok(StatementTrust::new(anchor, stored, persist, clock))
+}
+
+/// Whether this is the trust in the statements of that authority, its certificate. After a theft, the cluster has another.
+pub(super) fn is_about(trust: &StatementTrust, certificate: &[u8]) -> bool {
+    trust.anchor().certificate == certificate
 }
 
 fn persist_in_bmdb(bmdb: Bmdb, anchor: &TrustAnchor) -> PersistStatement {
@@ -113,7 +116,7 @@ pub(super) fn is_change_due(certificate: &[u8], authorities: &[TrustAnchor], age
 mod tests {
     use super::*;
     use crate::curator_client::succession::Succession;
-    use crate::curator_client::testing::{authority, authority_of, public, serial, statement, validity};
+    use crate::curator_client::testing::{at, authority, authority_of, public, serial, statement, validity};
 
     #[test]
     fn restored_cluster_has_an_authority_that_the_statement_leads_to() {
@@ -159,6 +162,15 @@ mod tests {
             assert!(error.contains(expected), "{expected}: {error}");
             let error = CuratorCallError::DamagedStatement(error).to_string();
             assert!(error.contains("is damaged") && !error.contains(". "), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_was_trusted_before_a_theft_counts_after_it() {
+        let clock = Clock::new(|| at(0), || Duration::ZERO);
+        let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
+        for (key, expected) in [(1, true), (5, false)] {
+            assert_eq!(is_about(&trust, &authority_of(1, key).anchor().certificate), expected, "{key}");
         }
     }
 

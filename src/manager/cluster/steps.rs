@@ -23,7 +23,7 @@ use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::Operation;
 
 /// TCP port of the curators on each node.
-const CURATOR_PORT: u16 = 7835;
+pub(super) const CURATOR_PORT: u16 = 7835;
 /// Purpose that orders are sealed with.
 pub(super) const ORDER_SEAL_PURPOSE: &str = "an order about a cluster";
 

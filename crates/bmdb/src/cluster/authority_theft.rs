@@ -4,6 +4,7 @@
 //! ([`model::cluster::plan::authority_theft`]). Every write depends on the step before it, so a shepherd that was away
 //! for too long neither makes a second authority nor takes a step twice.
 
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::connection::error::BmdbError;
@@ -69,21 +70,27 @@ impl Bmdb {
         .await
     }
 
-    /// Records that the cluster's records have the new authority, and that its epoch is this one. The orders that have its
-    /// key are forgotten.
+    /// Records that the cluster's records have the new authority, and that these are its curators and its epoch. If no
+    /// curator is known, those stay that are stored. The orders that have its key are forgotten.
     pub async fn begin_authority_follow(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
-        epoch: u64,
+        (curators, epoch): (&[String], u64),
     ) -> Result<(), BmdbError> {
         let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
-        self.transact_under_lease(TRUSTING, lease, (), move |tx, ()| {
+        let curators = (!curators.is_empty()).then(|| json!(curators));
+        self.transact_under_lease(TRUSTING, lease, curators, move |tx, curators| {
             Box::pin(async move {
-                sqlx::query_file!("../../sql/cluster/begin_authority_follow.sql", cluster, epoch)
-                    .execute(&mut *tx)
-                    .await
-                    .context(TRUSTING)?;
+                sqlx::query_file!(
+                    "../../sql/cluster/begin_authority_follow.sql",
+                    cluster,
+                    epoch,
+                    curators.as_ref()
+                )
+                .execute(&mut *tx)
+                .await
+                .context(TRUSTING)?;
                 sqlx::query_file!("../../sql/cluster/forget_authority_orders.sql", cluster)
                     .execute(&mut *tx)
                     .await

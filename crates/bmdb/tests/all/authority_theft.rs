@@ -16,24 +16,15 @@ use testkit::bmdb_kit::{Kit, LONG, Shepherd};
 /// A founded cluster with one machine, whose authority is to be replaced after a theft.
 async fn world(name: &str) -> Result<(Kit, Uuid, MachineId)> {
     let kit = Kit::new(name).await?;
-    let cluster = sqlx::query_scalar(
-        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, wait_reasons, settled, founded_at, ca_certificate, curators, epoch, authority_rotation,
-             authority_rotation_ordered_at, authority_rotation_ordered_by)
-         VALUES (gen_random_uuid(), 'ams', 1, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
-             clock_timestamp(), 'stolen', '[]', 900, 'compromised', clock_timestamp(), 'kim')
-         RETURNING cluster_id",
-    )
-    .fetch_one(&kit.pool)
-    .await?;
-    let machine = kit.provided(1, "rack").await?[0];
+    let cluster = kit.founded_cluster(1, 0).await?;
     sqlx::query(
-        "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
-         SELECT $1, cluster_id, 'control-plane', clock_timestamp() FROM cluster",
+        "UPDATE cluster SET ca_certificate = 'stolen', epoch = 900, curators = '[\"192.0.2.66:7835\"]',
+             authority_rotation = 'compromised', authority_rotation_ordered_at = clock_timestamp(),
+             authority_rotation_ordered_by = 'kim'",
     )
-    .bind(machine.0)
     .execute(&kit.pool)
     .await?;
+    let machine = kit.control_plane(1).await?[0];
     Ok((kit, cluster, machine))
 }
 
@@ -95,9 +86,10 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     )
     .execute(&kit.pool)
     .await?;
-    bmdb.begin_authority_follow(&lease, cluster, 2).await?;
+    let curators = ["10.0.0.1:7835".to_owned()];
+    bmdb.begin_authority_follow(&lease, cluster, (&curators, 2)).await?;
     assert_eq!(kit.count(sealed).await?, 0, "an order has the key of the authority");
-    bmdb.begin_authority_follow(&lease, cluster, 3).await?;
+    bmdb.begin_authority_follow(&lease, cluster, (&["10.0.0.3:7835".to_owned()], 3)).await?;
     assert_eq!(step(&kit).await?, at(Follow));
     assert_eq!(bmdb.sealed_next_authority(cluster).await?, None, "the cluster has it");
     bmdb.raise_cluster_statement(cluster, b"stolen".to_vec(), statement).await?;
@@ -105,6 +97,7 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     let (found, _) = kit.bmdb.read_cluster("ams").await?.context("no cluster")?;
     let founded = found.cluster.founded.context("not founded")?;
     assert_eq!((founded.ca_certificate, found.cluster.epoch), (b"next".to_vec(), 2));
+    assert_eq!(founded.curators, curators, "the others may be the thief's");
     assert!(found.cluster.snapshots.requested_at.is_some());
 
     bmdb.end_authority_theft(&lease, cluster).await?;
@@ -136,7 +129,10 @@ async fn restore_in_the_middle_begins_again_with_another_authority() -> TestResu
     for next in [AuthorityStep::Show, AuthorityStep::Reject, AuthorityStep::Close, AuthorityStep::Install] {
         bmdb.begin_authority_step(&lease, cluster, next).await?;
     }
-    bmdb.begin_authority_follow(&lease, cluster, 0).await?;
+    bmdb.begin_authority_follow(&lease, cluster, (&[], 0)).await?;
+    let (found, _) = kit.bmdb.read_cluster("ams").await?.context("no cluster")?;
+    let founded = found.cluster.founded.context("not founded")?;
+    assert_eq!(founded.curators, ["10.0.0.1:7835"], "nothing else is known");
     restored().await?;
     let last = Some((AuthorityStep::Follow, b"another".to_vec()));
     assert_eq!(step(&kit).await?, last, "snapshots with the new authority alone are restored by then");
