@@ -1,7 +1,7 @@
--- Forget the orders that the control plane of a cluster has reported on: the last ones have the key of its authority.
+-- Forget the orders of the control plane of a cluster: the last ones have the key of its authority. A machine that has
+-- followed needs none, whether it has reported on the last one or not. Any other one gets another order. An order to leave
+-- has no key.
 UPDATE cluster_order
 SET sealed = NULL
-WHERE machine_id IN
-    (SELECT c.machine_id FROM machine_cluster c
-     JOIN machine_cluster_report r ON r.machine_id = c.machine_id
-     WHERE c.cluster_id = $1 AND c.part = 'control-plane' AND r.generation >= cluster_order.generation)
+WHERE what = 'join'
+  AND machine_id IN (SELECT machine_id FROM machine_cluster WHERE cluster_id = $1 AND part = 'control-plane')

@@ -82,7 +82,7 @@ impl Bmdb {
         let curators = (!curators.is_empty()).then(|| json!(curators));
         self.transact_under_lease(TRUSTING, lease, curators, move |tx, curators| {
             Box::pin(async move {
-                sqlx::query_file!(
+                let begun = sqlx::query_file!(
                     "../../sql/cluster/begin_authority_follow.sql",
                     cluster,
                     epoch,
@@ -91,6 +91,9 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .context(TRUSTING)?;
+                if begun.rows_affected() == 0 {
+                    return Ok(());
+                }
                 sqlx::query_file!("../../sql/cluster/forget_authority_orders.sql", cluster)
                     .execute(&mut *tx)
                     .await

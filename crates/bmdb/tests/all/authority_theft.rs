@@ -78,17 +78,22 @@ async fn authority_is_made_once_and_no_step_is_left_out_or_repeated() -> TestRes
     bmdb.end_authority_theft(&lease, cluster).await?;
     assert_eq!(step(&kit).await?, at(Install), "it ends after the last step alone");
 
+    let leaving = kit.control_plane(1).await?[0];
+    bmdb.issue_cluster_order(&lease, leaving, (MembershipOrder::Leave, "ams"), b"to leave".to_vec()).await?;
     let sealed = "SELECT count(*) FROM cluster_order WHERE sealed IS NOT NULL";
-    assert_eq!(kit.count(sealed).await?, 1);
+    assert_eq!(kit.count(sealed).await?, 2);
+    // It has followed by an order of before, and this one was sent again meanwhile.
     sqlx::query(
         "INSERT INTO machine_cluster_report (machine_id, generation, reported_at)
-         SELECT machine_id, generation, clock_timestamp() FROM cluster_order",
+         SELECT machine_id, generation - 1, clock_timestamp() FROM cluster_order",
     )
     .execute(&kit.pool)
     .await?;
     let curators = ["10.0.0.1:7835".to_owned()];
     bmdb.begin_authority_follow(&lease, cluster, (&curators, 2)).await?;
-    assert_eq!(kit.count(sealed).await?, 0, "an order has the key of the authority");
+    let by_leave = "SELECT count(*) FROM cluster_order WHERE sealed IS NOT NULL AND what = 'leave'";
+    assert_eq!(kit.count(sealed).await?, 1, "an order has the key of the authority");
+    assert_eq!(kit.count(by_leave).await?, 1, "a machine that has to leave gets no order");
     bmdb.begin_authority_follow(&lease, cluster, (&["10.0.0.3:7835".to_owned()], 3)).await?;
     assert_eq!(step(&kit).await?, at(Follow));
     assert_eq!(bmdb.sealed_next_authority(cluster).await?, None, "the cluster has it");
