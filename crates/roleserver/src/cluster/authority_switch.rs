@@ -40,6 +40,7 @@ use crate::cluster::stored_authorities::read_anchor;
 /// Takes the step that is stored, if there is one, and lets the connection follow the files. The error is a sentence.
 pub(super) async fn take_step(files: &ClusterFiles, facts: &NodeFacts, clock: &Clock) -> Result<(), String> {
     let cannot = |error: ClusterFilesError| error.to_string();
+    let mut is_switched = false;
     if let Some(next) = files.read_next_authority().map_err(cannot)? {
         let anchor = next.anchor().ok_or("the authority that replaces the stolen one cannot be read")?;
         match next.step {
@@ -49,15 +50,17 @@ pub(super) async fn take_step(files: &ClusterFiles, facts: &NodeFacts, clock: &C
             AuthorityStep::Install => {
                 let (epoch, statement) = install(files, &next, &anchor, clock).await?;
                 switch_files(files, &next, &anchor, epoch, Some(&statement)).map_err(cannot)?;
+                is_switched = true;
             }
             AuthorityStep::Follow => {
                 let statement = next.statement.as_deref().map(|sent| parse_statement(sent, &anchor));
                 let statement = statement.transpose().map_err(|error| error.to_string())?;
                 switch_files(files, &next, &anchor, next.epoch, statement.as_ref()).map_err(cannot)?;
+                is_switched = true;
             }
         }
     }
-    follow_files(files, facts).map_err(cannot)
+    follow_files(files, facts, is_switched).map_err(cannot)
 }
 
 /// Puts the new authority into the etcd of this node. Returns the epoch of the cluster, and its statement.
@@ -97,12 +100,13 @@ fn switch_files(
     files.remove_next_authority()
 }
 
-/// Lets the connection of this node follow the authority in its files.
-fn follow_files(files: &ClusterFiles, facts: &NodeFacts) -> Result<(), ClusterFilesError> {
+/// Lets the connection of this node follow the authority in its files. `is_switched`: whether the files have changed
+/// just now. A connection that was made between two of these changes has the new authority and the former epoch.
+fn follow_files(files: &ClusterFiles, facts: &NodeFacts, is_switched: bool) -> Result<(), ClusterFilesError> {
     let Some(connection) = facts.connection.latest() else { return Ok(()) };
     let Some(anchor) = read_anchor(files)? else { return Ok(()) };
-    if anchor.cluster != connection.anchor.cluster || anchor.certificate == connection.authority().certificate
-    {
+    let is_same = anchor.certificate == connection.authority().certificate;
+    if anchor.cluster != connection.anchor.cluster || is_same && !is_switched {
         return Ok(());
     }
     let (statement, epoch) = (files.read_statement(&anchor)?, files.epoch_of_cluster(anchor.cluster)?);
@@ -195,6 +199,26 @@ mod tests {
             }
             assert_eq!(read_anchor(&files).unwrap().as_ref(), Some(heir.anchor()));
         }
+    }
+
+    #[tokio::test]
+    async fn connection_that_was_made_in_the_middle_follows_the_rest() {
+        let (_directory, files) = files();
+        let (facts, clock) = (NodeFacts::default(), Clock::new(|| at(1), || Duration::ZERO));
+        node(&files);
+        let order = next(None);
+        files.write_next_authority(&order).unwrap();
+        // The role server was interrupted after the first file, and starts again.
+        files.replace_authority(&order.ca_certificate).unwrap();
+        let key = files.read_key().unwrap().unwrap();
+        let credentials = files.read_credentials().unwrap().unwrap();
+        facts.connection.set(CuratorConnection::new(&key, &credentials, &files, &clock).unwrap());
+        let connection = facts.connection.latest().unwrap();
+        assert_eq!(connection.curators.highest_epoch(), 900, "that of the thief");
+        take_step(&files, &facts, &clock).await.unwrap();
+        assert_eq!(connection.curators.highest_epoch(), 2);
+        assert_eq!(connection.authority(), *authority_of(1, 5).anchor());
+        assert_eq!(files.read_next_authority().unwrap(), None);
     }
 
     #[tokio::test]
