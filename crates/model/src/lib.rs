@@ -28,7 +28,7 @@
 //!   [`fleet_sample`][] (metrics).
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
-//! * Releases and takeover: [`artefact`][], [`roll_out`][] (with what an agent reports of its release),
+//! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an agent reports of its release),
 //!   [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
@@ -105,6 +105,7 @@ pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;
 pub mod shell_words;
+pub mod signed_artefact;
 pub mod template;
 pub mod text_layout;
 pub mod time;
