@@ -11,6 +11,8 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        c.authority_rotation_since,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
        s.authority AS "snapshot_authority?",
+       EXISTS (SELECT 1 FROM cluster_image i
+               WHERE i.snapshot_id = s.snapshot_id AND i.completed_at IS NOT NULL) AS "snapshot_has_image!",
        f.digest AS "from_digest?"
 FROM cluster c
 LEFT JOIN cluster_snapshot s ON s.snapshot_id =

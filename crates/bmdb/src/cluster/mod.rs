@@ -14,6 +14,8 @@
 //!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, and [`forecast`] plans all steps to come without taking one. `candidates` are the
 //!   machines that can be chosen. `selectors` are those of all clusters, for orders about labels.
+//! * `image` is the whole etcd of a cluster, which belongs to a snapshot. It is stored in parts, outside the lease's
+//!   transaction.
 //! * `statement` is what the cluster's authority states of its curators, as a shepherd verified it last.
 //! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
 //!   certificates.
@@ -43,6 +45,8 @@ mod certificate_request;
 pub mod credential;
 pub mod declaration;
 pub mod forecast;
+#[cfg(feature = "sealing")]
+pub mod image;
 pub mod kubernetes;
 pub mod lock;
 pub mod owner_key;
@@ -50,6 +54,8 @@ pub mod peer_renewal;
 pub mod reading;
 pub mod record;
 pub mod restore;
+#[cfg(feature = "sealing")]
+pub mod sealed_image;
 #[cfg(feature = "sealing")]
 pub mod sealed_snapshot;
 pub(crate) mod selectors;

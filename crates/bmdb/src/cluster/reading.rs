@@ -88,7 +88,8 @@ pub(crate) async fn list_clusters(
                     last: match (row.snapshot_id, row.taken_at, row.snapshot_voters) {
                         (Some(id), Some(at), Some(voters)) => {
                             let voters = json_strings(&voters).into_iter().collect();
-                            Some(LastSnapshot { id, at, voters, authority: row.snapshot_authority })
+                            let (authority, has_image) = (row.snapshot_authority, row.snapshot_has_image);
+                            Some(LastSnapshot { id, at, voters, authority, has_image })
                         }
                         _ => None,
                     },

@@ -12,6 +12,8 @@
 //! | `cluster_credential` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
 //! | `cluster_former_key` | one per owner key of a cluster replaced since its oldest retained snapshot |
+//! | `cluster_image` | one per retained snapshot of a cluster with Kubernetes; unfinished and unneeded ones go soon |
+//! | `cluster_image_part` | one per MiB of an image, 2,049 at most each |
 //! | `cluster_kubernetes` | one per cluster that has Kubernetes |
 //! | `cluster_kubernetes_user` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_left_node` | one per machine that left a cluster since the oldest snapshot of it that is retained |
@@ -39,7 +41,8 @@
 //!
 //! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that grow with time alone, and
 //! [`Bmdb::delete_expired`] keeps them to their bounds. Unfinished uploads of artefacts are deleted with them, and so
-//! are parts of machines' logs that no client came back for. The row of a machine that left is retained: it rejects a
+//! are parts of machines' logs that no client came back for, and images of etcd that do not count or whose snapshot is not
+//! retained any more. The row of a machine that left is retained: it rejects a
 //! machine that comes back with its name.
 //!
 //! # What is never deleted
@@ -76,7 +79,7 @@ use crate::machine::log_request::RETENTION_MS as LOGS_KEPT_MS;
 use model::unknown_fence::ANSWER_MARGIN;
 
 /// Every table of the BMDB, as the table above lists them.
-pub const TABLES: [&str; 58] = [
+pub const TABLES: [&str; 60] = [
     "access_credential",
     "approval",
     "artefact",
@@ -88,6 +91,8 @@ pub const TABLES: [&str; 58] = [
     "cluster_credential",
     "cluster_declaration",
     "cluster_former_key",
+    "cluster_image",
+    "cluster_image_part",
     "cluster_kubernetes",
     "cluster_kubernetes_user",
     "cluster_left_node",
@@ -148,6 +153,8 @@ const SAMPLE_RETENTION_MS: i64 = 30 * 86_400_000;
 
 /// How long an unfinished upload of an artefact is retained: a day.
 const UPLOAD_RETENTION_MS: i64 = 86_400_000;
+/// How long an unfinished image of etcd is retained: longer than one may take. One that is abandoned goes at once.
+const IMAGE_RETENTION_MS: i64 = 3 * 3_600_000;
 /// Most pieces of artefacts that one statement deletes: the database stores each in hundreds of rows.
 const PIECE_BATCH: i64 = 50;
 
@@ -174,11 +181,16 @@ pub enum RetainedKind {
     LogParts,
     /// Requests for logs that no client came back for.
     LogRequests,
+    /// Parts of images of etcd that do not count, or whose snapshot is not retained.
+    ImageParts,
+    /// Images of etcd that do not count, or whose snapshot is not retained.
+    Images,
 }
 
 impl RetainedKind {
-    /// All kinds, in the order in which they are deleted: history names sessions, and pieces their artefacts.
-    pub const ALL: [Self; 10] = [
+    /// All kinds, in the order in which they are deleted: history names sessions, pieces their artefacts, and parts
+    /// their images.
+    pub const ALL: [Self; 12] = [
         Self::History,
         Self::Intents,
         Self::Sessions,
@@ -189,13 +201,15 @@ impl RetainedKind {
         Self::UnfinishedArtefacts,
         Self::LogParts,
         Self::LogRequests,
+        Self::ImageParts,
+        Self::Images,
     ];
 
     /// Most rows that one statement deletes.
     #[must_use]
     pub const fn batch(self) -> i64 {
         match self {
-            Self::UnfinishedPieces | Self::LogParts => PIECE_BATCH,
+            Self::UnfinishedPieces | Self::LogParts | Self::ImageParts => PIECE_BATCH,
             _ => BATCH,
         }
     }
@@ -214,6 +228,8 @@ impl RetainedKind {
             Self::UnfinishedArtefacts => "artefact",
             Self::LogParts => "log_part",
             Self::LogRequests => "log_request",
+            Self::ImageParts => "cluster_image_part",
+            Self::Images => "cluster_image",
         }
     }
 
@@ -230,6 +246,8 @@ impl RetainedKind {
             Self::UnfinishedArtefacts => "deleting artefacts that are not whole",
             Self::LogParts => "deleting parts of logs",
             Self::LogRequests => "deleting requests for logs",
+            Self::ImageParts => "deleting parts of images of etcd",
+            Self::Images => "deleting images of etcd",
         }
     }
 
@@ -263,6 +281,12 @@ impl RetainedKind {
             }
             Self::LogRequests => {
                 sqlx::query_file!("../../sql/retention/delete_log_requests.sql", LOGS_KEPT_MS)
+            }
+            Self::ImageParts => {
+                sqlx::query_file!("../../sql/retention/delete_image_parts.sql", IMAGE_RETENTION_MS, most)
+            }
+            Self::Images => {
+                sqlx::query_file!("../../sql/retention/delete_images.sql", IMAGE_RETENTION_MS)
             }
         }
     }

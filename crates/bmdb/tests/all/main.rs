@@ -3,6 +3,7 @@
 mod authority_orders;
 mod authority_rotation_orders;
 mod authority_theft;
+mod cluster_images;
 mod cluster_observations;
 mod cluster_upgrades;
 mod dialects;

@@ -20,6 +20,7 @@
 //! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
 //! * [`restore`][]: whether a cluster may be restored from a snapshot, or its members of etcd may get certificates by
 //!   order. [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
+//!   [`image`][]: when the whole etcd of a cluster is copied with them.
 //! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is. [`authority_theft`][]: the
@@ -39,6 +40,7 @@ pub mod credential;
 pub mod declaration;
 pub mod disruption;
 pub mod forecast;
+pub mod image;
 pub mod kubernetes;
 pub mod kubernetes_user;
 pub mod label_rights;

@@ -36,6 +36,8 @@ pub struct LastSnapshot {
     pub voters: BTreeSet<String>,
     /// SHA-256 of the certificate of the authority that signed at that time; `None` if an earlier release took it.
     pub authority: Option<Vec<u8>>,
+    /// Whether it has a completed image of the whole etcd.
+    pub has_image: bool,
 }
 
 /// The record of a cluster's snapshots.
@@ -199,6 +201,7 @@ mod tests {
                 at: at(second),
                 voters: ["a", "b"].map(str::to_owned).into(),
                 authority: Some(vec![1]),
+                has_image: false,
             })
         };
         let known = |last, requested: Option<i64>| ClusterSnapshots { last, requested_at: requested.map(at) };
@@ -237,6 +240,7 @@ mod tests {
             at: at(0),
             voters: BTreeSet::from(["a".to_owned()]),
             authority: authority.map(|number| vec![number]),
+            has_image: false,
         };
         let (due, policy) = (Some(SnapshotReason::Authority), SnapshotPolicy::default());
         for (name, authority, signer, now, expected) in [
