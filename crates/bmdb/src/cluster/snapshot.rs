@@ -77,6 +77,7 @@ pub(crate) async fn list_snapshots(
             nodes: row.nodes.try_into().unwrap_or(0),
             members: row.members.try_into().unwrap_or(0),
             digest: hex::encode(row.digest),
+            image_bytes: row.image_bytes.and_then(|bytes| bytes.try_into().ok()),
         })
         .collect())
 }

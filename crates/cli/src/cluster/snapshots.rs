@@ -30,7 +30,9 @@ pub(crate) const SNAPSHOTS_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster snapshots ams -o json | jq -r '.snapshots[0].id'
 
-A snapshot contains every secret of the cluster. The database stores it sealed.";
+A snapshot contains every secret of the cluster. The database stores it sealed. IMAGE is the size of
+the image of etcd, with every Kubernetes object. It is taken after the snapshot, if the cluster has
+Kubernetes.";
 
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 Examples:
@@ -137,10 +139,11 @@ pub(super) async fn show_snapshots(
                 snapshot.bytes.to_string(),
                 snapshot.nodes.to_string(),
                 snapshot.members.to_string(),
+                snapshot.image_bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string()),
             ]
         })
         .collect();
-    let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "BYTES", "NODES", "MEMBERS"];
+    let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "BYTES", "NODES", "MEMBERS", "IMAGE"];
     Ok(format_table(&head, &rows, terminal_width()))
 }
 
@@ -166,5 +169,6 @@ fn decode_snapshot(snapshot: v1::ClusterSnapshot) -> Result<SnapshotView, CliErr
         nodes: snapshot.nodes,
         members: snapshot.members,
         digest: snapshot.digest,
+        image_bytes: snapshot.image_bytes,
     })
 }

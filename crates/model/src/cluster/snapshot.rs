@@ -170,6 +170,8 @@ pub struct SnapshotView {
     pub members: u32,
     /// SHA-256 of the snapshot, in hexadecimal digits.
     pub digest: String,
+    /// Size in bytes of the image of the whole etcd; `None` if it has none, and therefore no Kubernetes objects.
+    pub image_bytes: Option<u64>,
 }
 
 #[cfg(test)]

@@ -297,5 +297,6 @@ fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
         nodes: view.nodes,
         members: view.members,
         digest: view.digest,
+        image_bytes: view.image_bytes,
     }
 }
