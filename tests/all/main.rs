@@ -16,6 +16,7 @@ mod children;
 mod cli;
 mod cluster_authority;
 mod cluster_credentials;
+mod cluster_images;
 mod cluster_keys;
 mod cluster_kubernetes;
 mod cluster_model;

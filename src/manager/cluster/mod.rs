@@ -12,6 +12,7 @@
 //! * An epoch that was drawn for a machine to restore the cluster, but never sent, stays unused.
 //! * If a curator changed something but its answer was lost, the next pass observes the change.
 //! * A key that was created replaces the current one in a later pass, or continues to do so.
+//! * An image of etcd that was not completed never counts. The next holder of the lease takes another one.
 //! * An authority that the curators began to replace is not replaced twice: the order has the one that it replaces. After a
 //!   theft, the one that is stored is used (`authority_theft`).
 //!
@@ -33,6 +34,7 @@ mod authority_theft;
 mod certificate_requests;
 mod curator_responses;
 pub mod curators;
+mod images;
 mod kubernetes;
 mod owner_keys;
 mod peer_renewal;
@@ -59,8 +61,10 @@ use crate::bmdb::orders::loop_pause::PauseCache;
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::manager::catch_panic::catch_panic;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
+use crate::manager::cluster::images::ImageTask;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
+use crate::model::cluster::image::FailedImage;
 use crate::model::cluster::kubernetes::ObservedKubernetes;
 use crate::model::cluster::plan::{ClusterPlan, plan_cluster};
 use crate::model::cluster::snapshot::snapshot_due;
@@ -178,6 +182,8 @@ async fn run_under_session(
                     settings,
                     curators: None,
                     statements: None,
+                    image: None,
+                    failed_image: None,
                     pauses: PauseCache::default(),
                     cluster,
                     name,
@@ -218,6 +224,10 @@ struct ClusterWorker<'t> {
     curators: Option<CuratorClient>,
     /// What the cluster's authority stated last; `None` before the first connection.
     statements: Option<StatementTrust>,
+    /// The image of etcd that is being taken.
+    image: Option<ImageTask>,
+    /// The last attempt to take one, if it failed.
+    failed_image: Option<FailedImage>,
     pauses: PauseCache,
     cluster: Uuid,
     name: &'t str,
@@ -319,6 +329,9 @@ impl ClusterWorker<'_> {
         // Nor does this: a cluster works as specified while its authority is replaced.
         let rotates = self.follow_authority(&found, &cluster, &mut planned, now).await?;
         authority_rotation::explain_stop(&found, &cluster, &mut planned, now);
+        if let CuratorAnswer::Observed(_) = &cluster.observed {
+            planned.wait_reasons.extend(self.follow_image(&found, now).await);
+        }
         self.bmdb
             .record_cluster_observation(
                 &self.lease,

@@ -55,7 +55,8 @@ impl PartPlace {
     fn encode(&self) -> [u8; PLACE_BYTES] {
         let mut encoded = [0; PLACE_BYTES];
         encoded[0] = FORMAT;
-        for (field, id) in encoded[1..49].chunks_exact_mut(16).zip([self.cluster, self.snapshot, self.image]) {
+        let ids = [self.cluster, self.snapshot, self.image];
+        for (field, id) in encoded[1..49].chunks_exact_mut(16).zip(ids) {
             field.copy_from_slice(id.as_bytes());
         }
         let numbers = [self.number, self.last_of.unwrap_or(0)];

@@ -85,7 +85,8 @@ async fn unfinished_image_never_counts_and_is_collected() -> TestResult {
     bmdb.begin_cluster_image(lease, killed).await?;
     assert!(bmdb.store_image_part(killed.id, 0, b"part".to_vec()).await?);
     assert_eq!(collect_garbage(&kit).await?, (1, 1));
-    sqlx::query("UPDATE cluster_image SET begun_at = begun_at - INTERVAL '4 hours'").execute(&kit.pool).await?;
+    let hours_ago = "UPDATE cluster_image SET begun_at = begun_at - INTERVAL '4 hours'";
+    sqlx::query(hours_ago).execute(&kit.pool).await?;
     assert_eq!(collect_garbage(&kit).await?, (0, 0));
     // One that was frozen while another one began has no part of the image that counts.
     bmdb.begin_cluster_image(lease, frozen).await?;

@@ -11,8 +11,11 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::cluster::snapshot::LastSnapshot;
+use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::time::{Timestamp, between};
 
+/// The largest image in bytes: the largest database file of etcd, and the SHA-256 of it.
+pub const MAX_IMAGE_BYTES: u64 = MAX_ETCD_BYTES + 32;
 /// The pause after an attempt that failed.
 pub const IMAGE_RETRY: Duration = Duration::from_mins(5);
 
@@ -67,7 +70,8 @@ mod tests {
             ("an attempt failed a moment ago", Some(last(false)), true, failed(1_000 - 299), None),
             ("an attempt failed a while ago", Some(last(false)), true, failed(1_000 - 300), Some(id)),
         ] {
-            assert_eq!(image_due(last.as_ref(), has_kubernetes, failed.as_ref(), at(1_000)), expected, "{what}");
+            let due = image_due(last.as_ref(), has_kubernetes, failed.as_ref(), at(1_000));
+            assert_eq!(due, expected, "{what}");
         }
     }
 }
