@@ -36,6 +36,12 @@
 //! has of each node's allocation. The only consensus member is the node that restores; others get the role as in any
 //! cluster. Election candidates are gone with their leases.
 //!
+//! # With an image of etcd
+//!
+//! The etcd may have been restored from an image, for the objects of Kubernetes in it. It has the records of before, too:
+//! consensus members that are gone, an epoch that is over. So the curator's own records are deleted and written again from
+//! the snapshot, as in an empty etcd, and nothing else is touched.
+//!
 //! # A crash in the middle
 //!
 //! The cluster's own record is written last, with the authority and the node that restores. As long as it is missing,
@@ -70,6 +76,8 @@ pub struct RestoreSource {
     pub snapshot: Arc<ClusterSnapshot>,
     /// The epoch of the restored cluster, higher than any before.
     pub epoch: u64,
+    /// Whether the etcd was restored from an image. It has the records of before then, of a lower epoch.
+    pub over_image: bool,
 }
 
 /// The records of the restored cluster. Its one consensus member is `own`.
@@ -133,17 +141,20 @@ pub(super) async fn restore_cluster(
     let cluster_key = cluster::cluster_record_key()?;
     if let Some(record) = client.get(&cluster_key).await? {
         let present = Cluster::decode(&cluster_key, &record.value)?;
-        return match (present.id == snapshot.cluster, present.epoch == restoring.epoch) {
-            (true, true) => Ok(()),
-            (true, false) => Err(BootstrapError::OtherEpoch {
+        if present.id != snapshot.cluster {
+            let existing = present.id;
+            return Err(BootstrapError::OtherCluster { requested: snapshot.cluster, existing });
+        }
+        if present.epoch == restoring.epoch {
+            return Ok(());
+        }
+        if !restoring.over_image || present.epoch > restoring.epoch {
+            return Err(BootstrapError::OtherEpoch {
                 cluster: present.id,
                 requested: restoring.epoch,
                 existing: present.epoch,
-            }),
-            (false, _) => {
-                Err(BootstrapError::OtherCluster { requested: snapshot.cluster, existing: present.id })
-            }
-        };
+            });
+        }
     }
     let mut records = restored_records(snapshot, own, restoring.epoch)?;
     // Start again after an interrupted restore.

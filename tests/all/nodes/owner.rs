@@ -52,6 +52,7 @@ impl Owner {
             name: "of a test".to_owned(),
             owner_keys: vec![hex::encode(self.key.public_key())],
             snapshot: None,
+            image: None,
             epoch: 0,
         }
     }

@@ -1,20 +1,25 @@
-//! A cluster that is restored from a snapshot, at the very address of its old member, and a node that kept running.
+//! A cluster that is restored from a snapshot, at the very address of its old member, and a node that kept running; and one
+//! that is restored with an image of its etcd.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use shepherd::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use shepherd::etcd::client::Client;
+use shepherd::etcd::namespace::Namespace;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::agent::v1 as agent;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::node_order::OrderKind;
+use shepherd::roleserver::cluster::etcd_member::client_endpoint;
+use shepherd::roleserver::cluster::node_order::{EtcdImage, OrderKind};
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 
 use super::node::Node;
 use super::owner::{Owner, patiently};
 use crate::harness::aloud::TestResult;
+use crate::harness::etcd_program::etcdutl_program;
 use crate::harness::etcd_servers::until;
 
 pub(super) async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
@@ -66,6 +71,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
         name,
         owner_keys,
         snapshot: Some(hex::encode(snapshot_digest(&taken))),
+        image: None,
         epoch: 1,
     })?;
     second.start()?;
@@ -132,5 +138,114 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     second.start()?;
     until("it follows the restored cluster", async || Ok(leader(&worker).as_ref() == Some(&restored)))
         .await?;
+    Ok(())
+}
+
+/// An image of the whole etcd, and the version of the etcd.
+async fn image(owner: &Owner) -> Result<(Vec<u8>, String)> {
+    let mut snapshots = SnapshotsClient::new(owner.curators()?.channel());
+    let mut messages = patiently(async || snapshots.take_image(wire::TakeImageRequest {}).await).await?;
+    let mut image = Vec::new();
+    loop {
+        let message = messages.message().await?.context("the image was cut off")?;
+        if !message.sha256.is_empty() {
+            return Ok((image, message.etcd_version));
+        }
+        image.extend(message.chunk);
+    }
+}
+
+/// A client of the etcd of a node.
+fn etcd(node: &Node) -> Result<Client> {
+    Ok(Client::new(vec![client_endpoint(&node.files())], Namespace::new("curator")?))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
+    if etcdutl_program()?.is_none() {
+        return Ok(());
+    }
+    let mut owner = Owner::new()?;
+    let mut first = Node::new()?;
+    first.ask(owner.founding_order())?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    owner.claim(&first).await?;
+    let written = etcd(&first)?.put_unguarded("/registry/pods/a", b"a pod").await?;
+    let (taken, (image, etcd_version)) = (snapshot(&owner).await?, image(&owner).await?);
+    let before = owner.members().await?[0].member_id;
+    first.cut_power().await?;
+
+    let mut second = Node::at(first.address)?;
+    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
+        panic!("the order does not found a cluster")
+    };
+    second.files().read_or_create_key()?;
+    std::fs::write(second.files().snapshot_path(), &taken)?;
+    std::fs::write(second.files().image_path(), &image)?;
+    second.ask(OrderKind::Found {
+        cluster,
+        name,
+        owner_keys,
+        snapshot: Some(hex::encode(snapshot_digest(&taken))),
+        image: Some(EtcdImage { sha256: hex::encode(snapshot_digest(&image)), etcd_version }),
+        epoch: 1,
+    })?;
+    second.start()?;
+    second.until_control_plane(true).await?;
+    second.until_it_is_one().await?;
+    assert!(!second.files().image_path().exists(), "the image is still on its disk");
+    let client = etcd(&second)?;
+    let pod = client.get("/registry/pods/a").await?.context("the pod is lost")?;
+    assert_eq!(pod.value, b"a pod");
+    let now = client.put_unguarded("/registry/pods/b", b"another").await?;
+    assert!(now > written + 999_999_999, "a client of before could continue: {written}, {now}");
+    let mut owner = owner.again();
+    owner.claim(&second).await?;
+    let members = owner.members().await?;
+    assert_eq!(members.len(), 1, "the members of before came back with the image");
+    assert_ne!(members[0].member_id, before);
+
+    // It starts again with what was written since.
+    second.cut_power().await?;
+    second.start()?;
+    second.until_control_plane(true).await?;
+    assert!(etcd(&second)?.get("/registry/pods/b").await?.is_some(), "the image was restored again");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn image_is_not_restored_by_another_version_of_the_tool() -> TestResult {
+    if etcdutl_program()?.is_none() {
+        return Ok(());
+    }
+    let mut owner = Owner::new()?;
+    let mut first = Node::new()?;
+    first.ask(owner.founding_order())?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    owner.claim(&first).await?;
+    let (taken, (image, _)) = (snapshot(&owner).await?, image(&owner).await?);
+    first.cut_power().await?;
+    let mut second = Node::at(first.address)?;
+    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
+        panic!("the order does not found a cluster")
+    };
+    std::fs::write(second.files().snapshot_path(), &taken)?;
+    std::fs::write(second.files().image_path(), &image)?;
+    let sha256 = hex::encode(snapshot_digest(&image));
+    second.ask(OrderKind::Found {
+        cluster,
+        name,
+        owner_keys,
+        snapshot: Some(hex::encode(snapshot_digest(&taken))),
+        image: Some(EtcdImage { sha256, etcd_version: "3.99.0".to_owned() }),
+        epoch: 1,
+    })?;
+    second.start()?;
+    let reported = || second.facts.problems.describe().unwrap_or_default();
+    until("it reports why it restores nothing", async || Ok(reported().contains("etcd 3.99.0"))).await?;
+    assert!(reported().contains("install etcd and etcdutl 3.99"), "{}", reported());
+    assert!(!second.files().etcd_directory().join("founding").exists(), "it has begun");
     Ok(())
 }

@@ -63,7 +63,7 @@ async fn take_snapshot(
     let listing = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;
     let snapshot = ClusterSnapshot::from_listing(listing, now)?;
     let (_, authority) = snapshot.cluster_and_authority()?;
-    let restoring = RestoreSource { snapshot: Arc::new(snapshot.clone()), epoch: 3 };
+    let restoring = RestoreSource { snapshot: Arc::new(snapshot.clone()), epoch: 3, over_image: false };
     let again = BootstrapRequest {
         authority: Arc::new(Authority::load(&authority.anchor().certificate, authority.pkcs8())?),
         restore: Some(restoring),
@@ -116,6 +116,43 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     let error = error.map_err(|error| error.to_string());
     let text = "holds it of epoch 3, and epoch 4 was ordered";
     assert!(error.as_ref().is_err_and(|error| error.contains(text)), "{error:?}");
+    Ok(())
+}
+
+/// An etcd that was restored from an image has the records of before. They are written again, and nothing else is.
+#[tokio::test]
+async fn records_of_before_in_an_image_are_replaced_and_other_keys_stay() -> TestResult {
+    let (owner, restorer) = (Holder::new()?, Holder::new()?);
+    let (snapshot, founding) = take_snapshot(&owner, &restorer, &[]).await?;
+    let etcd = etcd_servers::Cluster::start_named(vec![restorer.id.to_string()]).await?;
+    let (client, now) = (etcd.client(), snapshot.taken_at);
+    for (key, value) in &snapshot.records {
+        client.put_unguarded(key, value).await?;
+    }
+    client.put_unguarded(&format!("{ROOT}later/of-the-image"), b"of before").await?;
+    client.put_unguarded("/registry/pods/a", b"a pod").await?;
+    let over_image = |over_image| BootstrapRequest {
+        restore: founding.restore.clone().map(|restoring| RestoreSource { over_image, ..restoring }),
+        ..founding.clone()
+    };
+    let refused = bootstrap_cluster(&client, &over_image(false), now).await.map_err(|error| error.to_string());
+    assert!(
+        refused.as_ref().is_err_and(|error| error.contains("epoch 0, and epoch 3 was ordered")),
+        "{refused:?}"
+    );
+    bootstrap_cluster(&client, &over_image(true), now).await?;
+    let there = all(&client).await?;
+    let members = nodes(&there)?;
+    let members: Vec<&Node> = members.iter().filter(|node| node.roles.consensus_member.is_some()).collect();
+    assert_eq!(members.len(), 1, "members of before are members still: {members:?}");
+    assert_eq!(members[0].id, restorer.id);
+    assert_eq!(there.get(&format!("{ROOT}later/of-the-image")), None, "a record of the image is left");
+    let pod = client.get("/registry/pods/a").await?.context("a pod is lost")?;
+    assert_eq!(pod.value, b"a pod");
+    // What was written since stays when the role server starts again.
+    client.put_unguarded(&format!("{ROOT}later/0"), b"since").await?;
+    bootstrap_cluster(&client, &over_image(true), now).await?;
+    assert_eq!(all(&client).await?.get(&format!("{ROOT}later/0")), Some(&b"since".to_vec()));
     Ok(())
 }
 

@@ -20,7 +20,8 @@
 //! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
 //! * [`restore`][]: whether a cluster may be restored from a snapshot, or its members of etcd may get certificates by
 //!   order. [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
-//!   [`image`][]: when the whole etcd of a cluster is copied with them.
+//!   [`image`][]: when the whole etcd of a cluster is copied with them. [`restore_programs`][]: whether a machine can
+//!   restore that.
 //! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is. [`authority_theft`][]: the
@@ -49,6 +50,7 @@ pub mod owner_key;
 pub mod plan;
 mod quorum;
 pub mod restore;
+pub mod restore_programs;
 pub mod selector;
 pub mod snapshot;
 pub mod spec;

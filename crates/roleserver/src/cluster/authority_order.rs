@@ -237,6 +237,7 @@ mod tests {
             name: "ams".to_owned(),
             owner_keys: vec!["07".repeat(32)],
             snapshot: None,
+            image: None,
             epoch: 0,
         }
     }

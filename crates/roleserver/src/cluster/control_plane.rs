@@ -44,6 +44,7 @@ use crate::cluster::authority_order::must_be_closed;
 use crate::cluster::beside_etcd::{register_pair, retry_beside_etcd};
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
+use crate::cluster::etcd_image::restore_image;
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
@@ -217,6 +218,10 @@ async fn found_cluster(
         etcd_member::write_peer_certificate(&host.files, &key, &issued.certificate, &trusted)?;
     }
     let cluster = anchor.cluster.to_string();
+    if let Some(image) = &to_found.image {
+        let restoring = restore_image(host, own, &cluster, &membership, image);
+        scope.until_cancelled(restoring).await??;
+    }
     let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     let founded = scope.until_cancelled(bootstrap_cluster(&client, founding, host.clock.now())).await??;
     let registering = || register_pair(&host.files, &client, founding.node_key);
@@ -236,6 +241,7 @@ async fn found_cluster(
     host.files.write_credentials(&credentials)?;
     host.files.remove_authority()?;
     host.files.remove_snapshot()?;
+    host.files.remove_image()?;
     let connection = CuratorConnection::new(&key, &credentials, &host.files, &host.clock)?;
     tracing::info!(node = %connection.id, "cluster {} is founded", connection.anchor.cluster);
     start_curator(starting, scope, host, facts, &connection, client, membership.address).await?;

@@ -40,6 +40,8 @@ const PEER_CERTIFICATE: &str = ClusterFiles::PEER_CERTIFICATE;
 const PEER_KEY: &str = ClusterFiles::PEER_KEY;
 const CA_CERTIFICATE: &str = "ca.crt";
 const REVOCATION_LIST: &str = "peer.crl";
+/// By how much the revision of a restored etcd exceeds that of its image: more writes than were made since.
+const REVISION_BUMP: &str = "1000000000";
 /// Bytes read from the head of etcd's log, enough to contain the member ID.
 const WAL_HEAD_BYTES: u64 = 4096;
 
@@ -143,6 +145,32 @@ pub fn etcd_spec(
         stop_time: Duration::from_secs(20),
         declared: Some(declaration_digest(program, &own, &token, membership)),
     }
+}
+
+/// Arguments with which etcdutl makes the data of a membership from an image. `data` is the data directory. What etcd derives
+/// from its arguments at its first start is the same as without an image.
+#[must_use]
+pub fn restore_arguments(
+    image: &Path,
+    data: &str,
+    own: NodeId,
+    cluster: &str,
+    membership: &EtcdMembership,
+) -> Vec<String> {
+    let (own, token) = (own.to_string(), cluster_token(cluster, membership.epoch));
+    let url = peer_url(membership.address);
+    let arguments = [
+        ["snapshot", "restore"],
+        ["--data-dir", data],
+        ["--name", &own],
+        ["--initial-cluster", &membership.initial_cluster],
+        ["--initial-cluster-token", &token],
+        ["--initial-advertise-peer-urls", &url],
+        ["--bump-revision", REVISION_BUMP],
+    ];
+    let mut arguments: Vec<String> = arguments.into_iter().flatten().map(str::to_owned).collect();
+    arguments.extend(["--mark-compacted".to_owned(), image.to_string_lossy().into_owned()]);
+    arguments
 }
 
 /// Digest of what a membership decides about etcd. The flags that this release adds are not part of it: another release

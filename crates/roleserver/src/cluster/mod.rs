@@ -18,7 +18,7 @@
 //!   `host_addresses`: the addresses of the host.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
 //!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
-//!   etcd. [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates
+//!   etcd. [`etcd_image`][]: restores an image of a whole etcd. [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates
 //!   that etcd rejects. [`member_address`][]: follows a member that comes back with another address. `beside_etcd`: steps
 //!   that need the running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
@@ -38,7 +38,7 @@
 //! A node that is interrupted between any two of these writes continues there after its next start:
 //!
 //! * founding: its key; the authority; etcd's data; the records in etcd; its roles; its certificate, which makes it a
-//!   node. The stored authority and the snapshot are removed last, because their content is in etcd by then.
+//!   node. The stored authority, the snapshot and the image are removed last, because their content is in etcd by then.
 //! * joining: its key; the addresses of curators; its certificate. It sends no heartbeat before both are durable, or a
 //!   node would count as healthy that cannot come back after a reboot.
 //!
@@ -72,6 +72,7 @@ pub mod control_plane_context;
 pub mod curator_certificate;
 pub mod curator_directory;
 pub mod curator_gate;
+pub mod etcd_image;
 pub mod etcd_member;
 pub mod etcd_program;
 pub mod files;

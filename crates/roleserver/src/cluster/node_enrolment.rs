@@ -17,6 +17,7 @@ use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::identity::Identity;
 use curator_client::pki::Authority;
 use curator_client::tls::certified_key;
+use etcd::snapshot_file::verify_snapshot;
 use model::role_declaration::Sha256;
 use proto::curator::v1 as wire;
 use proto::curator::v1::commit_response::Result as Committed;
@@ -166,7 +167,7 @@ impl NodeEnroller {
     }
 
     async fn found_cluster(&self, order: &NodeOrder) -> Result<(), RunnableError> {
-        let OrderKind::Found { cluster, name, owner_keys, snapshot, epoch } = &order.what else {
+        let OrderKind::Found { cluster, name, owner_keys, snapshot, image, epoch } = &order.what else {
             return Ok(());
         };
         self.files.raise_epoch(*cluster, *epoch)?;
@@ -175,6 +176,11 @@ impl NodeEnroller {
             Some(known_by) => Some(self.fetch_snapshot(*cluster, parse_snapshot(known_by)?, *epoch).await?),
             None => None,
         };
+        if let Some(image) = image {
+            self.fetch_image(parse_snapshot(&image.sha256)?).await?;
+        }
+        let restoring =
+            restoring.map(|restoring| RestoreSource { over_image: image.is_some(), ..restoring });
         let kept = if let Some(kept) = self.files.read_authority()? {
             kept
         } else {
@@ -202,7 +208,11 @@ impl NodeEnroller {
             restore: restoring,
         };
         self.facts.address.set(address);
-        self.facts.founding.set(Some(ClusterFounding { founding: Arc::new(founding), address }));
+        self.facts.founding.set(Some(ClusterFounding {
+            founding: Arc::new(founding),
+            address,
+            image: image.clone(),
+        }));
         Ok(())
     }
 
@@ -225,7 +235,7 @@ impl NodeEnroller {
                         snapshot.epoch, snapshot.cluster
                     )));
                 }
-                return Ok(RestoreSource { snapshot: Arc::new(snapshot), epoch });
+                return Ok(RestoreSource { snapshot: Arc::new(snapshot), epoch, over_image: false });
             }
             let fetched =
                 self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;
@@ -236,6 +246,26 @@ impl NodeEnroller {
             }
         }
         Err(RunnableError::msg("shepherds send another snapshot than the one to restore from"))
+    }
+
+    /// Fetches the image of etcd to restore, unless it is here and its digest is right. A partial download is resumed. A
+    /// file with another digest is removed and fetched again.
+    async fn fetch_image(&self, known_by: Sha256) -> Result<(), RunnableError> {
+        let path = self.files.image_path();
+        let is_here = async || verify_snapshot(&path).await.is_ok_and(|image| image.sha256 == known_by.0);
+        for _ in 0..2 {
+            if is_here().await {
+                return Ok(());
+            }
+            let fetched =
+                self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;
+            fetched.map_err(|error| RunnableError::msg(format!("the image of etcd is not here: {error}")))?;
+            if is_here().await {
+                return Ok(());
+            }
+            self.files.remove_image()?;
+        }
+        Err(RunnableError::msg("shepherds send another image of etcd than the one to restore"))
     }
 
     async fn join_cluster(&self, order: &NodeOrder) -> Result<EnrolmentResult, RunnableError> {
@@ -324,6 +354,7 @@ impl NodeEnroller {
         // Left over if founding was interrupted before its last step.
         self.files.remove_authority()?;
         self.files.remove_snapshot()?;
+        self.files.remove_image()?;
         let connection = CuratorConnection::new(&key, credentials, &self.files, &self.clock)?;
         // The connection is published even if the certificate has expired, because only requests as a node need a valid
         // one. This node's own etcd and curator start, and may be needed to issue the new certificate;

@@ -30,6 +30,7 @@ use supervisor::watch_cell::WatchCell;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
 use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
+use crate::cluster::node_order::EtcdImage;
 use crate::cluster::node_problems::NodeProblems;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
 use crate::cluster::stored_authorities::authorities_above_or_anchor;
@@ -221,6 +222,8 @@ pub struct ClusterFounding {
     pub founding: Arc<BootstrapRequest>,
     /// Address at which other nodes will connect to this one.
     pub address: IpAddr,
+    /// The fetched image of etcd that the cluster is restored from.
+    pub image: Option<EtcdImage>,
 }
 
 /// All values that the parts of a node share.

@@ -34,6 +34,15 @@ pub struct NodeOrder {
     pub address: Option<IpAddr>,
 }
 
+/// An image of etcd to restore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdImage {
+    /// SHA-256 of the image, in hexadecimal digits.
+    pub sha256: String,
+    /// Version of the etcd that it is of.
+    pub etcd_version: String,
+}
+
 /// Whether to found a cluster, to join one, or to leave it. `Debug` shows no ticket.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -49,6 +58,9 @@ pub enum OrderKind {
         /// SHA-256 of the snapshot to restore, in hexadecimal digits; `None` for a new cluster.
         #[serde(default)]
         snapshot: Option<String>,
+        /// The image of etcd to restore with the snapshot; `None` if the objects of Kubernetes are not restored.
+        #[serde(default)]
+        image: Option<EtcdImage>,
         /// How often the cluster was restored, including this time.
         #[serde(default)]
         epoch: u64,
@@ -105,10 +117,16 @@ impl NodeOrder {
     pub fn validate(&self) -> Result<(), OrderError> {
         node_labels::validate_labels(&self.labels).map_err(OrderError)?;
         match &self.what {
-            OrderKind::Found { name, owner_keys, snapshot, .. } => {
+            OrderKind::Found { name, owner_keys, snapshot, image, .. } => {
                 validate_name(name).map_err(OrderError)?;
                 if let Some(snapshot) = snapshot {
                     parse_snapshot(snapshot)?;
+                }
+                if let Some(image) = image {
+                    parse_snapshot(&image.sha256)?;
+                    if snapshot.is_none() {
+                        return Err(OrderError("it has an image of etcd and no snapshot".to_owned()));
+                    }
                 }
                 if owner_keys.is_empty() {
                     return Err(OrderError("a cluster needs an owner's key".to_owned()));
@@ -138,7 +156,7 @@ pub fn parse_key(text: &str) -> Result<PublicKey, OrderError> {
     PublicKey::from_slice(&bytes).map_err(OrderError)
 }
 
-/// Parses the digest of a snapshot.
+/// Parses the digest of a snapshot, or of its image of etcd.
 pub fn parse_snapshot(text: &str) -> Result<Sha256, OrderError> {
     let none = || OrderError("the name of the snapshot is not a SHA-256 in hexadecimal digits".to_owned());
     let bytes = hex::decode(text).map_err(|_| none())?;

@@ -108,6 +108,7 @@ pub(super) mod tests {
             name: "ams".to_owned(),
             owner_keys: vec!["07".repeat(32)],
             snapshot: None,
+            image: None,
             epoch: 0,
         }
     }
@@ -137,6 +138,7 @@ pub(super) mod tests {
             name: "ams".to_owned(),
             owner_keys: vec!["07".repeat(32)],
             snapshot: Some("ab".repeat(32)),
+            image: None,
             epoch,
         }
     }
@@ -212,6 +214,7 @@ pub(super) mod tests {
                         name: String::new(),
                         owner_keys: Vec::new(),
                         snapshot: None,
+                        image: None,
                         epoch: 0,
                     },
                 ),

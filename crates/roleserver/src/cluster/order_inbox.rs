@@ -27,7 +27,7 @@ use proto::agent::v1::cluster_order::Operation as Wanted;
 
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
-use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
+use crate::cluster::node_order::{EtcdImage, NodeOrder, OrderError, OrderKind};
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
 use crate::cluster::order_inbox::authority_replacement::{follow_authority, report_replacement};
@@ -52,6 +52,10 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
             name: found.name.clone(),
             owner_keys: found.owner_keys.iter().map(hex::encode).collect(),
             snapshot: Some(hex::encode(&found.snapshot_sha256)).filter(|text| !text.is_empty()),
+            image: found.image.as_ref().map(|image| EtcdImage {
+                sha256: hex::encode(&image.sha256),
+                etcd_version: image.etcd_version.clone(),
+            }),
             epoch: found.epoch,
         },
         Some(Wanted::Join(join)) => OrderKind::Join {

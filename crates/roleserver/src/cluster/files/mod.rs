@@ -17,6 +17,7 @@
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
 //! | `next_authority.json` | `authority_order`, or an operator | the authority that replaces a stolen one, mode 0600 |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
+//! | `image` | `node_enrolment`, while restoring | the image of etcd to restore, with its secrets, mode 0600 |
 //! | `declarations.json`, `about.json` | `services` | see [`persisted`][crate::cluster::services::persisted] |
 //! | `services/` | `services` | a directory for each service |
 //! | `artefacts/` | `services` | fetched programs, by their digests |
@@ -340,6 +341,17 @@ impl ClusterFiles {
     /// Removes the snapshot, once all of it is in etcd.
     pub fn remove_snapshot(&self) -> Result<(), ClusterFilesError> {
         self.remove_file("snapshot")
+    }
+
+    /// Path of the image of etcd that is fetched for a restoration.
+    #[must_use]
+    pub fn image_path(&self) -> PathBuf {
+        self.path.join("image")
+    }
+
+    /// Removes the image of etcd, once etcd has it.
+    pub fn remove_image(&self) -> Result<(), ClusterFilesError> {
+        self.remove_file("image")
     }
 
     /// Replaces a file in etcd's directory, and returns its path.
