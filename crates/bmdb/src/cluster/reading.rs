@@ -16,6 +16,7 @@ use crate::machine::traits::hardware_from_columns;
 use model::cluster::authority_rotation::{AuthorityRotationOrder, RotationKind};
 use model::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage};
 use model::cluster::kubernetes::NodeKubernetes;
+use model::cluster::restore_programs::EtcdPrograms;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
 use model::cluster::state::{
@@ -186,6 +187,7 @@ pub(crate) async fn list_cluster_machines(
                 epoch: row.epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
                 next_authority: row.next_authority,
                 next_authority_step: row.next_authority_step.and_then(AuthorityStep::from_number),
+                programs: EtcdPrograms { etcd: row.etcd_version, etcdutl: row.etcdutl_version },
             });
             let node = row.node_id.map(|id| NodeRecord {
                 id,

@@ -11,6 +11,7 @@ use crate::cluster::authority_rotation::ObservedAuthority;
 use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft};
 use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
+use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
 use crate::cluster::upgrade::ClusterUpgrade;
 use crate::ids::MachineId;
@@ -95,6 +96,8 @@ pub struct MemberReport {
     pub next_authority: Option<Vec<u8>>,
     /// The last step of that replacement that it has taken.
     pub next_authority_step: Option<AuthorityStep>,
+    /// The versions of etcd and etcdutl on it.
+    pub programs: EtcdPrograms,
 }
 
 /// A machine that belongs to the cluster.

@@ -24,6 +24,7 @@ use crate::cluster::child_placement::{keep_children_placed, place_children};
 use crate::cluster::control_plane::run_control_plane;
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_directory::{follow_leader, refresh_curator_directory};
+use crate::cluster::etcd_image::watch_programs;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::kubernetes;
 use crate::cluster::kubernetes::components::ComponentPorts;
@@ -119,6 +120,8 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                 facts.clear();
             }
             let mut ordered = facts.order_changed.watch();
+            // Of machines that are no nodes, too: one of them may have to restore a cluster.
+            starting.start("programs", watch_programs(host.etcd.clone(), facts.clone()))?;
             if !should_be_node(&files)? {
                 let healthy = starting.mark_healthy();
                 while !should_be_node(&files)? {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use curator_client::node_id::NodeId;
 use hardening::file_limit::UsualFileLimit as _;
 use model::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
+use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 use uuid::Uuid;
 
@@ -25,8 +26,11 @@ use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{VERSION_DEADLINE, ask_version};
 use crate::cluster::files::{ClusterFiles, EtcdMembership};
+use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_order::EtcdImage;
 
+/// How often the versions of the programs are read: somebody may install one.
+const PROGRAMS_INTERVAL: Duration = Duration::from_mins(10);
 /// Time limit of etcdutl for an image of 2 GiB on a slow disk.
 const RESTORE_LIMIT: Duration = Duration::from_mins(20);
 /// Begin of the name of a directory that an image is restored into.
@@ -53,6 +57,23 @@ pub async fn ask_programs(etcd: &Path) -> EtcdPrograms {
         None => None,
     };
     EtcdPrograms { etcd: version, etcdutl }
+}
+
+/// Makes the runnable that keeps the versions of the programs in `facts`, for the reports of this machine.
+#[must_use]
+pub fn watch_programs(etcd: PathBuf, facts: NodeFacts) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (etcd, facts) = (etcd.clone(), facts.clone());
+        async move {
+            let scope = starting.scope().clone();
+            facts.programs.set(scope.until_cancelled(ask_programs(&etcd)).await?);
+            let healthy = starting.mark_healthy();
+            loop {
+                healthy.scope().until_cancelled(tokio::time::sleep(PROGRAMS_INTERVAL)).await?;
+                facts.programs.set(healthy.scope().until_cancelled(ask_programs(&etcd)).await?);
+            }
+        }
+    })
 }
 
 /// A command with an empty environment, as etcd is started.
@@ -164,13 +185,31 @@ mod tests {
         }
     }
 
+    /// Writes a program that runs this shell script.
+    fn write_script(program: &Path, text: &str) {
+        std::fs::write(program, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    }
+
     /// A program etcdutl that runs this shell script, in a directory of its own.
     fn script(text: &str) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("etcdutl");
-        std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        write_script(&program, text);
         (directory, program)
+    }
+
+    #[tokio::test]
+    async fn programs_are_those_that_lie_beside_each_other() {
+        let (directory, etcdutl) = script("test \"$1\" = version && echo 'etcdutl version: 3.6.4'");
+        let etcd = directory.path().join("etcd");
+        write_script(&etcd, "echo 'etcd Version: 3.6.1'");
+        assert_eq!(etcdutl_program(&etcd), Some(etcdutl.clone()));
+        let reported = |text: &str| Some(text.to_owned());
+        let both = EtcdPrograms { etcd: reported("3.6.1"), etcdutl: reported("3.6.4") };
+        assert_eq!(ask_programs(&etcd).await, both);
+        write_script(&etcdutl, "exit 1");
+        assert_eq!(ask_programs(&etcd).await, EtcdPrograms { etcdutl: None, ..both });
     }
 
     #[test]
@@ -191,7 +230,7 @@ mod tests {
         let error = run_etcdutl(&fails, &files, &[], ("restoring-1", "founding")).unwrap_err().to_string();
         assert!(error.contains("did not restore the image of etcd") && error.contains("fatal"), "{error}");
         assert_eq!(names(), ["founding", "restoring-1"]);
-        let (_two, restores) = script("/bin/mkdir -p restoring-2/member && echo here > restoring-2/member/db");
+        let (_two, restores) = script("/bin/mkdir -p restoring-2/member && echo here >restoring-2/member/db");
         run_etcdutl(&restores, &files, &[], ("restoring-2", "founding")).unwrap();
         assert_eq!(names(), ["founding"]);
         assert_eq!(std::fs::read(etcd.join("founding/member/db")).unwrap(), b"here\n");

@@ -22,6 +22,7 @@ use curator_client::pki::{PkiError, TrustAnchor};
 use curator_client::statement::SignedStatement;
 use curator_client::statement_trust::{ReadStatement, StatementTrust, persist_by};
 use curator_client::tls::certified_key;
+use model::cluster::restore_programs::EtcdPrograms;
 use proto::curator::v1::{AuthorityStatus, KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -268,12 +269,14 @@ pub struct NodeFacts {
     pub curator_closed: WatchCell<bool>,
     /// Why this node's curator signs no statement while it leads. The curator withdraws it.
     pub statements: StatementMonitor,
+    /// The versions of etcd and etcdutl on this host.
+    pub programs: WatchCell<EtcdPrograms>,
     /// Set whenever another order was stored.
     pub order_changed: WatchCell<()>,
 }
 
 impl NodeFacts {
-    /// Resets everything but `order_changed` and the counters of `curator_gate`, for a machine that is no node any more.
+    /// Resets everything but `order_changed`, `programs` and the counters of `curator_gate`, for a machine that is no node any more.
     /// No part may be running.
     pub fn clear(&self) {
         self.connection.clear();

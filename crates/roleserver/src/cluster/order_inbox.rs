@@ -199,6 +199,7 @@ impl OrderInbox {
         let order = files.read_order().map_err(&mut reported).ok().flatten();
         let key = files.read_key().map_err(&mut reported).ok().flatten();
         let credentials = files.read_credentials().map_err(&mut reported).ok().flatten();
+        let programs = facts.programs.latest().unwrap_or_default();
         let mut report = wire::ClusterReport {
             generation: order.as_ref().map_or(0, |order| order.generation),
             node_key: key.map(|key| key.public_key().to_vec()).unwrap_or_default(),
@@ -210,6 +211,8 @@ impl OrderInbox {
             epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
             next_authority,
             next_authority_step,
+            etcd_version: programs.etcd.unwrap_or_default(),
+            etcdutl_version: programs.etcdutl.unwrap_or_default(),
         };
         // A machine has left its cluster only when its key and credentials are removed.
         let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});

@@ -8,6 +8,7 @@ use crate::callback::hardware_summary::summarise_report;
 use bmdb::engine::fact_change::NewHeartbeat;
 use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::authority_theft::AuthorityStep;
+use model::cluster::restore_programs::EtcdPrograms;
 use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
@@ -127,7 +128,17 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
         epoch: report.epoch,
         next_authority: Some(report.next_authority).filter(|bytes| !bytes.is_empty()),
         next_authority_step: AuthorityStep::from_wire(report.next_authority_step),
+        programs: EtcdPrograms {
+            etcd: parse_program_version(&report.etcd_version),
+            etcdutl: parse_program_version(&report.etcdutl_version),
+        },
     })
+}
+
+/// A version as a program printed it; `None` if it is not one.
+fn parse_program_version(text: &str) -> Option<String> {
+    let is_version = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '+'].contains(&c);
+    (!text.is_empty() && text.len() <= VERSION_LIMIT && text.chars().all(is_version)).then(|| text.to_owned())
 }
 
 fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField> {
@@ -262,6 +273,8 @@ mod tests {
             epoch: 2,
             next_authority: vec![5],
             next_authority_step: 3,
+            etcd_version: "3.6.1".to_owned(),
+            etcdutl_version: "3.6.1; rm".to_owned(),
         };
         let mut request = request();
         request.cluster_report = Some(report.clone());
@@ -270,6 +283,7 @@ mod tests {
         let next = (read.next_authority.as_deref(), read.next_authority_step);
         assert_eq!(next, (Some(&[5][..]), Some(AuthorityStep::Reject)));
         assert_eq!((read.address.as_deref(), read.error.as_deref()), (Some("10.0.0.1"), Some("no route")));
+        assert_eq!(read.programs, EtcdPrograms { etcd: Some("3.6.1".to_owned()), etcdutl: None });
         for (wrong, field) in [
             (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
             (

@@ -413,7 +413,9 @@ pub(crate) async fn apply_fact_change(
             report.error.as_deref(),
             i64::try_from(report.epoch).unwrap_or(i64::MAX),
             report.next_authority.as_deref(),
-            report.next_authority_step.map(AuthorityStep::number)
+            report.next_authority_step.map(AuthorityStep::number),
+            report.programs.etcd.as_deref(),
+            report.programs.etcdutl.as_deref()
         ),
         FactChange::ReleaseReport(report) => sqlx::query_file!(
             "../../sql/roll_out/upsert_report.sql",

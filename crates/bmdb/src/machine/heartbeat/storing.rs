@@ -20,6 +20,7 @@ use crate::machine::heartbeat::{
     ReceivedHeartbeat,
 };
 use model::cluster::authority_theft::AuthorityStep;
+use model::cluster::restore_programs::EtcdPrograms;
 use model::cluster::state::MemberReport;
 use model::facts::MachineFacts;
 use model::phase::phase_of;
@@ -83,6 +84,7 @@ async fn store_heartbeat_in_tx(
             epoch: row.reported_epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
             next_authority: row.reported_next_authority,
             next_authority_step: row.reported_authority_step.and_then(AuthorityStep::from_number),
+            programs: EtcdPrograms { etcd: row.reported_etcd, etcdutl: row.reported_etcdutl },
         }),
         release: row.running_generation.zip(row.running_sha256).and_then(|(generation, sha256)| {
             Some(ReleaseReport {

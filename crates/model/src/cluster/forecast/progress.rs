@@ -86,6 +86,7 @@ impl ForecastRun {
                 epoch: if order.order == MembershipOrder::Leave { before.epoch } else { epoch },
                 next_authority: before.next_authority,
                 next_authority_step: before.next_authority_step,
+                programs: before.programs,
             });
             if order.order == MembershipOrder::Join {
                 registered.push((member.machine, key));
