@@ -13,11 +13,13 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        s.authority AS "snapshot_authority?",
        EXISTS (SELECT 1 FROM cluster_image i
                WHERE i.snapshot_id = s.snapshot_id AND i.completed_at IS NOT NULL) AS "snapshot_has_image!",
-       f.digest AS "from_digest?"
+       f.digest AS "from_digest?", c.restoring_with_image,
+       g.digest AS "image_digest?", g.etcd_version AS "image_etcd_version?"
 FROM cluster c
 LEFT JOIN cluster_snapshot s ON s.snapshot_id =
     (SELECT n.snapshot_id FROM cluster_snapshot n WHERE n.cluster_id = c.cluster_id
      ORDER BY n.taken_at DESC, n.snapshot_id LIMIT 1)
 LEFT JOIN cluster_snapshot f ON f.snapshot_id = c.restoring_from
+LEFT JOIN cluster_image g ON g.snapshot_id = c.restoring_from AND g.completed_at IS NOT NULL
 WHERE $1::TEXT IS NULL OR c.name = $1
 ORDER BY c.name

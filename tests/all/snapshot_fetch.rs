@@ -1,17 +1,19 @@
 //! A snapshot of a cluster, with the key of its authority, is sent only to the machine that has to restore exactly that
-//! snapshot.
+//! snapshot. The same is true of its image of etcd, which is opened part by part.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
 use secrecy::SecretSlice;
+use shepherd::bmdb::cluster::sealed_image::{PART_BYTES, PartPlace, seal_part};
 use shepherd::bmdb::cluster::sealed_snapshot::seal_snapshot;
 use shepherd::bmdb::fleet::secret::SecretsKey;
 use shepherd::bmdb::orders::order::request_digest;
 use shepherd::model::role_declaration::Sha256;
 use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;
+use uuid::Uuid;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, TestAgent, settings, untold};
@@ -125,5 +127,82 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_orde
             assert!(fetch_snapshot(&ways, directory.path()).await? == SNAPSHOT, "after {undo}");
         }
     }
+    Ok(listener.stop().await?)
+}
+
+/// Stores an image of the only snapshot, of three parts, which its cluster is restored with.
+async fn add_image(pool: &PgPool, secrets: &SecretsKey, image: &[u8]) -> Result<()> {
+    let (cluster, snapshot): (Uuid, Uuid) =
+        sqlx::query_as("SELECT cluster_id, snapshot_id FROM cluster_snapshot").fetch_one(pool).await?;
+    let id = Uuid::new_v4();
+    sqlx::query(
+        "INSERT INTO cluster_image (image_id, cluster_id, snapshot_id, begun_at, completed_at, parts, bytes, digest,
+             revision, etcd_version)
+         VALUES ($1, $2, $3, clock_timestamp(), clock_timestamp(), 3, $4, $5, 7, '3.6.1')",
+    )
+    .bind(id)
+    .bind(cluster)
+    .bind(snapshot)
+    .bind(i64::try_from(image.len())?)
+    .bind(request_digest(image).as_slice())
+    .execute(pool)
+    .await?;
+    for (number, part) in (0..).zip(image.chunks(PART_BYTES)) {
+        let last_of = Some(3).filter(|_| number == 2);
+        let place = PartPlace { cluster, snapshot, image: id, number, last_of };
+        sqlx::query("INSERT INTO cluster_image_part VALUES ($1, $2, $3)")
+            .bind(id)
+            .bind(i64::try_from(number)?)
+            .bind(seal_part(secrets, &place, part)?)
+            .execute(pool)
+            .await?;
+    }
+    sqlx::query("UPDATE cluster SET restoring_with_image = TRUE").execute(pool).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn image_of_etcd_goes_to_the_machine_that_restores_it_in_its_right_parts_alone() -> TestResult {
+    let database = TestDatabase::create("image_fetch").await?;
+    let directory = tempfile::tempdir()?;
+    let secrets = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
+    let sealed = seal_snapshot(&secrets, &SecretSlice::from(SNAPSHOT.to_vec()))?;
+    let settings = shepherd::server::callback::callback_server::CallbackSettings {
+        secrets: Some(secrets.clone()),
+        ..settings(directory.path())?
+    };
+    let listener = Listener::start(&database, settings).await?;
+    let pool = database.pool().await?;
+    let restorer = TestAgent::new(&pool, &listener.bmdb).await?;
+    let other = TestAgent::new(&pool, &listener.bmdb).await?;
+    restored_by(&pool, &restorer, &other, &sealed).await?;
+    let image: Vec<u8> = (0_u8..=250).cycle().take(2 * PART_BYTES + 5).collect();
+    add_image(&pool, &secrets, &image).await?;
+
+    let digest = Sha256(request_digest(&image));
+    let path = directory.path().join("image");
+    let ways = shepherds(&listener, &restorer)?;
+    ways.fetch_artefact(digest, &path).await?;
+    assert!(std::fs::read(&path)? == image, "it is another image");
+    std::fs::remove_file(&path)?;
+    let given = shepherds(&listener, &other)?.fetch_artefact(digest, &path).await;
+    assert_eq!(given.err(), Some(FetchError::Absent), "another machine of the cluster was given the image");
+    // The shepherd has the last part open, and reads the others again.
+    let swap = "UPDATE cluster_image_part SET number = 10 WHERE number = 0;
+         UPDATE cluster_image_part SET number = 0 WHERE number = 1;
+         UPDATE cluster_image_part SET number = 1 WHERE number = 10";
+    let lose = "DELETE FROM cluster_image_part WHERE number = 1";
+    for (what, statement, undo) in [("swapped", swap, swap), ("lost", lose, "")] {
+        sqlx::raw_sql(statement).execute(&pool).await?;
+        let _ = std::fs::remove_file(&path);
+        let fetched = ways.fetch_artefact(digest, &path).await;
+        assert!(matches!(fetched, Err(FetchError::Failed(_))), "{what} parts were sent: {fetched:?}");
+        if !undo.is_empty() {
+            sqlx::raw_sql(undo).execute(&pool).await?;
+        }
+    }
+    sqlx::query("UPDATE cluster SET restoring_with_image = FALSE").execute(&pool).await?;
+    let given = ways.fetch_artefact(digest, &path).await;
+    assert_eq!(given.err(), Some(FetchError::Absent), "its objects are not to be restored");
     Ok(listener.stop().await?)
 }

@@ -214,17 +214,26 @@ impl ClusterWorker<'_> {
             MembershipOrder::Leave => Operation::Leave(wire::LeaveCluster {}),
             MembershipOrder::Found => {
                 let owner = load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
-                let (snapshot_sha256, epoch) = match &cluster.restoring {
-                    None => (Vec::new(), 0),
+                let (snapshot_sha256, image, epoch) = match &cluster.restoring {
+                    None => (Vec::new(), None, 0),
                     Some(restoring) => {
                         let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
                         let over =
                             CuratorCallError::OrderUnavailable("the restoring of the cluster was cancelled");
-                        let gone = CuratorCallError::OrderUnavailable(
-                            "the snapshot from which the cluster would be restored was deleted; restore it from another \
-                             one with: shepherdctl cluster restore",
-                        );
-                        (restoring.digest.ok_or(gone)?.to_vec(), epoch.ok_or(over)?)
+                        let gone = || {
+                            CuratorCallError::OrderUnavailable(
+                                "the snapshot from which the cluster would be restored was deleted; restore it from \
+                                 another one with: shepherdctl cluster restore",
+                            )
+                        };
+                        let image = match &restoring.image {
+                            Some(image) => Some(wire::EtcdImage {
+                                sha256: image.digest.ok_or_else(gone)?.to_vec(),
+                                etcd_version: image.etcd_version.clone(),
+                            }),
+                            None => None,
+                        };
+                        (restoring.digest.ok_or_else(gone)?.to_vec(), image, epoch.ok_or(over)?)
                     }
                 };
                 Operation::Found(wire::FoundCluster {
@@ -232,6 +241,7 @@ impl ClusterWorker<'_> {
                     name: cluster.spec.name.clone(),
                     owner_keys: vec![owner.public_key().to_vec()],
                     snapshot_sha256,
+                    image,
                     epoch,
                 })
             }

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::machine::traits::hardware_from_columns;
+use model::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
 use model::cluster::selector::{MachineTraits, Selector};
 use model::cluster::state::CandidateMachine;
 use model::ids::MachineId;
@@ -44,6 +45,46 @@ impl Bmdb {
     }
 }
 
+/// Looks for a machine that can be chosen and has the programs to restore an image of this version of etcd. Returns what is
+/// missing on the first machine that cannot, if there is none: its name and a text that continues a sentence after it.
+pub(crate) async fn find_restoring_candidate(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    etcd_version: &str,
+) -> Result<Result<(), Option<(String, String)>>, BmdbError> {
+    let (mut after, mut missing) = (Uuid::nil(), None);
+    loop {
+        let page = read_candidate_page(tx, selector, after, PAGE_SIZE).await?;
+        for candidate in page.candidates {
+            match check_restore_programs(etcd_version, &candidate.programs) {
+                Ok(()) => return Ok(Ok(())),
+                Err(text) => missing = missing.or(Some((candidate.name, text))),
+            }
+        }
+        match page.next {
+            Some(last) => after = last,
+            None => return Ok(Err(missing)),
+        }
+    }
+}
+
+/// What this machine lacks to restore an image of this version of etcd, as a text that continues a sentence after its name.
+pub(crate) async fn check_restoring_machine(
+    tx: &mut PgConnection,
+    machine: Uuid,
+    etcd_version: &str,
+) -> Result<Result<(), String>, BmdbError> {
+    let row = sqlx::query!(
+        "SELECT etcd_version, etcdutl_version FROM machine_cluster_report WHERE machine_id = $1",
+        machine
+    )
+    .fetch_optional(tx)
+    .await
+    .context("looking for machines for a cluster")?;
+    let programs = row.map(|row| EtcdPrograms { etcd: row.etcd_version, etcdutl: row.etcdutl_version });
+    Ok(check_restore_programs(etcd_version, &programs.unwrap_or_default()))
+}
+
 /// Whether this machine can be chosen.
 pub(crate) async fn is_candidate(
     tx: &mut PgConnection,
@@ -76,7 +117,8 @@ async fn read_candidate_page(
             labels: labels(row.labels).unwrap_or_default(),
         };
         let (machine, name) = (MachineId(row.machine_id), row.provider_id);
-        let candidate = CandidateMachine { machine, name, location: row.location };
+        let programs = EtcdPrograms { etcd: row.etcd_version, etcdutl: row.etcdutl_version };
+        let candidate = CandidateMachine { machine, name, location: row.location, programs };
         selector.matches(&traits).then_some(candidate)
     });
     Ok(CandidatePage { candidates: fits.collect(), next })

@@ -21,6 +21,7 @@ use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
 use model::cluster::state::{
     ClusterIdentity, ClusterMember, LastOrder, MemberReport, MembershipOrder, PeerRenewal, PendingRestore,
+    StoredImage,
 };
 use model::cluster::view::ClusterMembership;
 use model::ids::MachineId;
@@ -102,6 +103,10 @@ pub(crate) async fn list_clusters(
                     requested_at: since,
                     target_machine: row.restoring_onto.map(MachineId),
                     digest: row.from_digest.and_then(|digest| digest.try_into().ok()),
+                    image: row.restoring_with_image.then(|| StoredImage {
+                        digest: row.image_digest.and_then(|digest| digest.try_into().ok()),
+                        etcd_version: row.image_etcd_version.unwrap_or_default(),
+                    }),
                 }),
                 peer_renewal: row
                     .peer_renewal_requested_at

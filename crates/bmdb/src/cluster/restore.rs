@@ -1,16 +1,16 @@
 //! Disaster recovery: restoring a cluster from a snapshot.
 //!
 //! The order names the snapshot, and the machine if the operator cares. It is rejected unless the old control plane is
-//! known not to work ([`check_restore_allowed`]), and unless the operator confirms the loss of all Kubernetes objects, if
-//! the cluster has Kubernetes ([`check_restore_confirmation`]). It changes the desired state and nothing else, and
-//! another order replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines,
+//! known not to work ([`check_restore_allowed`]). The objects of a cluster's Kubernetes come back with the image of etcd of
+//! its snapshot, if a machine can restore that. Without an image, or on request, the operator confirms their loss
+//! ([`check_restore_confirmation`]). The order changes the desired state and nothing else, and another order replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines,
 //! because the first was lost in between, the second one's restore counts.
 
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::candidates::is_candidate;
+use crate::cluster::candidates::{check_restoring_machine, find_restoring_candidate, is_candidate};
 #[cfg(feature = "sealing")]
 use crate::cluster::credential::requeue_revocations;
 use crate::cluster::kubernetes::read_kubernetes;
@@ -35,6 +35,7 @@ use model::cluster::restore::{
     ControlPlaneEvidence, check_restore_allowed, check_restore_confirmation, has_authority,
     is_present_authority,
 };
+use model::cluster::restore_programs::check_restore_programs;
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::ClusterPart;
 use model::humanize::absolute_time;
@@ -52,8 +53,26 @@ pub struct RestoreRequest {
     pub target_machine: Option<String>,
     /// Whether to restore although most of the control plane answers.
     pub bypass_quorum: bool,
-    /// The words that confirm the loss of Kubernetes objects; may be empty for a cluster without Kubernetes.
+    /// Whether to lose the Kubernetes objects although the snapshot has an image of them.
+    pub without_kubernetes: bool,
+    /// The words that confirm the loss of Kubernetes objects; may be empty where none are lost.
     pub confirmation: String,
+}
+
+/// An image of etcd that a machine is to restore.
+#[cfg(feature = "sealing")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageToRestore {
+    /// Id of the image.
+    pub image: Uuid,
+    /// Id of its cluster.
+    pub cluster: Uuid,
+    /// Id of the snapshot that it belongs to.
+    pub snapshot: Uuid,
+    /// Number of its parts.
+    pub parts: u64,
+    /// Size in bytes, before sealing.
+    pub bytes: u64,
 }
 
 impl Bmdb {
@@ -120,6 +139,33 @@ impl Bmdb {
         .await
     }
 
+    /// The image of etcd with this digest, if the machine has an order to restore its cluster with exactly that one.
+    pub async fn image_to_restore(
+        &self,
+        machine: MachineId,
+        digest: [u8; 32],
+    ) -> Result<Option<ImageToRestore>, BmdbError> {
+        let row = self
+            .statement("looking for the image that a machine is to restore", move |connection| {
+                Box::pin(
+                    sqlx::query_file!(
+                        "../../sql/cluster/find_image_to_restore.sql",
+                        machine.0,
+                        digest.as_slice()
+                    )
+                    .fetch_optional(connection),
+                )
+            })
+            .await?;
+        Ok(row.map(|row| ImageToRestore {
+            image: row.image_id,
+            cluster: row.cluster_id,
+            snapshot: row.snapshot_id,
+            parts: row.parts.try_into().unwrap_or(0),
+            bytes: row.bytes.try_into().unwrap_or(0),
+        }))
+    }
+
     /// Id of the snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
     pub async fn snapshot_to_restore(
         &self,
@@ -148,7 +194,13 @@ async fn restore_cluster_in_tx(
 ) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let cluster = require_cluster(tx, name).await?;
-    let snapshot = choose_snapshot(list_snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
+    // Objects of a Kubernetes that is being removed are lost anyway.
+    let has_kubernetes = read_kubernetes(tx, id).await?.is_some_and(|found| found.removing_by.is_none());
+    // Someone who confirms the loss of the objects gets the newest snapshot.
+    let wants_objects = has_kubernetes && !restore.without_kubernetes && restore.confirmation.is_empty();
+    let kept = list_snapshots(tx, id).await?;
+    let snapshot = choose_snapshot(kept, name, restore.snapshot.as_deref(), wants_objects)?;
+    let with_image = has_kubernetes && !restore.without_kubernetes && snapshot.image_bytes.is_some();
     let onto = match &restore.target_machine {
         Some(machine) => Some(resolve_target_machine(tx, &cluster, machine).await?),
         None => None,
@@ -159,7 +211,8 @@ async fn restore_cluster_in_tx(
     if let (Some(by), Some(restoring)) = (&cluster.restoring_by, &cluster.restoring) {
         // Another order replaces the one before: the epoch of what that one began does not count any more.
         let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
-            && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
+            && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine)
+            && restoring.image.is_some() == with_image;
         if same {
             let text = format!(
                 "is already being restored in exactly this way, as {by} ordered; nothing was changed"
@@ -170,36 +223,40 @@ async fn restore_cluster_in_tx(
         check_restore_allowed(&control_plane_evidence(&cluster), now)
             .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
-    // Objects of a Kubernetes that is being removed are lost anyway.
-    let has_kubernetes = read_kubernetes(tx, id).await?.is_some_and(|found| found.removing_by.is_none());
-    check_restore_confirmation(has_kubernetes, name, snapshot.taken_at, now, &restore.confirmation)
+    let loses_objects = has_kubernetes && !with_image;
+    check_restore_confirmation(loses_objects, name, snapshot.taken_at, now, &restore.confirmation)
         .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
+    if with_image {
+        require_restoring_machine(tx, &cluster, from, onto.as_ref()).await?;
+    }
     let machine = onto.as_ref().map(|(machine, _)| *machine);
     sqlx::query!(
         "UPDATE cluster SET restoring_since = clock_timestamp(), restoring_from = $2, restoring_onto = $3,
-             restoring_by = $4, settled = FALSE, version = version + 1
+             restoring_by = $4, restoring_with_image = $5, settled = FALSE, version = version + 1
          WHERE cluster_id = $1",
         id,
         from,
         machine,
-        order.actor.name
+        order.actor.name,
+        with_image
     )
     .execute(&mut *tx)
     .await
     .context(RESTORING_CLUSTER)?;
     let place =
         onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));
-    let lost = if has_kubernetes {
-        "every Kubernetes object and what was changed since then are lost"
-    } else {
-        "what was changed since then is lost"
+    let lost = match (loses_objects, with_image) {
+        (true, _) => "every Kubernetes object and what was changed since then are lost",
+        (false, true) => "its Kubernetes objects come back as they were then, what was changed since is lost",
+        (false, false) => "what was changed since then is lost",
     };
     let text = format!(
         "is restored from its snapshot of {} {place}; {lost}, and its old control plane leaves; watch it with: \
          shepherdctl cluster describe {name}",
         absolute_time(snapshot.taken_at)
     );
-    let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });
+    let after =
+        json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine, "with_image": with_image });
     Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
@@ -248,11 +305,76 @@ pub(super) fn control_plane_evidence(cluster: &ClusterRecord) -> ControlPlaneEvi
     }
 }
 
-/// The snapshot of this id, or the newest one.
-fn choose_snapshot(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<SnapshotView, BmdbError> {
+/// Rejects the restore of an image that no machine can restore: the old control plane must not leave for that.
+async fn require_restoring_machine(
+    tx: &mut PgConnection,
+    cluster: &ClusterRecord,
+    snapshot: Uuid,
+    onto: Option<&(Uuid, String)>,
+) -> Result<(), BmdbError> {
+    let version = sqlx::query_scalar!(
+        "SELECT etcd_version FROM cluster_image WHERE snapshot_id = $1 AND completed_at IS NOT NULL",
+        snapshot
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context(RESTORING_CLUSTER)?;
+    let version = version.flatten().unwrap_or_default();
+    let missing = if let Some((machine, name)) = onto {
+        check_restoring_machine(tx, *machine, &version).await?.err().map(|text| format!("{name} {text}"))
+    } else {
+        find_missing_program(tx, cluster, &version).await?
+    };
+    let Some(missing) = missing else { return Ok(()) };
+    let name = &cluster.spec.name;
+    let text = format!(
+        "the cluster {name} is not restored with its Kubernetes objects: {missing}. A machine reports its programs within ten \
+         minutes. To lose the objects, give --without_kubernetes. Nothing was changed"
+    );
+    Err(order_rejected("NO_RESTORE_PROGRAM", text))
+}
+
+/// What keeps every machine that could be chosen from restoring an image of this version of etcd, by the example of one
+/// machine; `None` if one can.
+async fn find_missing_program(
+    tx: &mut PgConnection,
+    cluster: &ClusterRecord,
+    version: &str,
+) -> Result<Option<String>, BmdbError> {
+    let of_this = list_cluster_machines(tx, cluster.id).await?;
+    // A machine of the old control plane restores the cluster if no other one is free, once it has left.
+    let may = of_this.iter().map(|line| &line.member).filter(|member| {
+        member.part == ClusterPart::ControlPlane
+            && !member.retiring
+            && matches!(member.phase, Phase::Ready | Phase::Installed)
+    });
+    let mut missing = None;
+    for member in may {
+        let programs = member.report.as_ref().map(|report| report.programs.clone()).unwrap_or_default();
+        match check_restore_programs(version, &programs) {
+            Ok(()) => return Ok(None),
+            Err(text) => missing = missing.or(Some(format!("{} {text}", member.name))),
+        }
+    }
+    Ok(match find_restoring_candidate(tx, &cluster.spec.selector, version).await? {
+        Ok(()) => None,
+        Err(Some((name, text))) => Some(format!("{name} {text}")),
+        Err(None) => missing.or_else(|| Some("no machine is free".to_owned())),
+    })
+}
+
+/// The snapshot of this id, or the newest one: of those with an image of etcd, if there is one and `wants_objects`.
+fn choose_snapshot(
+    kept: Vec<SnapshotView>,
+    name: &str,
+    id: Option<&str>,
+    wants_objects: bool,
+) -> Result<SnapshotView, BmdbError> {
+    let with_objects =
+        kept.iter().position(|snapshot| snapshot.image_bytes.is_some()).filter(|_| wants_objects);
     let mut kept = kept.into_iter();
     let found = match id {
-        None => kept.next(),
+        None => kept.nth(with_objects.unwrap_or(0)),
         Some(id) => kept.find(|snapshot| snapshot.id == id),
     };
     found.ok_or_else(|| {

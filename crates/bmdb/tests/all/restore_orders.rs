@@ -1,6 +1,6 @@
 //! Orders to restore a cluster: accepted when its control plane is known to be lost, and replace the one before.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use prost::Message as _;
 use proto::curator::v1 as wire;
 use shepherd_bmdb::cluster::restore::RestoreRequest;
@@ -176,6 +176,95 @@ async fn kubernetes_objects_are_lost_only_with_the_words_for_that() -> TestResul
     let restored = ordered(&kit, older).await?;
     assert!(restored.as_ref().is_ok_and(|text| !text.contains("Kubernetes")), "{restored:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(FIRST));
+    Ok(())
+}
+
+/// Gives the older snapshot an image of etcd 3.6.1.
+async fn add_image(kit: &Kit) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO cluster_image
+         SELECT gen_random_uuid(), cluster_id, $1::UUID, clock_timestamp(), FALSE, clock_timestamp(), 3, 9,
+             decode(repeat('ef', 32), 'hex'), 7, '3.6.1' FROM cluster",
+    )
+    .bind(FIRST)
+    .execute(&kit.pool)
+    .await?;
+    Ok(())
+}
+
+/// Records the programs that a machine reports.
+async fn report_programs(kit: &Kit, machine: Uuid, etcd: &str, etcdutl: Option<&str>) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO machine_cluster_report (machine_id, generation, epoch, reported_at, etcd_version, etcdutl_version)
+         VALUES ($1, 0, 0, clock_timestamp(), $2, $3)
+         ON CONFLICT (machine_id) DO UPDATE SET etcd_version = $2, etcdutl_version = $3",
+    )
+    .bind(machine)
+    .bind(etcd)
+    .bind(etcdutl)
+    .execute(&kit.pool)
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubernetes_objects_come_back_if_a_machine_can_restore_their_image() -> TestResult {
+    let (kit, _) = world("restore_orders_image").await?;
+    record_observation(&kit, 1, 300, Some(200)).await?;
+    sqlx::query(
+        "INSERT INTO cluster_kubernetes
+         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16', '10.128.0.0/12', 24,
+             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
+    )
+    .execute(&kit.pool)
+    .await?;
+    add_image(&kit).await?;
+    let machine = kit.control_plane(1).await?[0].0;
+    sqlx::query("UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id = $1")
+        .bind(machine)
+        .execute(&kit.pool)
+        .await?;
+    for (etcd, etcdutl, expected) in [
+        ("3.6.1", None, "has etcd 3.6.1 and no etcdutl"),
+        ("3.6.1", Some("3.5.21"), "has etcd 3.6.1 and etcdutl 3.5.21"),
+        ("3.4.30", None, "has etcd 3.4.30, for which no etcdutl restores an image"),
+    ] {
+        report_programs(&kit, machine, etcd, etcdutl).await?;
+        let refused = ordered(&kit, RestoreRequest::default()).await?;
+        let Err((reason, text)) = refused else { return Err(anyhow::anyhow!("{refused:?}").into()) };
+        assert_eq!(reason, "NO_RESTORE_PROGRAM", "{text}");
+        assert!(text.contains(expected) && text.contains("--without_kubernetes"), "{text}");
+        assert_eq!(restored_from(&kit).await?, None, "the old control plane leaves for nothing");
+    }
+    // Without the objects it is restored by any machine, once their loss is confirmed.
+    let without = RestoreRequest { without_kubernetes: true, ..RestoreRequest::default() };
+    let refused = ordered(&kit, without).await?;
+    assert!(refused.as_ref().is_err_and(|(reason, _)| *reason == "CONFIRMATION_REQUIRED"), "{refused:?}");
+
+    report_programs(&kit, machine, "3.6.1", Some("3.6.4")).await?;
+    let restored = ordered(&kit, RestoreRequest::default()).await?;
+    assert!(restored.as_ref().is_ok_and(|text| text.contains("objects come back")), "{restored:?}");
+    assert_eq!(restored_from(&kit).await?.as_deref(), Some(FIRST), "the newest one with the objects");
+    let (found, _) = kit.bmdb.read_cluster("ams").await?.context("no cluster")?;
+    let image = found.cluster.restoring.and_then(|restoring| restoring.image).context("no image")?;
+    assert_eq!((image.digest, image.etcd_version.as_str()), (Some([0xef; 32]), "3.6.1"));
+
+    // Only the machine that restores the cluster gets it.
+    let given = |machine| kit.bmdb.image_to_restore(machine, [0xef; 32]);
+    let machine = model::ids::MachineId(machine);
+    assert_eq!(given(machine).await?, None, "it has no order yet");
+    sqlx::query(
+        "INSERT INTO cluster_order (machine_id, generation, what, sealed, ordered_at)
+         VALUES ($1, 1, 'found', 'sealed', clock_timestamp() + INTERVAL '1 second')",
+    )
+    .bind(machine.0)
+    .execute(&kit.pool)
+    .await?;
+    let image = given(machine).await?.context("no image for the machine that restores it")?;
+    assert_eq!((image.parts, image.bytes), (3, 9));
+    assert_eq!(given(model::ids::MachineId(Uuid::nil())).await?, None);
+    sqlx::query("UPDATE cluster SET restoring_with_image = FALSE").execute(&kit.pool).await?;
+    assert_eq!(given(machine).await?, None, "the objects are not to be restored");
     Ok(())
 }
 

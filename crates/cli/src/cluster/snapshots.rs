@@ -42,8 +42,10 @@ Examples:
 Changes since the snapshot are lost. Workers continue what they run, and follow the new
 control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.
 
-A snapshot has no Kubernetes objects. A cluster with Kubernetes loses all of them and all pods, and
-is restored only with --confirm.";
+Kubernetes objects come back with the image of etcd of the snapshot (cluster snapshots shows which ones
+have one). A machine has to have etcdutl for that, 3.5.10 or later, of the minor version of its etcd.
+Without an image, or with --without_kubernetes, a cluster with Kubernetes loses all objects and all
+pods, and is restored only with --confirm.";
 
 /// Arguments of `cluster snapshot`: the cluster to take a snapshot of.
 #[derive(Debug, Args)]
@@ -62,7 +64,7 @@ pub struct RestoreCluster {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The snapshot [default: the newest one]
+    /// The snapshot [default: the newest one that has the Kubernetes objects, or the newest one]
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub snapshot: Option<String>,
     /// Machine to restore onto first: its id, or its provider's name for it [default: any free machine]
@@ -71,6 +73,9 @@ pub struct RestoreCluster {
     /// Restore although the control plane still has a quorum; changes since the snapshot are lost
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
     pub bypass_quorum: bool,
+    /// Lose the Kubernetes objects although the snapshot has them; that has to be confirmed
+    #[arg(long = "without_kubernetes", alias = "without-kubernetes")]
+    pub without_kubernetes: bool,
     /// Words that confirm what a cluster with Kubernetes loses; without this flag, the error shows the exact words
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
@@ -106,6 +111,7 @@ pub(super) async fn restore_cluster(
             snapshot: args.snapshot.clone().unwrap_or_default(),
             target_machine: args.target_machine.clone().unwrap_or_default(),
             bypass_quorum: args.bypass_quorum,
+            without_kubernetes: args.without_kubernetes,
             confirmation: args.confirm.clone(),
         };
         ClustersClient::new(service).restore(request).await

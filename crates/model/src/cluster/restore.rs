@@ -11,8 +11,8 @@
 //! Nodes refuse what a former authority of their cluster signs, so a cluster is not restored from a snapshot in which such a
 //! one signs, and nothing bypasses that ([`is_present_authority`]).
 //!
-//! Snapshots have the records of curators and none of the objects of Kubernetes, which are in the same etcd. So the operator
-//! confirms that those are lost ([`check_restore_confirmation`]).
+//! The records of a snapshot are those of curators, and none are objects of Kubernetes, which are in the same etcd. Without
+//! an image of that etcd, the operator confirms that the objects are lost ([`check_restore_confirmation`]).
 
 use std::time::Duration;
 
@@ -151,20 +151,20 @@ pub fn restore_confirmation(name: &str) -> String {
 }
 
 /// Rejects a typed text that is not the [`restore_confirmation`]; the error lists what is lost. `taken_at` is the time of
-/// the snapshot. A cluster without Kubernetes loses only later changes, and needs no words.
+/// the snapshot. A cluster that loses no objects loses only later changes, and needs no words.
 pub fn check_restore_confirmation(
-    has_kubernetes: bool,
+    loses_objects: bool,
     name: &str,
     taken_at: Timestamp,
     now: Timestamp,
     typed: &str,
 ) -> Result<(), RestoreObjection> {
     let words = restore_confirmation(name);
-    if !has_kubernetes || typed.trim() == words {
+    if !loses_objects || typed.trim() == words {
         return Ok(());
     }
     let text = format!(
-        "is not restored: a snapshot has the records of its curators, and none of its Kubernetes objects. These would be \
+        "is not restored: the records of its curators would come back, and none of its Kubernetes objects. These would be \
          lost: all workloads, and with them every pod; all Services, ConfigMaps, Secrets, service accounts, access rules and \
          custom resources; which volume belongs to which claim; and what was changed in the cluster since the snapshot was \
          taken, {}. Confirm that with the words \"{words}\" (--confirm). Nothing was changed",

@@ -319,6 +319,17 @@ pub struct PendingRestore {
     pub target_machine: Option<MachineId>,
     /// SHA-256 of the snapshot; `None` if it is no longer stored.
     pub digest: Option<Digest>,
+    /// The image of etcd to restore with it; `None` if the objects of Kubernetes are not restored.
+    pub image: Option<StoredImage>,
+}
+
+/// The image of etcd that a cluster is restored with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredImage {
+    /// SHA-256 of the image; `None` if it is no longer stored.
+    pub digest: Option<Digest>,
+    /// Version of the etcd that sent it.
+    pub etcd_version: String,
 }
 
 /// An order that the members of the control plane get new certificates for etcd.
@@ -407,4 +418,6 @@ pub struct CandidateMachine {
     pub name: String,
     /// Location of the machine; `None` if unknown.
     pub location: Option<String>,
+    /// The versions of etcd and etcdutl on it.
+    pub programs: EtcdPrograms,
 }

@@ -24,6 +24,7 @@ use crate::callback::agent_acceptor::{AgentStream, accept_agents, agent_gate};
 use crate::callback::callback_service::CallbackService;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
+use crate::callback::image_source::ImageSource;
 use crate::callback::snapshot_source::SnapshotSource;
 use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
 use crate::error::ServerError;
@@ -181,6 +182,7 @@ fn file_sources(bmdb: &Bmdb, secrets: Option<&Arc<SecretsKey>>) -> Vec<Arc<dyn F
     let mut sources: Vec<Arc<dyn FileSource>> = vec![Arc::new(ArtefactSource(bmdb.clone()))];
     if let Some(secrets) = secrets {
         sources.push(Arc::new(SnapshotSource::new(bmdb.clone(), secrets.clone())));
+        sources.push(Arc::new(ImageSource::new(bmdb.clone(), secrets.clone())));
     }
     sources
 }

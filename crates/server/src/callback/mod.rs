@@ -12,8 +12,8 @@
 //!    [`hardware_summary`][] shortens what a hardware report contains for lists.
 //! 4. The BMDB finds the machine of the key and stores the heartbeat. Until then the connection is only tolerated.
 //! 5. The response contains the orders for the machine, and the logs that are requested of it. [`log_validation`][]
-//!    checks the parts that it uploads, and [`file_downloads`][] sends it artefacts and the snapshot that it restores
-//!    ([`snapshot_source`][]).
+//!    checks the parts that it uploads, and [`file_downloads`][] sends it artefacts, and the snapshot that it restores
+//!    ([`snapshot_source`][]) with its image of etcd ([`image_source`][]).
 //!
 //! [`callback_server`][] connects these and stops them in order.
 //!
@@ -39,5 +39,6 @@ pub mod callback_service;
 pub mod file_downloads;
 pub mod hardware_summary;
 pub mod heartbeat_validation;
+pub mod image_source;
 pub mod log_validation;
 pub mod snapshot_source;

@@ -184,7 +184,8 @@ impl ForecastRun {
         // A restored cluster may need the machine again. Otherwise no member is missing where members are removed.
         if !member.retiring && matches!(member.phase, Phase::Ready | Phase::Installed) {
             let location = places.get(&machine).cloned().flatten();
-            candidates.push(CandidateMachine { machine, name: member.name, location });
+            let programs = member.report.map(|report| report.programs).unwrap_or_default();
+            candidates.push(CandidateMachine { machine, name: member.name, location, programs });
         }
     }
 

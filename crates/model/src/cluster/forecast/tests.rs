@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::*;
 use crate::cluster::declaration::DesiredDeclaration;
 use crate::cluster::kubernetes::{DesiredKubernetes as WantedKubernetes, KubernetesSpec};
+use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::spec::tests::spec;
 use crate::cluster::spec::{ClusterSpecChange, JoinApproval};
 use crate::cluster::state::PendingRestore;
@@ -27,6 +28,7 @@ fn requested_cluster(control_plane: u32, workers: u32, free: u8) -> ForecastInpu
         machine: machine(number),
         name: format!("m{number}"),
         location: None,
+        programs: EtcdPrograms::default(),
     };
     ForecastInput {
         cluster: Cluster::new(Uuid::from_u128(77), spec(control_plane, workers)),
@@ -213,7 +215,7 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
     beginning.last_observed = seen;
     beginning.cluster.epoch = 1;
     beginning.cluster.restoring =
-        Some(PendingRestore { requested_at: now(), target_machine: None, digest: None });
+        Some(PendingRestore { requested_at: now(), target_machine: None, digest: None, image: None });
     // Two are lost for good; the third and the worker report.
     for member in beginning.cluster.members.iter_mut().take(2) {
         member.phase = Phase::NeedsHuman;

@@ -163,7 +163,8 @@ mod tests {
         assert!(text.contains("is sent a new certificate") && !text.contains("have their"), "{text}");
 
         // A restore replaces the members, and their certificates with them.
-        let restoring = PendingRestore { requested_at: at(950), target_machine: None, digest: None };
+        let restoring =
+            PendingRestore { requested_at: at(950), target_machine: None, digest: None, image: None };
         let restoring = Some(restoring);
         let text = plan_text(&Cluster { restoring, ..silent() }, &[]);
         assert!(!text.contains("certificate"), "{text}");

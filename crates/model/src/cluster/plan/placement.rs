@@ -66,6 +66,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::cluster::restore_programs::EtcdPrograms;
     use crate::ids::MachineId;
 
     fn candidates(places: &[(&str, usize)]) -> Vec<CandidateMachine> {
@@ -76,7 +77,7 @@ mod tests {
                 number += 1;
                 let location = (!place.is_empty()).then(|| (*place).to_owned());
                 let (machine, name) = (MachineId(Uuid::from_u128(number)), format!("m{number}"));
-                made.push(CandidateMachine { machine, name, location });
+                made.push(CandidateMachine { machine, name, location, programs: EtcdPrograms::default() });
             }
         }
         made

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::cluster::plan::ClusterPlanner;
 use crate::cluster::plan::step::ClusterPlanStep;
+use crate::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::{CandidateMachine, ClusterMember, MembershipOrder, PendingRestore};
 use crate::phase::Phase;
@@ -13,16 +14,26 @@ use crate::time::between;
 /// waiting for them.
 const OLD_CONTROL_PLANE_GRACE: Duration = Duration::from_mins(2);
 
+/// Whether a machine with these programs can restore the cluster.
+fn can_restore(restoring: &PendingRestore, programs: &EtcdPrograms) -> bool {
+    let image = restoring.image.as_ref();
+    image.is_none_or(|image| check_restore_programs(&image.etcd_version, programs).is_ok())
+}
+
 impl ClusterPlanner<'_> {
-    /// Machines that may be chosen during a restore. Until one machine restores the cluster, only the target machine
-    /// may be chosen, if an operator named one.
+    /// Machines that may be chosen during a restore. Until one machine restores the cluster, only machines that can restore
+    /// its image of etcd may be chosen, and only the target machine if an operator named one.
     pub(super) fn restore_candidates(
         &self,
         restoring: &PendingRestore,
         candidates: &[CandidateMachine],
     ) -> Vec<CandidateMachine> {
-        let onto = restoring.target_machine.filter(|_| self.restoring_member(restoring).is_none());
-        let may = |candidate: &&CandidateMachine| onto.is_none_or(|onto| candidate.machine == onto);
+        let is_restored_by_one = self.restoring_member(restoring).is_some();
+        let may = |candidate: &&CandidateMachine| {
+            is_restored_by_one
+                || (restoring.target_machine.is_none_or(|onto| candidate.machine == onto)
+                    && can_restore(restoring, &candidate.programs))
+        };
         candidates.iter().filter(may).cloned().collect()
     }
 
@@ -42,7 +53,11 @@ impl ClusterPlanner<'_> {
         let needed = |member: &ClusterMember| match restoring.target_machine {
             _ if restorer.is_some() => false,
             Some(onto) => member.machine == onto,
-            None => candidates.is_empty(),
+            None => {
+                let free = |candidate: &CandidateMachine| can_restore(restoring, &candidate.programs);
+                let programs = member.report.as_ref().map(|report| report.programs.clone());
+                !candidates.iter().any(free) && can_restore(restoring, &programs.unwrap_or_default())
+            }
         };
         let mut to_leave = 0;
         for member in &self.cluster.members {
@@ -100,6 +115,9 @@ impl ClusterPlanner<'_> {
         if restorer.is_none() && self.plan.steps.is_empty() {
             let waits = match restoring.target_machine {
                 Some(_) => "the machine onto which it will be restored is not free yet",
+                None if restoring.image.is_some() => {
+                    "no machine is free that it could be restored onto: that needs etcd and etcdutl of one minor version"
+                }
                 None => "no machine is free that it could be restored onto",
             };
             self.plan.wait_reasons.push(waits.to_owned());
@@ -111,16 +129,20 @@ impl ClusterPlanner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::plan::tests::{at, healthy_cluster, key, machine, member, order, plan_text};
+    use crate::cluster::plan::tests::{at, healthy_cluster, key, machine, member, order, plan_text, programs};
     use crate::cluster::spec::tests::spec;
-    use crate::cluster::state::{Cluster, CuratorAnswer, MemberReport};
+    use crate::cluster::state::{Cluster, CuratorAnswer, MemberReport, StoredImage};
 
     /// A cluster of three that is being restored since 50 seconds, onto a control plane of one. One member of the old
     /// control plane is reachable.
     fn restoring(onto: Option<u8>) -> Cluster {
         let since = at(950);
-        let restoring =
-            PendingRestore { requested_at: since, target_machine: onto.map(machine), digest: Some([5; 32]) };
+        let restoring = PendingRestore {
+            requested_at: since,
+            target_machine: onto.map(machine),
+            digest: Some([5; 32]),
+            image: None,
+        };
         let mut cluster = Cluster {
             restoring: Some(restoring),
             observed: CuratorAnswer::NotQueried,
@@ -215,6 +237,29 @@ mod tests {
             "{}",
             plan_text(&cluster, &[20])
         );
+    }
+
+    #[test]
+    fn image_is_restored_by_a_machine_with_the_tool_for_it() {
+        let mut cluster = restoring(None);
+        cluster.restoring.as_mut().unwrap().image =
+            Some(StoredImage { digest: Some([6; 32]), etcd_version: "3.6.7".to_owned() });
+        mark_old_members_left(&mut cluster);
+        cluster.members[0].report = Some(MemberReport { generation: 3, ..MemberReport::default() });
+        let first = plan_text(&cluster, &[20, 40]);
+        assert!(first.starts_with("choose 40 control-plane; "), "{first}");
+        let nobody = plan_text(&cluster, &[20]);
+        assert!(!nobody.contains("choose") && !nobody.contains("forget"), "{nobody}");
+        assert!(nobody.contains("that needs etcd and etcdutl of one minor version"), "{nobody}");
+        // One of its old members has the tool.
+        cluster.members[0].report =
+            Some(MemberReport { generation: 3, programs: programs(true), ..MemberReport::default() });
+        assert!(plan_text(&cluster, &[20]).starts_with("forget 1; "), "{}", plan_text(&cluster, &[20]));
+        // Once a machine restores it, any other one may join.
+        cluster.spec.control_plane = 3;
+        cluster.members.push(ClusterMember { chosen_at: at(960), ..member(40, ClusterPart::ControlPlane) });
+        let joins = plan_text(&cluster, &[20]);
+        assert!(joins.starts_with("choose 20 control-plane; "), "{joins}");
     }
 
     #[test]

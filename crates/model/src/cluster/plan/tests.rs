@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::cluster::declaration::DesiredDeclaration;
+use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::spec::tests::spec;
 use crate::cluster::state::{
     CONSENSUS_MEMBER_ROLE, ClusterIdentity, ClusterNode, EtcdMember, LastOrder, MemberReport, NodeHealth,
@@ -120,12 +121,20 @@ pub(super) fn observed(cluster: &mut Cluster) -> &mut ObservedCluster {
     }
 }
 
+/// The programs of a machine that can restore an image of etcd 3.6, or cannot.
+pub(super) fn programs(restores: bool) -> EtcdPrograms {
+    let version = || Some("3.6.1".to_owned());
+    EtcdPrograms { etcd: version(), etcdutl: version().filter(|_| restores) }
+}
+
 /// The plan as text: its steps, then its waits.
 pub(super) fn plan_text(cluster: &Cluster, candidates: &[u8]) -> String {
     let candidate = |number: &u8| CandidateMachine {
         machine: machine(*number),
         name: format!("m{number}"),
         location: None,
+        // From 40 on, a machine can restore an image of etcd 3.6.
+        programs: programs(*number >= 40),
     };
     let candidates: Vec<CandidateMachine> = candidates.iter().map(candidate).collect();
     let plan = plan_cluster(cluster, &candidates, &MachineLocations::new(), at(1000));

@@ -194,6 +194,7 @@ impl Clusters for ClustersService {
             snapshot: reported(&body.snapshot),
             target_machine: reported(&body.target_machine),
             bypass_quorum: body.bypass_quorum,
+            without_kubernetes: body.without_kubernetes,
             confirmation: body.confirmation.clone(),
         };
         IncomingOrder { rpc: RESTORE, request: &request, order: body.order.as_ref() }
