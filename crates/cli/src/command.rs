@@ -205,7 +205,7 @@ brakes, pauses, failing providers. With --once, or if standard output is not a t
 once."
     )]
     Top(TopArgs),
-    /// Show the policy of the fleet
+    /// Show the policy of the fleet, or switch its two-person rule off
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Stop work on a machine until it is released

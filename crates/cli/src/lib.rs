@@ -31,8 +31,9 @@
 //!
 //! # Invariants
 //!
-//! * Every command about a fleet but two goes through the API. `declare restored` and `tokens bootstrap` write to the
-//!   database, because they exist for the time when no API can be used ([`client::fleet_client::FleetClient::require_bmdb`][]).
+//! * Every command about a fleet but three goes through the API. `declare restored`, `tokens bootstrap` and `policy
+//!   disable-two-person-rule` write to the database, because they exist for the time when no API can be used or no call
+//!   may do it ([`client::fleet_client::FleetClient::require_bmdb`][]).
 //! * An order is sent with one idempotency key, however often it is repeated ([`order::retry`][]). When the outcome
 //!   stays unknown, the error contains the key.
 //! * In JSON, fields are added and never renamed. Tables are for people.

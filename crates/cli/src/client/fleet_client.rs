@@ -1,8 +1,8 @@
 //! Client of the fleet API: over the network with TLS, a bearer token and fail-over between servers, or in this process
 //! over a connection to the database.
 //!
-//! A command does not know which of the two it uses. `tokens bootstrap` and `declare restored` are the exceptions: they
-//! exist for the time when no API can be used ([`FleetClient::require_bmdb`]).
+//! A command does not know which of the two it uses. `tokens bootstrap`, `declare restored` and `policy
+//! disable-two-person-rule` are the exceptions: they need the database ([`FleetClient::require_bmdb`]).
 
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
