@@ -18,13 +18,15 @@
 //! * [`etcd`][]: the client of a cluster's etcd, and the layout of its keys.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: simulated machines behind real protocols.
-//! * [`transport`][]: TLS, the gate of every listener, and the limit of open files.
+//! * [`transport`][]: TLS, and the gate of every listener.
+//! * `hardening`: what a program does for its own process first. It has the usual limits of what we start.
 //! * [`cli`][]: `shepherdctl`.
 //! * [`backoff`][]: growing delays between retries, which every module may use.
 //! * `trusted_file`: who may read or change a file that a program believes, which every module may use.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
-//! Some of them are crates of their own, below `crates/`. They are exported again here.
+//! `manager`, `providers` and `service` are modules of this package. The others are crates, below `crates/`, most of
+//! which are exported again here.
 //!
 //! # Which module may import which
 //!
