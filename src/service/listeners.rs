@@ -45,12 +45,6 @@ impl Listeners {
         self.metrics.as_ref().map(|metrics| metrics.local_addr)
     }
 
-    /// The address of the API, if it runs.
-    #[must_use]
-    pub fn api_address(&self) -> Option<SocketAddr> {
-        self.api.as_ref().map(|api| api.local_addr)
-    }
-
     /// Stops listening. Calls under way are answered first.
     pub async fn stop(self) {
         self.stop.cancel();
