@@ -196,7 +196,7 @@ pub(crate) async fn require_second_approval(
             ),
         ),
         ApprovalDecision::RequesterInvalid => refuse(
-            "ASKER_GONE",
+            "REQUESTER_GONE",
             "the credential that requested this order is revoked or expired, and nothing was changed: give the order \
              with another credential, which makes a new request"
                 .to_owned(),

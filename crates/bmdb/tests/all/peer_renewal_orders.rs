@@ -81,7 +81,7 @@ async fn certificates_are_ordered_only_when_the_control_plane_is_known_to_be_los
     record_silence(&kit, None).await?;
     rejected("QUORUM_ANSWERS", "by themselves").await?;
     record_silence(&kit, Some(20)).await?;
-    rejected("SILENT_TOO_SHORTLY", "yet").await?;
+    rejected("SILENCE_TOO_SHORT", "yet").await?;
     record_silence(&kit, Some(200)).await?;
     rejected("NO_SUCH_SNAPSHOT", "no snapshot").await?;
     execute(

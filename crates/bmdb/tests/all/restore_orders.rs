@@ -86,9 +86,9 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
     let newest = RestoreRequest::default();
     for (what, (looked, seen, away), expected) in [
         ("it answered a moment ago", (1, 1, None), "QUORUM_ANSWERS"),
-        ("no shepherd checked it for an hour", (3_600, 3_600, None), "NOBODY_LOOKED"),
-        ("it did not answer the last check, an hour ago", (3_600, 4_000, Some(3_900)), "NOBODY_LOOKED"),
-        ("it is silent for a moment", (1, 90, Some(20)), "SILENT_TOO_SHORTLY"),
+        ("no shepherd checked it for an hour", (3_600, 3_600, None), "NOT_OBSERVED"),
+        ("it did not answer the last check, an hour ago", (3_600, 4_000, Some(3_900)), "NOT_OBSERVED"),
+        ("it is silent for a moment", (1, 90, Some(20)), "SILENCE_TOO_SHORT"),
     ] {
         record_observation(&kit, looked, seen, away).await?;
         match ordered(&kit, newest.clone()).await? {

@@ -213,8 +213,8 @@ async fn what_is_requested_and_what_is_approved_expires_after_a_while() -> TestR
     sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'test'")
         .execute(&kit.pool)
         .await?;
-    assert_eq!(refused(set(&kit, of_max("1")).await)?, "ASKER_GONE");
-    assert_eq!(refused(approve(&kit, "lee@a", second, false).await)?, "ASKER_GONE");
+    assert_eq!(refused(set(&kit, of_max("1")).await)?, "REQUESTER_GONE");
+    assert_eq!(refused(approve(&kit, "lee@a", second, false).await)?, "REQUESTER_GONE");
     Ok(())
 }
 

@@ -88,8 +88,8 @@ impl NotLost {
         match self {
             Self::NeverFounded => "NOT_FOUNDED",
             Self::Answers { .. } => "QUORUM_ANSWERS",
-            Self::NotPolled(_) => "NOBODY_LOOKED",
-            Self::SilentFor(_) => "SILENT_TOO_SHORTLY",
+            Self::NotPolled(_) => "NOT_OBSERVED",
+            Self::SilentFor(_) => "SILENCE_TOO_SHORT",
         }
     }
 }
@@ -294,22 +294,22 @@ mod tests {
             (
                 "since a moment",
                 ControlPlaneEvidence { unreachable_since: Some(at(NOW - 59)), ..gone.clone() },
-                Err("SILENT_TOO_SHORTLY"),
+                Err("SILENCE_TOO_SHORT"),
             ),
             (
                 "it had no majority, and says nothing now",
                 evidence(Some(NOW - 61), Some(NOW - 59), Some((3, 1))),
-                Err("SILENT_TOO_SHORTLY"),
+                Err("SILENCE_TOO_SHORT"),
             ),
             (
                 "nobody ever looked",
                 ControlPlaneEvidence { polled_at: None, ..gone.clone() },
-                Err("NOBODY_LOOKED"),
+                Err("NOT_OBSERVED"),
             ),
             (
                 "nobody looks any more",
                 ControlPlaneEvidence { polled_at: Some(at(NOW - 61)), ..gone.clone() },
-                Err("NOBODY_LOOKED"),
+                Err("NOT_OBSERVED"),
             ),
             (
                 "nor when it was well",
@@ -318,9 +318,9 @@ mod tests {
                     answered_at: Some(at(NOW - 99)),
                     ..well
                 },
-                Err("NOBODY_LOOKED"),
+                Err("NOT_OBSERVED"),
             ),
-            ("it was restored just now", evidence(None, None, None), Err("SILENT_TOO_SHORTLY")),
+            ("it was restored just now", evidence(None, None, None), Err("SILENCE_TOO_SHORT")),
             ("and its curators are away again", evidence(None, Some(NOW - 60), None), Ok(())),
             ("never founded", ControlPlaneEvidence { founded: false, ..gone }, Err("NOT_FOUNDED")),
         ] {

@@ -80,7 +80,7 @@ pub fn check_approver(
     if !approval.requester_is_valid {
         let text =
             format!("the credential of {}, who requested it, is revoked or expired", approval.requester.name);
-        return Err(("ASKER_GONE", text));
+        return Err(("REQUESTER_GONE", text));
     }
     match approver.credential_created_at {
         None => Ok(()),
@@ -136,7 +136,7 @@ mod tests {
                 PendingApproval { requester_is_valid: false, ..pending_approval() },
                 &lee,
                 0,
-                Some("ASKER_GONE"),
+                Some("REQUESTER_GONE"),
             ),
         ] {
             let refused = check_approver(&approval, approver, waiting, at(now)).err();
