@@ -58,7 +58,7 @@ pub(crate) fn start_thread(sessions: Sessions, signals: RenewalSignals) -> Resul
         // Do not wait for a name that is being resolved at this moment.
         runtime.shutdown_background();
     };
-    thread::Builder::new().name("session-keeper".to_owned()).spawn(keep).map_err(failed)?;
+    thread::Builder::new().name("session-renewal".to_owned()).spawn(keep).map_err(failed)?;
     Ok(())
 }
 

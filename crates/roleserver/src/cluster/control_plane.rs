@@ -496,7 +496,7 @@ async fn start_curator(
     starting.start("curator", curator)?;
     let (files, clock) = (host.files.clone(), host.clock.clone());
     let renewing = renew_curator_certificate(files, facts.clone(), clock, client, shown);
-    starting.start("curator-certificate", renewing)?;
+    starting.start("curator_certificate", renewing)?;
     let at: SocketAddr = scope.until_cancelled(listening.watch().next()).await?;
     connection.curators.set_local(Some((connection.id, at.to_string())));
     facts.control_plane.set(Some(ControlPlane { port: at.port() }));

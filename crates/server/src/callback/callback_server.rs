@@ -206,11 +206,11 @@ async fn run_server(parts: CallbackServerTasks) {
     serve_calls(parts.service, parts.connections, parts.stop).await;
     flush.cancel();
     for (name, task) in [
-        ("accepting", parts.acceptor),
-        ("freshening", parts.certificate_renewal),
-        ("forgetting", parts.rate_limit_sweep),
-        ("telling", parts.endpoint_refresh),
-        ("committing", committing),
+        ("acceptor", parts.acceptor),
+        ("certificate renewal", parts.certificate_renewal),
+        ("rate limit sweep", parts.rate_limit_sweep),
+        ("endpoint refresh", parts.endpoint_refresh),
+        ("group commit", committing),
     ] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a part of the callback server ended early");

@@ -103,18 +103,18 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 parts.bundle.clone(),
             );
             starting.start("bundle", holding)?;
-            let wishes = WatchCell::new();
-            let wishing = cluster_config::watch_cluster_config(
+            let config = WatchCell::new();
+            let watching = cluster_config::watch_cluster_config(
                 ArtefactStore(files.kubernetes_directory().join("add-ons")),
                 host.server_pool.clone(),
                 (parts.startup.clone(), parts.bundle.clone()),
-                wishes.clone(),
+                config.clone(),
             );
-            starting.start("wishes", wishing)?;
+            starting.start("cluster_config", watching)?;
             let inputs = reconciler_runner::ReconcilerInputs {
                 startup: parts.startup.clone(),
                 materials: parts.materials.clone(),
-                config: wishes,
+                config,
             };
             let port = host.ports.api_server;
             let controller = reconciler_runner::run_reconciler(
@@ -156,7 +156,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 service_manager::ServiceManagerInputs { desired: wanted, artefacts: WatchCell::new() };
             let (clock, boot_id) = (host.clock.clone(), host.boot_id.clone());
             starting.start(
-                "keeper",
+                "manager",
                 service_manager::run_service_manager(runtime, parts.statuses.clone(), inputs, clock, boot_id),
             )?;
             starting.start("status", publish_status(facts, parts))?;

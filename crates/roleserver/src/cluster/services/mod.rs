@@ -125,7 +125,7 @@ pub fn run_services(
                 artefact_store::fetch_artefacts(store, server_pool, wanted.clone(), held.clone()),
             )?;
             starting.start(
-                "keeper",
+                "manager",
                 service_manager::run_service_manager(
                     runtime,
                     facts.services,

@@ -242,9 +242,9 @@ struct ApiServerTasks {
 async fn run_server(parts: ApiServerTasks) {
     serve_calls(parts.router, parts.health, parts.connections, parts.stop).await;
     for (name, task) in [
-        ("accepting", parts.acceptor),
-        ("freshening", parts.certificate_renewal),
-        ("forgetting", parts.rate_limit_sweep),
+        ("acceptor", parts.acceptor),
+        ("certificate renewal", parts.certificate_renewal),
+        ("rate limit sweep", parts.rate_limit_sweep),
     ] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a part of the API server ended early");
