@@ -381,13 +381,17 @@ fn setup_response(
     };
     let Some(own) = seen.nodes.get(node) else { return Ok(Some(nothing)) };
     let none = NodeAllocation::default();
-    let allotment = of_kubernetes.allocations.get(node).unwrap_or(&none);
+    let allocation = of_kubernetes.allocations.get(node).unwrap_or(&none);
     let nodes = seen.nodes.nodes().map(AsRef::as_ref);
-    let edition = allotment
+    let trust_bundle = allocation
         .assigned
         .map_or_else(|| keys.trust_bundle(), |generation| keys.trust_bundle_for(generation.generation));
-    let setup =
-        node_setup::build_node_setup(SetupInputs { settings, trust_bundle: &edition }, own, allotment, nodes);
-    let may_be_notified = setup.is_none() || allotment.assigned.is_some();
+    let setup = node_setup::build_node_setup(
+        SetupInputs { settings, trust_bundle: &trust_bundle },
+        own,
+        allocation,
+        nodes,
+    );
+    let may_be_notified = setup.is_none() || allocation.assigned.is_some();
     Ok(may_be_notified.then_some(wire::WatchOwnKubernetesResponse { setup }))
 }

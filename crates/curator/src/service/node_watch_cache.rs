@@ -127,20 +127,20 @@ mod tests {
 
     use super::*;
 
-    fn events_text(chronicle: &NodeCache, number: u64) -> Vec<String> {
+    fn events_text(cache: &NodeCache, number: u64) -> Vec<String> {
         let tell = |news: &NodeEvent| match news {
             NodeEvent::Present(node) => format!("+{}", node.id),
             NodeEvent::Deleted(id) => format!("-{id}"),
         };
-        chronicle.events_since(number).unwrap().iter().map(tell).collect()
+        cache.events_since(number).unwrap().iter().map(tell).collect()
     }
 
     #[test]
     fn watcher_gets_the_newest_state_of_each_node_in_change_order() {
-        let mut chronicle = NodeCache::default();
-        assert_eq!(events_text(&chronicle, 0), Vec::<String>::new());
+        let mut cache = NodeCache::default();
+        assert_eq!(events_text(&cache, 0), Vec::<String>::new());
         for number in [1, 2, 3, 1] {
-            chronicle.put(up(number));
+            cache.put(up(number));
         }
         let ids = |numbers: &[i16]| -> Vec<String> {
             let tell = |number: &i16| {
@@ -149,27 +149,23 @@ mod tests {
             };
             numbers.iter().map(tell).collect()
         };
-        assert_eq!(events_text(&chronicle, 0), ids(&[2, 3, 1]));
-        assert_eq!(events_text(&chronicle, 3), ids(&[1]));
-        let seen = chronicle.latest_change();
-        chronicle.delete(node_id(2));
-        chronicle.delete(node_id(9));
-        assert_eq!(events_text(&chronicle, seen), ids(&[-2]), "what never was is not deleted");
-        assert_eq!(chronicle.nodes().count(), 2);
-        chronicle.put(up(2));
-        assert_eq!(
-            events_text(&chronicle, seen),
-            ids(&[2]),
-            "one that is back is there, and not deleted before"
-        );
-        assert_eq!(chronicle.event_for(&node_id(2), seen), Some(NodeEvent::Present(Arc::new(up(2)))));
-        assert_eq!(chronicle.event_for(&node_id(3), seen), None);
-        assert_eq!(chronicle.event_for(&node_id(9), 0), None);
+        assert_eq!(events_text(&cache, 0), ids(&[2, 3, 1]));
+        assert_eq!(events_text(&cache, 3), ids(&[1]));
+        let seen = cache.latest_change();
+        cache.delete(node_id(2));
+        cache.delete(node_id(9));
+        assert_eq!(events_text(&cache, seen), ids(&[-2]), "what never was is not deleted");
+        assert_eq!(cache.nodes().count(), 2);
+        cache.put(up(2));
+        assert_eq!(events_text(&cache, seen), ids(&[2]), "one that is back is there, and not deleted before");
+        assert_eq!(cache.event_for(&node_id(2), seen), Some(NodeEvent::Present(Arc::new(up(2)))));
+        assert_eq!(cache.event_for(&node_id(3), seen), None);
+        assert_eq!(cache.event_for(&node_id(9), 0), None);
     }
 
     #[test]
     fn watcher_that_missed_dropped_deletions_gets_expired() {
-        let mut chronicle = NodeCache::default();
+        let mut cache = NodeCache::default();
         let key = |number: u32| {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&number.to_be_bytes());
@@ -177,17 +173,17 @@ mod tests {
         };
         let node = |number| Node { key: key(number), id: NodeId::from_key(&key(number)), ..up(1) };
         for number in 0..=u32::try_from(MAX_DELETIONS).unwrap() {
-            chronicle.put(node(number));
+            cache.put(node(number));
         }
-        let before = chronicle.latest_change();
+        let before = cache.latest_change();
         for number in 0..u32::try_from(MAX_DELETIONS).unwrap() {
-            chronicle.delete(node(number).id);
+            cache.delete(node(number).id);
         }
-        assert_eq!(chronicle.events_since(before).unwrap().len(), MAX_DELETIONS);
-        chronicle.delete(node(u32::try_from(MAX_DELETIONS).unwrap()).id);
-        assert_eq!(chronicle.events_since(before), Err(Expired));
-        assert_eq!(chronicle.events_since(before + 1).unwrap().len(), MAX_DELETIONS);
-        assert_eq!(chronicle.nodes.len(), MAX_DELETIONS);
-        assert_eq!(chronicle.by_change.len(), MAX_DELETIONS);
+        assert_eq!(cache.events_since(before).unwrap().len(), MAX_DELETIONS);
+        cache.delete(node(u32::try_from(MAX_DELETIONS).unwrap()).id);
+        assert_eq!(cache.events_since(before), Err(Expired));
+        assert_eq!(cache.events_since(before + 1).unwrap().len(), MAX_DELETIONS);
+        assert_eq!(cache.nodes.len(), MAX_DELETIONS);
+        assert_eq!(cache.by_change.len(), MAX_DELETIONS);
     }
 }

@@ -209,8 +209,8 @@ impl RecordCache {
                 }
                 CacheUpdate::KubernetesSettings(settings) => seen.kubernetes.settings = Some(settings),
                 CacheUpdate::KubernetesKeys(keys) => seen.kubernetes.keys = Some(keys),
-                CacheUpdate::NodeAllocation(node, allotment) => {
-                    seen.kubernetes.allocations.insert(node, allotment);
+                CacheUpdate::NodeAllocation(node, allocation) => {
+                    seen.kubernetes.allocations.insert(node, allocation);
                 }
             }
         }

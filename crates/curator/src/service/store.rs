@@ -82,22 +82,22 @@ impl StoredAllocations {
     pub(super) fn allocation_change(
         &self,
         node: &NodeId,
-        allotment: &NodeAllocation,
+        allocation: &NodeAllocation,
     ) -> Result<KeyChange, ServiceError> {
         let expected =
             self.revisions.get(node).map_or(ExpectedRevision::Absent, |at| ExpectedRevision::At(*at));
         let key = NodeAllocation::etcd_key(node)?;
-        if *allotment == NodeAllocation::default() {
+        if *allocation == NodeAllocation::default() {
             return Ok(KeyChange::Delete { key, expected });
         }
-        Ok(KeyChange::Put { key, value: allotment.encode(), expected })
+        Ok(KeyChange::Put { key, value: allocation.encode(), expected })
     }
 
     /// The key generations assigned to nodes, with duplicates.
     pub(super) fn assigned_generations(&self) -> impl Iterator<Item = u64> + '_ {
         self.allocations
             .values()
-            .filter_map(|allotment| allotment.assigned)
+            .filter_map(|allocation| allocation.assigned)
             .map(|generation| generation.generation)
     }
 

@@ -178,10 +178,10 @@ async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> Tes
         first.begin_rotation(KeyPurpose::ServiceAccounts, signer(KeyPurpose::ServiceAccounts)?, now)?;
     let under_way = under_way.context("it is under way")?;
     let generation = Some(AssignedGeneration { generation: first.generation, assigned_at: now });
-    let allotment = |part: &str| {
+    let allocation = |part: &str| {
         anyhow::Ok(NodeAllocation { pod_range: Some(part.parse()?), assigned: generation, bundle: None })
     };
-    let (its, of_gone) = (allotment("10.128.0.0/24")?, allotment("10.128.1.0/24")?);
+    let (its, of_gone) = (allocation("10.128.0.0/24")?, allocation("10.128.1.0/24")?);
     let record = Node::new(worker.key, NodeState::Up, now);
     let settings = KubernetesSettings::new(kubernetes_settings())?
         .into_next_revision(None, None)?
