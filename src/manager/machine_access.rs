@@ -184,6 +184,7 @@ impl MachineAccess {
             bmdb_id: self.bmdb_id.to_string(),
             heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
+            signing_keys: Vec::new(),
         };
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();

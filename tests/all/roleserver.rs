@@ -27,6 +27,7 @@ mod odd_disk;
 mod own_unit;
 #[cfg(debug_assertions)]
 mod slow_disk;
+mod signing;
 mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -167,6 +168,7 @@ pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
         heartbeat_interval_seconds: 1,
         session_id: String::new(),
         shepherd_time_ms: 0,
+        signing_keys: Vec::new(),
     }
 }
 

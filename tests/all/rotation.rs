@@ -58,6 +58,7 @@ impl AgentHistory {
             AgentEvent::SettingsRejected { reason } => self.failed.push(reason.clone()),
             AgentEvent::TimeSampled { .. }
             | AgentEvent::ClusterOrder { .. }
+            | AgentEvent::SigningKeys { .. }
             | AgentEvent::ReleaseOrder { .. }
             | AgentEvent::LogRequests { .. } => {}
         }

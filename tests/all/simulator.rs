@@ -182,6 +182,7 @@ fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollReque
         heartbeat_interval_seconds: 1,
         session_id: String::new(),
         shepherd_time_ms: 0,
+        signing_keys: Vec::new(),
     }
 }
 

@@ -28,8 +28,9 @@
 //!   [`fleet_sample`][] (metrics).
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
-//! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an agent reports of its release),
-//!   [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs), [`remote_step`][].
+//! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an
+//!   agent reports of its release), [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs),
+//!   [`remote_step`][].
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people

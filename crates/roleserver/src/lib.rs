@@ -29,7 +29,7 @@
 //! * Downloads: [`server_pool`][] (from shepherds), [`http_fetch`][] (from a URL).
 //! * What the machine runs: [`cluster`][] (etcd, the curator, services, Kubernetes), [`child`][] (programs that outlive
 //!   the role server), [`systemd_manager`][] (scopes for them), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
-//!   of the role server).
+//!   of the role server), [`signing_store`][] (the keys that it must be signed with).
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`bounded_command`][] (other programs, within a time
 //!   limit), [`atomic_file`][] (files are replaced as a
@@ -86,6 +86,7 @@ pub mod program;
 pub mod server_pool;
 pub mod server_verifier;
 pub mod settings_store;
+pub mod signing_store;
 pub mod state_directory;
 pub mod state_writer;
 pub mod status_socket;

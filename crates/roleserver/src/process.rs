@@ -232,7 +232,11 @@ fn is_reached_by_signals(pid: i32) -> bool {
 
 /// Digest of a program file, lower-case hexadecimal.
 pub fn program_digest(path: &Path) -> std::io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
+    file_digest(&std::fs::File::open(path)?)
+}
+
+/// Digest of what an open file has after its position, lower-case hexadecimal.
+pub fn file_digest(mut file: &std::fs::File) -> std::io::Result<String> {
     let mut context = digest::Context::new(&digest::SHA256);
     let mut buffer = vec![0; 1 << 16];
     loop {

@@ -147,6 +147,8 @@ pub fn build_command() -> clap::Command {
 #[must_use]
 pub fn run_program() -> ExitCode {
     hardening::protect_process("roleserver");
+    // A release that was started through its open file has the number of that file as its name.
+    let _ = rustix::thread::set_name(c"roleserver");
     let flags = match RoleserverFlags::try_parse() {
         Ok(flags) => flags,
         Err(error)

@@ -8,6 +8,7 @@
 //! | `identity.pk8` | enroll, once | truth | the private key, mode 0600 |
 //! | `enrolment.json` | enroll | truth | ids of machine and database, highest fences, settings |
 //! | `agent.json` | run | hint | the running agent process |
+//! | `signing.json` | run | truth | pinned signing keys, and the lowest accepted versions ([`signing_store`][]) |
 //! | `learned.json` | run | hint | settings that came with a response |
 //! | `last_heartbeat.json` | run | hint | for `roleserver status` |
 //! | `time.json` | enroll, run | hint | the time that a shepherd last reported |
@@ -30,8 +31,10 @@
 //! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
 //! [`own_log`]: crate::logs::own_log
+//! [`signing_store`]: crate::signing_store
 //! [`update`]: crate::update
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -105,6 +108,19 @@ pub struct LearnedSettings {
     pub settings: AgentSettings,
     /// Settings that worked, until the new ones have worked.
     pub fallback: Option<AgentSettings>,
+}
+
+/// The pinned signing keys and the lowest accepted versions, as their file has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredSigningTrust {
+    /// The line of each key.
+    pub keys: Vec<String>,
+    /// Version of the rotation that named the keys; `None` for those that were pinned first.
+    #[serde(default)]
+    pub rotation: Option<String>,
+    /// Lowest accepted versions, by kind and name.
+    #[serde(default)]
+    pub minimum_versions: BTreeMap<String, BTreeMap<String, String>>,
 }
 
 /// The outcome of the newest heartbeat.
@@ -233,6 +249,16 @@ impl StateDirectory {
     /// Writes settings that came with a response.
     pub fn write_learned_settings(&self, learned: &LearnedSettings) -> Result<(), StateError> {
         self.write_json("learned.json", learned, Durability::Durable)
+    }
+
+    /// Reads the pinned signing keys; `None` if none were ever pinned.
+    pub fn read_signing_trust(&self) -> Result<Option<StoredSigningTrust>, StateError> {
+        self.read_json("signing.json")
+    }
+
+    /// Writes the pinned signing keys; they are durable when this returns.
+    pub fn write_signing_trust(&self, trust: &StoredSigningTrust) -> Result<(), StateError> {
+        self.write_json("signing.json", trust, Durability::Durable)
     }
 
     /// Reads the time that a shepherd last reported.

@@ -201,9 +201,10 @@ fn handle_event(fleet: &Arc<SimulatedFleet>, index: usize, id: &str, event: &Age
             Ok(())
         }
         // It has no release that could be replaced. Its logs are uploaded by the code that builds it.
-        AgentEvent::TimeSampled { .. } | AgentEvent::ReleaseOrder { .. } | AgentEvent::LogRequests { .. } => {
-            Ok(())
-        }
+        AgentEvent::TimeSampled { .. }
+        | AgentEvent::SigningKeys { .. }
+        | AgentEvent::ReleaseOrder { .. }
+        | AgentEvent::LogRequests { .. } => Ok(()),
     };
     // A change without an event is never rejected.
     let _ = kept;

@@ -201,6 +201,7 @@ pub(crate) async fn enrolled(
         heartbeat_interval_seconds: 1,
         session_id: String::new(),
         shepherd_time_ms: 0,
+        signing_keys: Vec::new(),
     };
     let (host, success) = tokio::task::spawn_blocking(move || {
         let host = create()?;

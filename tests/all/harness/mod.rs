@@ -5,6 +5,7 @@ pub(crate) mod fleet;
 pub(crate) mod kube_bundle;
 pub(crate) mod kubernetes;
 pub(crate) mod line;
+pub(crate) mod minisign;
 pub(crate) mod ordering;
 pub(crate) mod program;
 pub(crate) mod promtool;

@@ -157,6 +157,7 @@ impl Node {
                 fences: BTreeMap::new(),
                 holders: BTreeMap::new(),
                 settings,
+                signing_keys: Vec::new(),
                 revision: 1,
             })?;
         }

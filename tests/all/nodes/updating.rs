@@ -59,7 +59,12 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let role_server = node.role_server()?.context("no role server")?;
     let traffic = Traffic::start(at);
 
-    let ordered = wire::ReleaseOrder { generation: 1, sha256: sha256.clone(), deadline_seconds: 120 };
+    let ordered = wire::ReleaseOrder {
+        generation: 1,
+        sha256: sha256.clone(),
+        deadline_seconds: 120,
+        signature: String::new(),
+    };
     *order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(ordered);
     until("it is the other release", async || {
         let mut observations = shepherd.heartbeats().into_iter().rev();

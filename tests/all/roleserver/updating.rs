@@ -36,7 +36,12 @@ impl Orders {
     }
 
     fn give(&self, generation: i64, sha256: &[u8], deadline_seconds: u32) -> Result<()> {
-        let order = wire::ReleaseOrder { generation, sha256: sha256.to_vec(), deadline_seconds };
+        let order = wire::ReleaseOrder {
+            generation,
+            sha256: sha256.to_vec(),
+            deadline_seconds,
+            signature: String::new(),
+        };
         *self.order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(order);
         Ok(())
     }
@@ -183,6 +188,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
             boot_id: clock.boot_id(),
             until_ms,
             patience_ms: 1_000,
+            minimum_version: None,
             instance: ProcessInstance { pid: 1, start_time: 1, boot_id: clock.boot_id() },
         })
     };

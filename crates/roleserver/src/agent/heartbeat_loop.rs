@@ -125,6 +125,12 @@ impl HeartbeatLoop {
                     if let Some(order) = &answer.cluster_order {
                         (self.agent.observer)(&AgentEvent::ClusterOrder { order: order.clone() });
                     }
+                    if !(answer.signing_keys.is_empty() && answer.key_rotations.is_empty()) {
+                        (self.agent.observer)(&AgentEvent::SigningKeys {
+                            keys: answer.signing_keys.clone(),
+                            rotations: answer.key_rotations.clone(),
+                        });
+                    }
                     if let Some(order) = &answer.release_order {
                         (self.agent.observer)(&AgentEvent::ReleaseOrder { order: order.clone() });
                     }

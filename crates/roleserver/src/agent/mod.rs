@@ -141,6 +141,14 @@ pub enum AgentEvent {
         /// The order to found a cluster, to join one or to leave it.
         order: wire::ClusterOrder,
     },
+    /// A response brought keys that releases must be signed with, or rotations of them. It comes before an order for a
+    /// release.
+    SigningKeys {
+        /// The line of each key.
+        keys: Vec<String>,
+        /// Lists of keys that replace pinned ones.
+        rotations: Vec<wire::KeyRotation>,
+    },
     /// A response ordered another release of the role server.
     ReleaseOrder {
         /// The release to run, and its order.

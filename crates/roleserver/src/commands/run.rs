@@ -53,6 +53,7 @@ use crate::metrics::{self, MetricsInputs};
 use crate::process::{ProcessRecord, program_digest};
 use crate::server_pool::ServerPool;
 use crate::settings_store::SettingsStore;
+use crate::signing_store::SigningStore;
 use crate::state_directory::{LastHeartbeat, Lock, StateDirectory, StateError};
 use crate::state_writer::StateWriter;
 use crate::status_socket;
@@ -97,7 +98,8 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     });
     let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::from_error)?;
-    let release = SelfUpdater::resume_update(state.path(), &digest, &clock);
+    let signing = SigningStore::open(state.clone(), &enrolment.signing_keys);
+    let release = SelfUpdater::resume_update(state.path(), &digest, &clock, signing.clone());
     let record = ProcessRecord::current(enrolment.revision, digest).map_err(CommandError::from_error)?;
     // An enrolment finds the agent by its record. On a full or read-only disk the machine sends heartbeats all the
     // same, and writing the record is retried with each heartbeat.
@@ -123,6 +125,7 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
         delivered: watch_cell.clone(),
         order_inbox: inbox,
         release: release.clone(),
+        signing,
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
@@ -295,6 +298,7 @@ struct AgentEventHandler {
     logs: LogUploads,
     order_inbox: OrderInbox,
     release: SelfUpdater,
+    signing: SigningStore,
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
@@ -360,6 +364,12 @@ impl AgentEventHandler {
             AgentEvent::ClusterOrder { order } => {
                 let (inbox, order) = (self.order_inbox.clone(), order.clone());
                 self.writer.enqueue("order", move || inbox.accept(&order));
+            }
+            AgentEvent::SigningKeys { keys, rotations } => {
+                if self.signing.accept_offer(keys, rotations) {
+                    let signing = self.signing.clone();
+                    self.writer.enqueue("signing", move || log_failure(signing.save()));
+                }
             }
             AgentEvent::ReleaseOrder { order } => self.release.set_order(order),
             AgentEvent::LogRequests { requests } => self.logs.set_requests(requests),
@@ -433,7 +443,13 @@ mod tests {
                 ClusterFiles::in_state_directory(state.path()),
                 NodeFacts::default(),
             ),
-            release: SelfUpdater::resume_update(state.path(), "digest", &clock),
+            release: SelfUpdater::resume_update(
+                state.path(),
+                "digest",
+                &clock,
+                SigningStore::open(state.clone(), &[]),
+            ),
+            signing: SigningStore::open(state.clone(), &[]),
             state: state.clone(),
             clock,
             incarnation,

@@ -33,6 +33,9 @@ pub struct Trial {
     pub patience_ms: u64,
     /// The process that becomes the candidate.
     pub instance: ProcessInstance,
+    /// The lowest version that is accepted once the candidate has proved itself; `None` if it is not signed.
+    #[serde(default)]
+    pub minimum_version: Option<String>,
 }
 
 /// The outcome of the newest order, as the state directory has it.
@@ -145,6 +148,7 @@ mod tests {
             until_ms: 70_000,
             patience_ms: 60_000,
             instance: ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() },
+            minimum_version: None,
         }
     }
 

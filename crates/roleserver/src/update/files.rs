@@ -5,22 +5,43 @@
 //! the program that is or was tried, and `….previous`, the one before it. Each of these files is replaced as a whole.
 
 use std::fs::{File, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use model::signed_artefact::signature::{ArtefactSignature, FileVerification, VerificationError};
+use model::signed_artefact::signing_key::SigningKey;
+use ring::digest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::atomic_file::{self, Durability};
 use crate::disk;
-use crate::process::program_digest;
+use crate::process::file_digest;
 use crate::update::decision::{Trial, UpdateResult};
 
 /// The files in a state directory and beside a program.
 #[derive(Clone, Debug)]
 pub struct UpdateFiles {
     directory: PathBuf,
+}
+
+/// The signature of a release, and the pinned key to verify it with.
+#[derive(Clone, Debug)]
+pub struct SignedBy {
+    /// The signature that came with the order.
+    pub signature: ArtefactSignature,
+    /// A pinned key with the id in the signature.
+    pub key: SigningKey,
+}
+
+/// A release that is ready to run, beside the stable program.
+#[derive(Debug)]
+pub struct StagedProgram {
+    /// Path of the candidate.
+    pub path: PathBuf,
+    /// The open file that was verified.
+    pub file: File,
 }
 
 /// The path of a program with a suffix, in the same directory.
@@ -85,32 +106,41 @@ impl UpdateFiles {
         write_json(&self.result_path(), concluded)
     }
 
-    /// Copies the fetched release beside the program at `stable`, ready to run, and verifies its digest. Returns its
-    /// path.
+    /// Copies the fetched release beside the program at `stable`, ready to run, and verifies its digest and, with
+    /// `signed_by`, its signature. The error is a sentence.
     ///
     /// It is in the directory of the stable program, so that it can take its name in one step. That directory is then
-    /// known to be writable, and programs can be run from it.
-    pub fn stage_candidate(&self, stable: &Path, sha256: &str) -> Result<PathBuf, String> {
-        let candidate = sibling_path(stable, ".candidate");
-        let staged = || -> std::io::Result<String> {
-            remove_file(&candidate)?;
-            std::fs::copy(self.part_path(), &candidate)?;
-            std::fs::set_permissions(&candidate, Permissions::from_mode(0o755))?;
-            File::open(&candidate)?.sync_all()?;
-            program_digest(&candidate)
+    /// known to be writable, and programs can be run from it. The file stays open after it was verified, because another
+    /// file may get its name.
+    pub fn stage_candidate(
+        &self,
+        stable: &Path,
+        sha256: &str,
+        signed_by: Option<&SignedBy>,
+    ) -> Result<StagedProgram, String> {
+        let path = sibling_path(stable, ".candidate");
+        let failed =
+            |error: std::io::Error| format!("putting the release at {} failed: {error}", path.display());
+        let copy = || -> std::io::Result<File> {
+            remove_file(&path)?;
+            std::fs::copy(self.part_path(), &path)?;
+            std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+            let file = File::open(&path)?;
+            file.sync_all()?;
+            Ok(file)
         };
-        match staged() {
-            Ok(digest) if digest == sha256 => {
-                // A leftover of the download does no harm.
-                let _ = remove_file(&self.part_path());
-                Ok(candidate)
-            }
-            Ok(_) => Err(format!(
+        let file = copy().map_err(failed)?;
+        let (digest, signature) = read_program(&file, signed_by).map_err(failed)?;
+        if digest != sha256 {
+            return Err(format!(
                 "{} has changed meanwhile: its digest is not that of the order",
-                candidate.display()
-            )),
-            Err(error) => Err(format!("putting the release at {} failed: {error}", candidate.display())),
+                path.display()
+            ));
         }
+        signature.map_err(|error| format!("the release was refused: {error}"))?;
+        // A leftover of the download does no harm.
+        let _ = remove_file(&self.part_path());
+        Ok(StagedProgram { path, file })
     }
 
     /// Removes a candidate that has failed.
@@ -126,9 +156,13 @@ impl UpdateFiles {
 /// Gives the candidate the stable program's name in one step; the former program stays as `….previous`.
 pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
     let directory = trial.stable.parent().unwrap_or_else(|| Path::new("/"));
-    if program_digest(&trial.candidate)? != trial.sha256 {
+    let not_tried = || {
         let why = format!("{} is not what was tried", trial.candidate.display());
-        return Err(std::io::Error::new(ErrorKind::InvalidData, why));
+        std::io::Error::new(ErrorKind::InvalidData, why)
+    };
+    let candidate = File::open(&trial.candidate)?;
+    if file_digest(&candidate)? != trial.sha256 {
+        return Err(not_tried());
     }
     let previous = sibling_path(&trial.stable, ".previous");
     remove_file(&previous)?;
@@ -137,7 +171,37 @@ pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
         tracing::warn!(%error, "the former release could not be kept for a rollback");
     }
     std::fs::rename(&trial.candidate, &trial.stable)?;
+    let (tried, renamed) = (candidate.metadata()?, std::fs::metadata(&trial.stable)?);
+    if (tried.dev(), tried.ino()) != (renamed.dev(), renamed.ino()) {
+        // Another file got the candidate's name after the digest was compared.
+        std::fs::rename(&previous, &trial.stable)?;
+        return Err(not_tried());
+    }
     File::open(directory)?.sync_all()
+}
+
+/// Reads a program to its end: its digest, and whether its signature is valid.
+fn read_program(
+    mut file: &File,
+    signed_by: Option<&SignedBy>,
+) -> std::io::Result<(String, Result<(), VerificationError>)> {
+    let mut verification =
+        signed_by.map(|signed_by| FileVerification::begin(&signed_by.signature, &signed_by.key)).transpose();
+    let mut context = digest::Context::new(&digest::SHA256);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        context.update(&buffer[..count]);
+        if let Ok(Some(verification)) = &mut verification {
+            verification.update(&buffer[..count]);
+        }
+    }
+    let signature =
+        verification.and_then(|verification| verification.map_or(Ok(()), FileVerification::finish));
+    Ok((hex::encode(context.finish()), signature))
 }
 
 fn remove_file(path: &Path) -> std::io::Result<()> {
@@ -167,6 +231,43 @@ mod tests {
         hex::encode(ring::digest::digest(&ring::digest::SHA256, bytes))
     }
 
+    /// Signature of the program `new` with this key.
+    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+    const SIGNATURE: &str = concat!(
+        "untrusted comment: signature from minisign secret key\n",
+        "RUQBAQEBAQEBACSmFDJHbQ6RAUCE8I7cN55XlFmBPECqB2DoAm6uJbJjpZvBymjAuHKhevJv1Zy9so7qpQNl2kHg7JkTev+oBA8=\n",
+        "trusted comment: shepherd kind=release name=roleserver version=1.4.0 architecture=x86_64 minimum-version=1.2.0\n",
+        "JvcY3HIgHoSvb0GoE+Ct8PU4mIOehlpW7YzmcZS9CRSZcKu6bgtD7hkKrqLBrlmzq5EymQU41Bmc+eGO4u/5Dw==\n",
+    );
+
+    #[test]
+    fn only_a_release_with_a_valid_signature_is_staged_and_its_bytes_stay_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = UpdateFiles::in_state_directory(directory.path());
+        let stable = directory.path().join("roleserver");
+        let signed_by = SignedBy {
+            signature: ArtefactSignature::parse(SIGNATURE).unwrap(),
+            key: SigningKey::parse(KEY).unwrap(),
+        };
+        for content in ["odd", "ne", "new\n"] {
+            std::fs::write(files.part_path(), content).unwrap();
+            let error =
+                files.stage_candidate(&stable, &digest(content.as_bytes()), Some(&signed_by)).unwrap_err();
+            assert!(
+                error.starts_with("the release was refused: its signature is not valid"),
+                "{content}: {error}"
+            );
+        }
+        std::fs::write(files.part_path(), "new").unwrap();
+        let staged = files.stage_candidate(&stable, &digest(b"new"), Some(&signed_by)).unwrap();
+        // What happens to the name does not change what was verified.
+        std::fs::remove_file(&staged.path).unwrap();
+        std::fs::write(&staged.path, "odd").unwrap();
+        let mut bytes = vec![0; 3];
+        std::os::unix::fs::FileExt::read_exact_at(&staged.file, &mut bytes, 0).unwrap();
+        assert_eq!(bytes, b"new");
+    }
+
     #[test]
     fn candidate_replaces_the_stable_program_which_is_kept_as_previous() {
         let directory = tempfile::tempdir().unwrap();
@@ -174,15 +275,18 @@ mod tests {
         let stable = directory.path().join("roleserver");
         std::fs::write(&stable, "old").unwrap();
         assert!(
-            files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("failed"),
+            files.stage_candidate(&stable, &digest(b"new"), None).unwrap_err().contains("failed"),
             "nothing was fetched"
         );
         std::fs::write(files.part_path(), "odd").unwrap();
         assert!(
-            files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("has changed meanwhile")
+            files
+                .stage_candidate(&stable, &digest(b"new"), None)
+                .unwrap_err()
+                .contains("has changed meanwhile")
         );
         std::fs::write(files.part_path(), "new").unwrap();
-        let candidate = files.stage_candidate(&stable, &digest(b"new")).unwrap();
+        let candidate = files.stage_candidate(&stable, &digest(b"new"), None).unwrap().path;
         assert_eq!(std::fs::metadata(&candidate).unwrap().permissions().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read(&stable).unwrap(), b"old", "the stable path changes only when it is proven");
         let trial = Trial {
@@ -195,6 +299,7 @@ mod tests {
             until_ms: 1,
             patience_ms: 1,
             instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            minimum_version: None,
         };
         files.write_trial(&trial).unwrap();
         assert_eq!(files.read_trial(), Some(trial.clone()));

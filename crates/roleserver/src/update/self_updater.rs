@@ -4,6 +4,9 @@
 //! fetched while everything goes on. Only when it is ready beside the stable program does this role server stop its own
 //! parts, in order, and become it. The outcome of an order is written before it is reported.
 
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +15,13 @@ use std::time::Duration;
 
 use backoff::ExponentialBackoff;
 use hardening::file_limit::UsualFileLimit as _;
+use model::kubernetes::version::ReleaseVersion;
 use model::role_declaration::Sha256;
+use model::signed_artefact::signature::ArtefactSignature;
+use model::signed_artefact::signed_fields::ArtefactKind;
+use model::signed_artefact::{ExpectedFields, RELEASE_NAME, decide_acceptance};
 use proto::agent::v1 as wire;
+use rustix::io::{FdFlags, fcntl_setfd};
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 use tokio::sync::Notify;
@@ -22,10 +30,11 @@ use tokio::time::Instant;
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::process::{ProcessInstance, program_digest};
 use crate::server_pool::ServerPool;
+use crate::signing_store::SigningStore;
 use crate::update::decision::{
     OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, trial_timeout,
 };
-use crate::update::files::{UpdateFiles, promote_candidate};
+use crate::update::files::{SignedBy, UpdateFiles, promote_candidate};
 use crate::update::watchdog;
 
 /// A release that is ready to run.
@@ -35,6 +44,10 @@ pub struct StagedRelease {
     sha256: String,
     stable: PathBuf,
     candidate: PathBuf,
+    /// The open file of the candidate, which was verified.
+    program: Arc<File>,
+    /// The lowest version that is accepted once it has proved itself.
+    minimum_version: Option<ReleaseVersion>,
     trial_timeout: Duration,
 }
 
@@ -62,6 +75,7 @@ pub struct SelfUpdater {
     own_digest: String,
     clock: HostClock,
     orders: WatchCell<wire::ReleaseOrder>,
+    signing: SigningStore,
     state: Arc<Mutex<UpdateState>>,
     handover_requested: Arc<Notify>,
 }
@@ -69,9 +83,14 @@ pub struct SelfUpdater {
 impl SelfUpdater {
     /// Determines at the start of this program whether it is on trial. An error here does not keep it from running.
     ///
-    /// `own` is the digest of this program.
+    /// `own` is the digest of this program. `signing` has the keys that other releases must be signed with.
     #[must_use]
-    pub fn resume_update(state_directory: &Path, own: &str, clock: &HostClock) -> Self {
+    pub fn resume_update(
+        state_directory: &Path,
+        own: &str,
+        clock: &HostClock,
+        signing: SigningStore,
+    ) -> Self {
         let files = UpdateFiles::in_state_directory(state_directory);
         let trial = files.read_trial();
         let stable = trial.as_ref().and_then(|trial| program_digest(&trial.stable).ok());
@@ -87,6 +106,7 @@ impl SelfUpdater {
             own_digest: own.to_owned(),
             clock: clock.clone(),
             orders: WatchCell::new(),
+            signing,
             state: Arc::new(Mutex::new(UpdateState {
                 result: files.read_result(),
                 trial: None,
@@ -104,7 +124,7 @@ impl SelfUpdater {
                 );
                 release.with_state(|state| state.trial = Some(trial));
             }
-            (StartDecision::Proven, Some(trial)) => release.finish_order(trial.generation, None),
+            (StartDecision::Proven, Some(trial)) => release.finish_trial(&trial),
             (StartDecision::RolledBack(why), Some(trial)) => {
                 release.files.remove_candidate(&trial.stable);
                 release.finish_order(trial.generation, Some(why));
@@ -129,6 +149,7 @@ impl SelfUpdater {
             sha256: hex::decode(&self.own_digest).unwrap_or_default(),
             error: concluded.error.unwrap_or_default(),
             findings: Vec::new(),
+            pinned_key_ids: self.signing.key_ids(),
         }
     }
 
@@ -148,13 +169,25 @@ impl SelfUpdater {
                     generation = trial.generation,
                     "a shepherd acknowledged a heartbeat of this release, and it stays"
                 );
-                self.finish_order(trial.generation, None);
+                self.finish_trial(&trial);
             }
             Err(error) => {
                 tracing::error!(%error, "this release could not take the stable path; the former one is started again");
                 self.request_handover(Handover::RollBack(trial.stable));
             }
         }
+    }
+
+    /// Ends the trial of a release that has proved itself.
+    fn finish_trial(&self, trial: &Trial) {
+        // Before the end of the trial is written: a crash in between is followed by another call.
+        if let Some(Ok(minimum)) = trial.minimum_version.as_deref().map(str::parse::<ReleaseVersion>) {
+            self.signing.raise_minimum(ArtefactKind::Release, RELEASE_NAME, minimum);
+            if let Err(error) = self.signing.save() {
+                tracing::error!(%error, "the lowest accepted version could not be stored");
+            }
+        }
+        self.finish_order(trial.generation, None);
     }
 
     /// Writes the outcome of an order, and ends the trial.
@@ -261,19 +294,42 @@ impl SelfUpdater {
     ) -> Result<StagedRelease, String> {
         let digest = order.sha256.clone().try_into().map(Sha256);
         let digest = digest.map_err(|_| "the order names no digest".to_owned())?;
+        let signed_by = self.accept_signature(&order.signature)?;
+        let minimum_version =
+            signed_by.as_ref().map(|signed_by| signed_by.signature.fields().minimum_version);
         let patience = trial_timeout(order.deadline_seconds);
         let stable = self.stable_path()?;
         self.fetch_release(digest, sha256, server_pool, patience).await?;
         let (files, to, name) = (self.files.clone(), stable.clone(), sha256.to_owned());
-        let staged = tokio::task::spawn_blocking(move || files.stage_candidate(&to, &name)).await;
-        let candidate = staged.map_err(|error| error.to_string())??;
+        let stage = move || files.stage_candidate(&to, &name, signed_by.as_ref());
+        let staged = tokio::task::spawn_blocking(stage).await.map_err(|error| error.to_string())??;
         Ok(StagedRelease {
             generation: order.generation,
             sha256: sha256.to_owned(),
             stable,
-            candidate,
+            candidate: staged.path,
+            program: Arc::new(staged.file),
+            minimum_version,
             trial_timeout: patience,
         })
+    }
+
+    /// Decides from the signature in an order whether its release may be fetched, and with which key it is verified then;
+    /// `None` if no key is pinned. The error is a sentence.
+    fn accept_signature(&self, text: &str) -> Result<Option<SignedBy>, String> {
+        let refused = |why: String| format!("the release was refused: {why}");
+        let trust = self.signing.trust().map_err(refused)?;
+        if trust.keys().is_empty() {
+            return Ok(None);
+        }
+        let signature = match text {
+            "" => None,
+            text => Some(ArtefactSignature::parse(text).map_err(|error| refused(error.to_string()))?),
+        };
+        let expected = ExpectedFields::release(std::env::consts::ARCH);
+        let key = decide_acceptance(signature.as_ref(), &expected, &trust);
+        let key = key.map_err(|error| refused(error.to_string()))?.cloned();
+        Ok(signature.zip(key).map(|(signature, key)| SignedBy { signature, key }))
     }
 
     /// The path of this program, which the init system or the supervisor starts.
@@ -356,11 +412,12 @@ impl SelfUpdater {
                 until_ms: self.clock.milliseconds().saturating_add(patience_ms),
                 patience_ms,
                 instance: ProcessInstance::current()?,
+                minimum_version: staged.minimum_version.map(|version| version.to_string()),
             })?;
             watchdog::start_watchdog(&staged.stable, &self.directory)
         };
         let error = match begin() {
-            Ok(()) => exec_program(&staged.candidate),
+            Ok(()) => exec_open_program(&staged.program, &staged.candidate),
             Err(error) => error,
         };
         self.files.remove_candidate(&staged.stable);
@@ -369,10 +426,30 @@ impl SelfUpdater {
     }
 }
 
-/// Replaces this program by `program`, with the arguments of this one. The next program protects its process again.
+/// Replaces this program by an open one that was verified. Another file may have its `name` meanwhile.
+fn exec_open_program(program: &File, name: &Path) -> std::io::Error {
+    let mut start = [0; 2];
+    // The interpreter of a script opens the file again, after `execve` has closed the files of this program.
+    if program.read_exact_at(&mut start, 0).is_ok()
+        && start == *b"#!"
+        && let Err(error) = fcntl_setfd(program, FdFlags::empty())
+    {
+        return error.into();
+    }
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    exec_command(command.arg0(name))
+}
+
+/// Replaces this program by `program`.
 fn exec_program(program: &Path) -> std::io::Error {
+    exec_command(&mut Command::new(program))
+}
+
+/// Replaces this program by that of the command, with the arguments of this one. The next program protects its process
+/// again.
+fn exec_command(command: &mut Command) -> std::io::Error {
     if let Err(error) = hardening::restore_own_core_limit() {
         tracing::warn!(%error, "what the next release starts writes no core files");
     }
-    Command::new(program).args(std::env::args_os().skip(1)).usual_file_limit().exec()
+    command.args(std::env::args_os().skip(1)).usual_file_limit().exec()
 }

@@ -348,8 +348,11 @@ impl CallbackService {
                 generation: release.generation,
                 sha256: release.sha256,
                 deadline_seconds: u32::try_from(release.deadline_seconds).unwrap_or_default(),
+                signature: String::new(),
             }),
             log_requests,
+            signing_keys: Vec::new(),
+            key_rotations: Vec::new(),
         }
     }
 }

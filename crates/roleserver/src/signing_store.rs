@@ -1,0 +1,233 @@
+//! The keys that releases must be signed with: pin them once, follow their rotations, store them.
+//!
+//! [`model::signed_artefact::signing_trust`] decides; this module stores the result in `signing.json`. The keys come with
+//! the enrolment, or with the first answer to a heartbeat that has some. Without pinned keys, releases need no signature.
+//!
+//! A damaged file is not the same as no file: then nothing is accepted until a person has looked at it. Otherwise damage
+//! to one file would let everybody with an order install any release.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use model::kubernetes::version::ReleaseVersion;
+use model::signed_artefact::signed_fields::ArtefactKind;
+use model::signed_artefact::signing_key::{SigningKey, collect_signing_keys};
+use model::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningTrust};
+use proto::agent::v1 as wire;
+
+use crate::state_directory::{StateDirectory, StateError, StoredSigningTrust};
+
+/// The pinned keys of a machine. Clones share them.
+#[derive(Clone, Debug)]
+pub struct SigningStore {
+    state: StateDirectory,
+    inner: Arc<Mutex<SigningState>>,
+}
+
+#[derive(Debug)]
+struct SigningState {
+    /// The error is a sentence.
+    trust: Result<SigningTrust, String>,
+    is_saved: bool,
+}
+
+impl SigningStore {
+    /// Reads the stored keys. If none are stored, the keys of the enrolment are pinned; [`Self::save`] writes them.
+    #[must_use]
+    pub fn open(state: StateDirectory, enrolled_keys: &[String]) -> Self {
+        let stored = state.read_signing_trust().map_err(|error| error.to_string());
+        let trust = stored.and_then(|stored| parse_trust(&stored.unwrap_or_default()));
+        if let Err(error) = &trust {
+            tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
+        }
+        let store = Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true })) };
+        // Each answer to a heartbeat finds again whether it has to be saved.
+        let _ = store.accept_offer(enrolled_keys, &[]);
+        store
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SigningState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pinned keys and the lowest accepted versions. The error is a sentence.
+    pub fn trust(&self) -> Result<SigningTrust, String> {
+        self.lock().trust.clone()
+    }
+
+    /// The ids of the pinned keys.
+    #[must_use]
+    pub fn key_ids(&self) -> Vec<String> {
+        let state = self.lock();
+        let keys = state.trust.as_ref().map(SigningTrust::keys).unwrap_or_default();
+        keys.iter().map(|key| key.id().to_string()).collect()
+    }
+
+    /// Takes what a shepherd sent: keys where none is pinned, and rotations that a pinned key signed. Returns whether the
+    /// result has to be saved. It does not wait for the disk.
+    #[must_use]
+    pub fn accept_offer(&self, keys: &[String], rotations: &[wire::KeyRotation]) -> bool {
+        let (keys, rotations) = (parse_keys(keys), parse_rotations(rotations));
+        let mut state = self.lock();
+        let Ok(trust) = &state.trust else { return false };
+        let next = trust.with_offer(&keys, &rotations);
+        if next != *trust {
+            tracing::info!(
+                keys = next.list_key_ids(),
+                "releases must be signed with one of these keys from now on"
+            );
+            state.trust = Ok(next);
+            state.is_saved = false;
+        }
+        !state.is_saved
+    }
+
+    /// Raises the lowest accepted version, after a file with this minimum has proved itself.
+    pub fn raise_minimum(&self, kind: ArtefactKind, name: &str, minimum: ReleaseVersion) {
+        let mut state = self.lock();
+        let Ok(trust) = &state.trust else { return };
+        let next = trust.with_minimum(kind, name, minimum);
+        if next != *trust {
+            tracing::info!(%kind, name, %minimum, "lower versions are not accepted any more");
+            state.trust = Ok(next);
+            state.is_saved = false;
+        }
+    }
+
+    /// Writes the keys and versions, if they have changed since the last time. A write that failed is tried again with the
+    /// next answer to a heartbeat.
+    pub fn save(&self) -> Result<(), StateError> {
+        let trust = {
+            let state = self.lock();
+            match &state.trust {
+                Ok(trust) if !state.is_saved => trust.clone(),
+                _ => return Ok(()),
+            }
+        };
+        // Without the lock: heartbeats go on while the disk does not answer.
+        self.state.write_signing_trust(&store_trust(&trust))?;
+        let mut state = self.lock();
+        state.is_saved = state.trust.as_ref() == Ok(&trust);
+        Ok(())
+    }
+}
+
+/// The keys that a shepherd sent; none if one of them is malformed.
+fn parse_keys(lines: &[String]) -> Vec<SigningKey> {
+    if lines.is_empty() {
+        return Vec::new();
+    }
+    collect_signing_keys(lines.iter().map(String::as_str)).unwrap_or_else(|error| {
+        tracing::warn!(error, "the shepherd sent signing keys that cannot be read");
+        Vec::new()
+    })
+}
+
+/// The rotations that a shepherd sent, without malformed ones.
+fn parse_rotations(rotations: &[wire::KeyRotation]) -> Vec<KeyRotation> {
+    let parse = |rotation: &wire::KeyRotation| {
+        KeyRotation::parse(&rotation.list, &rotation.signature)
+            .inspect_err(|error| {
+                tracing::warn!(error, "the shepherd sent a list of keys that cannot be used")
+            })
+            .ok()
+    };
+    rotations.iter().take(MAX_ROTATIONS).filter_map(parse).collect()
+}
+
+/// The trust as its file has it.
+fn store_trust(trust: &SigningTrust) -> StoredSigningTrust {
+    let mut minimum_versions: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    for ((kind, name), minimum) in trust.minimum_versions() {
+        let of_kind = minimum_versions.entry(kind.to_string()).or_default();
+        of_kind.insert(name.clone(), minimum.to_string());
+    }
+    StoredSigningTrust {
+        keys: trust.keys().iter().map(|key| key.as_str().to_owned()).collect(),
+        rotation: trust.rotation().map(|version| version.to_string()),
+        minimum_versions,
+    }
+}
+
+/// The trust that its file has. The error is a sentence.
+fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
+    let damaged = |error: String| {
+        format!(
+            "signing.json in the state directory of this machine is damaged ({error}); look at it, then remove it, and \
+             the machine pins the keys of its shepherd again"
+        )
+    };
+    let version = |text: &str| text.parse::<ReleaseVersion>().map_err(|error| damaged(error.to_string()));
+    let mut minimum_versions = BTreeMap::new();
+    for (kind, of_kind) in &stored.minimum_versions {
+        // A later release may know more kinds, and this one has no file of them.
+        let Some(kind) = ArtefactKind::ALL.into_iter().find(|known| known.as_str() == kind) else { continue };
+        for (name, minimum) in of_kind {
+            minimum_versions.insert((kind, name.clone()), version(minimum)?);
+        }
+    }
+    let rotation = stored.rotation.as_deref().map(version).transpose()?;
+    SigningTrust::restore(&stored.keys, rotation, minimum_versions).map_err(damaged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+    const SECOND: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
+
+    fn offered(key: &str) -> Vec<String> {
+        vec![key.to_owned()]
+    }
+
+    #[test]
+    fn keys_are_pinned_once_and_found_after_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let store = SigningStore::open(state.clone(), &[]);
+        assert_eq!((store.key_ids(), store.trust()), (Vec::new(), Ok(SigningTrust::default())));
+        assert!(!store.accept_offer(&[], &[]), "there is nothing to save");
+        assert!(!store.accept_offer(&offered("x"), &[]), "a malformed key pins nothing");
+        assert!(store.accept_offer(&offered(FIRST), &[]));
+        assert!(store.accept_offer(&offered(SECOND), &[]), "it is not saved yet");
+        store.save().unwrap();
+        assert!(!store.accept_offer(&offered(SECOND), &[]), "another key is ignored");
+        store.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 2, 0));
+        store.save().unwrap();
+
+        let again = SigningStore::open(state.clone(), &offered(SECOND));
+        assert_eq!(again.key_ids(), ["0001010101010101"]);
+        let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
+        assert_eq!(minimum, Some(ReleaseVersion::new(1, 2, 0)));
+        assert_eq!(again.trust(), store.trust());
+    }
+
+    #[test]
+    fn keys_of_the_enrolment_are_pinned_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let store = SigningStore::open(state.clone(), &offered(FIRST));
+        assert!(store.accept_offer(&offered(SECOND), &[]), "what was pinned is not saved yet");
+        store.save().unwrap();
+        assert_eq!(SigningStore::open(state, &[]).key_ids(), ["0001010101010101"]);
+    }
+
+    #[test]
+    fn damaged_file_accepts_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let stored = |text: &str| std::fs::write(directory.path().join("signing.json"), text).unwrap();
+        for text in ["{", "{\"keys\":[\"x\"]}", "{\"keys\":[],\"rotation\":\"1\"}"] {
+            stored(text);
+            let store = SigningStore::open(state.clone(), &offered(FIRST));
+            assert!(store.trust().unwrap_err().contains("signing.json"), "{text}");
+            assert!(!store.accept_offer(&offered(FIRST), &[]));
+            assert_eq!(store.key_ids(), Vec::<String>::new());
+            store.save().unwrap();
+            assert_eq!(std::fs::read_to_string(directory.path().join("signing.json")).unwrap(), text);
+        }
+        stored("{\"keys\":[],\"minimum_versions\":{\"later\":{\"x\":\"soon\"}}}");
+        assert_eq!(SigningStore::open(state, &[]).trust(), Ok(SigningTrust::default()), "of a later release");
+    }
+}

@@ -1,0 +1,197 @@
+//! Signed releases on a machine: it runs only what a pinned key signed, for this purpose and in a version that is not too
+//! old. Keys are pinned once, and rotate by lists that a pinned key signed.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context as _, Result, anyhow};
+use shepherd::proto::agent::v1 as wire;
+use shepherd::roleserver::process::program_digest;
+
+use super::callback::Callback;
+use super::{Machine, request, wait_for};
+use crate::harness::aloud::TestResult;
+use crate::harness::minisign::{Signer, release_comment};
+
+/// A shepherd that sends keys and rotations, and orders releases.
+struct SigningShepherd {
+    callback: Callback,
+    answer: Arc<Mutex<wire::HeartbeatResponse>>,
+}
+
+impl SigningShepherd {
+    fn start() -> Result<Self> {
+        let answer = Arc::<Mutex<wire::HeartbeatResponse>>::default();
+        let next = answer.clone();
+        let callback = Callback::start(move |request| {
+            let next = next.lock().map_or_else(|_| wire::HeartbeatResponse::default(), |next| next.clone());
+            Ok(wire::HeartbeatResponse {
+                hardware_report_requested: request.hardware_report.is_none(),
+                ..next
+            })
+        })?;
+        Ok(Self { callback, answer })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut wire::HeartbeatResponse)) -> Result<()> {
+        change(&mut self.answer.lock().map_err(|_| anyhow!("poisoned"))?);
+        Ok(())
+    }
+
+    fn newest_report(&self) -> Option<wire::ReleaseReport> {
+        let heartbeats = self.callback.heartbeats();
+        heartbeats.into_iter().rev().find_map(|observations| observations.request.release_report)
+    }
+
+    /// Orders a release, and returns the report of its end.
+    fn order(
+        &self,
+        machine: &Machine,
+        generation: i64,
+        sha256: &[u8],
+        signature: &str,
+    ) -> Result<wire::ReleaseReport> {
+        let order = wire::ReleaseOrder {
+            generation,
+            sha256: sha256.to_vec(),
+            deadline_seconds: 120,
+            signature: signature.to_owned(),
+        };
+        self.change(|answer| answer.release_order = Some(order))?;
+        wait_for("the end of an order", || {
+            Ok(self.newest_report().filter(|report| report.generation == generation))
+        })
+        .with_context(|| std::fs::read_to_string(machine.state().log_path()).unwrap_or_default())
+    }
+
+    /// Waits until the machine reports so many pinned keys.
+    fn until_pinned(&self, count: usize) -> Result<Vec<String>> {
+        wait_for("the pinned keys", || {
+            let ids = self.newest_report().map(|report| report.pinned_key_ids);
+            Ok(ids.filter(|ids| ids.len() == count))
+        })
+    }
+}
+
+fn with_more(program: &Path, more: &str) -> Result<Vec<u8>> {
+    Ok([&std::fs::read(program)?[..], more.as_bytes()].concat())
+}
+
+#[test]
+fn only_a_release_that_a_pinned_key_signed_for_this_purpose_runs() -> TestResult {
+    let (first, spare, thief) = (Signer::new()?, Signer::new()?, Signer::new()?);
+    let shepherd = SigningShepherd::start()?;
+    // A thief of the database sends another key. The machine has pinned those of its enrolment.
+    let keys = vec![thief.public_key()?];
+    shepherd.change(|answer| answer.signing_keys = keys)?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![first.public_key()?, spare.public_key()?],
+        ..request(&shepherd.callback, 1)
+    })?;
+    shepherd.until_pinned(2)?;
+    let (former, process) = (program_digest(&machine.program)?, machine.agent()?);
+
+    let release = with_more(&machine.program, "2")?;
+    let half = release[..release.len() / 2].to_vec();
+    let comment = release_comment("1.4.0", "1.3.0");
+    let by_first = first.sign(&release, &comment)?;
+    let (whole, other, half) = (
+        shepherd.callback.serve(release.clone())?,
+        shepherd.callback.serve(with_more(&machine.program, "another")?)?,
+        shepherd.callback.serve(half)?,
+    );
+    let by_thief = thief.sign(&release, &comment)?;
+    let of_kind = first.sign(&release, &comment.replace("kind=release", "kind=bundle"))?;
+    let of_name = first.sign(&release, &comment.replace("name=roleserver", "name=shepherd"))?;
+    let of_architecture = first.sign(&release, &comment.replace(std::env::consts::ARCH, "sparc"))?;
+    let lacking = first.sign(&release, &comment.replace(" minimum-version=1.3.0", ""))?;
+    let changed = by_first.replace("version=1.4.0", "version=9.4.0");
+    let cases: [(&str, &[u8], &str, &str); 10] = [
+        ("unsigned", &whole, "", "it is not signed"),
+        ("signed by a stranger", &whole, &by_thief, "which is not one of the pinned keys"),
+        ("another kind", &whole, &of_kind, "its signature is for kind bundle, and release is expected"),
+        (
+            "another program",
+            &whole,
+            &of_name,
+            "its signature is for name shepherd, and roleserver is expected",
+        ),
+        ("another architecture", &whole, &of_architecture, "its signature is for architecture sparc"),
+        ("lacks a field", &whole, &lacking, "lacks the field minimum-version"),
+        ("no signature at all", &whole, "trust me", "the signature is no file that minisign -S wrote"),
+        ("another comment", &whole, &changed, "its signature is not valid"),
+        ("another file", &other, &by_first, "its signature is not valid"),
+        ("truncated", &half, &by_first, "its signature is not valid"),
+    ];
+    for ((what, sha256, signature, text), generation) in cases.into_iter().zip(1..) {
+        let report = shepherd.order(&machine, generation, sha256, signature)?;
+        assert!(report.error.contains("the release was refused: "), "{what}: {report:?}");
+        assert!(report.error.contains(text), "{what}: {report:?}");
+        assert_eq!(program_digest(&machine.program)?, former, "{what}");
+        assert!(!machine.program.with_extension("candidate").exists(), "{what}");
+    }
+
+    // The spare key signs as well as the first one.
+    let report = shepherd.order(&machine, 11, &whole, &spare.sign(&release, &comment)?)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &whole));
+    assert_eq!(machine.agent()?.instance, process.instance, "it is the same process");
+    // It has proved itself, so an older release is refused, and the lowest version is not.
+    let former = with_more(&machine.program, "3")?;
+    let sha256 = shepherd.callback.serve(former.clone())?;
+    let too_old = first.sign(&former, &release_comment("1.2.9", "1.0.0"))?;
+    let report = shepherd.order(&machine, 12, &sha256, &too_old)?;
+    assert!(
+        report.error.contains("its version is 1.2.9, and 1.3.0 is the lowest that is accepted"),
+        "{report:?}"
+    );
+    let lowest = first.sign(&former, &release_comment("1.3.0", "1.0.0"))?;
+    let report = shepherd.order(&machine, 13, &sha256, &lowest)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+    Ok(())
+}
+
+#[test]
+fn machine_without_keys_pins_the_first_ones_and_follows_a_signed_rotation() -> TestResult {
+    let (first, second) = (Signer::new()?, Signer::new()?);
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    // As a shepherd of a release before this one enrols it.
+    machine.enroll(&request(&shepherd.callback, 1))?;
+    shepherd.until_pinned(0)?;
+    let keys = vec![first.public_key()?];
+    shepherd.change(|answer| answer.signing_keys = keys)?;
+    let before = shepherd.until_pinned(1)?;
+
+    let list = second.public_file()?;
+    let rotation = |signer: &Signer| -> Result<wire::KeyRotation> {
+        let comment =
+            "shepherd kind=keys name=signing-keys version=1.0.0 architecture=any minimum-version=1.0.0";
+        Ok(wire::KeyRotation { list: list.clone(), signature: signer.sign(list.as_bytes(), comment)? })
+    };
+    // The new key cannot appoint itself, and a takeover with it changes nothing.
+    let (own, signed) = (rotation(&second)?, rotation(&first)?);
+    let keys = vec![second.public_key()?];
+    shepherd.change(|answer| (answer.signing_keys, answer.key_rotations) = (keys, vec![own]))?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![second.public_key()?],
+        ..request(&shepherd.callback, 2)
+    })?;
+    let release = with_more(&machine.program, "2")?;
+    let sha256 = shepherd.callback.serve(release.clone())?;
+    let by_second = second.sign(&release, &release_comment("1.0.0", "1.0.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &by_second)?;
+    assert!(report.error.contains("which is not one of the pinned keys"), "{report:?}");
+    assert_eq!(report.pinned_key_ids, before);
+
+    shepherd.change(|answer| answer.key_rotations = vec![signed])?;
+    wait_for("the rotation", || {
+        Ok(shepherd.newest_report().filter(|report| report.pinned_key_ids != before))
+    })?;
+    let by_first = first.sign(&release, &release_comment("1.0.0", "1.0.0"))?;
+    let report = shepherd.order(&machine, 2, &sha256, &by_first)?;
+    assert!(report.error.contains("which is not one of the pinned keys"), "it is rotated out: {report:?}");
+    let report = shepherd.order(&machine, 3, &sha256, &by_second)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+    Ok(())
+}
