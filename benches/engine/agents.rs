@@ -211,6 +211,7 @@ async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Resu
         renewal: RenewalClock::default(),
         agent_rate: "1s,10".parse().context("a rate")?,
         limits: GateLimits::for_listener(ListenerKind::Callback, 1 << 20),
+        signing: Arc::default(),
     };
     Ok(serve_agents(fleet.bmdb.clone(), fleet.sessions.clone(), settings, Metrics::new(), stop).await?)
 }

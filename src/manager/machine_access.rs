@@ -21,6 +21,7 @@ use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
+use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::time::unix_milliseconds;
 use crate::model::unknown_fence::UnknownFence;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
@@ -48,6 +49,8 @@ pub struct MachineAccess {
     pub endpoints: Vec<String>,
     /// CA certificates of the callback servers at this moment, DER.
     pub ca_certificates: Box<dyn Fn() -> Vec<Vec<u8>> + Send + Sync>,
+    /// Keys that releases must be signed with, which the machine pins.
+    pub signing: Arc<SigningConfiguration>,
     /// The BMDB that the machine belongs to after its enrolment.
     pub bmdb_id: Uuid,
 }
@@ -184,7 +187,7 @@ impl MachineAccess {
             bmdb_id: self.bmdb_id.to_string(),
             heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
-            signing_keys: Vec::new(),
+            signing_keys: self.signing.key_lines(),
         };
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();

@@ -204,6 +204,14 @@ pub struct ServiceFlags {
     /// self-signed, otherwise the machine's own trusted CAs]
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
+    /// Public keys of minisign that releases must be signed with, one file after the other, a spare key among them.
+    /// Machines pin them.
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
+    pub signing_keys_path: Option<PathBuf>,
+    /// List of keys that replaces those that machines have pinned; its signature is FILE.minisig. May be given several
+    /// times.
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
+    pub key_rotation_path: Vec<PathBuf>,
 
     /// Listen address of the fleet API, gRPC and JSON over TLS.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]

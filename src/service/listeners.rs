@@ -135,6 +135,7 @@ async fn start_parts(
             renewal: RenewalClock::default(),
             agent_rate: agent_rate(),
             limits: limits(ListenerKind::Callback),
+            signing: plan.signing.clone(),
         };
         let agents =
             serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;

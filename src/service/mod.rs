@@ -64,6 +64,7 @@ pub mod run;
 pub mod running_service;
 pub mod scratch;
 pub mod service_plan;
+mod signing_keys;
 pub mod ssh_access;
 pub mod start;
 pub mod stop_deadline;

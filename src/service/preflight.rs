@@ -63,6 +63,9 @@ pub async fn inspect_plan(
             .map_err(|error| server_failure(&error))?;
         found.push(format!("a certificate and its key for {}", plan.endpoints.join(", ")));
     }
+    if !plan.signing.keys().is_empty() {
+        found.push(format!("the signing keys {}", plan.signing.trust().list_key_ids()));
+    }
     if let Some(path) = flags.secrets_key_path.as_deref() {
         if path.exists() {
             SecretsKey::open(path).map_err(|error| ExitFailure::usage(error.to_string()))?;

@@ -6,14 +6,17 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::bmdb::connection::settings::ConnectionSettings;
+use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::time::Rate;
 use crate::providers::provider::ProviderName;
 use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::{ServiceComponent, ServiceFlags};
 use crate::service::provider_configuration::ProviderConfiguration;
+use crate::service::signing_keys::read_signing_keys;
 
 /// The database of the plan.
 #[derive(Clone)]
@@ -41,6 +44,8 @@ pub struct ServicePlan {
     pub endpoints: Vec<String>,
     /// Providers of machines that log in by an SSH password, each with the source of the password.
     pub ssh_passwords: Vec<(ProviderName, PasswordSource)>,
+    /// Public keys that releases must be signed with.
+    pub signing: Arc<SigningConfiguration>,
 }
 
 /// Where an SSH password comes from.
@@ -117,7 +122,8 @@ pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<Serv
     let in_environment = std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some();
     let ssh_passwords =
         if reaches_machines { plan_ssh_passwords(&flags, &providers, in_environment)? } else { Vec::new() };
-    Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords })
+    let signing = Arc::new(read_signing_keys(&flags)?);
+    Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords, signing })
 }
 
 /// Which providers' machines log in by an SSH password. Those of the flags are the machines of `--provider`, which is the

@@ -47,6 +47,7 @@ pub(super) async fn build_machine_access(
         agent_path: flags.agent_target_path.clone().map_or(TargetPath::Chosen, TargetPath::Given),
         endpoints: plan.endpoints.clone(),
         ca_certificates: Box::new(move || authorities.borrow().clone()),
+        signing: plan.signing.clone(),
         bmdb_id: database.bmdb.read_identity().await.map_err(database_failure)?,
     })
 }

@@ -109,6 +109,7 @@ fn access() -> Result<Arc<MachineAccess>> {
         agent_path: "/opt/roleserver".into(),
         endpoints: vec!["127.0.0.1:1".to_owned()],
         ca_certificates: Box::new(Vec::new),
+        signing: Arc::default(),
         bmdb_id: Uuid::from_u128(0xb),
     }))
 }

@@ -24,6 +24,8 @@ pub enum HostFindingKind {
     PodCgroups,
     /// The curator of the machine had more connections than places.
     ConnectionsTurnedAway,
+    /// The machine has pinned no signing keys, although its shepherd sends some. The shepherd finds that.
+    UnpinnedKeys,
     /// One that only a newer release knows.
     #[serde(other)]
     Other,
@@ -39,6 +41,7 @@ impl HostFindingKind {
             Self::UnitSetting => "unit-setting",
             Self::PodCgroups => "pod-cgroups",
             Self::ConnectionsTurnedAway => "connections-turned-away",
+            Self::UnpinnedKeys => "unpinned-keys",
             Self::Other => "other",
         }
     }
@@ -52,6 +55,7 @@ impl HostFindingKind {
             Self::UnitSetting,
             Self::PodCgroups,
             Self::ConnectionsTurnedAway,
+            Self::UnpinnedKeys,
         ];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
     }
@@ -84,6 +88,7 @@ mod tests {
             HostFindingKind::UnitSetting,
             HostFindingKind::PodCgroups,
             HostFindingKind::ConnectionsTurnedAway,
+            HostFindingKind::UnpinnedKeys,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
             let finding = HostFinding { kind, message: "m".to_owned() };

@@ -146,6 +146,7 @@ impl Site {
             agent_path: DEFAULT_AGENT_PATH.into(),
             endpoints: vec!["127.0.0.1:1".to_owned()],
             ca_certificates: Box::new(Vec::new),
+            signing: Arc::default(),
             bmdb_id: Uuid::from_u128(0xb),
         })
     }

@@ -322,6 +322,7 @@ impl Site {
             // Nothing listens there: the test itself reports for the agents.
             endpoints: vec!["127.0.0.1:9".to_owned()],
             ca_certificates: Box::new(Vec::new),
+            signing: Arc::default(),
             bmdb_id: Uuid::from_u128(1),
         })
     }

@@ -44,6 +44,7 @@ pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
         renewal: RenewalClock::default(),
         agent_rate: "1ms,1000".parse()?,
         limits: GateLimits::for_listener(ListenerKind::Callback, 1 << 20),
+        signing: Arc::default(),
     })
 }
 

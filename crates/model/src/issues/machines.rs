@@ -45,6 +45,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         workloads_end_with_agent(machine),
         agent_unit(machine),
         curator_connections(machine),
+        unpinned_keys(machine),
     ];
     rules.into_iter().flatten().collect()
 }
@@ -278,6 +279,7 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
                 HostFindingKind::WorkloadsEndWithAgent
                     | HostFindingKind::PodCgroups
                     | HostFindingKind::ConnectionsTurnedAway
+                    | HostFindingKind::UnpinnedKeys
             )
         },
         remedy,
@@ -294,6 +296,13 @@ fn curator_connections(machine: &MachineIssueInputs) -> Option<Issue> {
         |kind| kind == HostFindingKind::ConnectionsTurnedAway,
         remedy,
     )
+}
+
+fn unpinned_keys(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = "update its role server, or take the machine over again with the role server of this release; it then pins \
+                  the keys with the next heartbeat"
+        .to_owned();
+    finding_issue(machine, IssueKind::UnpinnedKeys, |kind| kind == HostFindingKind::UnpinnedKeys, remedy)
 }
 
 /// An issue with the messages of all findings of some kinds. Without an agent nobody reports findings any more.

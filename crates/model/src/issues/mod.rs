@@ -104,13 +104,14 @@ pub enum IssueKind {
     ShortWaitingTime,
     SilentAgent,
     TwoPersonRuleOff,
+    UnpinnedKeys,
     WorkFails,
     WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -151,6 +152,7 @@ impl IssueKind {
         Self::ShortWaitingTime,
         Self::SilentAgent,
         Self::TwoPersonRuleOff,
+        Self::UnpinnedKeys,
         Self::WorkFails,
         Self::WorkloadsEndWithAgent,
     ];
@@ -199,6 +201,7 @@ impl IssueKind {
             Self::ShortWaitingTime => "short-waiting-time",
             Self::SilentAgent => "silent-agent",
             Self::TwoPersonRuleOff => "two-person-rule-off",
+            Self::UnpinnedKeys => "unpinned-keys",
             Self::WorkFails => "work-fails",
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
@@ -244,6 +247,7 @@ impl IssueKind {
             | Self::ShortWaitingTime
             | Self::SilentAgent
             | Self::TwoPersonRuleOff
+            | Self::UnpinnedKeys
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {

@@ -14,6 +14,7 @@
 //! * [`signing_key`][]: public keys, as minisign writes them.
 //! * [`signed_fields`][]: the grammar of the trusted comment.
 //! * [`signature`][]: signatures, and their verification while the file is read.
+//! * [`signing_configuration`][]: the keys of a deployment.
 //! * [`signing_trust`][]: the keys that a machine pins, how they rotate, and the lowest versions that it accepts.
 //!
 //! # How a file is accepted
@@ -26,6 +27,7 @@
 
 pub mod signature;
 pub mod signed_fields;
+pub mod signing_configuration;
 pub mod signing_key;
 pub mod signing_trust;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::signed_artefact::signature::{FileVerification, SignatureParseError, VerificationError};
 use crate::signed_artefact::signed_fields::FieldsError;
+use crate::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::signed_artefact::signing_key::parse_signing_keys;
 use crate::signed_artefact::signing_trust::KeyRotation;
 
@@ -253,6 +254,24 @@ fn signature_is_compared_with_what_is_expected_and_pinned() {
         decide(Some(&by_first), &release, &minimum(1)),
         Err("its version is 1.4.0, and 1.4.1 is the lowest that is accepted".to_owned())
     );
+}
+
+#[test]
+fn configuration_needs_keys_beside_rotations() {
+    let rotation = KeyRotation::parse(&key_files(&[SECOND_KEY, THIRD_KEY]), TO_SECOND).unwrap();
+    let keys = key_files(&[SECOND_KEY, THIRD_KEY]);
+    let configured = SigningConfiguration::parse(Some(&keys), vec![rotation.clone()]).unwrap();
+    assert_eq!(configured.key_lines(), [SECOND_KEY, THIRD_KEY]);
+    assert_eq!(configured.rotations(), std::slice::from_ref(&rotation));
+    assert!(configured.trust().has_keys(&[key(SECOND_KEY), key(THIRD_KEY)]));
+    assert_eq!(SigningConfiguration::parse(None, Vec::new()), Ok(SigningConfiguration::default()));
+    assert!(SigningConfiguration::parse(None, vec![rotation.clone()]).unwrap_err().contains("present keys"));
+    assert!(
+        SigningConfiguration::parse(Some(&keys), vec![rotation; 33])
+            .unwrap_err()
+            .contains("32 is the maximum")
+    );
+    assert!(SigningConfiguration::parse(Some("x"), Vec::new()).is_err());
 }
 
 #[test]

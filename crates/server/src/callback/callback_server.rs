@@ -39,6 +39,7 @@ use bmdb::engine::session::{Session, Sessions};
 use bmdb::fleet::secret::SecretsKey;
 use bmdb::machine::heartbeat::group_commit::{GroupCommit, HeartbeatQueue};
 use bmdb::metrics::Metrics;
+use model::signed_artefact::signing_configuration::SigningConfiguration;
 use model::time::Rate;
 use proto::agent::v1::agent_callback_server::AgentCallbackServer;
 use transport::gate::limits::GateLimits;
@@ -74,6 +75,8 @@ pub struct CallbackSettings {
     pub agent_rate: Rate,
     /// Limits on agents' connections.
     pub limits: GateLimits,
+    /// Keys that releases must be signed with.
+    pub signing: Arc<SigningConfiguration>,
 }
 
 /// A running callback server.
@@ -157,6 +160,7 @@ pub async fn serve_agents(
             stop.clone(),
         ),
         secrets: settings.secrets,
+        signing: settings.signing,
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);

@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::callback::agent_acceptor::AgentPeer;
 use crate::callback::file_downloads::{FileDownloads, PieceStream};
-use crate::callback::heartbeat_validation::{parse_heartbeat, parse_uuid};
+use crate::callback::heartbeat_validation::{add_finding, find_pinning_flaw, parse_heartbeat, parse_uuid};
 use crate::callback::log_validation::parse_log_part;
 use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::CaCertificates;
@@ -32,6 +32,8 @@ use bmdb::metrics::labels::ByResult;
 use model::ids::MachineId;
 use model::log_request::PartDecision;
 use model::role_declaration::Sha256;
+use model::signed_artefact::signing_configuration::SigningConfiguration;
+use model::signed_artefact::signing_trust::KeyRotation;
 use model::time::unix_milliseconds;
 use proto::agent::v1::agent_callback_server::AgentCallback;
 use proto::agent::v1::{
@@ -61,6 +63,8 @@ pub struct CallbackService {
     pub rate_limiter: Arc<CallRateLimiter>,
     /// Key that unseals orders with secrets; `None` without one.
     pub secrets: Option<Arc<SecretsKey>>,
+    /// Keys that releases must be signed with, which machines pin.
+    pub signing: Arc<SigningConfiguration>,
     /// Files that machines download.
     pub downloads: FileDownloads,
     /// Metrics of the agent channel.
@@ -206,8 +210,10 @@ impl CallbackService {
         let _answered = peer.place.begin_request();
         let request = request.into_inner();
         let brings_logs = request.supports_log_upload;
+        let report = request.release_report.as_ref();
+        let finding = report.and_then(|report| find_pinning_flaw(report, self.signing.keys()));
         let heartbeat = match parse_heartbeat(request, peer.public_key) {
-            Ok(heartbeat) => heartbeat,
+            Ok(heartbeat) => add_finding(heartbeat, finding),
             Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
         };
         let machine = heartbeat.machine;
@@ -351,9 +357,16 @@ impl CallbackService {
                 signature: String::new(),
             }),
             log_requests,
-            signing_keys: Vec::new(),
-            key_rotations: Vec::new(),
+            signing_keys: self.signing.key_lines(),
+            key_rotations: self.signing.rotations().iter().map(encode_rotation).collect(),
         }
+    }
+}
+
+fn encode_rotation(rotation: &KeyRotation) -> proto::agent::v1::KeyRotation {
+    proto::agent::v1::KeyRotation {
+        list: rotation.list().to_owned(),
+        signature: rotation.signature().as_str().to_owned(),
     }
 }
 

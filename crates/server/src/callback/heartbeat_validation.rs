@@ -13,6 +13,7 @@ use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
 use model::roll_out::ReleaseReport as Release;
+use model::signed_artefact::signing_key::{MAX_KEYS, SigningKey};
 use proto::agent::v1::installation_report::Result as Installed;
 use proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
 
@@ -23,6 +24,8 @@ pub const MESSAGE_LIMIT: usize = 2 << 20;
 
 const VERSION_LIMIT: usize = 100;
 const ERROR_LIMIT: usize = 4000;
+/// Characters of the id of a key.
+const KEY_ID_LIMIT: usize = 16;
 const CERTIFICATE_LIMIT: usize = 8 << 10;
 /// Upper bound of a restore epoch: no cluster is restored this often.
 const MAX_EPOCH: u64 = 1 << 32;
@@ -158,6 +161,45 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
     Ok(Release { generation: report.generation, sha256, error, findings: findings.collect() })
 }
 
+/// The finding that a machine has not pinned exactly the keys of this shepherd; `None` if it has, or if there are no keys.
+#[must_use]
+pub fn find_pinning_flaw(report: &ReleaseReport, keys: &[SigningKey]) -> Option<HostFinding> {
+    let (pinned, keys) = (sort_ids(report.pinned_key_ids.iter()), sort_ids(keys.iter().map(SigningKey::id)));
+    if keys.is_empty() || pinned == keys {
+        return None;
+    }
+    let message = if pinned.is_empty() {
+        "it has pinned no signing keys, so it runs releases that nobody signed".to_owned()
+    } else {
+        format!(
+            "it has pinned the signing keys {}, and its shepherd has {}: give shepherds the lists of new keys that a pinned \
+             key signed (--key_rotation_path)",
+            pinned.join(", "),
+            keys.join(", ")
+        )
+    };
+    Some(HostFinding { kind: HostFindingKind::UnpinnedKeys, message })
+}
+
+fn sort_ids(ids: impl Iterator<Item = impl ToString>) -> Vec<String> {
+    let shown = |c: char| if c.is_ascii_hexdigit() { c } else { '?' };
+    let mut ids: Vec<String> =
+        ids.take(MAX_KEYS).map(|id| id.to_string().chars().map(shown).take(KEY_ID_LIMIT).collect()).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// The heartbeat with what this shepherd finds wrong beside what the machine reports.
+#[must_use]
+pub fn add_finding(mut heartbeat: ReceivedHeartbeat, finding: Option<HostFinding>) -> ReceivedHeartbeat {
+    if let (Some(release), Some(finding)) = (&mut heartbeat.release, finding) {
+        // The list is bounded, and the machine's own findings leave a place.
+        release.findings.truncate(MAX_FINDINGS - 1);
+        release.findings.push(finding);
+    }
+    heartbeat
+}
+
 fn parse_installation_report(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
     let error = match report.result {
         Some(Installed::Success(_)) => None,
@@ -245,6 +287,38 @@ mod tests {
             rejection(|request| request.installation_report = report(0, success)),
             "installation_report.generation is not positive"
         );
+    }
+
+    #[test]
+    fn machine_that_has_not_pinned_the_keys_is_found() {
+        const FIRST: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+        const SECOND: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
+        let keys = [FIRST, SECOND].map(|line| SigningKey::parse(line).unwrap());
+        let flaw = |ids: &[&str], keys: &[SigningKey]| {
+            let pinned_key_ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let report = ReleaseReport { pinned_key_ids, ..Default::default() };
+            find_pinning_flaw(&report, keys).map(|finding| (finding.kind, finding.message))
+        };
+        let kind = HostFindingKind::UnpinnedKeys;
+        assert_eq!(flaw(&[], &[]), None, "nothing is signed");
+        assert_eq!(flaw(&["0002020202020202", "0001010101010101"], &keys), None);
+        let none = "it has pinned no signing keys, so it runs releases that nobody signed".to_owned();
+        assert_eq!(flaw(&[], &keys), Some((kind, none)));
+        let (_, other) = flaw(&["0001010101010101\u{1b}"], &keys).unwrap();
+        assert!(
+            other.starts_with("it has pinned the signing keys 0001010101010101, and its shepherd has 000"),
+            "{other}"
+        );
+
+        let request = HeartbeatRequest {
+            release_report: Some(ReleaseReport { sha256: vec![7; 32], ..Default::default() }),
+            ..request()
+        };
+        let heartbeat = parse_heartbeat(request, [7; 32]).unwrap();
+        let finding = HostFinding { kind, message: "m".to_owned() };
+        let with = add_finding(heartbeat.clone(), Some(finding.clone()));
+        assert_eq!(with.release.unwrap().findings, [finding]);
+        assert!(add_finding(heartbeat, None).release.unwrap().findings.is_empty());
     }
 
     #[test]

@@ -279,6 +279,14 @@ pub(super) const CASES: &[Case] = &[
         &[("connections-turned-away", "rack-a/1")],
     ),
     (
+        "it has pinned no signing keys",
+        |e| {
+            let message = "it has pinned no signing keys".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::UnpinnedKeys, message });
+        },
+        &[("unpinned-keys", "rack-a/1")],
+    ),
+    (
         "the agent with these findings was given up",
         |e| {
             let message = "the unit file was edited".into();
