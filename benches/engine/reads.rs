@@ -75,6 +75,7 @@ impl ApiFixture {
             max_watches: 20,
             read_pool_connections: 4,
             auth_pool_connections: 2,
+            signing: Arc::default(),
         };
         let (stop, metrics) = (CancellationToken::new(), Metrics::new());
         let server =

@@ -159,6 +159,7 @@ async fn start_parts(
             max_watches: OPERATOR_WATCHES,
             read_pool_connections: API_DATABASE_CONNECTIONS,
             auth_pool_connections: API_AUTH_CONNECTIONS,
+            signing: plan.signing.clone(),
         };
         let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
         listeners.api = Some(api.await?);

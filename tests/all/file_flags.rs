@@ -75,6 +75,7 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("shepherd simulator", "state_path", FileUse::Output),
     ("shepherdctl", "bmdb_url", FileUse::Address),
     ("shepherdctl artefacts add", "file", FileUse::Content),
+    ("shepherdctl artefacts add", "signature", FileUse::Content),
     ("shepherdctl cluster credentials issue", "output_dir", FileUse::Output),
     ("shepherdctl cluster declare", "file", FileUse::Content),
     ("shepherdctl cluster kubeconfig", "output_file", FileUse::Output),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use shepherd::bmdb::engine::session::Sessions;
-use shepherd::bmdb::fleet::artefact::upload::UploadState;
+use shepherd::bmdb::fleet::artefact::upload::{SignedUpload, UploadState};
 use shepherd::bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs};
 use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::manager::metrics::ManagerMetrics;
@@ -14,14 +14,19 @@ use shepherd::model::artefact::PIECE_BYTES;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::role_declaration::Sha256;
 use shepherd::model::roll_out_view::RollOutView;
+use shepherd::model::signed_artefact::signature::ArtefactSignature;
+use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
+use shepherd::model::signed_artefact::signing_key::SigningKey;
 use shepherd::model::time::Span;
 use shepherd::roleserver::process::program_digest;
+use shepherd::server::callback::callback_server::CallbackSettings;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, enrolled, settings};
+use crate::harness::minisign::{Signer, release_comment};
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
@@ -53,9 +58,15 @@ fn order(reason: &str) -> Order {
 
 impl Fleet {
     async fn start(name: &str, count: usize) -> Result<Self> {
+        Self::start_with(name, count, SigningConfiguration::default()).await
+    }
+
+    /// The same with signing keys, which the machines pin.
+    async fn start_with(name: &str, count: usize, signing: SigningConfiguration) -> Result<Self> {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;
-        let listener = Listener::start(&database, settings(directory.path())?).await?;
+        let settings = CallbackSettings { signing: Arc::new(signing), ..settings(directory.path())? };
+        let listener = Listener::start(&database, settings).await?;
         let pool = database.pool().await?;
         let bmdb = listener.bmdb.clone();
         bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
@@ -107,6 +118,10 @@ impl Fleet {
     }
 
     async fn add(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.add_signed(name, bytes, None).await
+    }
+
+    async fn add_signed(&self, name: &str, bytes: &[u8], signed: Option<SignedUpload>) -> Result<()> {
         let sha256 = Sha256(request_digest(bytes));
         let bmdb = &self.listener.bmdb;
         if let UploadState::Missing(missing) =
@@ -117,7 +132,7 @@ impl Fleet {
                 bmdb.store_artefact_piece(sha256, number, pieces[usize::try_from(number)?].to_vec()).await?;
             }
         }
-        bmdb.add_artefact(order("a release"), sha256, name.to_owned()).await?;
+        bmdb.add_signed_artefact(order("a release"), sha256, name.to_owned(), signed).await?;
         Ok(())
     }
 
@@ -281,5 +296,58 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
     assert_eq!((update.stage(), update.format_counts().as_str()), ("aborted", "failed 2, skipped 1"));
     assert_eq!(fleet.programs()?, before, "every machine has the former release");
     assert!(fleet.events(fleet.machines[2].0).await?.is_empty());
+    Ok(fleet.stop().await?)
+}
+
+/// The signature of a file, as a person uploads it beside the file.
+fn signed(signer: &Signer, bytes: &[u8], comment: &str) -> Result<SignedUpload> {
+    let signature = ArtefactSignature::parse(&signer.sign(bytes, comment)?)?;
+    Ok(SignedUpload { signature, key: SigningKey::parse(&signer.public_key()?).map_err(anyhow::Error::msg)? })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none() -> TestResult {
+    let (signer, thief) = (Signer::new()?, Signer::new()?);
+    let signing = SigningConfiguration::parse(Some(&signer.public_file()?), Vec::new());
+    let fleet = Fleet::start_with("updates_signed", 1, signing.map_err(anyhow::Error::msg)?).await?;
+    let before = fleet.programs()?;
+    let program = std::fs::read(&fleet.machines[0].1.program)?;
+    let (release, other) = ([&program[..], b"2"].concat(), [&program[..], b"3"].concat());
+    let comment = release_comment("1.4.0", "1.4.0");
+
+    // A signature of another file, and one that says that it is something else.
+    let of_another = signed(&signer, &other, &comment)?;
+    let refused = fleet.add_signed("1.4", &release, Some(of_another)).await.err().context("another file")?;
+    assert!(refused.to_string().contains("it was not added: its signature is not valid"), "{refused}");
+    let as_bundle = signed(&signer, &release, &comment.replace("kind=release", "kind=bundle"))?;
+    let refused = fleet.add_signed("1.4", &release, Some(as_bundle)).await.err().context("a bundle")?;
+    assert!(refused.to_string().contains("for kind bundle, and release is expected"), "{refused}");
+
+    // Unsigned, and then with a signature of a key that no machine has pinned, as a thief of the database stores it.
+    fleet.add("1.4", &release).await?;
+    for text in ["it is not signed", "which is not one of the pinned keys"] {
+        let id = fleet.roll_out("1.4", 1).await?;
+        fleet
+            .until("the machine has refused it", async || Ok(fleet.update(&id).await?.outcome.is_some()))
+            .await?;
+        assert_eq!(fleet.update(&id).await?.format_counts(), "failed 1");
+        let message = fleet.update(&id).await?.machines[0].message.clone().context("no message")?;
+        assert!(message.contains(text), "{message}");
+        assert_eq!(fleet.programs()?, before);
+        fleet.add_signed("1.4", &release, Some(signed(&thief, &release, &comment)?)).await?;
+    }
+
+    fleet.add_signed("1.4", &release, Some(signed(&signer, &release, &comment)?)).await?;
+    let id = fleet.roll_out("1.4", 1).await?;
+    fleet
+        .until("it has the signed release", async || {
+            Ok(fleet.update(&id).await?.outcome.as_deref() == Some("finished"))
+        })
+        .await?;
+    assert_eq!(fleet.programs()?, [hex::encode(request_digest(&release))]);
+    let recorded =
+        "SELECT count(*) FROM audit WHERE outcome = 'changed' AND after::TEXT LIKE '%version=1.4.0%'";
+    let recorded: i64 = sqlx::query_scalar(recorded).fetch_one(&fleet.pool).await?;
+    assert_eq!(recorded, 2, "the thief's signature and the other one");
     Ok(fleet.stop().await?)
 }

@@ -44,6 +44,12 @@ pub struct ArtefactView {
     /// Version of Kubernetes, if the file is a bundle of Kubernetes programs.
     #[serde(default)]
     pub kubernetes: Option<String>,
+    /// Id of the key that signed the file; `None` if it is not signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_key_id: Option<String>,
+    /// Trusted comment of its signature, which says what it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_comment: Option<String>,
 }
 
 /// Checks that a file may have this size. The error is a sentence.
@@ -206,6 +212,8 @@ mod tests {
             added_by: None,
             pieces: 1,
             kubernetes: None,
+            signing_key_id: None,
+            signed_comment: None,
         }
     }
 

@@ -114,6 +114,7 @@ fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
         max_watches: 20,
         read_pool_connections: 4,
         auth_pool_connections: 2,
+        signing: Arc::default(),
     })
 }
 

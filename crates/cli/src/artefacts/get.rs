@@ -29,6 +29,7 @@ pub(crate) async fn show_artefacts(client: &FleetClient, format: Format) -> Resu
         .iter()
         .map(|artefact| {
             let state = match artefact.added_at {
+                Some(_) if artefact.signing_key_id.is_some() => "whole, signed".to_owned(),
                 Some(_) => "whole".to_owned(),
                 None => format!("{} of {} pieces", artefact.pieces, piece_count(artefact.size)),
             };
@@ -64,5 +65,7 @@ fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
         added_by: some(artefact.added_by),
         pieces: artefact.uploaded_pieces,
         kubernetes: artefact.kubernetes_version,
+        signing_key_id: some(artefact.signing_key_id),
+        signed_comment: some(artefact.signed_comment),
     })
 }

@@ -1,5 +1,6 @@
 //! `artefacts add|delete`: the orders about artefacts, and their outcome as text or JSON.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -14,6 +15,7 @@ use crate::output::Format;
 use bmdb::fleet::artefact::order_target;
 use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
+use model::signed_artefact::signature::ArtefactSignature;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_client::ArtefactsClient;
 
@@ -21,6 +23,7 @@ pub(crate) const ADD_EXAMPLES: &str = "\
 Examples:
   shepherdctl artefacts add ./server-1.4 --reason 'the new front'
   shepherdctl artefacts add roleserver --name 'roleserver 1.4' --reason 'the next release'
+  shepherdctl artefacts add roleserver --signature signed/roleserver.minisig --reason 'the next release'
 
 The artefact is identified by its digest, which is printed. A service that names it without a URL fetches
 it from a shepherd. Repeat the command to resume an interrupted upload.";
@@ -38,6 +41,9 @@ pub struct AddArtefact {
     /// Name of the artefact [default: the name of the file]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Signature of the file, which minisign wrote [default: FILE.minisig, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub signature: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -48,6 +54,7 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
     let of_file = || args.file.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(of_file).unwrap_or_default();
     check_name(&name).map_err(|reason| CliError::Invalid(format!("--name: {reason}")))?;
+    let signature = read_signature(args)?;
     let mut local = LocalFile::open(&args.file)?;
     let mut client = context.client.clone();
     if !context.order_flags.dry_run {
@@ -55,13 +62,36 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
     }
     let sha256 = local.sha256;
     let give = async |service, order| {
-        let request =
-            v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
+        let request = v1::AddArtefactRequest {
+            sha256: sha256.clone(),
+            order: Some(order),
+            name: name.clone(),
+            signature: signature.clone(),
+        };
         ArtefactsClient::new(service).add(request).await
     };
     let done = send_order_through(&mut client, &context.order_flags, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(context, &name, &sha256, &done)
+}
+
+/// Reads the signature of the file; empty if it is not signed.
+fn read_signature(args: &AddArtefact) -> Result<String, CliError> {
+    let mut beside = args.file.as_os_str().to_owned();
+    beside.push(".minisig");
+    let path = args.signature.clone().unwrap_or_else(|| beside.into());
+    let text = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && args.signature.is_none() => {
+            return Ok(String::new());
+        }
+        read => {
+            read.map_err(|error| CliError::Invalid(format!("cannot read {}: {error}", path.display())))?
+        }
+    };
+    // Before anything is uploaded.
+    ArtefactSignature::parse(&text)
+        .map_err(|error| CliError::Invalid(format!("{}: {error}", path.display())))?;
+    Ok(text)
 }
 
 /// Arguments of `artefacts delete`: the artefact to remove.

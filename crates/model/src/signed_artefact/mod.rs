@@ -74,6 +74,11 @@ pub enum SignatureRejection {
     /// The file has no signature.
     #[error("it is not signed; sign it with minisign, and add it again with its signature")]
     Unsigned,
+    /// There is no key to verify a signature with.
+    #[error(
+        "this shepherd has no signing keys to verify it with; start the shepherds with --signing_keys_path"
+    )]
+    NoKeys,
     /// None of the pinned keys made the signature.
     #[error("it is signed with key {signed_by}, which is not one of the pinned keys ({pinned})")]
     UnknownKey {
@@ -126,6 +131,40 @@ pub fn decide_acceptance<'t>(
         }
         _ => Ok(Some(key)),
     }
+}
+
+/// Decides whether a shepherd takes a file with this signature, before it reads the file: returns the key to verify it
+/// with.
+pub fn decide_upload<'t>(
+    signature: &ArtefactSignature,
+    trust: &'t SigningTrust,
+) -> Result<&'t SigningKey, SignatureRejection> {
+    let kind = signature.fields().kind;
+    if kind == ArtefactKind::Keys {
+        return Err(SignatureRejection::OtherField {
+            field: "kind",
+            signed: kind.to_string(),
+            expected: "release, bundle or image".to_owned(),
+        });
+    }
+    let name = (kind == ArtefactKind::Release).then(|| RELEASE_NAME.to_owned());
+    let expected = ExpectedFields { kind, name, version: None, architecture: None };
+    decide_acceptance(Some(signature), &expected, trust)?.ok_or(SignatureRejection::NoKeys)
+}
+
+/// Compares a signature with the content of its file: the name and version of a bundle of Kubernetes, or `None` for every
+/// other file.
+pub fn compare_content(
+    signed: &SignedFields,
+    bundle: Option<(&str, ReleaseVersion)>,
+) -> Result<(), SignatureRejection> {
+    let (kind, name, version) = match bundle {
+        Some((name, version)) => (ArtefactKind::Bundle, Some(name.to_owned()), Some(version)),
+        // A file that is no bundle cannot be signed as one.
+        None if signed.kind == ArtefactKind::Bundle => (ArtefactKind::Release, None, None),
+        None => (signed.kind, None, None),
+    };
+    compare_fields(signed, &ExpectedFields { kind, name, version, architecture: None })
 }
 
 /// Compares all fields of a signature with the expected ones.

@@ -257,6 +257,34 @@ fn signature_is_compared_with_what_is_expected_and_pinned() {
 }
 
 #[test]
+fn shepherd_takes_what_one_of_its_keys_signed_for_what_it_is() {
+    let trust = SigningTrust::pinning(vec![key(FIRST_KEY)]);
+    let upload = |text: &str, trust: &SigningTrust| {
+        decide_upload(&signature(text), trust).map(SigningKey::id).map_err(|error| error.to_string())
+    };
+    assert_eq!(upload(BY_FIRST, &trust), Ok(key(FIRST_KEY).id()));
+    assert!(upload(BY_SECOND, &trust).unwrap_err().contains("not one of the pinned keys"));
+    assert!(upload(BY_FIRST, &SigningTrust::default()).unwrap_err().contains("--signing_keys_path"));
+    let keys = upload(TO_SECOND, &trust).unwrap_err();
+    assert_eq!(keys, "its signature is for kind keys, and release, bundle or image is expected");
+
+    let release: SignedFields = COMMENT.parse().unwrap();
+    let bundle = SignedFields { kind: ArtefactKind::Bundle, name: "k".to_owned(), ..release.clone() };
+    let compare = |fields, content| compare_content(fields, content).map_err(|error| error.to_string());
+    let version = ReleaseVersion::new(1, 4, 0);
+    assert_eq!(compare(&release, None), Ok(()));
+    assert_eq!(compare(&bundle, Some(("k", version))), Ok(()));
+    for (fields, content, text) in [
+        (&bundle, None, "kind bundle, and release"),
+        (&release, Some(("k", version)), "kind release, and bundle"),
+        (&bundle, Some(("l", version)), "name k, and l"),
+        (&bundle, Some(("k", ReleaseVersion::new(1, 4, 1))), "version 1.4.0, and 1.4.1"),
+    ] {
+        assert_eq!(compare(fields, content), Err(format!("its signature is for {text} is expected")));
+    }
+}
+
+#[test]
 fn configuration_needs_keys_beside_rotations() {
     let rotation = KeyRotation::parse(&key_files(&[SECOND_KEY, THIRD_KEY]), TO_SECOND).unwrap();
     let keys = key_files(&[SECOND_KEY, THIRD_KEY]);

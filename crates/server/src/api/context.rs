@@ -1,5 +1,7 @@
 //! Context shared by all services: connection pools, auth, shutdown.
 
+use std::sync::Arc;
+
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -14,6 +16,7 @@ use bmdb::machine::lookup::{LookupResult, find_machine};
 use bmdb::machine::scoped_lookup::find_in_scope;
 use model::access::AccessScope;
 use model::machine_view::MachineName;
+use model::signed_artefact::signing_configuration::SigningConfiguration;
 
 /// Longest name of a machine in a request, in characters.
 const MAX_NAME_CHARS: usize = 300;
@@ -29,6 +32,8 @@ pub struct ApiContext {
     pub auth_pool: ReadPool,
     /// For streams, whose credential may end before they do.
     pub credential_checks: CredentialChecks,
+    /// Keys that verify the signatures of uploads.
+    pub signing: Arc<SigningConfiguration>,
     /// Limits on the number of watches.
     pub watch_limits: StreamLimits,
     /// Cancelled when the server stops; streams end then.

@@ -48,6 +48,8 @@ impl InProcessChannel {
             credential_checks: CredentialChecks::new(read_pool.clone()),
             auth_pool: read_pool.clone(),
             read_pool,
+            // The keys are in files of shepherds, so a caller at the database adds no signature.
+            signing: Arc::default(),
             watch_limits: StreamLimits::new(MAX_WATCHES),
             stop: CancellationToken::new(),
         };

@@ -26,7 +26,7 @@ use bmdb::connection::Bmdb;
 use bmdb::fleet::artefact::AgentKeyOwner;
 use bmdb::fleet::secret::SecretsKey;
 use bmdb::machine::heartbeat::group_commit::{HeartbeatError, HeartbeatQueue};
-use bmdb::machine::heartbeat::{AgentInstructions, HeartbeatOutcome, PendingClusterOrder};
+use bmdb::machine::heartbeat::{AgentInstructions, HeartbeatOutcome, PendingClusterOrder, PendingRelease};
 use bmdb::metrics::Metrics;
 use bmdb::metrics::labels::ByResult;
 use model::ids::MachineId;
@@ -47,6 +47,8 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Longest wait for log requests before a heartbeat is answered: the heartbeat is durable already, and its agent
 /// waits.
 const LOG_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for the signature of an ordered release, for the same reason.
+const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Rejections are sent at multiples of this.
 const REJECTION_INTERVAL: Duration = Duration::from_millis(250);
 /// The service; one for all connections.
@@ -242,11 +244,11 @@ impl CallbackService {
         match stored {
             Ok(Ok(HeartbeatOutcome::Stored(wants))) => {
                 let logs = logs(wants.logs).await;
-                (Ok(self.heartbeat_response(machine, wants, logs)), "stored")
+                (Ok(self.heartbeat_response(machine, wants, logs).await), "stored")
             }
             Ok(Ok(HeartbeatOutcome::Duplicate(wants))) => {
                 let logs = logs(wants.logs).await;
-                (Ok(self.heartbeat_response(machine, wants, logs)), "duplicate")
+                (Ok(self.heartbeat_response(machine, wants, logs).await), "duplicate")
             }
             Ok(Ok(HeartbeatOutcome::Stale)) => {
                 let text = "a heartbeat newer than this one is already stored";
@@ -331,7 +333,28 @@ impl CallbackService {
         reports.collect()
     }
 
-    fn heartbeat_response(
+    /// The order for another release, with its signature. If that cannot be read, the order is sent with a later response:
+    /// without it, the machine would refuse the release for good.
+    async fn release_order(&self, machine: MachineId, release: PendingRelease) -> Option<ReleaseOrder> {
+        let sha256 = Sha256(release.sha256.as_slice().try_into().ok()?);
+        let reading = self.bmdb.artefact_signature(sha256);
+        let signature = match tokio::time::timeout(SIGNATURE_TIMEOUT, reading).await {
+            Ok(Ok(signature)) => signature.unwrap_or_default(),
+            Ok(Err(error)) => {
+                tracing::warn!(%machine, %error, "the signature of an ordered release could not be read");
+                return None;
+            }
+            Err(_) => return None,
+        };
+        Some(ReleaseOrder {
+            generation: release.generation,
+            sha256: release.sha256,
+            deadline_seconds: u32::try_from(release.deadline_seconds).unwrap_or_default(),
+            signature,
+        })
+    }
+
+    async fn heartbeat_response(
         &self,
         machine: MachineId,
         wants: AgentInstructions,
@@ -350,12 +373,10 @@ impl CallbackService {
             hardware_report_requested: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             cluster_order: wants.cluster.and_then(|order| self.unseal_cluster_order(machine, &order)),
-            release_order: wants.release.map(|release| ReleaseOrder {
-                generation: release.generation,
-                sha256: release.sha256,
-                deadline_seconds: u32::try_from(release.deadline_seconds).unwrap_or_default(),
-                signature: String::new(),
-            }),
+            release_order: match wants.release {
+                Some(release) => self.release_order(machine, release).await,
+                None => None,
+            },
             log_requests,
             signing_keys: self.signing.key_lines(),
             key_rotations: self.signing.rotations().iter().map(encode_rotation).collect(),

@@ -17,6 +17,7 @@ use model::byte_size::ByteSize;
 use model::ids::MachineId;
 use model::phase::Phase;
 use model::role_declaration::Sha256;
+use model::signed_artefact::signature::ArtefactSignature;
 use model::time::Timestamp;
 
 mod orders;
@@ -46,15 +47,20 @@ pub async fn list_artefacts(tx: &mut PgConnection) -> Result<(Vec<ArtefactView>,
     let rows =
         sqlx::query_file!("../../sql/artefact/list.sql").fetch_all(&mut *tx).await.context(OPERATION)?;
     let count = |count: i64| u64::try_from(count).unwrap_or_default();
-    let found = rows.into_iter().map(|row| ArtefactView {
-        sha256: hex::encode(row.sha256),
-        size: count(row.size),
-        name: row.name,
-        upload_started_at: row.begun_at,
-        added_at: row.added_at,
-        added_by: row.added_by,
-        pieces: row.pieces.map_or_else(|| piece_count(count(row.size)), count),
-        kubernetes: row.kubernetes,
+    let found = rows.into_iter().map(|row| {
+        let signature = row.signature.as_deref().and_then(|text| ArtefactSignature::parse(text).ok());
+        ArtefactView {
+            sha256: hex::encode(row.sha256),
+            size: count(row.size),
+            name: row.name,
+            upload_started_at: row.begun_at,
+            added_at: row.added_at,
+            added_by: row.added_by,
+            pieces: row.pieces.map_or_else(|| piece_count(count(row.size)), count),
+            kubernetes: row.kubernetes,
+            signing_key_id: signature.as_ref().map(|signature| signature.key_id().to_string()),
+            signed_comment: signature.as_ref().map(|signature| signature.fields().to_string()),
+        }
     });
     Ok((found.collect(), database_now(tx).await?))
 }
@@ -81,6 +87,22 @@ impl Bmdb {
             })
             .await?;
         Ok(row.filter(|row| row.added_at.is_some()).and_then(|row| u64::try_from(row.size).ok()))
+    }
+
+    /// The signature of an artefact; `None` if it is not signed, or does not exist.
+    pub async fn artefact_signature(&self, sha256: Sha256) -> Result<Option<String>, BmdbError> {
+        let found = self
+            .statement("reading the signature of an artefact", move |connection| {
+                Box::pin(
+                    sqlx::query_scalar!(
+                        "SELECT signature FROM artefact WHERE sha256 = $1",
+                        sha256.0.as_slice()
+                    )
+                    .fetch_optional(connection),
+                )
+            })
+            .await?;
+        Ok(found.flatten())
     }
 
     /// A piece of an artefact; `None` if it does not exist.

@@ -8,10 +8,13 @@ use sqlx::PgConnection;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::artefact::list_artefacts;
-use crate::fleet::artefact::upload::{UploadCheck, delete_artefact_rows, discard_upload};
+use crate::fleet::artefact::upload::{
+    SignedUpload, UploadCheck, UploadContent, delete_artefact_rows, discard_upload,
+};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{check_name, find_artefact};
 use model::role_declaration::Sha256;
+use model::signed_artefact::signature::ArtefactSignature;
 
 const UPLOADING: &str = "bringing an artefact";
 
@@ -23,13 +26,25 @@ impl Bmdb {
         sha256: Sha256,
         name: String,
     ) -> Result<OrderResult, BmdbError> {
+        self.add_signed_artefact(order, sha256, name, None).await
+    }
+
+    /// The same with a signature, if there is one. It must be one of the content. An artefact that exists gets it.
+    pub async fn add_signed_artefact(
+        &self,
+        order: Order,
+        sha256: Sha256,
+        name: String,
+        signed: Option<SignedUpload>,
+    ) -> Result<OrderResult, BmdbError> {
         check_name(&name).map_err(|reason| order_rejected("WRONG_NAME", reason))?;
-        let (made, kubernetes) = self.check_upload(sha256).await?;
-        let (order, arguments) = (Arc::new(order), (sha256, name, kubernetes, made));
+        let content = self.check_upload(sha256, signed.as_ref()).await?;
+        let made = content.check;
+        let signature = signed.map(|signed| signed.signature);
+        let (order, new) = (Arc::new(order), NewArtefact { sha256, name, content, signature });
         let carried = self
-            .try_order("adding an artefact", &order, None, arguments, |tx, order, arguments| {
-                let (sha256, name, kubernetes, made) = arguments;
-                Box::pin(add_artefact_in_tx(tx, order, *sha256, (name, kubernetes.as_deref()), *made))
+            .try_order("adding an artefact", &order, None, new, |tx, order, new| {
+                Box::pin(add_artefact_in_tx(tx, order, new))
             })
             .await;
         // The order was rejected, so its transaction changed nothing.
@@ -55,6 +70,26 @@ impl Bmdb {
     }
 }
 
+/// An artefact to add, whose pieces were read.
+struct NewArtefact {
+    sha256: Sha256,
+    name: String,
+    content: UploadContent,
+    signature: Option<ArtefactSignature>,
+}
+
+impl NewArtefact {
+    /// The artefact as the audit records it.
+    fn describe(&self, name: &str, size: i64) -> Value {
+        let mut value = json!({ "sha256": hex::encode(self.sha256.0), "name": name, "size": size });
+        if let Some(signature) = &self.signature {
+            value["signing_key_id"] = json!(signature.key_id().to_string());
+            value["signed_comment"] = json!(signature.fields().to_string());
+        }
+        value
+    }
+}
+
 /// The message for a dry run of adding an artefact whose upload is incomplete: nobody uploads it for a dry run. `None`
 /// when it is complete.
 fn missing_upload_message(made: UploadCheck) -> Option<String> {
@@ -70,11 +105,10 @@ fn missing_upload_message(made: UploadCheck) -> Option<String> {
 async fn add_artefact_in_tx(
     tx: &mut PgConnection,
     order: &Order,
-    sha256: Sha256,
-    (name, kubernetes): (&str, Option<&str>),
-    made: UploadCheck,
+    new: &NewArtefact,
 ) -> Result<OrderEffect, BmdbError> {
-    let digest = sha256.0.as_slice();
+    let (digest, name, made) = (new.sha256.0.as_slice(), new.name.as_str(), new.content.check);
+    let signature = new.signature.as_ref().map(ArtefactSignature::as_str);
     let known = sqlx::query_file!("../../sql/artefact/lock.sql", digest)
         .fetch_optional(&mut *tx)
         .await
@@ -89,20 +123,41 @@ async fn add_artefact_in_tx(
             "it was not added: nothing of it was uploaded; upload it with: shepherdctl artefacts add FILE";
         return Err(order_rejected("NOT_BEGUN", output));
     };
-    let reported = |name: &str| json!({ "sha256": hex::encode(sha256.0), "name": name, "size": known.size });
+    let reported = |name: &str| new.describe(name, known.size);
+    if let (UploadCheck::AlreadyAdded | UploadCheck::Verified(_), Err(reason)) =
+        (made, &new.content.signature)
+    {
+        return Err(order_rejected("WRONG_SIGNATURE", format!("it was not added: {reason}")));
+    }
     if let (Some(_), Some(before)) = (known.added_at, &known.name) {
-        if before == name {
-            return Ok(OrderEffect::unchanged("exists already; nothing was changed", Some(reported(name))));
+        if signature.is_some() && made != UploadCheck::AlreadyAdded {
+            let text = "it was not signed: it was added at this moment; try again";
+            return Err(order_rejected("INCOMPLETE", text));
         }
+        let is_new_signature = signature.is_some() && signature != known.signature.as_deref();
+        let text = match (before == name, is_new_signature) {
+            (true, false) => {
+                return Ok(OrderEffect::unchanged(
+                    "exists already; nothing was changed",
+                    Some(reported(name)),
+                ));
+            }
+            (true, true) => "exists already, and gets this signature".to_owned(),
+            (false, false) => format!("exists already, and gets this name in place of {before}"),
+            (false, true) => {
+                format!("exists already, and gets this signature, and this name in place of {before}")
+            }
+        };
         sqlx::query!(
-            "UPDATE artefact SET name = $2 WHERE sha256 = $1 AND added_at IS NOT NULL",
+            "UPDATE artefact SET name = $2, signature = COALESCE($3, signature)
+             WHERE sha256 = $1 AND added_at IS NOT NULL",
             digest,
-            name
+            name,
+            signature
         )
         .execute(&mut *tx)
         .await
         .context(UPLOADING)?;
-        let text = format!("exists already, and gets this name in place of {before}");
         return Ok(OrderEffect::changed(text, Some(reported(before)), Some(reported(name))));
     }
     let upload = match made {
@@ -126,20 +181,26 @@ async fn add_artefact_in_tx(
         }
     };
     sqlx::query_scalar!(
-        "UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5
+        "UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5,
+             signature = $6
          WHERE sha256 = $1 AND upload = $2 AND added_at IS NULL
          RETURNING added_at",
         digest,
         upload,
         name,
         order.actor.name,
-        kubernetes
+        new.content.kubernetes,
+        signature
     )
     .fetch_optional(&mut *tx)
     .await
     .context(UPLOADING)?;
+    let kubernetes = new.content.kubernetes.as_ref();
     let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
-    let text = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
+    let signed = new.signature.as_ref().map(|signature| format!(", signed with key {}", signature.key_id()));
+    let signed = signed.unwrap_or_default();
+    let text =
+        format!("is added{what}{signed}, {} bytes; every shepherd has it for its machines", known.size);
     Ok(OrderEffect::changed(text, None, Some(reported(name))))
 }
 

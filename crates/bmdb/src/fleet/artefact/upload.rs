@@ -13,6 +13,9 @@ use model::artefact::{
 };
 use model::kubernetes::archive::read_bundle_manifest;
 use model::role_declaration::Sha256;
+use model::signed_artefact::compare_content;
+use model::signed_artefact::signature::{ArtefactSignature, FileVerification};
+use model::signed_artefact::signing_key::SigningKey;
 
 const OPERATION: &str = "reading artefacts";
 const UPLOADING: &str = "bringing an artefact";
@@ -41,6 +44,25 @@ pub(super) enum UploadCheck {
     Verified(Uuid),
 }
 
+/// The stored pieces of an upload, as far as they were read.
+pub(super) struct UploadContent {
+    /// What they amount to.
+    pub(super) check: UploadCheck,
+    /// Version of Kubernetes, if they are a bundle.
+    pub(super) kubernetes: Option<String>,
+    /// Whether the signature that was given is one of them; the error is a sentence.
+    pub(super) signature: Result<(), String>,
+}
+
+/// The signature of an upload, and the key of the shepherd to verify it with.
+#[derive(Clone, Debug)]
+pub struct SignedUpload {
+    /// The signature as it was uploaded.
+    pub signature: ArtefactSignature,
+    /// A key with the id in the signature.
+    pub key: SigningKey,
+}
+
 impl Bmdb {
     /// Begins an upload, or continues one.
     pub async fn begin_artefact_upload(&self, sha256: Sha256, size: u64) -> Result<UploadState, BmdbError> {
@@ -61,11 +83,12 @@ impl Bmdb {
         .await
     }
 
-    /// What the stored pieces amount to. For a bundle of Kubernetes also its version, which the first piece contains.
+    /// What the stored pieces amount to. With a signature, also whether it is one of this content.
     pub(super) async fn check_upload(
         &self,
         sha256: Sha256,
-    ) -> Result<(UploadCheck, Option<String>), BmdbError> {
+        signed: Option<&SignedUpload>,
+    ) -> Result<UploadContent, BmdbError> {
         let row = self
             .transact(OPERATION, move |tx| {
                 Box::pin(async move {
@@ -79,36 +102,47 @@ impl Bmdb {
                 })
             })
             .await?;
-        let Some((size, upload, whole, there)) = row else { return Ok((UploadCheck::NotStarted, None)) };
-        if whole {
-            return Ok((UploadCheck::AlreadyAdded, None));
+        let unread = |check| Ok(UploadContent { check, kubernetes: None, signature: Ok(()) });
+        let Some((size, upload, whole, there)) = row else { return unread(UploadCheck::NotStarted) };
+        if whole && signed.is_none() {
+            return unread(UploadCheck::AlreadyAdded);
         }
         let size = u64::try_from(size).unwrap_or_default();
         let missing = missing_pieces(size, &there).len();
-        let less = |missing| (UploadCheck::Incomplete { missing, total: piece_count(size) }, None);
+        let less = |missing| UploadCheck::Incomplete { missing, total: piece_count(size) };
         if missing > 0 {
-            return Ok(less(missing));
+            return unread(less(missing));
         }
-        let (mut context, mut kubernetes) = (Context::new(&SHA256), None);
+        let (mut context, mut bundle) = (Context::new(&SHA256), None);
+        let mut verification =
+            signed.map(|signed| FileVerification::begin(&signed.signature, &signed.key)).transpose();
         for number in 0..piece_count(size) {
-            match self.artefact_piece(sha256, number).await? {
-                Some(piece) => {
-                    if number == 0 {
-                        kubernetes =
-                            read_bundle_manifest(&piece).ok().map(|manifest| manifest.kubernetes.to_string());
-                    }
-                    context.update(&piece);
-                }
-                // Another process has removed the pieces since.
-                None => return Ok(less(1)),
+            // Another process may have removed the pieces since.
+            let Some(piece) = self.artefact_piece(sha256, number).await? else { return unread(less(1)) };
+            if number == 0 {
+                bundle = read_bundle_manifest(&piece).ok();
+            }
+            context.update(&piece);
+            if let Ok(Some(verification)) = &mut verification {
+                verification.update(&piece);
             }
         }
         let right = context.finish().as_ref() == sha256.0;
-        Ok(if right {
-            (UploadCheck::Verified(upload), kubernetes)
-        } else {
-            (UploadCheck::DigestMismatch(upload), None)
-        })
+        let check = match (whole, right) {
+            (true, _) => UploadCheck::AlreadyAdded,
+            (false, true) => UploadCheck::Verified(upload),
+            (false, false) => return unread(UploadCheck::DigestMismatch(upload)),
+        };
+        let verified = verification.and_then(|begun| begun.map_or(Ok(()), FileVerification::finish));
+        let content = bundle.as_ref().map(|manifest| (manifest.name.as_str(), manifest.kubernetes));
+        let signature = match signed {
+            None => Ok(()),
+            Some(signed) => verified.map_err(|error| error.to_string()).and_then(|()| {
+                compare_content(signed.signature.fields(), content).map_err(|error| error.to_string())
+            }),
+        };
+        let kubernetes = bundle.map(|manifest| manifest.kubernetes.to_string());
+        Ok(UploadContent { check, kubernetes, signature })
     }
 }
 

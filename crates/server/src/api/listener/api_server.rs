@@ -49,6 +49,7 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::read_pool::ReadPool;
 use bmdb::engine::session::{Session, Sessions};
 use bmdb::metrics::Metrics;
+use model::signed_artefact::signing_configuration::SigningConfiguration;
 use proto::fleet::DESCRIPTORS;
 use transport::gate::limits::{GateLimits, ListenerKind};
 
@@ -88,6 +89,8 @@ pub struct ApiSettings {
     pub read_pool_connections: u32,
     /// Most database connections for authentication, and for finding the machines that calls name.
     pub auth_pool_connections: u32,
+    /// Keys that verify the signatures of uploads.
+    pub signing: Arc<SigningConfiguration>,
 }
 
 /// A running API server.
@@ -154,6 +157,7 @@ pub async fn serve_api(
         read_pool: read_pool.clone(),
         auth_pool: auth_pool.clone(),
         credential_checks: checks,
+        signing: settings.signing,
         watch_limits: StreamLimits::new(settings.max_watches),
         stop: stop.clone(),
     };

@@ -7,10 +7,12 @@ use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::validate::single_line;
-use bmdb::fleet::artefact::upload::UploadState;
+use bmdb::fleet::artefact::upload::{SignedUpload, UploadState};
 use bmdb::fleet::artefact::{list_artefacts, order_target};
 use model::artefact::{ArtefactView, check_name, check_size, parse_digest};
 use model::role_declaration::Sha256;
+use model::signed_artefact::decide_upload;
+use model::signed_artefact::signature::ArtefactSignature;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_server::Artefacts;
 
@@ -27,6 +29,20 @@ const MAX_NAME_CHARS: usize = 100;
 pub struct ArtefactsService {
     /// Context shared by all services.
     pub context: ApiContext,
+}
+
+impl ArtefactsService {
+    /// Decides from a signature alone whether its file may be added; `None` without one.
+    fn accept_signature(&self, text: &str) -> Result<Option<SignedUpload>, Status> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let refused = |reason: String| invalid_argument("signature", reason);
+        let signature = ArtefactSignature::parse(text).map_err(|error| refused(error.to_string()))?;
+        let trust = self.context.signing.trust();
+        let key = decide_upload(&signature, &trust).map_err(|error| refused(error.to_string()))?.clone();
+        Ok(Some(SignedUpload { signature, key }))
+    }
 }
 
 fn parse_digest_field(text: &str) -> Result<Sha256, Status> {
@@ -79,9 +95,10 @@ impl Artefacts for ArtefactsService {
         let body = request.get_ref();
         let sha256 = parse_digest_field(&body.sha256)?;
         check_name(&body.name).map_err(|reason| invalid_argument("name", reason))?;
+        let signed = self.accept_signature(&body.signature)?;
         IncomingOrder { rpc: ADD, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
-                self.context.bmdb.add_artefact(order, sha256, body.name.clone())
+                self.context.bmdb.add_signed_artefact(order, sha256, body.name.clone(), signed)
             })
             .await
     }
@@ -108,5 +125,7 @@ fn encode_artefact(view: ArtefactView) -> v1::Artefact {
         added_by: view.added_by.unwrap_or_default(),
         uploaded_pieces: view.pieces,
         kubernetes_version: view.kubernetes,
+        signing_key_id: view.signing_key_id.unwrap_or_default(),
+        signed_comment: view.signed_comment.unwrap_or_default(),
     }
 }

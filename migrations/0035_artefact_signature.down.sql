@@ -1,0 +1,1 @@
+ALTER TABLE artefact DROP COLUMN signature;
