@@ -69,7 +69,12 @@ impl Fleet {
         let listener = Listener::start(&database, settings).await?;
         let pool = database.pool().await?;
         let bmdb = listener.bmdb.clone();
-        bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
+        bmdb.change_policy("test", |policy| {
+            policy.heartbeat_interval = Span::seconds(1);
+            // What machines accept is tested here. One test forbids it.
+            policy.allow_unsigned_releases = true;
+        })
+        .await?;
         let mut machines = Vec::new();
         for _ in 0..count {
             machines.push(enrolled(&listener, &pool, Machine::with_own_program).await?);
@@ -337,6 +342,10 @@ async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none(
         fleet.add_signed("1.4", &release, Some(signed(&thief, &release, &comment)?)).await?;
     }
 
+    fleet.listener.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = false).await?;
+    fleet.add("unsigned", &other).await?;
+    let refused = fleet.roll_out("unsigned", 1).await.err().context("it is not signed")?.to_string();
+    assert!(refused.contains("unsigned cannot be rolled out: it is not signed"), "{refused}");
     fleet.add_signed("1.4", &release, Some(signed(&signer, &release, &comment)?)).await?;
     let id = fleet.roll_out("1.4", 1).await?;
     fleet

@@ -78,6 +78,8 @@ pub struct Policy {
     pub cluster_key_rotation: Span,
     /// Most bytes of all artefacts together. They are stored in the database.
     pub artefact_storage_limit: ByteSize,
+    /// Whether releases that nobody signed may be rolled out.
+    pub allow_unsigned_releases: bool,
 }
 
 /// One step of the recovery ladder.
@@ -267,6 +269,7 @@ impl Default for Policy {
             cluster_snapshots: SnapshotPolicy::default(),
             cluster_key_rotation: DEFAULT_ROTATION_INTERVAL,
             artefact_storage_limit: ByteSize::gibibytes(20),
+            allow_unsigned_releases: false,
         }
     }
 }
@@ -362,6 +365,7 @@ mod tests {
         assert_eq!(policy.recovery_silence_timeout, Span::minutes(2));
         assert_eq!(policy.ladder, Policy::default().ladder);
         assert_eq!(policy.artefact_storage_limit, ByteSize::gibibytes(20));
+        assert!(!policy.allow_unsigned_releases);
     }
 
     #[test]

@@ -100,6 +100,9 @@ pub struct PolicyFlags {
     /// Maximum size of all artefacts together; they are stored in the database. [default: 20GiB]
     #[arg(long, value_name = "SIZE")]
     pub artefact_storage_limit: Option<ByteSize>,
+    /// Whether releases of the role server that nobody signed may be rolled out. An issue shows that. [default: false]
+    #[arg(long, value_name = "TRUTH")]
+    pub allow_unsigned_releases: Option<bool>,
 }
 
 /// The rungs of a ladder. It is a type of its own because clap takes a `Vec` for a repeated flag.
@@ -166,6 +169,7 @@ impl PolicyFlags {
         set(self.cluster_snapshots_retained_daily.as_ref(), &mut snapshots.days);
         set(self.cluster_key_rotation_interval.as_ref(), &mut policy.cluster_key_rotation);
         set(self.artefact_storage_limit.as_ref(), &mut policy.artefact_storage_limit);
+        set(self.allow_unsigned_releases.as_ref(), &mut policy.allow_unsigned_releases);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);

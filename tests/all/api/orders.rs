@@ -260,6 +260,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
+    api.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = true).await?;
     insert_cluster(&api).await?;
     // A credential to revoke, under an id that this test knows.
     sqlx::query(

@@ -235,6 +235,10 @@ async fn operator_uploads_no_program_and_learns_which_role_does() -> TestResult 
     std::fs::copy(path("deployer"), path(".config/shepherd/home.token"))?;
     let added = kim.ask(&add)?;
     assert!(added.starts_with("the artefact payload is added"), "{added}");
+    // A deployer may roll releases out, and this is none: nobody signed it.
+    let refused = kim.ask(&update).err().context("an unsigned program was rolled out")?.to_string();
+    assert!(refused.contains("payload cannot be rolled out: it is not signed"), "{refused}");
+    assert_eq!(api.count("SELECT count(*) FROM roll_out").await?, 0);
     Ok(api.stop().await?)
 }
 

@@ -41,6 +41,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
     found.extend(artefact_storage(evidence));
+    found.extend(unsigned_releases(evidence));
     found
 }
 
@@ -370,6 +371,22 @@ fn storage_issues(evidence: &IssueInputs) -> Vec<Issue> {
         }
     }
     found
+}
+
+/// Issue: a stolen token of a deployer is enough to run a program as root on every machine that has pinned no keys.
+fn unsigned_releases(evidence: &IssueInputs) -> Option<Issue> {
+    evidence.policy.allow_unsigned_releases.then(|| {
+        Issue::new(
+            IssueKind::UnsignedReleases,
+            "the fleet".to_owned(),
+            "releases of the role server that nobody signed may be rolled out, so an order is enough to run any program as root"
+                .to_owned(),
+            None,
+            "give the shepherds signing keys (--signing_keys_path), sign releases with minisign, and start one with \
+             --allow_unsigned_releases false"
+                .to_owned(),
+        )
+    })
 }
 
 /// Issue: uploads of artefacts will soon be rejected.

@@ -105,13 +105,14 @@ pub enum IssueKind {
     SilentAgent,
     TwoPersonRuleOff,
     UnpinnedKeys,
+    UnsignedReleases,
     WorkFails,
     WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -153,6 +154,7 @@ impl IssueKind {
         Self::SilentAgent,
         Self::TwoPersonRuleOff,
         Self::UnpinnedKeys,
+        Self::UnsignedReleases,
         Self::WorkFails,
         Self::WorkloadsEndWithAgent,
     ];
@@ -202,6 +204,7 @@ impl IssueKind {
             Self::SilentAgent => "silent-agent",
             Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::UnpinnedKeys => "unpinned-keys",
+            Self::UnsignedReleases => "unsigned-releases",
             Self::WorkFails => "work-fails",
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
@@ -248,6 +251,7 @@ impl IssueKind {
             | Self::SilentAgent
             | Self::TwoPersonRuleOff
             | Self::UnpinnedKeys
+            | Self::UnsignedReleases
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {

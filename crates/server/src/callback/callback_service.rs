@@ -361,6 +361,10 @@ impl CallbackService {
         log_requests: Vec<LogRequest>,
     ) -> HeartbeatResponse {
         let interval = self.bmdb.policy().1.heartbeat_interval.0.as_secs();
+        let release_order = match wants.release {
+            Some(release) => self.release_order(machine, release).await,
+            None => None,
+        };
         HeartbeatResponse {
             installation_request: wants.installation.map(|installation| InstallationRequest {
                 generation: installation.generation,
@@ -373,10 +377,7 @@ impl CallbackService {
             hardware_report_requested: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             cluster_order: wants.cluster.and_then(|order| self.unseal_cluster_order(machine, &order)),
-            release_order: match wants.release {
-                Some(release) => self.release_order(machine, release).await,
-                None => None,
-            },
+            release_order,
             log_requests,
             signing_keys: self.signing.key_lines(),
             key_rotations: self.signing.rotations().iter().map(encode_rotation).collect(),

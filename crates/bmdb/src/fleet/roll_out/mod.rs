@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
+use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::artefact::list_artefacts;
 use crate::fleet::roll_out::row::{abort_roll_out, lock_roll_out, set_roll_out_paused};
 use crate::machine::traits::hardware_from_columns;
@@ -21,6 +22,8 @@ use model::ids::MachineId;
 use model::role_declaration::Sha256;
 use model::roll_out::{DEADLINE_RANGE_SECONDS, MAX_MACHINES, MAX_PARALLELISM};
 use model::roll_out_view::{RollOutMachineView, RollOutView, roll_out_note};
+use model::signed_artefact::signature::ArtefactSignature;
+use model::signed_artefact::{ExpectedFields, SignatureRejection, compare_fields};
 use model::time::Timestamp;
 
 pub(crate) mod row;
@@ -221,6 +224,20 @@ async fn list_selected_machines(
     }
 }
 
+/// Checks that a stored signature is one of a release. A shepherd verified it when it was added. The error is a sentence.
+fn check_release_signature(signature: Option<&str>) -> Result<(), String> {
+    let signature = signature.ok_or_else(|| {
+        format!(
+            "{}: shepherdctl artefacts add FILE --signature FILE.minisig; where releases are not signed, start a shepherd \
+             with --allow_unsigned_releases true",
+            SignatureRejection::Unsigned
+        )
+    })?;
+    let signature = ArtefactSignature::parse(signature).map_err(|error| error.to_string())?;
+    let expected = ExpectedFields { architecture: None, ..ExpectedFields::release("") };
+    compare_fields(signature.fields(), &expected).map_err(|error| error.to_string())
+}
+
 /// Resolves and locks the release that a text names: its complete digest and its name. A transaction that tries to
 /// remove it waits, and then finds that it is in use.
 async fn lock_release(tx: &mut PgConnection, text: &str) -> Result<(Sha256, String), BmdbError> {
@@ -234,11 +251,16 @@ async fn lock_release(tx: &mut PgConnection, text: &str) -> Result<(Sha256, Stri
     };
     let digest = parse_digest(&release.sha256).map_err(BmdbError::Corrupt)?;
     let there = sqlx::query_file!("../../sql/artefact/lock.sql", digest.0.as_slice())
-        .fetch_optional(tx)
+        .fetch_optional(&mut *tx)
         .await
         .context(ORDERING)?;
-    if there.is_none_or(|there| there.added_at.is_none()) {
+    let Some(there) = there.filter(|there| there.added_at.is_some()) else {
         return Err(order_rejected("NO_SUCH_RELEASE", format!("the artefact {} is gone", release.sha256)));
+    };
+    if !read_policy_in_tx(tx).await?.allow_unsigned_releases {
+        check_release_signature(there.signature.as_deref()).map_err(|reason| {
+            order_rejected("NOT_SIGNED", format!("{name} cannot be rolled out: {reason}"))
+        })?;
     }
     Ok((digest, name))
 }

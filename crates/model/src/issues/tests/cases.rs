@@ -418,6 +418,11 @@ pub(super) const CASES: &[Case] = &[
     ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
     ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
     ("a database without books", |e| e.storage = None, &[]),
+    (
+        "unsigned releases are allowed",
+        |e| e.policy = Arc::new(Policy { allow_unsigned_releases: true, ..Policy::default() }),
+        &[("unsigned-releases", "the fleet")],
+    ),
     ("many artefacts", |e| e.artefacts = ByteSize((16 << 30) - 1), &[]),
     (
         "too many artefacts",
