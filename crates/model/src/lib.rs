@@ -34,7 +34,8 @@
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
-//!   give), [`sanitize`][] (text of others), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
+//!   give), [`sanitize`][] (text of others), [`firmware_text`][] (placeholders in the text of firmware),
+//!   [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
 //!
 //! # Invariants
 //!
@@ -71,6 +72,7 @@ pub mod circuit_breaker;
 pub mod cluster;
 pub mod disruption;
 pub mod facts;
+pub mod firmware_text;
 pub mod fleet_sample;
 pub mod healing;
 pub mod host_finding;

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::firmware_text::meaningful_text;
 use crate::label::{self, Labels};
 
 /// Hardware of a machine; `None` for what is unknown.
@@ -73,9 +74,9 @@ impl Selector {
                 machine.location.as_ref().is_some_and(|found| found.starts_with(wanted.as_str()))
             }
             Term::Text(TextKey::Manufacturer, wanted) => {
-                machine.hardware.manufacturer.as_ref() == Some(wanted)
+                has_name(machine.hardware.manufacturer.as_deref(), wanted)
             }
-            Term::Text(TextKey::Product, wanted) => machine.hardware.product.as_ref() == Some(wanted),
+            Term::Text(TextKey::Product, wanted) => has_name(machine.hardware.product.as_deref(), wanted),
             Term::AtLeast(NumericKey::Memory, least) => {
                 machine.hardware.memory.is_some_and(|found| found >= *least)
             }
@@ -85,6 +86,12 @@ impl Selector {
             Term::Label(wanted) => wanted.matches(&machine.labels),
         })
     }
+}
+
+/// Whether a name in a hardware report is `wanted`. A placeholder is the name of nothing: agents of an earlier release
+/// reported some.
+fn has_name(found: Option<&str>, wanted: &str) -> bool {
+    found.and_then(meaningful_text) == Some(wanted)
 }
 
 impl Selector {
@@ -211,6 +218,19 @@ mod tests {
         }
         let unknown = MachineTraits { hardware: Hardware::default(), ..machine() };
         assert!(!"memory>=1KiB".parse::<Selector>().unwrap().matches(&unknown));
+    }
+
+    #[test]
+    fn placeholder_is_the_name_of_no_machine() {
+        let hardware = Hardware {
+            manufacturer: Some("Default string".to_owned()),
+            product: Some("Unknown".to_owned()),
+            ..Hardware::default()
+        };
+        let unnamed = MachineTraits { hardware, ..machine() };
+        for text in ["manufacturer=Default string", "product=Unknown"] {
+            assert!(!text.parse::<Selector>().unwrap().matches(&unnamed), "{text}");
+        }
     }
 
     #[test]

@@ -2,20 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::firmware_text;
 use crate::issues::inputs::{IssueInputs, MachineIssueInputs};
 use crate::issues::{Issue, IssueKind};
-
-/// Serial numbers that boards are shipped with when the manufacturer wrote none.
-const PLACEHOLDER_SERIALS: [&str; 8] = [
-    "to be filled by o.e.m.",
-    "default string",
-    "system serial number",
-    "not specified",
-    "not applicable",
-    "none",
-    "0123456789",
-    "123456789",
-];
 
 /// Bits of a MAC address's first byte that mark it as a group address or as locally administered.
 const GROUP_OR_LOCAL_BITS: u8 = 0b11;
@@ -107,10 +96,7 @@ fn key_prefix(machine: &MachineIssueInputs) -> Option<String> {
 }
 
 fn assigned_serial(machine: &MachineIssueInputs) -> Option<String> {
-    let serial = machine.serial_number.as_deref()?.trim();
-    let means_none = PLACEHOLDER_SERIALS.contains(&serial.to_lowercase().as_str());
-    let one_character = serial.chars().all(|c| serial.starts_with(c));
-    (!means_none && !one_character).then(|| serial.to_owned())
+    firmware_text::meaningful_text(machine.serial_number.as_deref()?).map(str::to_owned)
 }
 
 /// MAC addresses that a manufacturer assigned: neither locally administered ones, nor zeros.

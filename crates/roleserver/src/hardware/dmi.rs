@@ -4,6 +4,7 @@
 //! formatted part, then its strings, ended by an empty one. Only root can read the raw table; the few fields that the
 //! kernel publishes as text are the fallback.
 
+use model::firmware_text::{is_placeholder, meaningful_text};
 use proto::hardware::v1::EfiSupport;
 
 use crate::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, read_prefix, read_text};
@@ -23,21 +24,6 @@ pub struct Dmi {
     pub uefi: Option<bool>,
 }
 
-/// Texts that makers leave in unused fields.
-const FILLERS: [&str; 11] = [
-    "to be filled by o.e.m.",
-    "default string",
-    "not specified",
-    "not applicable",
-    "system manufacturer",
-    "system product name",
-    "system serial number",
-    "0123456789",
-    "123456789",
-    "none",
-    "n/a",
-];
-
 /// Reads the table, or the fields that the kernel publishes.
 pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     let path = sources.sys.join("firmware/dmi/tables/DMI");
@@ -55,7 +41,7 @@ pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
         (&mut dmi.serial_number, "product_serial", "serial number"),
     ] {
         if field.is_empty() {
-            *field = read_text(&id.join(name)).filter(|text| !is_filler(text)).unwrap_or_default();
+            *field = read_text(&id.join(name)).filter(|text| !is_placeholder(text)).unwrap_or_default();
         }
         if field.is_empty() {
             warnings.add_warning(format!("the firmware does not tell this machine's {what}"));
@@ -164,21 +150,14 @@ impl<'a> Structure<'a> {
         Some(u64::from_le_bytes(self.formatted.get(offset..offset + 8)?.try_into().ok()?))
     }
 
-    /// The string whose number is at `offset`; empty for none and for fillers.
+    /// The string whose number is at `offset`; empty for none and for a placeholder.
     fn string(&self, offset: usize) -> String {
         let Some(index) = self.byte(offset).and_then(|number| usize::from(number).checked_sub(1)) else {
             return String::new();
         };
         let bytes = self.strings.split(|byte| *byte == 0).nth(index).unwrap_or_default();
-        let text = String::from_utf8_lossy(bytes).trim().to_owned();
-        if is_filler(&text) { String::new() } else { text }
+        meaningful_text(&String::from_utf8_lossy(bytes)).unwrap_or_default().to_owned()
     }
-}
-
-fn is_filler(text: &str) -> bool {
-    let lower = text.to_ascii_lowercase();
-    FILLERS.contains(&lower.as_str())
-        || lower.bytes().all(|byte| matches!(byte, b'0' | b'.' | b'-' | b' ' | b'x'))
 }
 
 #[cfg(test)]
@@ -255,7 +234,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn fillers_are_no_names() {
+    fn placeholders_are_no_names() {
         let text = ["To Be Filled By O.E.M.", "x-product", "Default string", "0000000000"];
         let table = structure(1, 0x1b, &[(4, &[1, 2, 3, 4])], &text);
         let dmi = parse_table(&table, &mut Warnings::default());

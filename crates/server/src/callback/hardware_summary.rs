@@ -1,11 +1,13 @@
 //! Summary columns of a hardware report, for lists.
 //!
 //! The report itself is stored unchanged. The summary is shown to people but comes from the machine, so it is
-//! shortened and cleaned: firmware is full of blanks, control characters and placeholders.
+//! shortened and cleaned: firmware is full of blanks, control characters and placeholders. An agent of an earlier release
+//! reports more placeholders than one of this release, so they are left out here too.
 
 use prost::Message as _;
 
 use bmdb::engine::fact_change::NewHardwareReport;
+use model::firmware_text::meaningful_text;
 use proto::hardware::v1::HardwareReport;
 
 /// Longest copied text, in characters.
@@ -29,8 +31,7 @@ pub fn summarise_report(report: &HardwareReport, incarnation: &str) -> NewHardwa
 
 fn clean_text(text: &str) -> Option<String> {
     let shown: String = text.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect();
-    let shown = shown.trim();
-    (!shown.is_empty()).then(|| shown.to_owned())
+    meaningful_text(&shown).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -42,7 +43,7 @@ mod tests {
     fn columns_are_truncated_and_cleaned_and_the_report_is_kept() {
         let report = HardwareReport {
             manufacturer: " ACME\u{0} Inc. \u{7f}".to_owned(),
-            product: "x".repeat(500),
+            product: "xy".repeat(500),
             serial_number: "  \n".to_owned(),
             memory: Some(Memory { installed_bytes: u64::MAX, usable_ratio: 0.5 }),
             cpus: vec![Cpu { threads: 64, ..Cpu::default() }, Cpu { threads: 32, ..Cpu::default() }],
@@ -54,5 +55,17 @@ mod tests {
         assert_eq!(stored.serial_number, None);
         assert_eq!((stored.memory_bytes, stored.cpu_threads), (i64::MAX, 96));
         assert_eq!(HardwareReport::decode(stored.report.as_slice()).unwrap(), report);
+    }
+
+    #[test]
+    fn placeholders_of_an_earlier_agent_are_not_stored() {
+        let report = HardwareReport {
+            manufacturer: "Default string".to_owned(),
+            product: "Unknown".to_owned(),
+            serial_number: "1234567890".to_owned(),
+            ..HardwareReport::default()
+        };
+        let stored = summarise_report(&report, "i");
+        assert_eq!((stored.manufacturer, stored.product, stored.serial_number), (None, None, None));
     }
 }

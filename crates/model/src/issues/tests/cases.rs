@@ -325,6 +325,8 @@ pub(super) const CASES: &[Case] = &[
         &[],
     ),
     ("zeros", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("0000".into())), &[]),
+    ("counted", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("1234567890".into())), &[]),
+    ("null", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("(null string)".into())), &[]),
     (
         "one network address",
         |e| e.machines[1].macs.push("00:00:5e:00:53:01".into()),

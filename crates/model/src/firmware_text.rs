@@ -1,0 +1,185 @@
+//! Placeholders in the text of firmware: what a manufacturer leaves in a field that has no value.
+//!
+//! Serial numbers, names of products and makers come from tables that many manufacturers never fill in. Such a text
+//! looks like a value: two boards with the serial number `1234567890` look like one computer. There is one rule for it,
+//! and everything that reads the text of firmware or of a device uses it: the hardware report, the columns that a
+//! shepherd stores of it, the issues about pairs of machines, and selectors.
+//!
+//! A text is compared without case, and without everything that is neither a letter nor a digit: `To be filled by O.E.M`
+//! and `TO BE FILLED BY OEM.` are one text. It is a placeholder if it
+//!
+//! * has no letter and no digit, or is one character repeated, or has only zeros and `x` (`0x0000`);
+//! * counts: `123456789`, `0123456789ABCDEF`, also after letters (`SYS-1234567890`);
+//! * begins with `(null`, or with the words "to be filled";
+//! * says that there is no value (`Not Available`), or names the field itself (`Chassis Serial Number`).
+//!
+//! Each test takes the text, not the field: a product named `Unknown` is as little known as a serial number.
+
+/// Texts that say that there is no value, or name the field, in the form that [`fold`] gives.
+const PLACEHOLDERS: [&str; 44] = [
+    "assettag",
+    "baseboardmanufacturer",
+    "baseboardproductname",
+    "blank",
+    "boardmanufacturer",
+    "boardproductname",
+    "chassismanufacturer",
+    "default",
+    "defaultstring",
+    "empty",
+    "invalid",
+    "manufacturer",
+    "modelname",
+    "na",
+    "nil",
+    "none",
+    "noserial",
+    "notapplicable",
+    "notassigned",
+    "notavailable",
+    "notdefined",
+    "notfound",
+    "notknown",
+    "notpresent",
+    "notprovided",
+    "notset",
+    "notsettable",
+    "notspecified",
+    "null",
+    "oem",
+    "oemstring",
+    "product",
+    "productname",
+    "serial",
+    "sernum",
+    "systemmanufacturer",
+    "systemproductname",
+    "systemversion",
+    "tbd",
+    "unassigned",
+    "unavailable",
+    "undefined",
+    "unknown",
+    "unspecified",
+];
+
+/// Digits that must count on after letters: fewer may be a number that a manufacturer assigned.
+const COUNTING_AFTER_LETTERS: usize = 9;
+
+/// Whether a text of firmware means nothing: it is empty or a placeholder.
+#[must_use]
+pub fn is_placeholder(text: &str) -> bool {
+    let folded = fold(text);
+    let characters = |allowed: &[char]| folded.chars().all(|c| allowed.contains(&c));
+    let letters = folded.chars().take_while(char::is_ascii_alphabetic).count();
+    folded.chars().next().is_none_or(|first| characters(&[first]))
+        || characters(&['0', 'x'])
+        || counts_up(&folded)
+        || (folded.len() - letters >= COUNTING_AFTER_LETTERS && counts_up(&folded[letters..]))
+        || text.trim_start().to_ascii_lowercase().starts_with("(null")
+        || folded.starts_with("tobefilled")
+        || folded.contains("filledbyoem")
+        || folded.contains("serialnumber")
+        || PLACEHOLDERS.contains(&folded.as_str())
+}
+
+/// A text of firmware without space around it; `None` for one that means nothing.
+#[must_use]
+pub fn meaningful_text(text: &str) -> Option<&str> {
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c.is_control());
+    (!is_placeholder(text)).then_some(text)
+}
+
+/// Letters and digits in lower case.
+fn fold(text: &str) -> String {
+    text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// Whether digits count on from 0 or 1: each is the one after the digit before it. After 9 follows 0, or A.
+fn counts_up(folded: &str) -> bool {
+    let Some(digits) = folded.chars().map(|c| c.to_digit(16)).collect::<Option<Vec<_>>>() else {
+        return false;
+    };
+    digits.first().is_some_and(|first| *first <= 1)
+        && digits.windows(2).all(|pair| pair[1] == pair[0] + 1 || (pair[0], pair[1]) == (9, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_mean_nothing_however_they_are_written() {
+        for text in [
+            "",
+            " ",
+            "\0\0",
+            "1234567890",
+            "INVALID",
+            "Not Available",
+            "Unknown",
+            "0123456789ABCDEF",
+            "SYS-1234567890",
+            "To Be Filled By O.E.M. by More String",
+            "(null string)",
+            "(null)",
+            "SerialNumber",
+            "To be filled by O.E.M",
+            "to be filled by o.e.m. ",
+            "Default string",
+            "System Serial Number",
+            "MB-Serial Number",
+            "System manufacturer",
+            "System Product Name",
+            "Not Specified",
+            "Not Applicable",
+            "N/A",
+            "None",
+            "none.",
+            "0123456789",
+            "123456789",
+            "12",
+            "123",
+            "1234567890123",
+            "0x00000000",
+            "0000-0000",
+            "XXXXXXXX",
+            "FFFFFFFF",
+            "........",
+            "-",
+            "Empty",
+        ] {
+            assert!(is_placeholder(text), "{text:?}");
+            assert_eq!(meaningful_text(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn values_are_kept_as_they_are() {
+        for text in [
+            "S123456X",
+            "PF123456",
+            "CZ12345678",
+            "2345678",
+            "10",
+            "1357924680",
+            "X570 AORUS, rev. 1.0",
+            "Gigabyte Technology Co., Ltd.",
+            "Dell Inc.",
+            "O.E.M. Systems",
+            "x-product",
+            "Nullarbor 3",
+            "Product 12",
+            "\u{30b5}\u{30fc}\u{30d0}1234",
+        ] {
+            assert_eq!(meaningful_text(text), Some(text));
+        }
+        assert_eq!(meaningful_text(" S1 \0\n"), Some("S1"));
+    }
+
+    #[test]
+    fn placeholders_are_sorted_and_folded() {
+        assert!(PLACEHOLDERS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(PLACEHOLDERS.iter().all(|text| fold(text) == **text));
+    }
+}
