@@ -11,9 +11,12 @@ use shepherd::model::kubernetes::version::ReleaseVersion;
 use shepherd::model::role_declaration::Sha256;
 use shepherd::roleserver::cluster::kubernetes::bundle_store::{Bundle, BundleError, BundleStore};
 use shepherd::roleserver::server_pool::ServerPool;
+use shepherd::roleserver::signing_store::SigningStore;
+use shepherd::roleserver::state_directory::StateDirectory;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::kube_bundle;
+use crate::harness::minisign::Signer;
 
 fn digest_of(path: &Path) -> Result<Sha256> {
     let name = path.file_name().context("no name")?.to_string_lossy();
@@ -94,5 +97,48 @@ async fn damaged_bundle_is_not_started_in_the_next_life() -> TestResult {
     assert!(!bundle.directory.exists());
     put(&next_life, &file)?;
     assert_eq!(read_version(&next_life.ensure_bundle(&digest).await?)?, "Kubernetes v1.20.2\n");
+    Ok(())
+}
+
+/// A machine that has pinned a key unpacks what this key signed as this bundle, and nothing else.
+#[tokio::test]
+async fn only_a_bundle_that_a_pinned_key_signed_is_unpacked() -> TestResult {
+    let (signer, thief) = (Signer::new()?, Signer::new()?);
+    let place = tempfile::tempdir()?;
+    let file = kube_bundle::controllers(place.path(), "1.20.2")?;
+    let (content, directory) = (std::fs::read(&file)?, place.path().join("node"));
+    let state = StateDirectory::from_path(place.path().to_owned());
+    let signing = SigningStore::open(state, &[signer.public_key()?]);
+    let bundles = BundleStore::open(directory.clone(), ServerPool::default()).with_signing(signing);
+    let comment = format!(
+        "shepherd kind=bundle name=kubernetes-1.20.2-controllers version=1.20.2 architecture={} minimum-version=1.20.0",
+        std::env::consts::ARCH
+    );
+    let refused = |from: &str, to: &str| signer.sign(&content, &comment.replace(from, to));
+    for (what, signature, text) in [
+        ("unsigned", String::new(), "it is not signed"),
+        ("signed by a stranger", thief.sign(&content, &comment)?, "which is not one of the pinned keys"),
+        ("another kind", refused("kind=bundle", "kind=release")?, "for kind release, and bundle is expected"),
+        ("another bundle", refused("controllers", "workers")?, "for name kubernetes-1.20.2-workers, and"),
+        ("another version", refused(" version=1.20.2", " version=1.20.9")?, "for version 1.20.9, and 1.20.2"),
+        ("another architecture", refused(std::env::consts::ARCH, "sparc")?, "for architecture sparc, and"),
+        ("another file", signer.sign(b"another file", &comment)?, "its signature is not valid"),
+        ("cut off", signer.sign(&content[1..], &comment)?, "its signature is not valid"),
+    ] {
+        let digest = put(&bundles, &file)?;
+        if !signature.is_empty() {
+            std::fs::write(bundles.signature_path(digest), signature)?;
+        }
+        let error =
+            bundles.ensure_bundle(&digest).await.err().with_context(|| format!("{what} was unpacked"))?;
+        assert!(matches!(error, BundleError::Unavailable { .. }), "{what}: {error}");
+        assert!(error.to_string().contains(text), "{what}: {error}");
+        let left: Vec<_> = std::fs::read_dir(&directory)?.collect::<Result<_, _>>()?;
+        assert_eq!(left.len(), 1, "{what}: something of it stays: {left:?}");
+    }
+    let digest = put(&bundles, &file)?;
+    std::fs::write(bundles.signature_path(digest), signer.sign(&content, &comment)?)?;
+    assert_eq!(read_version(&bundles.ensure_bundle(&digest).await?)?, "Kubernetes v1.20.2\n");
+    assert!(!bundles.signature_path(digest).exists());
     Ok(())
 }

@@ -47,6 +47,9 @@ pub struct ServerEndpoints {
     pub endpoints: Vec<ServerEndpoint>,
 }
 
+/// Decides by the signature of a file whether it is fetched.
+pub type AcceptSignature<'a> = dyn Fn(&str) -> Result<(), String> + Send + Sync + 'a;
+
 /// Why a file was not fetched.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
@@ -97,12 +100,34 @@ impl ServerPool {
     ///
     /// Cancel-safe: only the connection is lost.
     pub async fn fetch_artefact(&self, sha256: Sha256, path: &Path) -> Result<u64, FetchError> {
+        self.fetch_file(sha256, path, &|_| Ok(())).await.map(|(length, _)| length)
+    }
+
+    /// The same for a file that may have to be signed. `accept` decides by the signature, empty if there is none, before
+    /// the first byte is stored; its error is a sentence. Returns the signature.
+    ///
+    /// Cancel-safe: only the connection is lost.
+    pub async fn fetch_signed_artefact(
+        &self,
+        sha256: Sha256,
+        path: &Path,
+        accept: &AcceptSignature<'_>,
+    ) -> Result<String, FetchError> {
+        self.fetch_file(sha256, path, accept).await.map(|(_, signature)| signature)
+    }
+
+    async fn fetch_file(
+        &self,
+        sha256: Sha256,
+        path: &Path,
+        accept: &AcceptSignature<'_>,
+    ) -> Result<(u64, String), FetchError> {
         let nobody = || FetchError::Failed("this role server knows no shepherd".to_owned());
         let servers = self.endpoints().ok_or_else(nobody)?;
         let mut failed = nobody();
         for server in &servers.endpoints {
-            match fetch_from_server(&servers, server, sha256, path).await {
-                Ok(length) => return Ok(length),
+            match fetch_from_server(&servers, server, (sha256, path), accept).await {
+                Ok(fetched) => return Ok(fetched),
                 Err(FetchError::Absent) => return Err(FetchError::Absent),
                 Err(FetchError::Failed(text)) => {
                     failed = FetchError::Failed(format!(
@@ -119,9 +144,9 @@ impl ServerPool {
 async fn fetch_from_server(
     servers: &ServerEndpoints,
     server: &ServerEndpoint,
-    sha256: Sha256,
-    path: &Path,
-) -> Result<u64, FetchError> {
+    (sha256, path): (Sha256, &Path),
+    accept: &AcceptSignature<'_>,
+) -> Result<(u64, String), FetchError> {
     let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
     let in_time = |what: &str| FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()));
     let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
@@ -150,6 +175,7 @@ async fn fetch_from_server(
         Err(status) => return Err(status_error(&status)),
     };
     let mut file = open_at_offset(path, there).await.map_err(|error| failed(&error))?;
+    let mut signature = None;
     let received = async {
         let mut size = None;
         while size != Some(there) {
@@ -160,6 +186,10 @@ async fn fetch_from_server(
             let Some(piece) = piece else {
                 return Err(FetchError::Failed(format!("it ended after {there} bytes")));
             };
+            if signature.is_none() {
+                accept(&piece.signature).map_err(FetchError::Failed)?;
+                signature = Some(piece.signature);
+            }
             let bytes = piece.part.unwrap_or_default().bytes;
             there = there.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
             if there > piece.size.min(MAX_FILE_BYTES) {
@@ -175,7 +205,7 @@ async fn fetch_from_server(
     file.flush().await.map_err(|error| failed(&error))?;
     received?;
     file.sync_all().await.map_err(|error| failed(&error))?;
-    Ok(there)
+    Ok((there, signature.unwrap_or_default()))
 }
 
 fn status_error(status: &Status) -> FetchError {

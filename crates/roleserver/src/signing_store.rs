@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::kubernetes::version::ReleaseVersion;
+use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signed_fields::ArtefactKind;
 use model::signed_artefact::signing_key::{SigningKey, collect_signing_keys};
 use model::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningTrust};
+use model::signed_artefact::{ExpectedFields, decide_acceptance};
 use proto::agent::v1 as wire;
 
 use crate::state_directory::{StateDirectory, StateError, StoredSigningTrust};
@@ -22,6 +24,15 @@ use crate::state_directory::{StateDirectory, StateError, StoredSigningTrust};
 pub struct SigningStore {
     state: StateDirectory,
     inner: Arc<Mutex<SigningState>>,
+}
+
+/// The signature of a file, and the pinned key to verify it with.
+#[derive(Clone, Debug)]
+pub struct SignedBy {
+    /// The signature that came with the file or its order.
+    pub signature: ArtefactSignature,
+    /// A pinned key with the id in the signature.
+    pub key: SigningKey,
 }
 
 #[derive(Debug)]
@@ -53,6 +64,26 @@ impl SigningStore {
     /// The pinned keys and the lowest accepted versions. The error is a sentence.
     pub fn trust(&self) -> Result<SigningTrust, String> {
         self.lock().trust.clone()
+    }
+
+    /// Decides from the signature of a file, empty if it has none, whether the file may be fetched, and with which key it is
+    /// verified then; `None` if no key is pinned. The error is a sentence.
+    pub fn accept_signature(
+        &self,
+        text: &str,
+        expected: &ExpectedFields,
+    ) -> Result<Option<SignedBy>, String> {
+        let trust = self.trust()?;
+        if trust.keys().is_empty() {
+            return Ok(None);
+        }
+        let signature = match text {
+            "" => None,
+            text => Some(ArtefactSignature::parse(text).map_err(|error| error.to_string())?),
+        };
+        let key = decide_acceptance(signature.as_ref(), expected, &trust);
+        let key = key.map_err(|error| error.to_string())?.cloned();
+        Ok(signature.zip(key).map(|(signature, key)| SignedBy { signature, key }))
     }
 
     /// The ids of the pinned keys.

@@ -19,6 +19,8 @@ use roleserver::cluster::kubernetes::components::ComponentPorts;
 use roleserver::cluster::node_facts::NodeFacts;
 use roleserver::cluster::order_inbox::OrderInbox;
 use roleserver::server_pool::ServerPool;
+use roleserver::signing_store::SigningStore;
+use roleserver::state_directory::StateDirectory;
 use supervisor::supervise::{self, Supervisor};
 use tokio_util::sync::CancellationToken;
 
@@ -89,6 +91,7 @@ impl MachineNode {
             tracing::error!(disk = %self.disk.display(), %error, "the disk of a simulated machine cannot be created, so it cannot be a node");
             return;
         }
+        let state = StateDirectory::from_path(self.disk.clone());
         let settings = ClusterNodeSettings {
             state_directory: self.disk,
             launcher: self.roleserver,
@@ -98,6 +101,8 @@ impl MachineNode {
             // Its processes end with it, as if the power of the machine were cut.
             shutdown: CancellationToken::new(),
             server_pool: self.shepherds,
+            // Simulated machines pin no keys.
+            signing: SigningStore::open(state, &[]),
             ports: ComponentPorts::default(),
             address_rule: AddressRule::reported_on_loopback(),
         };

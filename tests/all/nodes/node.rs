@@ -25,6 +25,7 @@ use shepherd::roleserver::cluster::peer_restart::StartRecord;
 use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::server_pool::ServerPool;
+use shepherd::roleserver::signing_store::SigningStore;
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::supervisor::supervise::{self, Supervisor};
 use tokio_util::sync::CancellationToken;
@@ -129,6 +130,7 @@ impl Node {
             clock: self.clock.clone(),
             shutdown: leaving.clone(),
             server_pool: ServerPool::default(),
+            signing: SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned()), &[]),
             ports: self.ports.clone(),
             address_rule: AddressRule::reported_on_loopback(),
         };

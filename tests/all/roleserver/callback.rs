@@ -71,6 +71,7 @@ impl AgentCallback for Service {
                 let piece = wire::ArtefactPiece {
                     part: Some(wire::FilePart { bytes: piece.to_vec() }),
                     size: file.len() as u64,
+                    signature: String::new(),
                 };
                 if sender.send(Ok(piece)).await.is_err() {
                     return;

@@ -37,6 +37,7 @@ use crate::cluster::node_status::report_node_status;
 use crate::cluster::roles::watch_roles;
 use crate::cluster::services::run_services;
 use crate::server_pool::ServerPool;
+use crate::signing_store::SigningStore;
 
 /// How often a machine that is no node checks its directory for an order.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -58,6 +59,8 @@ pub struct ClusterNodeSettings {
     pub shutdown: CancellationToken,
     /// Source of artefacts and bundles whose declaration has no URL.
     pub server_pool: ServerPool,
+    /// Keys that bundles must be signed with.
+    pub signing: SigningStore,
     /// Listen ports of Kubernetes components.
     pub ports: ComponentPorts,
     /// Where the curator on this node takes the addresses of nodes from.
@@ -85,6 +88,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
         clock: clock.clone(),
         boot_id: boot_id.clone(),
         server_pool: server_pool.clone(),
+        signing: settings.signing.clone(),
         ports: settings.ports.clone(),
     };
     Runnable::new(move |starting: Starting| {

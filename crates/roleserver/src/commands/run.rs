@@ -99,7 +99,7 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::from_error)?;
     let signing = SigningStore::open(state.clone(), &enrolment.signing_keys);
-    let release = SelfUpdater::resume_update(state.path(), &digest, &clock, signing.clone());
+    let release = SelfUpdater::resume_update(state.path(), &digest, &clock, signing);
     let record = ProcessRecord::current(enrolment.revision, digest).map_err(CommandError::from_error)?;
     // An enrolment finds the agent by its record. On a full or read-only disk the machine sends heartbeats all the
     // same, and writing the record is retried with each heartbeat.
@@ -125,7 +125,6 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
         delivered: watch_cell.clone(),
         order_inbox: inbox,
         release: release.clone(),
-        signing,
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
@@ -153,7 +152,8 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
 
     let leaving = CancellationToken::new();
-    let cluster = run_cluster_node(&cluster_settings(&state, &agent, &leaving, &server_pool), &facts);
+    let settings = cluster_settings(&state, &agent, &leaving, &server_pool, release.signing());
+    let cluster = run_cluster_node(&settings, &facts);
 
     let runtime = build_runtime().map_err(CommandError::from_error)?;
     let counted = move |tree: &TreeReport| metrics::render_text(tree, &MetricsInputs::from_facts(&facts));
@@ -196,6 +196,7 @@ fn cluster_settings(
     agent: &Agent,
     leaving: &CancellationToken,
     server_pool: &ServerPool,
+    signing: &SigningStore,
 ) -> cluster::cluster_node::ClusterNodeSettings {
     cluster::cluster_node::ClusterNodeSettings {
         state_directory: state.path().to_owned(),
@@ -205,6 +206,7 @@ fn cluster_settings(
         clock: Clock::system(),
         shutdown: leaving.clone(),
         server_pool: server_pool.clone(),
+        signing: signing.clone(),
         ports: cluster::kubernetes::components::ComponentPorts::default(),
         address_rule: AddressRule::verified(),
     }
@@ -298,7 +300,6 @@ struct AgentEventHandler {
     logs: LogUploads,
     order_inbox: OrderInbox,
     release: SelfUpdater,
-    signing: SigningStore,
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
@@ -366,8 +367,8 @@ impl AgentEventHandler {
                 self.writer.enqueue("order", move || inbox.accept(&order));
             }
             AgentEvent::SigningKeys { keys, rotations } => {
-                if self.signing.accept_offer(keys, rotations) {
-                    let signing = self.signing.clone();
+                let signing = self.release.signing().clone();
+                if signing.accept_offer(keys, rotations) {
                     self.writer.enqueue("signing", move || log_failure(signing.save()));
                 }
             }
@@ -449,7 +450,6 @@ mod tests {
                 &clock,
                 SigningStore::open(state.clone(), &[]),
             ),
-            signing: SigningStore::open(state.clone(), &[]),
             state: state.clone(),
             clock,
             incarnation,

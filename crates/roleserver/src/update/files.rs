@@ -9,8 +9,7 @@ use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use model::signed_artefact::signature::{ArtefactSignature, FileVerification, VerificationError};
-use model::signed_artefact::signing_key::SigningKey;
+use model::signed_artefact::signature::{FileVerification, VerificationError};
 use ring::digest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,21 +17,13 @@ use serde::de::DeserializeOwned;
 use crate::atomic_file::{self, Durability};
 use crate::disk;
 use crate::process::file_digest;
+use crate::signing_store::SignedBy;
 use crate::update::decision::{Trial, UpdateResult};
 
 /// The files in a state directory and beside a program.
 #[derive(Clone, Debug)]
 pub struct UpdateFiles {
     directory: PathBuf,
-}
-
-/// The signature of a release, and the pinned key to verify it with.
-#[derive(Clone, Debug)]
-pub struct SignedBy {
-    /// The signature that came with the order.
-    pub signature: ArtefactSignature,
-    /// A pinned key with the id in the signature.
-    pub key: SigningKey,
 }
 
 /// A release that is ready to run, beside the stable program.
@@ -224,6 +215,9 @@ fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use model::signed_artefact::signature::ArtefactSignature;
+    use model::signed_artefact::signing_key::SigningKey;
+
     use super::*;
     use crate::process::ProcessInstance;
 

@@ -17,9 +17,8 @@ use backoff::ExponentialBackoff;
 use hardening::file_limit::UsualFileLimit as _;
 use model::kubernetes::version::ReleaseVersion;
 use model::role_declaration::Sha256;
-use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signed_fields::ArtefactKind;
-use model::signed_artefact::{ExpectedFields, RELEASE_NAME, decide_acceptance};
+use model::signed_artefact::{ExpectedFields, RELEASE_NAME};
 use proto::agent::v1 as wire;
 use rustix::io::{FdFlags, fcntl_setfd};
 use supervisor::context::{Runnable, Starting};
@@ -34,7 +33,7 @@ use crate::signing_store::SigningStore;
 use crate::update::decision::{
     OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, trial_timeout,
 };
-use crate::update::files::{SignedBy, UpdateFiles, promote_candidate};
+use crate::update::files::{UpdateFiles, promote_candidate};
 use crate::update::watchdog;
 
 /// A release that is ready to run.
@@ -151,6 +150,12 @@ impl SelfUpdater {
             findings: Vec::new(),
             pinned_key_ids: self.signing.key_ids(),
         }
+    }
+
+    /// The keys that other releases must be signed with.
+    #[must_use]
+    pub const fn signing(&self) -> &SigningStore {
+        &self.signing
     }
 
     /// Takes an order of a shepherd.
@@ -294,7 +299,9 @@ impl SelfUpdater {
     ) -> Result<StagedRelease, String> {
         let digest = order.sha256.clone().try_into().map(Sha256);
         let digest = digest.map_err(|_| "the order names no digest".to_owned())?;
-        let signed_by = self.accept_signature(&order.signature)?;
+        let expected = ExpectedFields::release(std::env::consts::ARCH);
+        let signed_by = self.signing.accept_signature(&order.signature, &expected);
+        let signed_by = signed_by.map_err(|error| format!("the release was refused: {error}"))?;
         let minimum_version =
             signed_by.as_ref().map(|signed_by| signed_by.signature.fields().minimum_version);
         let patience = trial_timeout(order.deadline_seconds);
@@ -312,24 +319,6 @@ impl SelfUpdater {
             minimum_version,
             trial_timeout: patience,
         })
-    }
-
-    /// Decides from the signature in an order whether its release may be fetched, and with which key it is verified then;
-    /// `None` if no key is pinned. The error is a sentence.
-    fn accept_signature(&self, text: &str) -> Result<Option<SignedBy>, String> {
-        let refused = |why: String| format!("the release was refused: {why}");
-        let trust = self.signing.trust().map_err(refused)?;
-        if trust.keys().is_empty() {
-            return Ok(None);
-        }
-        let signature = match text {
-            "" => None,
-            text => Some(ArtefactSignature::parse(text).map_err(|error| refused(error.to_string()))?),
-        };
-        let expected = ExpectedFields::release(std::env::consts::ARCH);
-        let key = decide_acceptance(signature.as_ref(), &expected, &trust);
-        let key = key.map_err(|error| refused(error.to_string()))?.cloned();
-        Ok(signature.zip(key).map(|(signature, key)| SignedBy { signature, key }))
     }
 
     /// The path of this program, which the init system or the supervisor starts.

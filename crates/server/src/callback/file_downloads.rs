@@ -45,6 +45,10 @@ pub trait FileSource: Send + Sync {
         sha256: Sha256,
         offset: u64,
     ) -> Result<Option<Vec<u8>>, BmdbError>;
+    /// The signature of the file; `None` if it is not signed.
+    async fn signature(&self, _sha256: Sha256) -> Result<Option<String>, BmdbError> {
+        Ok(None)
+    }
 }
 
 /// The artefacts that operators added; they are available to every machine.
@@ -61,6 +65,10 @@ impl FileSource for ArtefactSource {
         let piece = self.0.artefact_piece(sha256, number).await?;
         let inside = usize::try_from(inside).unwrap_or(usize::MAX);
         Ok(piece.filter(|piece| inside < piece.len()).map(|mut piece| piece.split_off(inside)))
+    }
+
+    async fn signature(&self, sha256: Sha256) -> Result<Option<String>, BmdbError> {
+        self.0.artefact_signature(sha256).await
     }
 }
 
@@ -126,8 +134,13 @@ impl FileDownloads {
             self.count_result("malformed");
             return Err(Status::out_of_range(format!("this file has {size} bytes, and not {offset}")));
         }
+        let signature = source.signature(sha256).await.map_err(|error| {
+            self.count_result("unavailable");
+            read_error_status(&error)
+        })?;
+        let file = (source, size, signature.unwrap_or_default());
         let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(self.clone().send_file((machine, sha256), (source, size), offset, sender, slot));
+        tokio::spawn(self.clone().send_file((machine, sha256), file, offset, sender, slot));
         Ok(ReceiverStream::new(receiver))
     }
 
@@ -174,7 +187,7 @@ impl FileDownloads {
     async fn send_file(
         self,
         (machine, sha256): (MachineId, Sha256),
-        (source, size): (Arc<dyn FileSource>, u64),
+        (source, size, mut signature): (Arc<dyn FileSource>, u64, String),
         mut offset: u64,
         sender: mpsc::Sender<Result<ArtefactPiece, Status>>,
         _slot: DownloadSlot,
@@ -194,7 +207,8 @@ impl FileDownloads {
             let failed = piece.is_err();
             let piece = piece.map(|bytes| {
                 offset = offset.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-                ArtefactPiece { part: Some(FilePart { bytes }), size }
+                let signature = std::mem::take(&mut signature);
+                ArtefactPiece { part: Some(FilePart { bytes }), size, signature }
             });
             let taken = sender.send_timeout(piece, SEND_TIMEOUT).await;
             if failed || taken.is_err() {
@@ -285,7 +299,7 @@ mod tests {
         let mut nothing = fetching.start(MachineId::generate(), EXISTING, 95).await.unwrap();
         assert_eq!(
             nothing.next().await.unwrap().unwrap(),
-            ArtefactPiece { part: Some(FilePart::default()), size: 95 }
+            ArtefactPiece { part: Some(FilePart::default()), size: 95, signature: String::new() }
         );
         assert!(nothing.next().await.is_none());
         let code = async |sha256, offset| fetching.start(MachineId::generate(), sha256, offset).await.err();

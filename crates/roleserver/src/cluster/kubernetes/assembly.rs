@@ -95,7 +95,8 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 parts.materials.clone(),
             );
             starting.start("certificates", certificates)?;
-            let bundles = BundleStore::open(files.bundles_directory(), host.server_pool.clone());
+            let bundles = BundleStore::open(files.bundles_directory(), host.server_pool.clone())
+                .with_signing(host.signing.clone());
             let holding = bundle_install::install_bundle(
                 bundles,
                 files.clone(),

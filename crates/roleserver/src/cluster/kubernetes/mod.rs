@@ -80,6 +80,7 @@ use crate::cluster::files::ClusterFiles;
 use crate::cluster::kubernetes::components::ComponentPorts;
 use crate::cluster::node_facts::NodeFacts;
 use crate::server_pool::ServerPool;
+use crate::signing_store::SigningStore;
 
 #[cfg(feature = "reconciler")]
 pub mod assembly;
@@ -129,6 +130,8 @@ pub struct KubernetesContext {
     pub boot_id: String,
     /// Source of bundles and add-ons.
     pub server_pool: ServerPool,
+    /// Keys that bundles must be signed with.
+    pub signing: SigningStore,
     /// Listen ports of the components.
     pub ports: ComponentPorts,
 }

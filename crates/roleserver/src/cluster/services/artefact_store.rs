@@ -22,6 +22,7 @@ use crate::process::program_digest;
 use crate::server_pool::{FetchError, ServerPool};
 
 const PART_SUFFIX: &str = ".part";
+const SIGNATURE_SUFFIX: &str = ".minisig";
 
 /// Which artefacts are available, and why others are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +50,12 @@ impl ArtefactStore {
         self.0.join(format!("{}{PART_SUFFIX}", hex::encode(artefact.0)))
     }
 
+    /// Path of the signature of an artefact.
+    #[must_use]
+    pub fn signature_path(&self, artefact: Sha256) -> PathBuf {
+        self.0.join(format!("{}{SIGNATURE_SUFFIX}", hex::encode(artefact.0)))
+    }
+
     /// Removes everything that is not in `needed`. Blocks.
     pub fn remove_unneeded(&self, needed: &BTreeSet<Sha256>) -> std::io::Result<()> {
         let names: BTreeSet<String> = needed.iter().map(|artefact| hex::encode(artefact.0)).collect();
@@ -59,7 +66,8 @@ impl ArtefactStore {
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !names.contains(name.strip_suffix(PART_SUFFIX).unwrap_or(&name)) {
+            let artefact = name.strip_suffix(PART_SUFFIX).or_else(|| name.strip_suffix(SIGNATURE_SUFFIX));
+            if !names.contains(artefact.unwrap_or(&name)) {
                 tracing::info!(name, "an unneeded artefact is removed");
                 std::fs::remove_file(entry.path())?;
             }

@@ -3,6 +3,7 @@
 //! | below the directory | content |
 //! | --- | --- |
 //! | `archives/DIGEST` | an archive to unpack: fetched from a shepherd, or put there by hand |
+//! | `archives/DIGEST.minisig` | its signature |
 //! | `archives/DIGEST.part` | an incomplete download, which can be resumed |
 //! | `DIGEST.new/` | a bundle that is being unpacked |
 //! | `DIGEST/` | a complete bundle: the files of its manifest, the manifest, and the manifest's digest |
@@ -18,7 +19,8 @@
 //! shepherds have it.
 //!
 //! The right digest does not make an archive trusted: it only proves that the archive is the one that an operator
-//! named. It is unpacked as [`model::kubernetes::archive`] describes: only plain files that its manifest names,
+//! named. On a machine with pinned keys, its signature must be valid as well. It is verified while the archive is unpacked,
+//! so the bytes that were unpacked are those that were verified. It is unpacked as [`model::kubernetes::archive`] describes: only plain files that its manifest names,
 //! in that order, each of exactly the declared length, and only if the disk has room for all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +31,8 @@ use std::sync::Arc;
 
 use model::kubernetes::bundle_manifest::{self, BundleAddOn, BundleComponent, BundleImage, BundleManifest};
 use model::role_declaration::Sha256;
+use model::signed_artefact::ExpectedFields;
+use model::signed_artefact::signed_fields::ArtefactKind;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::cluster::kubernetes::bundle_store::unpack::{
@@ -36,6 +40,7 @@ use crate::cluster::kubernetes::bundle_store::unpack::{
 };
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::server_pool::{FetchError, ServerPool};
+use crate::signing_store::{SignedBy, SigningStore};
 
 mod unpack;
 
@@ -48,6 +53,8 @@ const REMOVED_SUFFIX: &str = ".gone";
 pub struct BundleStore {
     directory: PathBuf,
     server_pool: ServerPool,
+    /// Keys that archives must be signed with; `None` in tests.
+    signing: Option<SigningStore>,
     /// Locked by every operation that changes the directory.
     state: Arc<Mutex<StoreState>>,
 }
@@ -144,7 +151,31 @@ impl BundleStore {
     /// The store in this directory, which is created with the first bundle.
     #[must_use]
     pub fn open(directory: PathBuf, server_pool: ServerPool) -> Self {
-        Self { directory, server_pool, state: Arc::default() }
+        Self { directory, server_pool, signing: None, state: Arc::default() }
+    }
+
+    /// The store, which unpacks only archives that a pinned key of the machine signed.
+    #[must_use]
+    pub fn with_signing(self, signing: SigningStore) -> Self {
+        Self { signing: Some(signing), ..self }
+    }
+
+    /// Path of the signature of an archive that is put there by hand.
+    #[must_use]
+    pub fn signature_path(&self, digest: Sha256) -> PathBuf {
+        self.archive_store().signature_path(digest)
+    }
+
+    /// Decides by the signature of an archive whether it may be unpacked. The error is a sentence.
+    fn accept_signature(&self, text: &str) -> Result<Option<SignedBy>, String> {
+        let Some(signing) = &self.signing else { return Ok(None) };
+        let expected = ExpectedFields {
+            kind: ArtefactKind::Bundle,
+            name: None,
+            version: None,
+            architecture: Some(std::env::consts::ARCH.to_owned()),
+        };
+        signing.accept_signature(text, &expected)
     }
 
     /// Path at which an operator can put an archive by hand.
@@ -185,6 +216,7 @@ impl BundleStore {
                 Ok(bundle)
             }
             Err(UnpackError::Failed(why)) => Err(not_yet(format!("unpacking it failed: {why}"))),
+            Err(UnpackError::Refused(why)) => Err(not_yet(format!("it was refused: {why}"))),
             Err(UnpackError::Invalid(why)) => {
                 tracing::error!(reason = why, "a Kubernetes bundle cannot be used");
                 known.rejected.insert(digest, why.clone());
@@ -258,7 +290,7 @@ impl BundleStore {
         match verify_bundle(&directory) {
             Ok(manifest) => {
                 // Left over if an earlier run was interrupted after unpacking.
-                remove_file(&self.archive_store().path(digest)).map_err(failed)?;
+                self.remove_archive(digest).map_err(failed)?;
                 Ok(LocalBundle::Complete(Bundle { digest, manifest: Arc::new(manifest), directory }))
             }
             Err(why) => {
@@ -283,8 +315,11 @@ impl BundleStore {
         }
         // A stored part may come from another file; in that case the second attempt fetches all of it.
         for _ in 0..2 {
-            match self.server_pool.fetch_artefact(digest, &store.part_path(digest)).await {
-                Ok(_) => {}
+            let accept = |text: &str| self.accept_signature(text).map(drop);
+            let fetched =
+                self.server_pool.fetch_signed_artefact(digest, &store.part_path(digest), &accept).await;
+            let signature = match fetched {
+                Ok(signature) => signature,
                 Err(FetchError::Absent) => {
                     return Err(format!(
                         "no shepherd has it; add it with shepherdctl artefacts add, or put it at {}",
@@ -292,14 +327,43 @@ impl BundleStore {
                     ));
                 }
                 Err(FetchError::Failed(why)) => return Err(why),
-            }
+            };
             let held = store.clone();
-            let taking = tokio::task::spawn_blocking(move || held.commit_part(digest));
+            let taking = tokio::task::spawn_blocking(move || {
+                // Before the archive gets its name: an archive without its signature would be fetched again.
+                if signature.is_empty() {
+                    remove_file(&held.signature_path(digest))?;
+                } else {
+                    fs::write(held.signature_path(digest), signature)?;
+                }
+                held.commit_part(digest)
+            });
             if taking.await.map_err(|error| error.to_string())?.map_err(kept)? {
                 return Ok(());
             }
         }
         Err("a shepherd sent another file: its digest is not that of the bundle".to_owned())
+    }
+
+    /// Reads the signature beside an archive. `None` if it needs none. Blocks.
+    fn read_signature(&self, digest: Sha256) -> Result<Option<SignedBy>, UnpackError> {
+        let text = match fs::read_to_string(self.signature_path(digest)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        let path = self.signature_path(digest);
+        self.accept_signature(&text).map_err(|why| {
+            UnpackError::Refused(format!(
+                "{why}; the signature of an archive is expected at {}",
+                path.display()
+            ))
+        })
+    }
+
+    /// Removes an archive and its signature.
+    fn remove_archive(&self, digest: Sha256) -> std::io::Result<()> {
+        remove_file(&self.archive_store().path(digest))?;
+        remove_file(&self.archive_store().signature_path(digest))
     }
 
     /// Unpacks the local archive, and removes the archive. Blocks.
@@ -309,18 +373,21 @@ impl BundleStore {
         let (new, directory) =
             (self.directory.join(format!("{name}{NEW_SUFFIX}")), self.directory.join(&name));
         remove_path(&new)?;
-        let unpacked = unpack_archive(&archive, &new, free_bytes);
+        let unpacked = self
+            .read_signature(digest)
+            .and_then(|signed_by| unpack_archive(&archive, &new, signed_by.as_ref(), free_bytes));
         if unpacked.is_err() {
             // A second failure adds nothing to the first error; the directory is removed before the next attempt.
             let _ = remove_path(&new);
         }
-        if let Err(UnpackError::Invalid(_)) = unpacked {
-            remove_file(&archive)?;
+        // A refused archive may be signed by then.
+        if let Err(UnpackError::Invalid(_) | UnpackError::Refused(_)) = unpacked {
+            self.remove_archive(digest)?;
         }
         let manifest = unpacked?;
         fs::rename(&new, &directory)?;
         File::open(&self.directory)?.sync_all()?;
-        remove_file(&archive)?;
+        self.remove_archive(digest)?;
         Ok(Bundle { digest, manifest: Arc::new(manifest), directory })
     }
 }

@@ -217,7 +217,7 @@ fn archive_larger_than_declared_is_cut_at_the_declared_size() {
     let file = place.path().join("archive");
     fs::write(&file, making.bytes()).unwrap();
     let into = place.path().join("into");
-    let Err(UnpackError::Invalid(reason)) = unpack_archive(&file, &into, free_bytes) else {
+    let Err(UnpackError::Invalid(reason)) = unpack_archive(&file, &into, None, free_bytes) else {
         panic!("it was unpacked")
     };
     assert!(reason.contains("\"cni/bridge\" of 1200 bytes, and in its place"), "{reason}");
@@ -232,13 +232,14 @@ fn nothing_is_written_where_the_disk_has_no_room_for_all_of_it() {
     fs::write(&file, making.bytes()).unwrap();
     let size = making.entries.iter().map(|entry| entry.2.len() as u64).sum::<u64>();
     let into = place.path().join("into");
-    let Err(UnpackError::Failed(text)) = unpack_archive(&file, &into, |_| Ok(RESERVE + size - 1)) else {
+    let Err(UnpackError::Failed(text)) = unpack_archive(&file, &into, None, |_| Ok(RESERVE + size - 1))
+    else {
         panic!("it was unpacked")
     };
     assert!(text.contains("has 256 MiB left, and 256 MiB must stay free: make room"), "{text}");
     assert_eq!(fs::read_dir(&into).unwrap().count(), 0);
     fs::remove_dir(&into).unwrap();
-    unpack_archive(&file, &into, |_| Ok(RESERVE + size)).unwrap();
+    unpack_archive(&file, &into, None, |_| Ok(RESERVE + size)).unwrap();
 }
 
 #[tokio::test]

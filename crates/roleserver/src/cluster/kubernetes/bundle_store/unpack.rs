@@ -13,7 +13,11 @@ use flate2::read::GzDecoder;
 use model::kubernetes::archive::{self, BLOCK_BYTES, TarHeader};
 use model::kubernetes::bundle_manifest::{self, BundleManifest, MANIFEST, MAX_MANIFEST_BYTES};
 use model::role_declaration::Sha256;
+use model::signed_artefact::compare_content;
+use model::signed_artefact::signature::FileVerification;
 use ring::digest;
+
+use crate::signing_store::SignedBy;
 
 /// Bytes of the disk that stay free for everything else when a bundle is unpacked.
 pub(super) const RESERVE: u64 = 256 << 20;
@@ -27,6 +31,8 @@ pub(super) enum UnpackError {
     Invalid(String),
     /// The disk or the system failed; a later attempt may succeed.
     Failed(String),
+    /// It has no valid signature; it may be signed later.
+    Refused(String),
 }
 
 impl From<std::io::Error> for UnpackError {
@@ -35,16 +41,55 @@ impl From<std::io::Error> for UnpackError {
     }
 }
 
-/// Unpacks an archive durably into a new directory. `free` returns the bytes that are free on a directory's disk.
+/// An archive whose signature is verified while it is read.
+struct VerifiedArchive<'s> {
+    file: File,
+    verification: Option<FileVerification<'s>>,
+}
+
+impl<'s> VerifiedArchive<'s> {
+    fn open(path: &Path, signed_by: Option<&'s SignedBy>) -> Result<Self, UnpackError> {
+        let begin = |signed_by: &'s SignedBy| FileVerification::begin(&signed_by.signature, &signed_by.key);
+        let verification = signed_by.map(begin).transpose();
+        let verification = verification.map_err(|error| UnpackError::Refused(error.to_string()))?;
+        Ok(Self { file: File::open(path)?, verification })
+    }
+
+    /// Reads what is left, and verifies the signature of everything that was read.
+    fn finish(mut self) -> Result<(), UnpackError> {
+        std::io::copy(&mut self, &mut std::io::sink())?;
+        let verified = self.verification.map_or(Ok(()), FileVerification::finish);
+        verified.map_err(|error| UnpackError::Refused(error.to_string()))
+    }
+}
+
+impl Read for VerifiedArchive<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        if let Some(verification) = &mut self.verification {
+            verification.update(&buffer[..count]);
+        }
+        Ok(count)
+    }
+}
+
+/// Unpacks an archive durably into a new directory, and verifies its signature on the way if there is one. `free` returns the bytes that are free on a directory's disk.
 pub(super) fn unpack_archive(
     archive: &Path,
     into: &Path,
+    signed_by: Option<&SignedBy>,
     free: impl Fn(&Path) -> std::io::Result<u64>,
 ) -> Result<BundleManifest, UnpackError> {
-    let mut tar = GzDecoder::new(File::open(archive)?);
+    let mut archive = VerifiedArchive::open(archive, signed_by)?;
+    let mut tar = GzDecoder::new(&mut archive);
     let text = archive::read_manifest_text(&mut tar).map_err(UnpackError::Invalid)?;
     let manifest =
         BundleManifest::parse(&text).map_err(|problems| UnpackError::Invalid(problems.to_string()))?;
+    if let Some(signed_by) = signed_by {
+        let content = Some((manifest.name.as_str(), manifest.kubernetes));
+        compare_content(signed_by.signature.fields(), content)
+            .map_err(|error| UnpackError::Refused(error.to_string()))?;
+    }
     create_directory(into, 0o700)?;
     let (wanted, left) = (manifest.total_bytes(), free(into)?);
     if left < wanted.saturating_add(RESERVE) {
@@ -84,6 +129,8 @@ pub(super) fn unpack_archive(
     if let Some(header) = next_header(&mut tar)? {
         return Err(invalid(format!("it holds {:?}, which its manifest does not name", header.path)));
     }
+    drop(tar);
+    archive.finish()?;
     write_new_file(&into.join(MANIFEST), &text)?;
     write_new_file(&into.join(MANIFEST_DIGEST), hex::encode(sha256(&text).0).as_bytes())?;
     for directory in &directories {
