@@ -8,15 +8,18 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::{increment_version, lock_cluster};
+use crate::cluster::lock::{increment_version, lock_cluster, order_target};
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::NamedLease;
+use crate::engine::policy::read_policy_in_tx;
+use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::declaration::{
     DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
 };
 use model::role_declaration::RoleDeclaration;
+use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "reading declarations";
 
@@ -133,10 +136,10 @@ async fn declare_role_in_tx(
         let text = format!("the cluster {name} declares {MAX_DECLARED_ROLES} roles, which is the maximum");
         return Err(order_rejected("TOO_MANY_ROLES", text));
     }
+    let by = approve_privileges(tx, order, (id, name), declaration).await?;
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
     let encoded = encode_declaration(declaration.to_wire());
     let kept = digest.as_slice();
-    let by = &order.actor.name;
     sqlx::query_file!(
         "../../sql/cluster/upsert_declaration.sql",
         id,
@@ -144,7 +147,7 @@ async fn declare_role_in_tx(
         encoded,
         kept,
         json!(services),
-        by
+        order.actor.name
     )
     .execute(&mut *tx)
     .await
@@ -159,8 +162,33 @@ async fn declare_role_in_tx(
         format!("give it to the workers with: shepherdctl cluster roles {name} --add_role {role}")
     };
     let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
+    let output = append_approver(output, by.as_deref());
     let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
     Ok(OrderEffect::changed(output, before.map(audit_json), Some(after)))
+}
+
+/// Where the two-person rule is on, a declaration that gives root on nodes needs a second admin, who reads what it requests.
+/// Returns who approved it.
+async fn approve_privileges(
+    tx: &mut PgConnection,
+    order: &Order,
+    (cluster, name): (Uuid, &str),
+    declaration: &RoleDeclaration,
+) -> Result<Option<String>, BmdbError> {
+    let privileges = declaration.list_privileges();
+    if privileges.is_empty() {
+        return Ok(None);
+    }
+    let target = format!(
+        "{}: the role {}, in which {}",
+        order_target(name),
+        declaration.role(),
+        privileges.join(", ")
+    );
+    let shown = Order { target, ..order.clone() };
+    let rule = read_policy_in_tx(tx).await?.two_person_rule;
+    // This cluster, and no later one of its name.
+    require_second_approval(tx, &shown, SensitiveOrder::DeclarePrivileged, rule, cluster.as_bytes()).await
 }
 
 async fn undeclare_role_in_tx(

@@ -10,8 +10,10 @@ use model::order_limits::OrderLimits;
 use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
+use model::role_declaration::RoleDeclaration;
 use model::time::Span;
 use model::two_person_rule::{CANCEL_RETIRE_RPC, Principal, WAIVE_RPC};
+use proto::curator::v1 as wire;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::orders::approval::{RPC as APPROVE, list_approvals};
@@ -374,5 +376,47 @@ async fn approval_of_a_credential_that_was_revoked_since_counts_for_nothing() ->
     assert_eq!(refused(late)?, "APPROVER_GONE");
     approve(&kit, "max@a", approval, false).await?;
     assert!(set(&kit, given()).await?.outcome.changed, "another admin approved it");
+    Ok(())
+}
+
+/// A role with one service, which runs as this user.
+fn declaration(user: &str) -> Result<RoleDeclaration> {
+    let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
+    let service = wire::Service {
+        name: "server".to_owned(),
+        run: Some(wire::service::Run::RootFilesystem(run)),
+        user: user.to_owned(),
+        ..wire::Service::default()
+    };
+    let services = vec![service];
+    Ok(RoleDeclaration::new(wire::Declaration { role: "web".to_owned(), services, ..Default::default() })?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn declaration_that_gives_root_needs_two() -> TestResult {
+    let kit = with_two("second_person_declares").await?;
+    kit.founded_cluster(1, 0).await?;
+    let declare = async |user: &str, key: &str| {
+        let given = order("kim@a", "shepherd.fleet.v1.Clusters/DeclareRole", Some(key), user);
+        kit.bmdb
+            .declare_cluster_role(given, "ams".to_owned(), declaration(user)?)
+            .await
+            .map_err(anyhow::Error::from)
+    };
+    let refused = |given: Result<OrderResult>| match given {
+        Err(error) => expect_approval_required::<()>(Err(error.downcast::<BmdbError>()?)),
+        Ok(carried) => anyhow::bail!("nobody approved it: {carried:?}"),
+    };
+    assert!(declare("1000", "1").await?.outcome.changed, "it has no privileges");
+    let approval = refused(declare("root", "2").await)?;
+    assert_eq!(kit.count("SELECT version FROM cluster").await?, 2, "the former declaration stays");
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
+    assert!(line.target.ends_with("the role web, in which server runs as root"), "{}", line.target);
+    approve(&kit, "lee@a", approval, false).await?;
+    assert!(declare("root", "2").await?.outcome.message.ends_with("; approved by lee@a"));
+    // The approval is used up.
+    assert!(declare("1000", "3").await?.outcome.changed);
+    refused(declare("root", "4").await)?;
     Ok(())
 }

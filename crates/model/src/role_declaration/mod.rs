@@ -268,6 +268,26 @@ impl RoleDeclaration {
         self.start_order.iter().filter_map(|name| self.services.get(name))
     }
 
+    /// What in the declaration makes its author root on a node, or lets a program of theirs run beside those of the node: a
+    /// part of a sentence for each. Empty: every service is a program of its own, under a user without privileges.
+    #[must_use]
+    pub fn list_privileges(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for service in self.in_start_order() {
+            let name = &service.name;
+            if service.user == "root" || service.user.parse::<u32>() == Ok(0) {
+                found.push(format!("{name} runs as root"));
+            }
+            if let ProgramSource::Path(path) = &service.run {
+                found.push(format!("{name} runs the program {path} of the node"));
+            }
+            if !service.privileges.is_default() {
+                found.push(format!("{name} requests privileges beyond the default confinement"));
+            }
+        }
+        found
+    }
+
     /// The declaration as it is sent.
     #[must_use]
     pub const fn to_wire(&self) -> &wire::Declaration {

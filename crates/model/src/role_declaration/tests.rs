@@ -333,3 +333,24 @@ fn root_filesystem_runs_as_a_number_and_may_have_files_anywhere_in_it() {
     let twice = wire::Service { files: vec![file, relative], ..rooted };
     assert!(faults(role([twice]))[0].contains("another file has this path"));
 }
+
+#[test]
+fn privileges_are_root_programs_of_the_node_and_what_goes_beyond_the_confinement() {
+    let in_root = |user: &str| wire::Service {
+        run: Some(wire::service::Run::RootFilesystem(wire::RootFilesystem {
+            archive: "ab".repeat(32),
+            program: "/bin/server".to_owned(),
+        })),
+        user: user.to_owned(),
+        ..service("web", &[])
+    };
+    let privileges =
+        |declared: wire::Service| RoleDeclaration::new(role([declared])).unwrap().list_privileges();
+    assert_eq!(privileges(in_root("1000")), Vec::<String>::new());
+    for user in ["root", "0", "00"] {
+        assert_eq!(privileges(in_root(user)), ["web runs as root"], "{user}");
+    }
+    assert_eq!(privileges(service("web", &[])), ["web runs the program /usr/bin/server of the node"]);
+    let more = wire::Service { new_privileges: true, ..in_root("1000") };
+    assert_eq!(privileges(more), ["web requests privileges beyond the default confinement"]);
+}

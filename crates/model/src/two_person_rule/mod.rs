@@ -2,7 +2,7 @@
 //!
 //! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, the cancellation of a
 //! retirement with a wipe, a new budget, the pause of a loop for all providers, a new credential, a certificate for a
-//! cluster, and a revocation that leaves fewer than two admins. If the policy requires it, such an order is not carried
+//! cluster, a revocation that leaves fewer than two admins, and the declaration of a service with privileges. If the policy requires it, such an order is not carried
 //! out when it is given first. It waits until another admin approves it. Then the requester gives the very same order
 //! again, under the same idempotency key, and it is carried out, once. The approval is for that order and no other: a
 //! digest of its whole content, with the machines of a bulk order, must be the same. So nobody can act in the name of
@@ -77,6 +77,8 @@ pub enum SensitiveOrder {
     IssueCertificate,
     /// A revocation that leaves fewer than two admins.
     RevokeAdmin,
+    /// A declaration with a service that runs as root, runs a program of the node, or requests privileges.
+    DeclarePrivileged,
 }
 
 /// The call that waives a stage of a retirement.
@@ -108,6 +110,7 @@ impl SensitiveOrder {
             Self::CreateCredential => "creating a credential",
             Self::IssueCertificate => "issuing a certificate for a cluster",
             Self::RevokeAdmin => "leaving fewer than two admins",
+            Self::DeclarePrivileged => "declaring a service with privileges",
         }
     }
 }

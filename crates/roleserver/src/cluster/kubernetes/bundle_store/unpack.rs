@@ -73,7 +73,8 @@ impl Read for VerifiedArchive<'_> {
     }
 }
 
-/// Unpacks an archive durably into a new directory, and verifies its signature on the way if there is one. `free` returns the bytes that are free on a directory's disk.
+/// Unpacks an archive durably into a new directory, and verifies its signature on the way if there is one. `free` returns
+/// the bytes that are free on a directory's disk.
 pub(super) fn unpack_archive(
     archive: &Path,
     into: &Path,
