@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use etcd::client::Listing;
-use etcd::key_space::{KeyError, LEADER, NODES};
+use etcd::key_space::{KeyError, LEADER, NODES, REVOKED_CERTIFICATES, REVOKED_NODES};
 use etcd::record::RecordError;
 use model::time::{Timestamp, parse_timestamp};
 use prost::Message as _;
@@ -173,6 +173,18 @@ impl ClusterSnapshot {
         Ok(nodes.map(|(key, value)| Node::decode(key, value)).collect::<Result<_, _>>()?)
     }
 
+    /// Revocations of certificates and of nodes that it has and an older snapshot of the cluster lacks, by their etcd keys.
+    ///
+    /// Those of owners' keys are left out: the cluster in the older snapshot may accept only a key that was replaced since.
+    #[must_use]
+    pub fn revocations_since(&self, older: &Self) -> BTreeMap<String, Vec<u8>> {
+        let ranges = [REVOKED_CERTIFICATES.range(), REVOKED_NODES.range()];
+        let revoked = self.records.iter().filter(|(key, _)| {
+            ranges.iter().any(|range| range.contains(key)) && !older.records.contains_key(*key)
+        });
+        revoked.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
     /// The nodes that were consensus members.
     pub fn consensus_members(&self) -> Result<Vec<NodeId>, ClusterSnapshotError> {
         let nodes = self.nodes()?.into_iter();
@@ -195,6 +207,19 @@ fn cluster_and_authority(
 mod tests {
     use super::*;
     use crate::testing::{at, authority, node_id, snapshot};
+
+    #[test]
+    fn revocations_since_an_older_snapshot_are_those_of_certificates_and_nodes() {
+        let (older, mut newer) = (snapshot(), snapshot());
+        let keys = ["revoked-certificates/a", "revoked-nodes/b", "revoked-owners/c", "certificates/a", "later/d"];
+        for key in keys {
+            newer.records.insert(format!("/shepherd/curator/{key}"), key.into());
+        }
+        let found: Vec<String> = newer.revocations_since(&older).into_keys().collect();
+        assert_eq!(found, ["/shepherd/curator/revoked-certificates/a", "/shepherd/curator/revoked-nodes/b"]);
+        assert!(newer.revocations_since(&newer).is_empty());
+        assert!(older.revocations_since(&newer).is_empty());
+    }
 
     #[test]
     fn snapshot_round_trips_and_its_digest_depends_on_its_bytes() {

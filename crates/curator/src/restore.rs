@@ -36,6 +36,9 @@
 //! has of each node's allocation. The only consensus member is the node that restores; others get the role as in any
 //! cluster. Election candidates are gone with their leases.
 //!
+//! An order to restore an older snapshot carries the revocations of certificates and nodes that a later snapshot has. They are
+//! written as if they were in the older one, so that a certificate that was revoked stays revoked.
+//!
 //! # With an image of etcd
 //!
 //! The etcd may have been restored from an image, for the objects of Kubernetes in it. It has the records of before, too:
@@ -78,6 +81,8 @@ pub struct RestoreSource {
     pub epoch: u64,
     /// Whether the etcd was restored from an image. It has the records of before then, of a lower epoch.
     pub over_image: bool,
+    /// Revocations of certificates and nodes of after the snapshot, by their etcd keys.
+    pub revocations: BTreeMap<String, Vec<u8>>,
 }
 
 /// The records of the restored cluster. Its one consensus member is `own`.
@@ -122,6 +127,22 @@ fn restored_records(
     Ok(records)
 }
 
+/// The snapshot with revocations of after it. An order carries no other records.
+fn add_revocations(
+    snapshot: &ClusterSnapshot,
+    revocations: &BTreeMap<String, Vec<u8>>,
+) -> Result<ClusterSnapshot, BootstrapError> {
+    let mut snapshot = snapshot.clone();
+    for (key, value) in revocations {
+        if matches!(Revocation::decode(key, value)?, Revocation::Owner(_)) {
+            let text = format!("an order to restore it carries the record {key}, and may carry revocations alone");
+            return Err(BootstrapError::Rejected(text));
+        }
+        snapshot.records.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    Ok(snapshot)
+}
+
 /// The node without the consensus role and what depends on it: the controller role and the curator's port.
 fn without_consensus(mut node: Node) -> Node {
     if node.roles.consensus_member.take().is_some() {
@@ -156,7 +177,8 @@ pub(super) async fn restore_cluster(
             });
         }
     }
-    let mut records = restored_records(snapshot, own, restoring.epoch)?;
+    let snapshot = add_revocations(snapshot, &restoring.revocations)?;
+    let mut records = restored_records(&snapshot, own, restoring.epoch)?;
     // Start again after an interrupted restore.
     client.delete_unguarded(&namespace::KeySelector::Prefix(ROOT.to_owned())).await?;
     let mut last = Vec::new();
@@ -197,7 +219,7 @@ fn split_into_writes(records: BTreeMap<String, Vec<u8>>) -> Vec<Vec<(String, Vec
 
 #[cfg(test)]
 mod tests {
-    use curator_client::testing::{member, node_id, snapshot, up};
+    use curator_client::testing::{member, node_id, public, snapshot, up};
     use etcd::key_space::{CERTIFICATES, DECLARATIONS, REVOKED_NODES, TICKETS};
 
     use super::*;
@@ -260,6 +282,27 @@ mod tests {
             "{error}"
         );
         assert!(restored_records(&taken, &member(7), 3).is_ok());
+    }
+
+    #[test]
+    fn what_was_revoked_after_the_snapshot_stays_revoked() {
+        let taken = snapshot();
+        let record = |revocation: Revocation| {
+            (revocation.etcd_key().unwrap(), revocation.encode("kim", taken.taken_at))
+        };
+        let (key, value) = record(Revocation::Node(node_id(2)));
+        assert!(!taken.records.contains_key(&key));
+        let with = add_revocations(&taken, &BTreeMap::from([(key.clone(), value.clone())])).unwrap();
+        let records = restored_records(&with, &member(7), 3).unwrap();
+        assert_eq!(records.get(&key), Some(&value), "what was revoked is valid again");
+        let own = BTreeMap::from([record(Revocation::Node(node_id(7)))]);
+        assert!(restored_records(&add_revocations(&taken, &own).unwrap(), &member(7), 3).is_err());
+        for other in [
+            BTreeMap::from([record(Revocation::Owner(public(2)))]),
+            BTreeMap::from([(format!("{ROOT}later/a"), b"no revocation".to_vec())]),
+        ] {
+            assert!(add_revocations(&taken, &other).is_err(), "{other:?}");
+        }
     }
 
     #[test]

@@ -2,19 +2,66 @@
 //!
 //! The curators' answer is checked before it is stored: a snapshot that cannot be restored is rejected.
 
-use secrecy::SecretSlice;
+use std::collections::BTreeMap;
+
+use secrecy::{ExposeSecret as _, SecretSlice};
 use uuid::Uuid;
 
-use crate::bmdb::cluster::sealed_snapshot::seal_snapshot;
+use crate::bmdb::cluster::record::ClusterDetails;
+use crate::bmdb::cluster::sealed_snapshot::{seal_snapshot, unseal_snapshot};
 use crate::bmdb::cluster::snapshot::NewSnapshot;
-use crate::curator_client::cluster_snapshot::snapshot_digest;
+use crate::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use crate::manager::cluster::curators::CuratorCallError;
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};
 use crate::model::cluster::snapshot::{SnapshotReason, voting_nodes};
 use crate::model::cluster::state::ObservedCluster;
 use crate::model::time::Timestamp;
 
+/// Most bytes of revocations in an order, which is sent with each heartbeat until the machine has it.
+const MAX_REVOCATION_BYTES: usize = 512 << 10;
+
 impl ClusterWorker<'_> {
+    /// Revocations that the newest snapshot has and the one to restore lacks. A newest snapshot that cannot be opened is no
+    /// reason to restore none.
+    pub(super) async fn revocations_to_carry(
+        &self,
+        found: &ClusterDetails,
+    ) -> Result<BTreeMap<String, Vec<u8>>, CuratorCallError> {
+        let digest = found.cluster.restoring.as_ref().and_then(|restoring| restoring.digest);
+        let (Some(id), Some(digest)) = (found.cluster.restoring_from, digest) else {
+            return Ok(BTreeMap::new());
+        };
+        let newest = self.bmdb.newest_sealed_snapshot(self.cluster).await?;
+        let Some((newest_digest, newest)) = newest.filter(|(newest, _)| *newest != digest) else {
+            return Ok(BTreeMap::new());
+        };
+        let newest = match self.open_snapshot(&newest, &newest_digest) {
+            Ok(newest) => newest,
+            Err(error) => {
+                tracing::warn!(
+                    cluster = self.name, %error,
+                    "the newest snapshot cannot be opened, so what was revoked since the one to restore is not carried over"
+                );
+                return Ok(BTreeMap::new());
+            }
+        };
+        let sealed = self.bmdb.read_sealed_snapshot(id).await?;
+        let revocations = newest.revocations_since(&self.open_snapshot(&sealed, &digest)?);
+        let bytes: usize = revocations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if bytes > MAX_REVOCATION_BYTES {
+            return Err(CuratorCallError::OrderUnavailable(
+                "more was revoked since the snapshot than an order can carry: restore the cluster from a later one with: \
+                 shepherdctl cluster restore",
+            ));
+        }
+        Ok(revocations)
+    }
+
+    fn open_snapshot(&self, sealed: &[u8], sha256: &[u8]) -> Result<ClusterSnapshot, CuratorCallError> {
+        let encoded = unseal_snapshot(&self.settings.secrets, sealed, sha256)?;
+        Ok(ClusterSnapshot::decode(encoded.expose_secret())?)
+    }
+
     /// Takes a snapshot and stores it. The inner error is what prevents that for now.
     pub(super) async fn store_snapshot(
         &self,

@@ -236,12 +236,16 @@ impl ClusterWorker<'_> {
                         (restoring.digest.ok_or_else(gone)?.to_vec(), image, epoch.ok_or(over)?)
                     }
                 };
+                let revocations = self.revocations_to_carry(found).await?.into_iter();
                 Operation::Found(wire::FoundCluster {
                     cluster_id: self.cluster.to_string(),
                     name: cluster.spec.name.clone(),
                     owner_keys: vec![owner.public_key().to_vec()],
                     snapshot_sha256,
                     image,
+                    revocations: revocations
+                        .map(|(key, value)| wire::RevocationRecord { key, value })
+                        .collect(),
                     epoch,
                 })
             }

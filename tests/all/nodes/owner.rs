@@ -1,5 +1,6 @@
 //! The owner of a cluster of a test, who may give orders in it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +54,7 @@ impl Owner {
             owner_keys: vec![hex::encode(self.key.public_key())],
             snapshot: None,
             image: None,
+            revocations: BTreeMap::new(),
             epoch: 0,
         }
     }

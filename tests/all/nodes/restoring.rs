@@ -1,6 +1,7 @@
 //! A cluster that is restored from a snapshot, at the very address of its old member, and a node that kept running; and one
 //! that is restored with an image of its etcd.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -72,6 +73,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
         owner_keys,
         snapshot: Some(hex::encode(snapshot_digest(&taken))),
         image: None,
+        revocations: BTreeMap::new(),
         epoch: 1,
     })?;
     second.start()?;
@@ -189,6 +191,7 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
         owner_keys,
         snapshot: Some(hex::encode(snapshot_digest(&taken))),
         image: Some(EtcdImage { sha256: hex::encode(snapshot_digest(&image)), etcd_version }),
+        revocations: BTreeMap::new(),
         epoch: 1,
     })?;
     second.start()?;
@@ -240,6 +243,7 @@ async fn image_is_not_restored_by_another_version_of_the_tool() -> TestResult {
         owner_keys,
         snapshot: Some(hex::encode(snapshot_digest(&taken))),
         image: Some(EtcdImage { sha256, etcd_version: "3.99.0".to_owned() }),
+        revocations: BTreeMap::new(),
         epoch: 1,
     })?;
     second.start()?;

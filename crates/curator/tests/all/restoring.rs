@@ -10,9 +10,12 @@ use curator_client::cluster_snapshot::ClusterSnapshot;
 use curator_client::node::{ConsensusMember, Node, NodeState};
 use curator_client::pki::Authority;
 use etcd::client::Client;
-use etcd::key_space::{CERTIFICATES, NODES, ROOT};
+use etcd::key_space::{CERTIFICATES, NODES, REVOKED_NODES, ROOT};
 use etcd::namespace::KeySelector;
+use etcd::record::FORMAT;
 use model::cluster::kubernetes::KeyPurpose;
+use prost::Message as _;
+use proto::curator::v1 as wire;
 use shepherd_curator::bootstrap::{BootstrapRequest, bootstrap_cluster};
 use shepherd_curator::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use shepherd_curator::kubernetes::node_allocation::{AssignedGeneration, NodeAllocation};
@@ -63,7 +66,12 @@ async fn take_snapshot(
     let listing = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;
     let snapshot = ClusterSnapshot::from_listing(listing, now)?;
     let (_, authority) = snapshot.cluster_and_authority()?;
-    let restoring = RestoreSource { snapshot: Arc::new(snapshot.clone()), epoch: 3, over_image: false };
+    let restoring = RestoreSource {
+        snapshot: Arc::new(snapshot.clone()),
+        epoch: 3,
+        over_image: false,
+        revocations: BTreeMap::new(),
+    };
     let again = BootstrapRequest {
         authority: Arc::new(Authority::load(&authority.anchor().certificate, authority.pkcs8())?),
         restore: Some(restoring),
@@ -153,6 +161,30 @@ async fn records_of_before_in_an_image_are_replaced_and_other_keys_stay() -> Tes
     client.put_unguarded(&format!("{ROOT}later/0"), b"since").await?;
     bootstrap_cluster(&client, &over_image(true), now).await?;
     assert_eq!(all(&client).await?.get(&format!("{ROOT}later/0")), Some(&b"since".to_vec()));
+    Ok(())
+}
+
+/// The order to restore an older snapshot carries what was revoked since.
+#[tokio::test]
+async fn what_was_revoked_after_the_snapshot_stays_revoked() -> TestResult {
+    let (owner, restorer, thief) = (Holder::new()?, Holder::new()?, Holder::new()?);
+    let (snapshot, founding) = take_snapshot(&owner, &restorer, &[]).await?;
+    let etcd = etcd_servers::Cluster::start_named(vec![restorer.id.to_string()]).await?;
+    let (client, now) = (etcd.client(), snapshot.taken_at);
+    let key = REVOKED_NODES.key(thief.id)?;
+    let record = wire::RevokedNodeRecord { format: FORMAT, ..wire::RevokedNodeRecord::default() };
+    let with = |key: &str| BootstrapRequest {
+        restore: founding.restore.clone().map(|restoring| RestoreSource {
+            revocations: BTreeMap::from([(key.to_owned(), record.encode_to_vec())]),
+            ..restoring
+        }),
+        ..founding.clone()
+    };
+    let refused = bootstrap_cluster(&client, &with(&format!("{ROOT}later/0")), now).await;
+    assert!(refused.is_err(), "an order carries a record that is no revocation");
+    bootstrap_cluster(&client, &with(&key), now).await?;
+    let there = all(&client).await?;
+    assert_eq!(there.get(&key), Some(&record.encode_to_vec()), "the key of a thief is good again");
     Ok(())
 }
 

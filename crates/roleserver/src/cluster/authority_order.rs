@@ -238,6 +238,7 @@ mod tests {
             owner_keys: vec!["07".repeat(32)],
             snapshot: None,
             image: None,
+            revocations: BTreeMap::new(),
             epoch: 0,
         }
     }

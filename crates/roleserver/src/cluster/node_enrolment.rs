@@ -6,6 +6,7 @@
 //! Transient errors are retried here. Any other error ends this runnable with a sentence. The supervisor restarts it
 //! after a backoff, because an operator may have fixed the cause.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -167,7 +168,8 @@ impl NodeEnroller {
     }
 
     async fn found_cluster(&self, order: &NodeOrder) -> Result<(), RunnableError> {
-        let OrderKind::Found { cluster, name, owner_keys, snapshot, image, epoch } = &order.what else {
+        let OrderKind::Found { cluster, name, owner_keys, snapshot, image, revocations, epoch } = &order.what
+        else {
             return Ok(());
         };
         self.files.raise_epoch(*cluster, *epoch)?;
@@ -179,8 +181,15 @@ impl NodeEnroller {
         if let Some(image) = image {
             self.fetch_image(parse_snapshot(&image.sha256)?).await?;
         }
-        let restoring =
-            restoring.map(|restoring| RestoreSource { over_image: image.is_some(), ..restoring });
+        let mut revoked = BTreeMap::new();
+        for (key, value) in revocations {
+            revoked.insert(key.clone(), hex::decode(value)?);
+        }
+        let restoring = restoring.map(|restoring| RestoreSource {
+            over_image: image.is_some(),
+            revocations: revoked,
+            ..restoring
+        });
         let kept = if let Some(kept) = self.files.read_authority()? {
             kept
         } else {
@@ -235,7 +244,12 @@ impl NodeEnroller {
                         snapshot.epoch, snapshot.cluster
                     )));
                 }
-                return Ok(RestoreSource { snapshot: Arc::new(snapshot), epoch, over_image: false });
+                return Ok(RestoreSource {
+                    snapshot: Arc::new(snapshot),
+                    epoch,
+                    over_image: false,
+                    revocations: BTreeMap::new(),
+                });
             }
             let fetched =
                 self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;

@@ -1,5 +1,6 @@
 //! The order that makes a machine a node: found, join or leave.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use curator::node_labels;
@@ -61,6 +62,9 @@ pub enum OrderKind {
         /// The image of etcd to restore with the snapshot; `None` if the objects of Kubernetes are not restored.
         #[serde(default)]
         image: Option<EtcdImage>,
+        /// Revocations of after the snapshot: the records in hexadecimal digits, by their etcd keys.
+        #[serde(default)]
+        revocations: BTreeMap<String, String>,
         /// How often the cluster was restored, including this time.
         #[serde(default)]
         epoch: u64,

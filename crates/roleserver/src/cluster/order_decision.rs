@@ -109,6 +109,7 @@ pub(super) mod tests {
             owner_keys: vec!["07".repeat(32)],
             snapshot: None,
             image: None,
+            revocations: BTreeMap::new(),
             epoch: 0,
         }
     }
@@ -139,6 +140,7 @@ pub(super) mod tests {
             owner_keys: vec!["07".repeat(32)],
             snapshot: Some("ab".repeat(32)),
             image: None,
+            revocations: BTreeMap::new(),
             epoch,
         }
     }
@@ -215,6 +217,7 @@ pub(super) mod tests {
                         owner_keys: Vec::new(),
                         snapshot: None,
                         image: None,
+                        revocations: BTreeMap::new(),
                         epoch: 0,
                     },
                 ),

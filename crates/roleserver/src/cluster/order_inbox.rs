@@ -56,6 +56,11 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
                 sha256: hex::encode(&image.sha256),
                 etcd_version: image.etcd_version.clone(),
             }),
+            revocations: found
+                .revocations
+                .iter()
+                .map(|record| (record.key.clone(), hex::encode(&record.value)))
+                .collect(),
             epoch: found.epoch,
         },
         Some(Wanted::Join(join)) => OrderKind::Join {
