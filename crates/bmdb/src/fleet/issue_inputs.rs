@@ -197,6 +197,8 @@ impl Bmdb {
                 name: row.name,
                 founded_at: row.founded_at,
                 snapshot_at: row.taken_at,
+                image_at: row.image_at,
+                kubernetes_since: row.kubernetes_since,
                 keys_rejected_since: row.keys_refused_since,
                 etcd_bytes: row.etcd_bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(ByteSize),
                 unreachable_since: row.unreachable_since,

@@ -28,3 +28,41 @@ async fn etcd_that_is_nearly_full_is_an_issue_until_another_size_is_reported() -
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn snapshots_without_kubernetes_objects_are_an_issue_until_one_has_an_image() -> TestResult {
+    let kit = Kit::new("cluster_image_old").await?;
+    kit.founded_cluster(3, 1).await?;
+    let reported = async || -> anyhow::Result<bool> {
+        let issues = find_issues(&kit.bmdb.read_issue_inputs().await?);
+        Ok(issues.iter().any(|issue| issue.id == "cluster-image-old"))
+    };
+    let kubernetes = "INSERT INTO cluster_kubernetes
+         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16', '10.128.0.0/12', 24,
+             'cluster.local', '{}', NULL, clock_timestamp() - INTERVAL '1 day', 'kim', NULL, '[]', NULL FROM cluster";
+    let image = |ended: &str| {
+        format!(
+            "INSERT INTO cluster_image
+             SELECT gen_random_uuid(), cluster_id, snapshot_id, clock_timestamp(), FALSE, {ended}, 1, 9,
+                 decode(repeat('ef', 32), 'hex'), 7, '3.6.1' FROM cluster_snapshot"
+        )
+    };
+    for (what, statement, expected) in [
+        ("it is old", "UPDATE cluster SET founded_at = clock_timestamp() - INTERVAL '1 day'".to_owned(), false),
+        (
+            "it has a snapshot",
+            "INSERT INTO cluster_snapshot
+             SELECT gen_random_uuid(), cluster_id, clock_timestamp(), 'first', 7, 0, 10, 5, 3, '[]',
+                 decode(repeat('cd', 32), 'hex') FROM cluster"
+                .to_owned(),
+            false,
+        ),
+        ("it has Kubernetes", kubernetes.to_owned(), true),
+        ("its image is not complete", image("NULL"), true),
+        ("its image is complete", image("clock_timestamp()"), false),
+    ] {
+        sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&kit.pool).await?;
+        assert_eq!(reported().await?, expected, "{what}");
+    }
+    Ok(())
+}

@@ -1,4 +1,4 @@
-//! Issues of clusters: an etcd that is nearly full, old snapshots, rejected owner keys, replacements of the authority that
+//! Issues of clusters: an etcd that is nearly full, old snapshots, old images of etcd, rejected owner keys, replacements of the authority that
 //! do not go on.
 
 use crate::artefact::is_storage_nearly_full;
@@ -16,6 +16,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
         [
             cluster_etcd_large(cluster),
             cluster_snapshot_old(cluster, evidence),
+            cluster_image_old(cluster, evidence),
             cluster_key_refused(cluster, evidence),
             authority_rotation_held(cluster, evidence),
         ]
@@ -98,5 +99,32 @@ fn cluster_snapshot_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) ->
             "`shepherdctl cluster describe {name}` shows what its curators answer; make sure that a shepherd \
              reaches them"
         ),
+    ))
+}
+
+/// Issue: snapshots are taken, and none has the Kubernetes objects of the last hours.
+fn cluster_image_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let policy = &evidence.policy.cluster_snapshots;
+    let overdue = |since| between(since, evidence.at) >= policy.overdue_after();
+    let since = cluster.kubernetes_since?.max(cluster.founded_at);
+    let since = cluster.image_at.map_or(since, |image_at| image_at.max(since));
+    // Without a snapshot there is no image, and that is another issue.
+    if !overdue(since) || cluster.snapshot_at.is_none_or(overdue) {
+        return None;
+    }
+    let (name, age) = (&cluster.name, humanize_duration(between(since, evidence.at)));
+    let text = match cluster.image_at {
+        Some(image_at) => {
+            let age = humanize_duration(between(image_at, evidence.at));
+            format!("its last snapshot with Kubernetes objects is {age} old")
+        }
+        None => format!("none of its snapshots has its Kubernetes objects, and it has had Kubernetes for {age}"),
+    };
+    Some(Issue::new(
+        IssueKind::ClusterImageOld,
+        format!("cluster {name}"),
+        text,
+        Some(after(since, policy.overdue_after())),
+        format!("`shepherdctl cluster describe {name}` shows why no image of its etcd could be taken"),
     ))
 }

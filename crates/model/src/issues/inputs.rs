@@ -172,6 +172,10 @@ pub struct ClusterIssueInputs {
     pub founded_at: Timestamp,
     /// When its last snapshot was taken.
     pub snapshot_at: Option<Timestamp>,
+    /// When its last snapshot was taken that has an image of etcd.
+    pub image_at: Option<Timestamp>,
+    /// Since when it has Kubernetes in its present form; `None` if it has none.
+    pub kubernetes_since: Option<Timestamp>,
     /// Since when its curators reject every key that the shepherd has for it.
     pub keys_rejected_since: Option<Timestamp>,
     /// Size of the database file of its etcd, as its curators last reported it.

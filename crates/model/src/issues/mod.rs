@@ -73,6 +73,7 @@ pub enum IssueKind {
     CertificateEnds,
     ClockSkew,
     ClusterEtcdLarge,
+    ClusterImageOld,
     ClusterKeyRefused,
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
@@ -112,7 +113,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -122,6 +123,7 @@ impl IssueKind {
         Self::CertificateEnds,
         Self::ClockSkew,
         Self::ClusterEtcdLarge,
+        Self::ClusterImageOld,
         Self::ClusterKeyRefused,
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
@@ -172,6 +174,7 @@ impl IssueKind {
             Self::CertificateEnds => "certificate-ends",
             Self::ClockSkew => "clock-skew",
             Self::ClusterEtcdLarge => "cluster-etcd-large",
+            Self::ClusterImageOld => "cluster-image-old",
             Self::ClusterKeyRefused => "cluster-key-refused",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
@@ -229,6 +232,7 @@ impl IssueKind {
             | Self::CertificateEnds
             | Self::ClockSkew
             | Self::ClusterEtcdLarge
+            | Self::ClusterImageOld
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop

@@ -128,11 +128,22 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         name: "ams".into(),
         founded_at: at(founded),
         snapshot_at: snapshot.map(at),
+        image_at: None,
+        kubernetes_since: None,
         keys_rejected_since: None,
         etcd_bytes: None,
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,
+    }
+}
+
+/// A cluster that has Kubernetes since then, with its last snapshot and the last one that has an image of etcd.
+fn with_kubernetes(since: i64, snapshot: Option<i64>, image: Option<i64>) -> ClusterIssueInputs {
+    ClusterIssueInputs {
+        image_at: image.map(at),
+        kubernetes_since: Some(at(since)),
+        ..cluster(NOW - 90_000, snapshot)
     }
 }
 

@@ -35,6 +35,31 @@ pub(super) const CASES: &[Case] = &[
         &[],
     ),
     (
+        "a cluster with young snapshots that have no objects",
+        |e| e.clusters.push(with_kubernetes(NOW - 3 * 3600, Some(NOW - 2), None)),
+        &[("cluster-image-old", "cluster ams")],
+    ),
+    (
+        "a cluster with an old image",
+        |e| e.clusters.push(with_kubernetes(NOW - 90_000, Some(NOW - 2), Some(NOW - 3 * 3600))),
+        &[("cluster-image-old", "cluster ams")],
+    ),
+    (
+        "a cluster with a young image",
+        |e| e.clusters.push(with_kubernetes(NOW - 90_000, Some(NOW - 2), Some(NOW - 3 * 3600 + 1))),
+        &[],
+    ),
+    (
+        "a cluster that has Kubernetes for a while",
+        |e| e.clusters.push(with_kubernetes(NOW - 3 * 3600 + 1, Some(NOW - 2), None)),
+        &[],
+    ),
+    (
+        "a cluster with Kubernetes without young snapshots",
+        |e| e.clusters.push(with_kubernetes(NOW - 90_000, Some(NOW - 3 * 3600), None)),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    (
         "a cluster that refuses every key",
         |e| {
             let refused = Some(at(NOW - 1));
