@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use shepherd::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
-use shepherd::etcd::client::Client;
-use shepherd::etcd::namespace::Namespace;
+use shepherd::etcd::client::{Client, EtcdError};
+use shepherd::etcd::namespace::{KeySelector, Namespace};
 use shepherd::model::ids::MachineId;
 use shepherd::proto::agent::v1 as agent;
 use shepherd::proto::curator::v1 as wire;
@@ -157,6 +157,12 @@ async fn image(owner: &Owner) -> Result<(Vec<u8>, String)> {
     }
 }
 
+/// All objects of Kubernetes, by their keys.
+async fn list_objects(client: &Client) -> Result<BTreeMap<String, Vec<u8>>> {
+    let listing = client.list(&KeySelector::Prefix("/registry/".to_owned())).await?;
+    Ok(listing.records.into_iter().map(|record| (record.key, record.value)).collect())
+}
+
 /// A client of the etcd of a node.
 fn etcd(node: &Node) -> Result<Client> {
     Ok(Client::new(vec![client_endpoint(&node.files())], Namespace::new("curator")?))
@@ -173,8 +179,15 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
     first.start()?;
     first.until_control_plane(true).await?;
     owner.claim(&first).await?;
-    let written = etcd(&first)?.put_unguarded("/registry/pods/a", b"a pod").await?;
+    let client = etcd(&first)?;
+    for number in 0..1_000 {
+        client.put_unguarded(&format!("/registry/pods/{number:04}"), format!("pod {number}").as_bytes()).await?;
+    }
+    let objects = list_objects(&client).await?;
+    assert_eq!(objects.len(), 1_000);
     let (taken, (image, etcd_version)) = (snapshot(&owner).await?, image(&owner).await?);
+    // A client has seen this object, and nobody will see it again.
+    let written = client.put_unguarded("/registry/pods/later", b"of after the image").await?;
     let before = owner.members().await?[0].member_id;
     first.cut_power().await?;
 
@@ -199,10 +212,14 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
     second.until_it_is_one().await?;
     assert!(!second.files().image_path().exists(), "the image is still on its disk");
     let client = etcd(&second)?;
-    let pod = client.get("/registry/pods/a").await?.context("the pod is lost")?;
-    assert_eq!(pod.value, b"a pod");
+    assert!(list_objects(&client).await? == objects, "the objects are not those of the image");
     let now = client.put_unguarded("/registry/pods/b", b"another").await?;
-    assert!(now > written + 999_999_999, "a client of before could continue: {written}, {now}");
+    assert!(now > written + 900_000_000, "a client of before could continue: {written}, {now}");
+    let compacted = client.compact(written).await.err();
+    assert!(
+        matches!(compacted, Some(EtcdError::Compacted { .. })),
+        "a watch of before could continue at its revision: {compacted:?}"
+    );
     let mut owner = owner.again();
     owner.claim(&second).await?;
     let members = owner.members().await?;
