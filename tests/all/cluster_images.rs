@@ -1,4 +1,5 @@
-//! The snapshot of a cluster with Kubernetes gets an image of the whole etcd, although a shepherd dies in the middle.
+//! The snapshot of a cluster with Kubernetes gets an image of the whole etcd, although a shepherd dies in the middle. The
+//! cluster is restored with it.
 //!
 //! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd and real curators. No component of
 //! Kubernetes runs.
@@ -11,12 +12,17 @@ use secrecy::ExposeSecret as _;
 use serde_json::Value;
 use shepherd::bmdb::cluster::sealed_image::{PartPlace, unseal_part};
 use shepherd::bmdb::fleet::secret::SecretsKey;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::namespace::Namespace;
 use shepherd::etcd::snapshot_file::verify_snapshot;
+use shepherd::roleserver::cluster::etcd_member::client_endpoint;
+use shepherd::roleserver::cluster::files::ClusterFiles;
 use uuid::Uuid;
 
 use crate::cluster_kubernetes::add_bundle;
-use crate::clusters::{FLAGS, Field};
+use crate::clusters::{FLAGS, Field, machines, wait_for};
 use crate::harness::aloud::TestResult;
+use crate::harness::etcd_program::etcdutl_program;
 use crate::harness::fleet::PATIENCE;
 
 /// Starts a shepherd that dies at this place, and waits until it has.
@@ -99,5 +105,62 @@ async fn snapshot_gets_one_whole_image_although_shepherds_die() -> TestResult {
     let listed = listed["snapshots"].as_array().context("a list")?;
     let of_it = listed.iter().find(|one| one["id"] == stored.1.to_string()).context("its snapshot")?;
     assert_eq!(of_it["image_bytes"], opened.len(), "{of_it:#}");
+    Ok(())
+}
+
+/// A client of the etcd on a machine.
+fn etcd(field: &Field, machine: &str) -> Result<Client> {
+    let files = ClusterFiles::in_state_directory(&field.disk(machine));
+    Ok(Client::new(vec![client_endpoint(&files)], Namespace::new("curator")?))
+}
+
+/// Orders the restoration until it is accepted, and returns the answer. It is rejected while the last contact of the control
+/// plane is less than a minute ago.
+async fn restore(field: &Field) -> Result<String> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match field.ctl(&["cluster", "restore", "ams", "--reason", "it burnt"]) {
+            Ok(text) => return Ok(text),
+            Err(refused) => ensure!(refused.to_string().contains("--bypass_quorum"), "{refused}"),
+        }
+        ensure!(Instant::now() < end, "it is refused for ever");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResult {
+    if etcdutl_program()?.is_none() {
+        return Ok(());
+    }
+    let field = Field::start("cluster_image_restore", 3).await?;
+    add_bundle(&field, "k-1.30", "1.30.1")?;
+    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
+    field.ctl(&[&create[..], &["--kubernetes_bundle", "k-1.30", "--reason", "a hall"]].concat())?;
+    let cluster = field.until("it is founded", "ams", |cluster| cluster["voters_reached"] == 1).await?;
+    let lost = machines(&cluster, "control-plane")[0]["name"].as_str().context("a name")?.to_owned();
+    etcd(&field, &lost)?.put_unguarded("/registry/pods/a", b"a pod").await?;
+    field.ctl(&["cluster", "snapshot", "ams", "--reason", "a pod runs"])?;
+    let taken = "SELECT count(*) > 0 FROM cluster_snapshot s JOIN cluster_image i USING (snapshot_id)
+         WHERE s.why = 'ordered' AND i.completed_at IS NOT NULL";
+    field.fleet.until("the snapshot has an image", taken).await?;
+
+    field.fleet.strike(&lost, "power-fail").await?;
+    wait_for("its programs have ended", || Ok(!field.runs_anything(&lost))).await?;
+    std::fs::remove_dir_all(field.disk(&lost))?;
+    let output = restore(&field).await?;
+    assert!(output.contains("its Kubernetes objects come back"), "{output}");
+    let restored = "SELECT count(*) = 1 FROM cluster WHERE restored_at IS NOT NULL AND restoring_since IS NULL
+         AND NOT restoring_with_image";
+    field.fleet.until("it is restored", restored).await?;
+    let back = |cluster: &Value| cluster["epoch"] == 1 && cluster["voters_reached"] == 1;
+    let cluster = field.until("it is back", "ams", back).await?;
+    let names = machines(&cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
+    let restorer = names.filter(|name| *name != lost).next_back().context("no machine restored it")?;
+    let pod = etcd(&field, restorer)?.get("/registry/pods/a").await?.context("the pod is lost")?;
+    assert_eq!(pod.value, b"a pod");
+    for file in ["cluster/image", "cluster/snapshot"] {
+        assert!(!field.disk(restorer).join(file).exists(), "{file} is still on a disk");
+    }
     Ok(())
 }
