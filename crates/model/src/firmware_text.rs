@@ -72,7 +72,7 @@ pub fn is_placeholder(text: &str) -> bool {
     let folded = fold(text);
     let characters = |allowed: &[char]| folded.chars().all(|c| allowed.contains(&c));
     let letters = folded.chars().take_while(char::is_ascii_alphabetic).count();
-    folded.chars().next().is_none_or(|first| characters(&[first]))
+    folded.chars().next().is_none_or(|first| folded.len() > first.len_utf8() && characters(&[first]))
         || characters(&['0', 'x'])
         || counts_up(&folded)
         || (folded.len() - letters >= COUNTING_AFTER_LETTERS && counts_up(&folded[letters..]))
@@ -88,6 +88,13 @@ pub fn is_placeholder(text: &str) -> bool {
 pub fn meaningful_text(text: &str) -> Option<&str> {
     let text = text.trim_matches(|c: char| c.is_whitespace() || c.is_control());
     (!is_placeholder(text)).then_some(text)
+}
+
+/// Whether the bytes of a World Wide Name mean nothing: after the first byte, which has the kind of name, one value is
+/// repeated.
+#[must_use]
+pub fn is_placeholder_name(bytes: &[u8]) -> bool {
+    bytes.get(1..).is_none_or(|rest| rest.iter().all(|byte| Some(byte) == rest.first()))
 }
 
 /// Letters and digits in lower case.
@@ -166,6 +173,7 @@ mod tests {
             "X570 AORUS, rev. 1.0",
             "Gigabyte Technology Co., Ltd.",
             "Dell Inc.",
+            "M",
             "O.E.M. Systems",
             "x-product",
             "Nullarbor 3",
@@ -175,6 +183,20 @@ mod tests {
             assert_eq!(meaningful_text(text), Some(text));
         }
         assert_eq!(meaningful_text(" S1 \0\n"), Some("S1"));
+    }
+
+    #[test]
+    fn names_of_one_repeated_value_mean_nothing() {
+        for (name, expected) in [
+            (&[][..], true),
+            (&[0; 8], true),
+            (&[0xff; 16], true),
+            (&[1, 0, 0, 0, 0, 0, 0, 0], true),
+            (&[0x50, 0, 0, 0, 0, 0, 0, 0], true),
+            (&[0x50, 0, 0xcc, 0xa0, 0xa1, 0xb2, 0xc3, 0xd4], false),
+        ] {
+            assert_eq!(is_placeholder_name(name), expected, "{name:?}");
+        }
     }
 
     #[test]

@@ -2,14 +2,19 @@
 //!
 //! sysfs has their names and their geometry. What it lacks (serial number, health) is queried from the device itself,
 //! by the protocol it speaks. The list has devices that hold data of their own: no partitions, no loop or memory disks,
-//! nothing stacked on other devices, no drives with removable discs, no second path to the same disk.
+//! nothing stacked on other devices, no drives with removable discs, no virtual media of a management controller, and
+//! one entry for all paths to one disk ([`block_unit`][]).
+//!
+//! [`block_unit`]: crate::hardware::block_unit
 
 use std::fs::File;
 use std::path::Path;
 
+use model::firmware_text::{is_placeholder, is_placeholder_name};
 use proto::hardware::v1::BlockDevice;
 use proto::hardware::v1::block_device::Protocol;
 
+use crate::hardware::block_unit::merge_paths;
 use crate::hardware::{Sources, Warnings, ata, list_names, nvme, read_number, read_text, scsi};
 
 const SECTOR_BYTES: u64 = 512;
@@ -22,9 +27,22 @@ pub fn read_block_devices(sources: &Sources, warnings: &mut Warnings) -> Vec<Blo
     if !directory.is_dir() {
         warnings.add_warning(format!("{} is not there: no block device can be listed", directory.display()));
     }
-    let found = list_names(&directory);
-    let found = found.iter().filter(|name| is_disk(name, &directory.join(name)));
-    found.map(|name| describe_device(name, &directory.join(name), sources, warnings)).collect()
+    let names = list_names(&directory);
+    let disks = names.iter().filter(|name| is_disk(name, &directory.join(name)));
+    let devices = disks.map(|name| describe_device(name, &directory.join(name), sources, warnings)).collect();
+    let multipath: Vec<_> = names.iter().filter_map(|name| list_paths(&directory.join(name))).collect();
+    merge_paths(devices, &multipath, warnings)
+}
+
+/// The names of the devices below a multipath device of the device mapper; `None` for any other device.
+fn list_paths(directory: &Path) -> Option<Vec<String>> {
+    read_text(&directory.join("dm/uuid")).filter(|uuid| uuid.starts_with("mpath-"))?;
+    Some(list_names(&directory.join("slaves")).iter().map(|name| device_name(name)).collect())
+}
+
+/// The name of a device by its name in sysfs, which has `!` for each slash (`cciss!c0d0`).
+fn device_name(sysfs_name: &str) -> String {
+    sysfs_name.replace('!', "/")
 }
 
 fn is_disk(name: &str, directory: &Path) -> bool {
@@ -37,19 +55,47 @@ fn is_disk(name: &str, directory: &Path) -> bool {
         && device.exists()
         && !set("hidden")
         && read_number(&device.join("type")) != Some(SCSI_TYPE_DISC)
+        && !is_virtual_medium(
+            &read_text(&device.join("vendor")).unwrap_or_default(),
+            &read_text(&device.join("model")).unwrap_or_default(),
+        )
         // A card reader without a card.
         && !(set("removable") && read_number(&directory.join("size")) == Some(0))
 }
 
-fn describe_device(name: &str, directory: &Path, sources: &Sources, warnings: &mut Warnings) -> BlockDevice {
+/// Whether vendor and model are those of a medium that a management controller (BMC) shows to the machine by USB: an image
+/// that somebody attached, or nothing. The disks of hypervisors and of RAID controllers, which are called virtual too,
+/// are disks.
+fn is_virtual_medium(vendor: &str, model: &str) -> bool {
+    const VENDORS: [&str; 3] = ["idrac", "ilo", "openbmc"];
+    const MODELS: [&str; 11] = [
+        "ilo ",
+        "lcdrive",
+        "oemdrv",
+        "secupd",
+        "virtual cd",
+        "virtual dvd",
+        "virtual fdd",
+        "virtual floppy",
+        "virtual hdisk",
+        "virtual media",
+        "virtual usb",
+    ];
+    let model = model.to_ascii_lowercase();
+    VENDORS.contains(&vendor.to_ascii_lowercase().as_str())
+        || MODELS.iter().any(|start| model.starts_with(start))
+}
+
+fn describe_device(sysfs_name: &str, directory: &Path, sources: &Sources, warnings: &mut Warnings) -> BlockDevice {
+    let name = device_name(sysfs_name);
     let at_device = directory.join("device");
     let any =
         |paths: &[&str]| paths.iter().find_map(|path| read_text(&directory.join(path))).unwrap_or_default();
     let queue = |file: &str| read_number(&directory.join("queue").join(file));
     let small = |value: Option<u64>| u32::try_from(value.unwrap_or(0)).unwrap_or(0);
-    let protocol = detect_protocol(name, &at_device);
+    let protocol = detect_protocol(&name, &at_device);
     let mut device = BlockDevice {
-        name: name.to_owned(),
+        name: name.clone(),
         vendor: find_vendor(protocol, &at_device),
         model: any(&["device/model", "device/name"]),
         serial_number: any(&["serial", "device/serial"]),
@@ -68,7 +114,20 @@ fn describe_device(name: &str, directory: &Path, sources: &Sources, warnings: &m
         scsi::fill_from_sysfs(&at_device, &mut device);
     }
     query_device(&sources.dev.join(name), protocol, &mut device, warnings);
+    clear_placeholders(&mut device);
     device
+}
+
+/// Clears names that mean nothing, from wherever they were read.
+fn clear_placeholders(device: &mut BlockDevice) {
+    for text in [&mut device.vendor, &mut device.model, &mut device.serial_number] {
+        if is_placeholder(text) {
+            text.clear();
+        }
+    }
+    if is_placeholder_name(&device.wwn) {
+        device.wwn.clear();
+    }
 }
 
 /// Queries the device itself, if its protocol is supported.
@@ -210,6 +269,48 @@ mod tests {
         let (devices, _) = machine.read_block_devices();
         let listed: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(listed, ["sda", "vda"]);
+    }
+
+    #[test]
+    fn virtual_media_of_management_controllers_are_no_disks() {
+        for (vendor, model, expected) in [
+            ("iDRAC", "LCDRIVE", true),
+            ("iDRAC", "Virtual Floppy", true),
+            ("AMI", "Virtual Floppy0", true),
+            ("AMI", "Virtual HDisk0", true),
+            ("ATEN", "Virtual CDROM", true),
+            ("HPE", "iLO LUN 00 Media 0", true),
+            ("OpenBMC", "Virtual Media Device", true),
+            ("Lenovo", "Virtual Media", true),
+            ("Msft", "Virtual Disk", false),
+            ("VMware", "Virtual disk", false),
+            ("DELL", "VIRTUAL DISK", false),
+            ("DELL", "IDSDM", false),
+            ("HGST", "HUC101812CSS204", false),
+            ("", "", false),
+        ] {
+            assert_eq!(is_virtual_medium(vendor, model), expected, "{vendor} {model}");
+        }
+    }
+
+    #[test]
+    fn slash_of_a_name_and_its_node_come_back() {
+        let machine = Machine::new();
+        machine.disk("cciss!c0d0", Some("scsi"), &GEOMETRY);
+        let (devices, warnings) = machine.read_block_devices();
+        assert_eq!(devices[0].name, "cciss/c0d0");
+        assert!(warnings[0].contains("dev/cciss/c0d0 cannot be opened"), "{warnings:?}");
+    }
+
+    #[test]
+    fn names_that_mean_nothing_are_left_out() {
+        let machine = Machine::new();
+        let names = [("wwid", "eui.0000000000000000"), ("serial", "0123456789"), ("device/model", "Unknown")];
+        machine.disk("nvme0n1", Some("nvme"), &with(&names));
+        let (devices, _) = machine.read_block_devices();
+        let device = &devices[0];
+        assert_eq!((device.model.as_str(), device.serial_number.as_str()), ("", ""));
+        assert!(device.wwn.is_empty());
     }
 
     #[test]

@@ -2,12 +2,20 @@
 //!
 //! Structures have the layout of the SMBIOS reference specification (DMTF DSP0134): type, length and handle, the
 //! formatted part, then its strings, ended by an empty one. Only root can read the raw table; the few fields that the
-//! kernel publishes as text are the fallback.
+//! kernel publishes as text are the fallback. A machine without DMI, such as most small ARM boards, has a device tree
+//! with its model and its serial number.
+//!
+//! A module counts as memory by what its array is for (type 16): arrays for flash or for video belong to a board too.
+
+use std::collections::BTreeMap;
 
 use model::firmware_text::{is_placeholder, meaningful_text};
 use proto::hardware::v1::EfiSupport;
 
 use crate::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, read_prefix, read_text};
+
+/// Use of a physical memory array (type 16): system memory.
+const SYSTEM_MEMORY: u8 = 3;
 
 /// The fields of the table that the report needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,30 +26,41 @@ pub struct Dmi {
     pub product: String,
     /// Serial number of the system (type 1); empty if unknown.
     pub serial_number: String,
-    /// Sum of the modules' sizes (type 17); `None` if no module states its size.
+    /// Sum of the sizes of the modules for system memory (type 17); `None` if no module states its size.
     pub memory_bytes: Option<u64>,
     /// Whether the firmware supports UEFI (type 0); `None` if it does not state it.
     pub uefi: Option<bool>,
 }
 
-/// Reads the table, or the fields that the kernel publishes.
+/// Reads the table, or the fields that the kernel publishes, or the device tree.
 pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     let path = sources.sys.join("firmware/dmi/tables/DMI");
+    let device_tree = sources.sys.join("firmware/devicetree/base");
     let mut dmi = match read_prefix(&path, TABLE_LIMIT_BYTES) {
         Ok(table) => parse_table(&table, warnings),
         Err(error) => {
-            warnings.add_warning(format!("the DMI table {} cannot be read: {error}", path.display()));
+            // Its firmware describes the machine in another way.
+            if !(error.kind() == std::io::ErrorKind::NotFound && device_tree.is_dir()) {
+                warnings.add_warning(format!("the DMI table {} cannot be read: {error}", path.display()));
+            }
             Dmi::default()
         }
     };
     let id = sources.sys.join("class/dmi/id");
-    for (field, name, what) in [
-        (&mut dmi.manufacturer, "sys_vendor", "manufacturer"),
-        (&mut dmi.product, "product_name", "product"),
-        (&mut dmi.serial_number, "product_serial", "serial number"),
+    let maker = read_text(&device_tree.join("compatible")).and_then(|text| compatible_maker(&text));
+    for (field, name, other, what) in [
+        (&mut dmi.manufacturer, "sys_vendor", maker, "manufacturer"),
+        (&mut dmi.product, "product_name", read_text(&device_tree.join("model")), "product"),
+        (
+            &mut dmi.serial_number,
+            "product_serial",
+            read_text(&device_tree.join("serial-number")),
+            "serial number",
+        ),
     ] {
         if field.is_empty() {
-            *field = read_text(&id.join(name)).filter(|text| !is_placeholder(text)).unwrap_or_default();
+            let texts = [read_text(&id.join(name)), other];
+            *field = texts.into_iter().flatten().find(|text| !is_placeholder(text)).unwrap_or_default();
         }
         if field.is_empty() {
             warnings.add_warning(format!("the firmware does not tell this machine's {what}"));
@@ -50,9 +69,18 @@ pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     dmi
 }
 
+/// The maker in the property `compatible` of a device tree: what is before the comma of its first text
+/// (`raspberrypi,4-model-b`).
+fn compatible_maker(compatible: &str) -> Option<String> {
+    let first = compatible.split('\0').next()?;
+    first.split_once(',').map(|(maker, _)| maker.to_owned())
+}
+
 /// Parses a table. A cut table is a warning; what precedes the cut counts.
 pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
     let mut dmi = Dmi::default();
+    // An array may follow its modules.
+    let (mut arrays, mut modules) = (BTreeMap::new(), Vec::new());
     let mut rest = table;
     while !rest.is_empty() {
         let Some((structure, after)) = Structure::split(rest) else {
@@ -67,16 +95,26 @@ pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
                 dmi.product = structure.string(0x05);
                 dmi.serial_number = structure.string(0x07);
             }
-            17 => {
-                if let Some(bytes) = module_bytes(&structure) {
-                    dmi.memory_bytes = Some(dmi.memory_bytes.unwrap_or(0).saturating_add(bytes));
-                }
+            16 => {
+                arrays.extend(structure.word(0x02).zip(structure.byte(0x05)));
             }
+            17 => modules.extend(module_bytes(&structure).map(|bytes| (structure.word(0x04), bytes))),
             127 => break,
             _ => {}
         }
     }
+    dmi.memory_bytes = sum_modules(&modules, &arrays);
     dmi
+}
+
+/// The sum of the modules for system memory. A module has the handle of its array; one without an array in the table
+/// counts, because many tables have none.
+fn sum_modules(modules: &[(Option<u16>, u64)], arrays: &BTreeMap<u16, u8>) -> Option<u64> {
+    let is_system_memory = |array: &Option<u16>| {
+        array.and_then(|handle| arrays.get(&handle)).is_none_or(|purpose| *purpose == SYSTEM_MEMORY)
+    };
+    let counted = modules.iter().filter(|(array, _)| is_system_memory(array)).map(|(_, bytes)| *bytes);
+    counted.reduce(u64::saturating_add)
 }
 
 /// Size of a memory device; `None` for an empty slot, an unknown size, and a device that is not RAM.
@@ -231,6 +269,30 @@ pub(crate) mod tests {
         assert_eq!(memory(&[module(0x07, 96)]), Some(96 << 30), "what is used as memory counts");
         let logical = structure(17, 0x28, &[(0x0c, &[0x00, 0x40]), (0x12, &[0x1f])], &["NVDIMM"]);
         assert_eq!(memory(&[logical]), None);
+    }
+
+    #[test]
+    fn modules_count_by_the_use_of_their_array() {
+        let array = |handle: u8, purpose: u8| {
+            structure(16, 0x17, &[(0x02, &[handle, 0x10]), (0x05, &[purpose])], &[])
+        };
+        let module = |array: u8| {
+            structure(17, 0x28, &[(0x04, &[array, 0x10]), (0x0c, &[0x00, 0x40]), (0x12, &[0x1a])], &["DIMM"])
+        };
+        let memory =
+            |tables: &[Vec<u8>]| parse_table(&tables.concat(), &mut Warnings::default()).memory_bytes;
+        assert_eq!(memory(&[array(1, 3), module(1), array(2, 5), module(2)]), Some(16 << 30));
+        assert_eq!(memory(&[module(2), array(2, 4)]), None, "video memory, before its array");
+        assert_eq!(memory(&[array(1, 3), module(9)]), Some(16 << 30), "its array is not in the table");
+    }
+
+    #[test]
+    fn maker_of_a_device_tree_is_the_first_word() {
+        assert_eq!(
+            compatible_maker("raspberrypi,4-model-b\0brcm,bcm2711").as_deref(),
+            Some("raspberrypi")
+        );
+        assert_eq!(compatible_maker("board\0x,y"), None);
     }
 
     #[test]

@@ -8,15 +8,58 @@ use proto::hardware::v1 as wire;
 use crate::hardware::dmi::Dmi;
 use crate::hardware::{Sources, Warnings, list_names, read_text};
 
+/// Firmware and kernel agree if they differ by less than one part in this many: both round, and firmware keeps some
+/// memory for itself.
+const AGREEING_PARTS: u64 = 8;
+
 /// Reads installed and usable memory.
 pub fn read_memory(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wire::Memory {
-    let installed = dmi.memory_bytes.filter(|bytes| *bytes > 0).or_else(|| memory_block_bytes(sources));
+    let modules = dmi.memory_bytes.filter(|bytes| *bytes > 0);
     let usable = parse_mem_total(&warnings.read_required_text(&sources.proc.join("meminfo")));
-    if installed.is_none() {
-        warnings.add_warning("neither the firmware nor the kernel tells how much memory is installed");
+    let (installed_bytes, doubt) = decide_installed(modules, memory_block_bytes(sources), usable);
+    if let Some(doubt) = doubt {
+        warnings.add_warning(doubt);
     }
-    let installed_bytes = installed.unwrap_or(0);
     wire::Memory { installed_bytes, usable_ratio: usable_ratio(usable.unwrap_or(0), installed_bytes) }
+}
+
+/// The installed memory by what the firmware says of its modules, what the kernel says of its memory blocks, and what
+/// the kernel can use; and a sentence where they contradict each other. The firmware is believed first. What the kernel
+/// can use is installed, whatever the others say.
+fn decide_installed(
+    modules: Option<u64>,
+    blocks: Option<u64>,
+    usable: Option<u64>,
+) -> (u64, Option<String>) {
+    match (modules.or(blocks), usable) {
+        (None, None) => {
+            (0, Some("neither the firmware nor the kernel tells how much memory is installed".to_owned()))
+        }
+        (None, Some(usable)) => (
+            usable,
+            Some(format!(
+                "neither the firmware nor the kernel tells how much memory is installed; it is at least the {usable} \
+                 bytes that the kernel can use"
+            )),
+        ),
+        (Some(installed), Some(usable)) if installed < usable => (
+            usable,
+            Some(format!(
+                "{installed} bytes of memory are installed by the {}, and the kernel can use {usable}: the larger \
+                 number is reported",
+                if modules.is_some() { "firmware's table" } else { "kernel's memory blocks" }
+            )),
+        ),
+        (Some(installed), _) => {
+            let doubt = modules.zip(blocks).filter(|(modules, blocks)| {
+                modules.abs_diff(*blocks) > (*modules).max(*blocks) / AGREEING_PARTS
+            });
+            let doubt = doubt.map(|(modules, blocks)| {
+                format!("the firmware has memory modules of {modules} bytes, and the kernel has blocks of {blocks}")
+            });
+            (installed, doubt)
+        }
+    }
 }
 
 #[expect(
@@ -74,5 +117,26 @@ mod tests {
         let (_root, sources) = machine();
         let memory = read_memory(&sources, &Dmi::default(), &mut Warnings::default());
         assert_eq!(memory, wire::Memory { installed_bytes: 384 << 20, usable_ratio: 0.5 });
+    }
+    #[test]
+    fn sources_are_compared_and_what_the_kernel_uses_is_installed() {
+        const GIB: u64 = 1 << 30;
+        for (modules, blocks, usable, installed, part) in [
+            (None, None, None, 0, Some("neither the firmware nor the kernel")),
+            (None, None, Some(8), 8, Some("at least the 8589934592 bytes")),
+            (None, Some(32), Some(31), 32, None),
+            (Some(32), None, Some(31), 32, None),
+            (Some(32), Some(31), Some(30), 32, None),
+            (Some(32), Some(24), Some(23), 32, Some("the kernel has blocks of 25769803776")),
+            (Some(16), Some(32), Some(31), 31, Some("by the firmware's table")),
+            (None, Some(16), Some(31), 31, Some("by the kernel's memory blocks")),
+            (Some(32), Some(32), None, 32, None),
+        ] {
+            let bytes = |count: Option<u64>| count.map(|count| count * GIB);
+            let (found, doubt) = decide_installed(bytes(modules), bytes(blocks), bytes(usable));
+            assert_eq!(found, installed * GIB, "{modules:?} {blocks:?} {usable:?}");
+            assert_eq!(doubt.is_some(), part.is_some(), "{doubt:?}");
+            assert!(part.is_none_or(|part| doubt.is_some_and(|doubt| doubt.contains(part))));
+        }
     }
 }

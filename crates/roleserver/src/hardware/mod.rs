@@ -5,7 +5,8 @@
 //!
 //! * [`dmi`][]: data of the firmware: maker, product, serial number, memory modules, UEFI support.
 //! * [`memory`][]: data of firmware and kernel together. [`cpu`][]: data of the kernel.
-//! * [`block`][]: block devices from sysfs; [`nvme`][], [`scsi`][] and [`ata`][] query the devices themselves.
+//! * [`block`][]: block devices from sysfs; [`nvme`][], [`scsi`][] and [`ata`][] query the devices themselves, and
+//!   [`block_unit`][] finds the devices that are one disk.
 //! * [`network`][]: ports from sysfs and ethtool.
 //! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code of the inventory.
 //!
@@ -13,6 +14,8 @@
 //!
 //! * Nothing here writes to a device. Each command is an identification or a log that the device only reads out, and
 //!   [`ioctl`][] rejects every other one.
+//! * A thing is counted once, under however many names the kernel shows it. A text that is a placeholder
+//!   ([`model::firmware_text`]) is no value. Where two sources contradict each other, a warning says so.
 //! * A value that cannot be read is left unset and becomes a warning. No failure to read something ever fails the
 //!   report.
 //! * A report has a bounded size: the length of texts, the number of warnings and the bytes that are read of a file are
@@ -34,6 +37,7 @@ use proto::hardware::v1 as wire;
 
 pub mod ata;
 pub mod block;
+pub mod block_unit;
 pub mod cpu;
 pub mod dmi;
 pub mod ioctl;

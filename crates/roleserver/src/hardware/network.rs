@@ -1,7 +1,8 @@
 //! Network interfaces from sysfs and ethtool.
 //!
 //! The list has interfaces on a bus of their own: no loopback, bridges or tunnels, and no virtual functions of a port
-//! that is listed already. Speeds and the permanent address come from the driver by ethtool; an address in sysfs may
+//! that is listed already. Where a hypervisor gives one port in two ways (`hv_netvsc`, `net_failover`), the interface above
+//! both is listed. Speeds and the permanent address come from the driver by ethtool; an address in sysfs may
 //! have been changed by a bond or by hand.
 
 use std::os::fd::OwnedFd;
@@ -48,6 +49,8 @@ fn is_port(directory: &Path) -> bool {
     let device = directory.join("device");
     device.exists()
         && !device.join("physfn").is_symlink()
+        // A bond or a bridge has no device. A master with a device is the same port.
+        && !directory.join("master/device").exists()
         && matches!(read_number(&directory.join("type")), Some(ETHERNET | INFINIBAND))
 }
 
@@ -195,6 +198,26 @@ mod tests {
         assert_eq!((ports[0].current_speed_mbps, ports[0].link_up), (25_000, true));
         assert_eq!((ports[1].current_speed_mbps, ports[1].link_up), (0, false));
         assert!(warnings.into_sentences().is_empty());
+    }
+
+    #[test]
+    fn port_that_is_given_in_two_ways_is_listed_once() {
+        let root = tempfile::tempdir().unwrap();
+        let sources = Sources::in_directory(root.path());
+        let ethernet = [("type", "1"), ("address", "00:0d:3a:00:01:02")];
+        port(&sources, "eth0", &ethernet, Some("hv_netvsc"));
+        port(&sources, "eth1", &ethernet, Some("mlx5_core"));
+        port(&sources, "eth2", &ethernet, Some("igb"));
+        port(&sources, "bond0", &ethernet, None);
+        let master = |name: &str, master: &str| {
+            let link = sources.sys.join("class/net").join(name).join("master");
+            symlink(format!("../{master}"), link).unwrap();
+        };
+        master("eth1", "eth0");
+        master("eth2", "bond0");
+        let ports = read_interfaces(&sources, &mut Warnings::default());
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!(names, ["eth0", "eth2"]);
     }
 
     fn settings(bits: &[usize]) -> Vec<u8> {

@@ -1,7 +1,9 @@
-//! Children of the role server as real processes, with a stand-in for systemd, and orders to its machine.
+//! Children of the role server as real processes, with a stand-in for systemd, orders to its machine, and reports of its
+//! hardware.
 
 mod authority_orders;
 mod fake_systemd;
+mod hardware;
 mod host;
 mod migration;
 mod root_filesystem;
