@@ -2,6 +2,10 @@
 //!
 //! A machine must meet all terms. A term about an unknown fact (such as the memory before the first hardware report) is
 //! not met.
+//!
+//! Values come from device lists and from firmware, so they have commas: `Gigabyte Technology Co., Ltd.`. A comma ends a
+//! term if another term follows, or nothing: `name=`, `name>=` or `label.`. Any other comma belongs to the value. A value
+//! in quotes may have every comma. In both forms a backslash before a comma, a quote or a backslash takes it as it is.
 
 use std::fmt;
 use std::str::FromStr;
@@ -114,17 +118,85 @@ impl FromStr for Selector {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let message = text.trim();
-        let terms = message.split(',').map(str::trim).filter(|term| !term.is_empty()).map(parse_term);
-        Ok(Self { terms: terms.collect::<Result<_, _>>()?, source: message.to_owned() })
+        let source = text.trim();
+        let terms = split_terms(source)?.into_iter().map(parse_term);
+        Ok(Self { terms: terms.collect::<Result<_, _>>()?, source: source.to_owned() })
     }
 }
 
 const SUPPORTED_TERMS: &str =
     "provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=";
 
+/// Splits a selector into its terms, without empty ones.
+fn split_terms(text: &str) -> Result<Vec<&str>, String> {
+    let separator = |c: char| c == ',' || c.is_whitespace();
+    let mut terms = Vec::new();
+    let mut rest = text.trim_start_matches(separator);
+    while !rest.is_empty() {
+        let (term, after) = rest.split_at(term_length(rest)?);
+        terms.push(term.trim_end());
+        rest = after.trim_start_matches(separator);
+    }
+    Ok(terms)
+}
+
+/// Length of the first term, in bytes: up to the comma before the next term.
+fn term_length(text: &str) -> Result<usize, String> {
+    let Some(sign) = text.find(['=', ',']).filter(|at| text[*at..].starts_with('=')) else {
+        return Ok(text.find(',').unwrap_or(text.len()));
+    };
+    let value = text[sign + 1..].trim_start();
+    let value_at = text.len() - value.len();
+    let mut escaped = false;
+    if let Some(quoted) = value.strip_prefix('"') {
+        for (at, c) in quoted.char_indices() {
+            if c == '"' && !escaped {
+                let after = quoted[at + 1..].trim_start();
+                if !after.is_empty() && !after.starts_with(',') {
+                    return Err(format!("{text:?} goes on after a quoted value; a comma ends a term"));
+                }
+                return Ok(value_at + at + 2);
+            }
+            escaped = c == '\\' && !escaped;
+        }
+        return Err(format!("{text:?} has a quote that is not closed"));
+    }
+    for (at, c) in value.char_indices() {
+        if c == ',' && !escaped && begins_term(&value[at + 1..]) {
+            return Ok(value_at + at);
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    Ok(text.len())
+}
+
+/// Whether a term begins here, or nothing follows.
+fn begins_term(text: &str) -> bool {
+    let text = text.trim_start();
+    let name = text.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '.' | '-' | '/'));
+    let after = text[name.unwrap_or(text.len())..].trim_start();
+    text.is_empty()
+        || text.starts_with(',')
+        || text.starts_with("label.")
+        || (name != Some(0) && (after.starts_with('=') || after.starts_with(">=")))
+}
+
+/// A value without its quotes and backslashes.
+fn unquote(value: &str) -> String {
+    let value = value.trim();
+    let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+    let mut plain = String::with_capacity(value.len());
+    let mut characters = value.chars().peekable();
+    while let Some(c) = characters.next() {
+        let escaped = (c == '\\').then(|| characters.next_if(|next| matches!(next, ',' | '"' | '\\'))).flatten();
+        plain.push(escaped.unwrap_or(c));
+    }
+    plain
+}
+
 fn parse_term(text: &str) -> Result<Term, String> {
-    if let Some((name, least)) = text.split_once(">=") {
+    let at_least = text.split_once(">=").filter(|(name, _)| !name.contains('='));
+    if let Some((name, least)) = at_least {
         let number = match name.trim() {
             "memory" => NumericKey::Memory,
             "cpus" => NumericKey::Cpus,
@@ -134,19 +206,27 @@ fn parse_term(text: &str) -> Result<Term, String> {
                 ));
             }
         };
-        let least = least.trim();
+        let least = unquote(least);
         let count = match number {
-            NumericKey::Memory => parse_bytes(least)
+            NumericKey::Memory => parse_bytes(&least)
                 .ok_or_else(|| format!("{least:?} is not an amount of memory; write it as 64GiB"))?,
             NumericKey::Cpus => least.parse().map_err(|_| format!("{least:?} is not a number of threads"))?,
         };
         return Ok(Term::AtLeast(number, count));
     }
     if let Some(wanted) = text.strip_prefix("label.") {
-        return Ok(Term::Label(label::LabelFilter::parse(wanted)?));
+        let plain = match wanted.split_once('=') {
+            Some((key, value)) => format!("{}={}", key.trim_end(), unquote(value)),
+            None => wanted.to_owned(),
+        };
+        return Ok(Term::Label(label::LabelFilter::parse(&plain)?));
     }
-    let unknown =
-        || format!("{text:?} is not a term of a selector; the supported terms are {SUPPORTED_TERMS}");
+    let unknown = || {
+        format!(
+            "{text:?} is not a term of a selector; the supported terms are {SUPPORTED_TERMS}; write a value that has an \
+             equals sign after a comma in quotes"
+        )
+    };
     let (name, wanted) = text.split_once('=').ok_or_else(unknown)?;
     let word = match name.trim() {
         "provider" => TextKey::Provider,
@@ -158,11 +238,11 @@ fn parse_term(text: &str) -> Result<Term, String> {
         }
         _ => return Err(unknown()),
     };
-    let wanted = wanted.trim();
+    let wanted = unquote(wanted);
     if wanted.is_empty() || wanted.chars().any(char::is_control) {
         return Err(format!("{text:?} has no value to compare with"));
     }
-    Ok(Term::Text(word, wanted.to_owned()))
+    Ok(Term::Text(word, wanted))
 }
 
 /// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes; `None` for any other text, or on overflow.
@@ -221,6 +301,43 @@ mod tests {
     }
 
     #[test]
+    fn every_value_can_be_written() {
+        for (text, manufacturer, product, location) in [
+            ("manufacturer=Gigabyte Technology Co., Ltd.", Some("Gigabyte Technology Co., Ltd."), None, None),
+            (r#"manufacturer="Gigabyte Technology Co., Ltd.""#, Some("Gigabyte Technology Co., Ltd."), None, None),
+            (
+                "manufacturer=Acme, Inc., product=X570 AORUS, rev. 1.0,cpus>=1",
+                Some("Acme, Inc."),
+                Some("X570 AORUS, rev. 1.0"),
+                None,
+            ),
+            ("location=Hall A, row 7", None, None, Some("Hall A, row 7")),
+            ("location=Halle \u{4e2d}, \u{540d},label.row", None, None, Some("Halle \u{4e2d}, \u{540d}")),
+            (r#"product="A, memory>=1 \"x\" \\" , location=a"#, None, Some(r#"A, memory>=1 "x" \"#), Some("a")),
+            (r"product=A\,memory=1,location=a", None, Some("A,memory=1"), Some("a")),
+            (r"product=A\B", None, Some(r"A\B"), None),
+            (r#"product=24" screen"#, None, Some(r#"24" screen"#), None),
+            (r#"memory>="1GiB",label.row="7",location=a,"#, None, None, Some("a")),
+        ] {
+            let selector: Selector = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            let named = MachineTraits {
+                location: location.map(str::to_owned),
+                hardware: Hardware {
+                    manufacturer: manufacturer.map(str::to_owned),
+                    product: product.map(str::to_owned),
+                    ..machine().hardware
+                },
+                ..machine()
+            };
+            assert!(selector.matches(&named), "{text}");
+            let count = [manufacturer, product, location].iter().flatten().count();
+            let texts = selector.terms.iter().filter(|term| matches!(term, Term::Text(..))).count();
+            assert_eq!(texts, count, "{text}: {selector:?}");
+            assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector, "{text}");
+        }
+    }
+
+    #[test]
     fn placeholder_is_the_name_of_no_machine() {
         let hardware = Hardware {
             manufacturer: Some("Default string".to_owned()),
@@ -245,6 +362,10 @@ mod tests {
             ("location=", "has no value"),
             ("label.=x", "is not a valid key of a label"),
             ("location", "is not a term of a selector"),
+            ("location=ams,colour=red", "\"colour=red\" is not a term of a selector"),
+            ("product=\"A, B", "has a quote that is not closed"),
+            ("product=\"A\" B", "goes on after a quoted value"),
+            ("product=\"\"", "has no value"),
         ] {
             let message = text.parse::<Selector>().unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
