@@ -1,6 +1,7 @@
-//! Services in a root filesystem that cannot be started.
+//! Services in a root filesystem that cannot be started, and archives that cannot be unpacked as they were packed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 use shepherd_roleserver::child::spec::ResourceLimits;
 use shepherd_roleserver::cluster::services::artefact_store::ArtefactStore;
 use shepherd_roleserver::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
+use shepherd_roleserver::cluster::services::rootfs::OciBundle;
 use shepherd_roleserver::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
 use shepherd_roleserver::cluster::services::service_state::RunRecord;
 
@@ -67,5 +69,33 @@ fn capability_that_the_role_server_lacks_is_named() -> Result<()> {
     });
     let error = started.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     assert!(error.starts_with("its declaration requests the capabilities SYS_TIME, which"), "{error}");
+    Ok(())
+}
+
+/// `tar --format=posix --sparse` writes such entries: the name of the file is in a record, and its data begins with a
+/// map of the holes.
+#[test]
+fn sparse_file_of_an_extended_header_is_refused_by_name() -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let path = place.path().join("archive.tar");
+    let mut builder = tar::Builder::new(fs::File::create(&path)?);
+    builder.append_pax_extensions([
+        ("GNU.sparse.major", &b"1"[..]),
+        ("GNU.sparse.minor", &b"0"[..]),
+        ("GNU.sparse.name", &b"etc/sparse.bin"[..]),
+        ("GNU.sparse.realsize", &b"3145728"[..]),
+    ])?;
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(0o644);
+    header.set_uid(u64::from(rustix::process::getuid().as_raw()));
+    header.set_gid(u64::from(rustix::process::getgid().as_raw()));
+    header.set_size(4);
+    builder.append_data(&mut header, "etc/GNUSparseFile.1/sparse.bin", &b"0\n0\n"[..])?;
+    builder.finish()?;
+    let bundle = OciBundle(place.path().join("bundle"));
+    let unpacked = bundle.unpack_rootfs(&path, Sha256([3; 32]));
+    let error = unpacked.err().context("it was unpacked as something else")?.to_string();
+    assert!(error.contains("etc/GNUSparseFile.1/sparse.bin") && error.contains("GNU.sparse."), "{error}");
+    assert!(!bundle.rootfs_path().join("etc").exists(), "a part of it was unpacked");
     Ok(())
 }

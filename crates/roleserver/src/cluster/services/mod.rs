@@ -20,7 +20,7 @@
 //!   [`service_runtime`][]: blocking operations on the host.
 //! * [`artefact_store`][]: programs by their digest, downloaded from a URL ([`http_fetch`][crate::http_fetch]) or from
 //!   a shepherd ([`server_pool`][crate::server_pool]).
-//! * [`rootfs`][]: a service's own root filesystem. [`oci_config`][]: the configuration of runc for it. [`seccomp`][]: its
+//! * [`rootfs`][]: a service's own root filesystem. [`archive_entry`][]: what an entry of its archive means. [`oci_config`][]: the configuration of runc for it. [`seccomp`][]: its
 //!   filter of system calls.
 //! * [`workdir`][]: the files of a service. [`users`][]: its user and groups. [`probe`][]: health probes.
 //!
@@ -66,6 +66,7 @@ use crate::cluster::services::service_manager::ServiceManagerInputs;
 use crate::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
 use crate::server_pool::ServerPool;
 
+pub mod archive_entry;
 pub mod artefact_store;
 pub mod curator_watch;
 pub mod desired;

@@ -21,6 +21,7 @@ use model::role_declaration::Sha256;
 use serde_json::Value;
 
 use crate::child::spec::{ResourceLimits, User};
+use crate::cluster::services::archive_entry::{EntryUse, decide_use};
 use crate::connection::error_chain;
 
 /// Where a service finds its own directory.
@@ -163,7 +164,8 @@ pub fn limits_with_runc(of_the_service: ResourceLimits) -> ResourceLimits {
     }
 }
 
-/// Unpacks a tar archive into a new directory, with owners and permissions. An entry that leads out of it is an error.
+/// Unpacks a tar archive into a new directory, with owners and permissions. An entry that leads out of it, and one that
+/// cannot be unpacked as it was packed, is an error.
 /// Blocks.
 fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
     let mut tar = tar::Archive::new(File::open(archive)?);
@@ -174,7 +176,10 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
     let (mut bytes, mut entries) = (0_u64, 0_usize);
     for entry in tar.entries()? {
         let mut entry = entry?;
-        let path = entry.path()?.display().to_string();
+        let path = entry.path()?.into_owned();
+        let keys = list_extensions(&mut entry).map_err(|error| {
+            Error::new(ErrorKind::InvalidData, format!("the extended header of {path:?} cannot be read: {error}"))
+        })?;
         bytes = bytes.saturating_add(entry.size());
         entries += 1;
         if bytes > MAX_BYTES || entries > MAX_ENTRIES {
@@ -182,6 +187,11 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
                 "the archive holds more than {} GiB or {MAX_ENTRIES} entries",
                 MAX_BYTES >> 30
             )));
+        }
+        match decide_use(&path, entry.header().entry_type(), &keys) {
+            Ok(EntryUse::Unpack) => {}
+            Ok(EntryUse::LeaveOut) => continue,
+            Err(reason) => return Err(Error::new(ErrorKind::InvalidData, reason)),
         }
         if !entry.unpack_in(into).map_err(|error| with_cause(&error))? {
             return Err(Error::new(ErrorKind::InvalidData, format!("{path:?} leads out of the archive")));
@@ -194,6 +204,15 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// The keys of an entry's extended header.
+fn list_extensions(entry: &mut tar::Entry<'_, File>) -> Result<Vec<String>, Error> {
+    let mut keys = Vec::new();
+    for extension in entry.pax_extensions()?.into_iter().flatten() {
+        keys.push(String::from_utf8_lossy(extension?.key_bytes()).into_owned());
+    }
+    Ok(keys)
 }
 
 /// Files of the node to mount: only if the archive has their directory and no declared file has their path.
