@@ -330,9 +330,11 @@ fn classify_obstacle(error: &TakeoverError) -> Option<Obstacle> {
         TakeoverError::OtherMachine { .. } => Some(Obstacle::OtherMachine),
         TakeoverError::OtherBmdb { .. } => Some(Obstacle::OtherBmdb),
         TakeoverError::StaleFence { .. } => Some(Obstacle::StaleFence),
-        TakeoverError::Ssh(SshError::AuthenticationRejected { .. } | SshError::UnknownHostKey { .. }) => {
-            Some(Obstacle::LoginRefused)
-        }
+        TakeoverError::Ssh(
+            SshError::AuthenticationRejected { .. }
+            | SshError::SecondFactorRequired { .. }
+            | SshError::UnknownHostKey { .. },
+        ) => Some(Obstacle::LoginRefused),
         TakeoverError::Ssh(SshError::RsaOnly { .. } | SshError::ExecRejected { .. })
         | TakeoverError::InvalidAgentPath(_)
         | TakeoverError::NotLinux { .. }
@@ -371,7 +373,17 @@ mod tests {
             user: "root".to_owned(),
             tried: vec!["publickey"],
             accepted: Vec::new(),
+            message: None,
             public_key: "ssh-ed25519 AAAA".to_owned(),
+        };
+        let half = SshError::SecondFactorRequired {
+            address: address(),
+            user: "root".to_owned(),
+            accepted: vec!["publickey"],
+            refused: Vec::new(),
+            required: vec!["keyboard-interactive".to_owned()],
+            message: None,
+            has_password: false,
         };
         let hung = SshError::Timeout {
             address: address(),
@@ -388,6 +400,7 @@ mod tests {
         };
         for (name, error, met, called) in [
             ("our key is refused", login.into(), Some(Obstacle::LoginRefused), false),
+            ("it wants a second factor", half.into(), Some(Obstacle::LoginRefused), false),
             ("it hangs", hung.into(), None, false),
             ("nothing listens", SshError::ConnectionRefused { address: address() }.into(), None, false),
             ("its disk is full", full, None, false),

@@ -6,6 +6,7 @@
 mod commands;
 mod deadlines;
 mod host_keys;
+mod host_words;
 mod passwords;
 mod uploads;
 

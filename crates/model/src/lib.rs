@@ -34,8 +34,8 @@
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
-//!   give), [`sanitize`][] (text of others), [`firmware_text`][] (placeholders in the text of firmware),
-//!   [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
+//!   give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors), [`firmware_text`][] (placeholders in the
+//!   text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
 //!
 //! # Invariants
 //!
@@ -71,6 +71,7 @@ pub mod byte_size;
 pub mod circuit_breaker;
 pub mod cluster;
 pub mod disruption;
+pub mod excerpt;
 pub mod facts;
 pub mod firmware_text;
 pub mod fleet_sample;

@@ -17,6 +17,7 @@ use tracing::field::{Empty, display};
 use crate::session::SshSession;
 use crate::ssh_error::SshError;
 use crate::time_limit::TimeLimit;
+use model::excerpt::{Excerpt, with_excerpt};
 use model::sanitize::sanitize_text;
 use model::shell_words::{self, NulInWord};
 use model::traces::TRACE_TARGET;
@@ -58,18 +59,41 @@ impl CommandOutput {
         self.exit == CommandExit::Status(0)
     }
 
-    /// How it ended and the last line of its standard error, for a message.
+    /// How it ended and the last line of its standard error, for a message. A command without a word there may have used
+    /// standard output.
     #[must_use]
     pub fn summary(&self) -> String {
-        let ended = match &self.exit {
+        let words = Excerpt::last_line(&String::from_utf8_lossy(&self.stderr)).or_else(|| self.stdout_words());
+        with_excerpt(self.describe_exit(), words.as_ref())
+    }
+
+    /// As [`Self::summary`], with the last line of each output: for an answer of another program than the one that was
+    /// started. A forced command and a login shell that lets nobody in use standard output.
+    #[must_use]
+    pub fn full_summary(&self) -> String {
+        let summary = self.summary();
+        match self.stdout_words() {
+            Some(words) if !summary.ends_with(words.as_str()) => {
+                format!("{summary}; on its standard output: {words}")
+            }
+            _ => summary,
+        }
+    }
+
+    fn describe_exit(&self) -> String {
+        match &self.exit {
             CommandExit::Status(status) => format!("it ended with status {status}"),
             CommandExit::Signal(signal) => format!("signal {signal} killed it"),
-        };
-        let stderr = String::from_utf8_lossy(&self.stderr);
-        match stderr.lines().rev().map(sanitize_text).find(|line| !line.is_empty()) {
-            Some(line) => format!("{ended}: {line}"),
-            None => ended,
         }
+    }
+
+    /// The last line of standard output that is text, and not the line before an answer.
+    fn stdout_words(&self) -> Option<Excerpt> {
+        let text = String::from_utf8_lossy(&self.stdout);
+        let is_text = |line: &&str| {
+            !line.contains(['\0', char::REPLACEMENT_CHARACTER]) && !line.trim_end().ends_with("-begin")
+        };
+        text.lines().rev().filter(is_text).find_map(Excerpt::from_start)
     }
 }
 
@@ -159,7 +183,7 @@ impl SshSession {
             Ok(Err(russh::Error::ChannelOpenFailure(_))) => {
                 return Err(before_start(self.exec_rejected(operation)));
             }
-            Ok(Err(_)) => return Err(before_start(self.connection_lost(operation))),
+            Ok(Err(_)) => return Err(before_start(self.connection_lost(operation).await)),
             Ok(Ok(channel)) => channel,
         };
         let (mut answers, input) = channel.split();
@@ -205,7 +229,7 @@ impl SshSession {
                 stderr: collected.stderr,
                 dropped_bytes: collected.dropped_bytes,
             }),
-            None => Err(ExecFailure { started, error: self.connection_lost(operation) }),
+            None => Err(ExecFailure { started, error: self.connection_lost(operation).await }),
         }
     }
 
@@ -279,5 +303,27 @@ mod tests {
         };
         insta::assert_snapshot!(output(CommandExit::Status(2), "one\ntwo\n\n").summary(), @"it ended with status 2: two");
         insta::assert_snapshot!(output(CommandExit::Signal("KILL".to_owned()), "").summary(), @"signal KILL killed it");
+    }
+
+    #[test]
+    fn summary_has_words_from_either_output() {
+        let output = |stdout: &[u8], stderr: &str| CommandOutput {
+            exit: CommandExit::Status(1),
+            stdout: stdout.to_vec(),
+            stderr: stderr.into(),
+            dropped_bytes: 0,
+        };
+        let sftp = output(b"This service allows sftp connections only.\r\n", "");
+        let expected = "it ended with status 1: This service allows sftp connections only.";
+        assert_eq!((sftp.summary().as_str(), sftp.full_summary().as_str()), (expected, expected));
+        let both = output(b"Use another user.\n\n", "setlocale failed\n");
+        assert_eq!(both.summary(), "it ended with status 1: setlocale failed");
+        assert_eq!(
+            both.full_summary(),
+            "it ended with status 1: setlocale failed; on its standard output: Use another user."
+        );
+        // An answer in a binary form has no words.
+        let binary = output(b"shepherd-enroll-begin\n\x0a\x02\0\xff", "");
+        assert_eq!(binary.full_summary(), "it ended with status 1");
     }
 }

@@ -20,7 +20,7 @@
 //! * `time_limit`: the limit of one operation, which the deadline of the caller may shorten.
 //! * [`client_key`][] and [`host_keys`][]: how both sides authenticate.
 //! * `tcp_connection`, `first_byte`, `ssh_handler`: the socket, the detection of a hung server, and the callbacks of
-//!   the SSH library.
+//!   the SSH library, which also store what the host sends for the reader of an error.
 //! * [`session`][]: an authenticated connection that is closed when its owner drops it.
 //! * [`exec`][]: one command on it, with limits on time and output.
 //! * [`agent_binary`][]: the program to upload.
@@ -41,7 +41,8 @@
 //!   anything.
 //! * A machine cannot fill the memory of a shepherd: output beyond a cap is counted and dropped, and channels that a
 //!   server opens are rejected.
-//! * The output of commands and the message of a disconnect are sanitized before they become part of an error.
+//! * Words of the machine become part of an error only as an excerpt ([`model::excerpt`]) or sanitized: the output of
+//!   commands, the message of a disconnect, banners, and what comes before the version line.
 //!
 //! # Notes for the next implementor
 //!

@@ -14,7 +14,8 @@
 //! A password is one for many machines, and a host that gets it knows it. So a password is a login method of its own
 //! ([`LoginMethod`]), which the caller chooses by its configuration, never a second attempt because a host rejected the
 //! key. It is sent only to a host with a key that was known before the connection: a key that is pinned on first use
-//! may be that of anybody who answers at the address.
+//! may be that of anybody who answers at the address. A host that takes no password before a key gets the key first, and
+//! the password only when it has accepted the key as the first of two factors.
 //!
 //! # Ending
 //!
@@ -38,14 +39,17 @@ use crate::client_key::ClientKey;
 use crate::first_byte::FirstByteDetector;
 use crate::host_keys::{self, HostKeyExpectation};
 use crate::ssh_error::{HostKeyChanged, SshError};
-use crate::ssh_handler::{CloseReason, SshHandler};
+use crate::ssh_handler::{CloseReason, LoginMessage, SshHandler};
 use crate::tcp_connection::{SocketGuard, connect_tcp};
 use crate::time_limit::TimeLimit;
+use model::excerpt::Excerpt;
 use model::host_key::HostKey;
 use model::traces::TRACE_TARGET;
 
 const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
 const LOGIN_FLAG: &str = "--agent_ssh_login_timeout";
+/// Why a host may end a connection before it is set up.
+const CLOSED: &str = "the host closed the connection; it may be too busy, or restrict who may connect";
 
 /// How to log in to a host.
 #[derive(Clone, Debug)]
@@ -123,6 +127,7 @@ pub struct SshSession {
     pub(super) exec_timeout: Duration,
     host_key: HostKey,
     close_reason: CloseReason,
+    login_message: LoginMessage,
     _socket: SocketGuard,
 }
 
@@ -196,11 +201,11 @@ impl SshSession {
     }
 
     /// The error for a connection that ended by itself.
-    pub(super) fn connection_lost(&self, operation: &'static str) -> SshError {
+    pub(super) async fn connection_lost(&self, operation: &'static str) -> SshError {
         SshError::ConnectionLost {
             address: self.address.clone(),
             operation,
-            reason: self.close_reason.reason(),
+            reason: self.close_reason.reason().await,
         }
     }
 
@@ -212,17 +217,36 @@ impl SshSession {
             Err(_) => Err(limit.exceeded_error(&self.address, OPERATION)),
             Ok(Err(error)) => Err(error),
             Ok(Ok(LoginAttempt { success: true, .. })) => Ok(()),
-            Ok(Ok(LoginAttempt { tried, remaining, .. })) => {
-                if remaining.is_empty() && self.handle.is_closed() {
-                    return Err(self.connection_lost(OPERATION));
+            Ok(Ok(attempt)) => {
+                if attempt.remaining.is_empty() && self.handle.is_closed() {
+                    return Err(self.connection_lost(OPERATION).await);
                 }
-                Err(SshError::AuthenticationRejected {
-                    address: self.address.clone(),
-                    user: target.user.clone(),
-                    tried,
-                    accepted: remaining.iter().map(String::from).collect(),
-                    public_key: settings.key.authorized_keys_line(),
-                })
+                Err(self.login_error(settings, target, attempt))
+            }
+        }
+    }
+
+    /// The error for a host that did not let us in.
+    fn login_error(&self, settings: &SshSettings, target: &SshTarget, attempt: LoginAttempt) -> SshError {
+        let (address, user) = (self.address.clone(), target.user.clone());
+        let named: Vec<String> = attempt.remaining.iter().map(String::from).collect();
+        let message = self.login_message.get();
+        if attempt.accepted.is_empty() {
+            let public_key = settings.key.authorized_keys_line();
+            let tried = attempt.tried;
+            SshError::AuthenticationRejected { address, user, tried, accepted: named, message, public_key }
+        } else {
+            let has_password = matches!(settings.login, LoginMethod::Password(_));
+            let LoginAttempt { mut tried, accepted, .. } = attempt;
+            tried.retain(|method| !accepted.contains(method));
+            SshError::SecondFactorRequired {
+                address,
+                user,
+                accepted,
+                refused: tried,
+                required: named,
+                message,
+                has_password,
             }
         }
     }
@@ -231,35 +255,54 @@ impl SshSession {
     async fn authenticate(&mut self, settings: &SshSettings, user: &str) -> Result<LoginAttempt, SshError> {
         match &settings.login {
             LoginMethod::Key => {
-                let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
-                let answer = self.handle.authenticate_publickey(user, key).await;
-                Ok(LoginAttempt::new(vec!["publickey"], self.login_result(answer)?))
+                let mut attempt = LoginAttempt::new();
+                self.authenticate_by_key(settings, user, &mut attempt).await?;
+                Ok(attempt)
             }
-            LoginMethod::Password(password) => self.authenticate_by_password(user, password).await,
+            LoginMethod::Password(password) => {
+                self.authenticate_by_password(settings, user, password).await
+            }
         }
     }
 
-    /// Tries the password, then the same password as the response to a single hidden prompt, if the host takes them.
+    async fn authenticate_by_key(
+        &mut self,
+        settings: &SshSettings,
+        user: &str,
+        attempt: &mut LoginAttempt,
+    ) -> Result<(), SshError> {
+        let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
+        let answer = self.handle.authenticate_publickey(user, key).await;
+        attempt.record(Some("publickey"), self.login_answer(answer).await?);
+        Ok(())
+    }
+
+    /// Tries the password, then the same password as the response to a single hidden prompt, if the host takes them. A
+    /// host that takes neither before a key gets the key first.
     async fn authenticate_by_password(
         &mut self,
+        settings: &SshSettings,
         user: &str,
         password: &SecretString,
     ) -> Result<LoginAttempt, SshError> {
+        let mut attempt = LoginAttempt::new();
         // The answer to this request names the methods that the host takes.
         let answer = self.handle.authenticate_none(user).await;
-        let mut tried = Vec::new();
-        let mut result = self.login_result(answer)?;
-        if is_taken(&result, MethodKind::Password) {
-            tried.push("password");
+        attempt.record(None, self.login_answer(answer).await?);
+        let takes_passwords =
+            attempt.takes(MethodKind::Password) || attempt.takes(MethodKind::KeyboardInteractive);
+        if !takes_passwords && attempt.takes(MethodKind::PublicKey) {
+            self.authenticate_by_key(settings, user, &mut attempt).await?;
+        }
+        if attempt.takes(MethodKind::Password) {
             let answer = self.handle.authenticate_password(user, password.expose_secret()).await;
-            result = self.login_result(answer)?;
+            attempt.record(Some("password"), self.login_answer(answer).await?);
         }
-        if is_taken(&result, MethodKind::KeyboardInteractive) {
-            tried.push("keyboard-interactive");
+        if attempt.takes(MethodKind::KeyboardInteractive) {
             let answer = self.answer_prompts(user, password).await;
-            result = self.login_result(answer)?;
+            attempt.record(Some("keyboard-interactive"), self.login_answer(answer).await?);
         }
-        Ok(LoginAttempt::new(tried, result))
+        Ok(attempt)
     }
 
     async fn answer_prompts(
@@ -275,7 +318,8 @@ impl SshSession {
                 KeyboardInteractiveAuthResponse::Failure { remaining_methods, partial_success } => {
                     return Ok(AuthResult::Failure { remaining_methods, partial_success });
                 }
-                KeyboardInteractiveAuthResponse::InfoRequest { prompts, .. } => {
+                KeyboardInteractiveAuthResponse::InfoRequest { instructions, prompts, .. } => {
+                    self.login_message.set(&instructions);
                     let answers =
                         prompts
                             .iter()
@@ -290,35 +334,47 @@ impl SshSession {
         Ok(AuthResult::Failure { remaining_methods: MethodSet::empty(), partial_success: false })
     }
 
-    /// `Ok(Err(…))`: rejected, with the methods that the host still accepts.
-    fn login_result(
-        &self,
-        answer: Result<AuthResult, russh::Error>,
-    ) -> Result<Result<(), MethodSet>, SshError> {
-        match answer {
-            Ok(AuthResult::Success) => Ok(Ok(())),
-            Ok(AuthResult::Failure { remaining_methods, .. }) => Ok(Err(remaining_methods)),
-            Err(_) => Err(self.connection_lost("logging in")),
+    /// The answer to a login request; an error if the connection ended instead.
+    async fn login_answer(&self, answer: Result<AuthResult, russh::Error>) -> Result<AuthResult, SshError> {
+        match answer.ok() {
+            Some(answer) => Ok(answer),
+            None => Err(self.connection_lost("logging in").await),
         }
     }
 }
 
+/// What a login has come to.
 struct LoginAttempt {
     success: bool,
+    /// The methods that were tried, in order.
     tried: Vec<&'static str>,
+    /// Those of them that the host accepted as one of several that it requires.
+    accepted: Vec<&'static str>,
+    /// The methods that the host still takes.
     remaining: MethodSet,
 }
 
 impl LoginAttempt {
-    fn new(tried: Vec<&'static str>, result: Result<(), MethodSet>) -> Self {
-        let success = result.is_ok();
-        Self { success, tried, remaining: result.err().unwrap_or_else(MethodSet::empty) }
+    fn new() -> Self {
+        Self { success: false, tried: Vec::new(), accepted: Vec::new(), remaining: MethodSet::empty() }
     }
-}
 
-/// Whether the host is not logged in to yet, and takes this method.
-fn is_taken(result: &Result<(), MethodSet>, method: MethodKind) -> bool {
-    result.as_ref().is_err_and(|remaining| remaining.contains(&method))
+    /// Records the host's answer to a method.
+    fn record(&mut self, method: Option<&'static str>, answer: AuthResult) {
+        self.tried.extend(method);
+        match answer {
+            AuthResult::Success => self.success = true,
+            AuthResult::Failure { remaining_methods, partial_success } => {
+                self.accepted.extend(method.filter(|_| partial_success));
+                self.remaining = remaining_methods;
+            }
+        }
+    }
+
+    /// Whether the host is not logged in to yet, and takes this method.
+    fn takes(&self, method: MethodKind) -> bool {
+        !self.success && self.remaining.contains(&method)
+    }
 }
 
 enum HandshakeError {
@@ -363,7 +419,9 @@ async fn handshake(
 
     let connection = SshHandler::new(expectation.clone());
     let (offered, ending) = (connection.offered_key(), connection.close_reason());
+    let login_message = connection.login_message();
     let (stream, receiver) = FirstByteDetector::new(stream);
+    let first_words = stream.greeting();
     let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, deadline);
     let agreeing = limit.run(client::connect_stream(client_config(settings, algorithms), stream, connection));
     tokio::pin!(agreeing);
@@ -391,6 +449,7 @@ async fn handshake(
             exec_timeout: settings.exec_timeout,
             host_key: host_key.clone(),
             close_reason: ending,
+            login_message,
             _socket: socket,
         }),
         (Ok(Ok(_)), None) => {
@@ -402,23 +461,30 @@ async fn handshake(
         (Ok(Err(russh::Error::UnknownKey)), Some(key)) if !expectation.accepts(key) => {
             Err(refused(key).into())
         }
-        (Ok(Err(error)), _) => Err(SshError::Handshake { address, reason: handshake_reason(&error) }.into()),
+        (Ok(Err(error)), _) => {
+            // The host's own words explain more than how the connection ended.
+            let reason = ending
+                .current()
+                .unwrap_or_else(|| handshake_reason(&error, first_words.words().as_ref()));
+            Err(SshError::Handshake { address, reason }.into())
+        }
     }
 }
 
-fn handshake_reason(error: &russh::Error) -> String {
-    match error {
+/// Why the handshake failed. `first_words` is what came instead of an SSH server's version line, or before it.
+fn handshake_reason(error: &russh::Error, first_words: Option<&Excerpt>) -> String {
+    let reason = match error {
         russh::Error::NoCommonAlgo { kind, theirs, .. } => {
-            format!("no {kind:?} algorithm in common; the host offers {}", theirs.join(", "))
+            return format!("no {kind:?} algorithm in common; the host offers {}", theirs.join(", "));
         }
         russh::Error::Version => "what answers there is not an SSH server".to_owned(),
-        russh::Error::HUP | russh::Error::Disconnect => {
-            "the host closed the connection; it may be too busy, or restrict who may connect".to_owned()
-        }
-        russh::Error::IO(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "the host closed the connection; it may be too busy, or restrict who may connect".to_owned()
-        }
+        russh::Error::HUP | russh::Error::Disconnect => CLOSED.to_owned(),
+        russh::Error::IO(error) if error.kind() == io::ErrorKind::UnexpectedEof => CLOSED.to_owned(),
         other => other.to_string(),
+    };
+    match first_words {
+        Some(words) => format!("{reason}; it sent {:?}", words.as_str()),
+        None => reason,
     }
 }
 

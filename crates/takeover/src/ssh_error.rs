@@ -7,6 +7,7 @@
 use std::io;
 use std::time::Duration;
 
+use model::excerpt::Excerpt;
 use model::host_key::HostKey;
 
 /// Where the cause of a failure most likely lies.
@@ -113,9 +114,10 @@ pub enum SshError {
     },
     /// The host rejected the login.
     #[error(
-        "{address} refused to let {user} in by {}; it accepts {}. Add this line to that user's authorized_keys: {public_key}",
+        "{address} refused to let {user} in by {}; it accepts {}{}. Add this line to that user's authorized_keys: {public_key}",
         join_or(tried, "nothing"),
-        join_or(accepted, "nothing that it names")
+        join_or(accepted, "nothing that it names"),
+        format_message(message.as_ref())
     )]
     AuthenticationRejected {
         /// Host and port of the machine.
@@ -126,8 +128,36 @@ pub enum SshError {
         tried: Vec<&'static str>,
         /// The methods that the host still accepts, by its own report.
         accepted: Vec<String>,
+        /// The host's own words during the login.
+        message: Option<Excerpt>,
         /// Our public key, as an `authorized_keys` line.
         public_key: String,
+    },
+    /// The host accepted a login method as one of several that it requires.
+    #[error(
+        "{address} accepted {} for {user}{}, and requires {} besides{}. Let the host require less of this user or of \
+         Shepherd's address (Match and AuthenticationMethods in sshd_config){}",
+        join_or(accepted, "nothing"),
+        format_refused(refused),
+        join_or(required, "something that it does not name"),
+        format_message(message.as_ref()),
+        password_hint(*has_password)
+    )]
+    SecondFactorRequired {
+        /// Host and port of the machine.
+        address: String,
+        /// The user that was tried.
+        user: String,
+        /// The methods that the host accepted.
+        accepted: Vec<&'static str>,
+        /// The methods that were tried besides and that it rejected.
+        refused: Vec<&'static str>,
+        /// The methods that it requires besides, by its own report.
+        required: Vec<String>,
+        /// The host's own words during the login.
+        message: Option<Excerpt>,
+        /// Whether a password is configured for the host.
+        has_password: bool,
     },
     /// The login worked, but the host does not run commands.
     #[error(
@@ -173,6 +203,7 @@ impl SshError {
             | Self::HostKeyChanged(_)
             | Self::UnknownHostKey { .. }
             | Self::AuthenticationRejected { .. }
+            | Self::SecondFactorRequired { .. }
             | Self::ExecRejected { .. } => Blame::Configuration,
             Self::Deadline { .. } => Blame::Deadline,
         }
@@ -188,6 +219,19 @@ fn join_or<W: AsRef<str>>(words: &[W], none: &str) -> String {
         return none.to_owned();
     }
     words.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+}
+
+fn format_refused(methods: &[&'static str]) -> String {
+    if methods.is_empty() { String::new() } else { format!(" and refused {}", methods.join(", ")) }
+}
+
+const fn password_hint(has_password: bool) -> &'static str {
+    if has_password { "" } else { ", or give the user's password by --ssh_password_path" }
+}
+
+/// The host's words as an insertion into a sentence.
+fn format_message(message: Option<&Excerpt>) -> String {
+    message.map_or_else(String::new, |words| format!(" (it sent the message {:?})", words.as_str()))
 }
 
 fn format_limit(limit: Duration) -> String {
@@ -224,9 +268,26 @@ mod tests {
             user: "root".to_owned(),
             tried: vec!["password", "keyboard-interactive"],
             accepted: vec!["publickey".to_owned(), "keyboard-interactive".to_owned()],
+            message: None,
             public_key: "ssh-ed25519 AAAA shepherd".to_owned(),
         };
         insta::assert_snapshot!(error, @"192.0.2.7:22 refused to let root in by password, keyboard-interactive; it accepts publickey, keyboard-interactive. Add this line to that user's authorized_keys: ssh-ed25519 AAAA shepherd");
+    }
+
+    #[test]
+    fn accepted_key_is_not_to_be_added_again() {
+        let error = |message: Option<&str>, has_password| SshError::SecondFactorRequired {
+            address: address(),
+            user: "root".to_owned(),
+            accepted: vec!["publickey"],
+            refused: if has_password { vec!["keyboard-interactive"] } else { vec![] },
+            required: vec!["keyboard-interactive".to_owned()],
+            message: message.and_then(Excerpt::from_start),
+            has_password,
+        };
+        insta::assert_snapshot!(error(None, false), @"192.0.2.7:22 accepted publickey for root, and requires keyboard-interactive besides. Let the host require less of this user or of Shepherd's address (Match and AuthenticationMethods in sshd_config), or give the user's password by --ssh_password_path");
+        insta::assert_snapshot!(error(Some("One-time\u{1b} code\n"), true), @r#"192.0.2.7:22 accepted publickey for root and refused keyboard-interactive, and requires keyboard-interactive besides (it sent the message "One-time code"). Let the host require less of this user or of Shepherd's address (Match and AuthenticationMethods in sshd_config)"#);
+        assert_eq!(error(None, false).blame(), Blame::Configuration);
     }
 
     #[test]

@@ -4,28 +4,61 @@
 //! a shepherd's memory with them; nothing here uses one.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use russh::Channel;
 use russh::client::{self, ChannelOpenHandle, DisconnectReason, Msg, Session};
 use russh::keys::PublicKeyOrCertificate;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::host_keys::{self, HostKeyExpectation};
+use model::excerpt::Excerpt;
 use model::host_key::HostKey;
-use model::sanitize::sanitize_text;
+
+/// How long a lost connection may take to report why it ended. Its task closes the queues of calls before it reports.
+const REPORT_GRACE: Duration = Duration::from_millis(100);
 
 /// How a connection ended, set by its task.
-#[derive(Clone, Default)]
-pub(super) struct CloseReason(Arc<Mutex<Option<String>>>);
+#[derive(Clone)]
+pub(super) struct CloseReason(watch::Sender<Option<String>>);
 
 impl CloseReason {
-    fn set(&self, reason: String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+    fn new() -> Self {
+        Self(watch::channel(None).0)
     }
 
-    /// The reason as the end of a sentence.
-    pub(super) fn reason(&self) -> String {
-        let reason = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        reason.unwrap_or_else(|| "the host closed it".to_owned())
+    fn set(&self, reason: String) {
+        self.0.send_replace(Some(reason));
+    }
+
+    /// The reason, if it is known already.
+    pub(super) fn current(&self) -> Option<String> {
+        self.0.borrow().clone()
+    }
+
+    /// The reason as the end of a sentence, for a connection that has ended. Waits for the report for a moment.
+    pub(super) async fn reason(&self) -> String {
+        let mut reports = self.0.subscribe();
+        let _reported = timeout(REPORT_GRACE, reports.wait_for(Option::is_some)).await.is_ok();
+        self.current().unwrap_or_else(|| "the host closed it".to_owned())
+    }
+}
+
+/// What the host last sent during the login for the person who logs in: a banner, or the instructions of a prompt.
+#[derive(Clone, Default)]
+pub(super) struct LoginMessage(Arc<Mutex<Option<Excerpt>>>);
+
+impl LoginMessage {
+    /// Stores the words, if there are any.
+    pub(super) fn set(&self, text: &str) {
+        if let Some(words) = Excerpt::from_start(text) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(words);
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<Excerpt> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -34,11 +67,17 @@ pub(super) struct SshHandler {
     expectation: HostKeyExpectation,
     offered_key: Arc<OnceLock<HostKey>>,
     close_reason: CloseReason,
+    login_message: LoginMessage,
 }
 
 impl SshHandler {
     pub(super) fn new(expectation: HostKeyExpectation) -> Self {
-        Self { expectation, offered_key: Arc::default(), close_reason: CloseReason::default() }
+        Self {
+            expectation,
+            offered_key: Arc::default(),
+            close_reason: CloseReason::new(),
+            login_message: LoginMessage::default(),
+        }
     }
 
     /// A cell for the host's key; set once the key was presented, accepted or not.
@@ -49,6 +88,11 @@ impl SshHandler {
     /// A cell for the reason; set once the connection has ended.
     pub(super) fn close_reason(&self) -> CloseReason {
         self.close_reason.clone()
+    }
+
+    /// A cell for the words of the host during the login.
+    pub(super) fn login_message(&self) -> LoginMessage {
+        self.login_message.clone()
     }
 }
 
@@ -64,11 +108,17 @@ impl client::Handler for SshHandler {
         Ok(*first == key && self.expectation.accepts(&key))
     }
 
+    async fn auth_banner(&mut self, banner: &str, _: &mut Session) -> Result<(), russh::Error> {
+        self.login_message.set(banner);
+        Ok(())
+    }
+
     async fn disconnected(&mut self, reason: DisconnectReason<russh::Error>) -> Result<(), russh::Error> {
         self.close_reason.set(match reason {
-            DisconnectReason::ReceivedDisconnect(info) => {
-                format!("the host disconnected with {:?}", sanitize_text(&info.message))
-            }
+            DisconnectReason::ReceivedDisconnect(info) => match Excerpt::from_start(&info.message) {
+                Some(words) => format!("the host disconnected with {:?}", words.as_str()),
+                None => format!("the host disconnected ({:?})", info.reason_code),
+            },
             DisconnectReason::Error(russh::Error::KeepaliveTimeout) => {
                 "the host stopped answering".to_owned()
             }

@@ -17,6 +17,10 @@ use proto::agent::v1::EnrollResponse;
 /// probe of its own, so the machine must not decide how many there are.
 const MAX_PLACES: usize = 8;
 
+/// What helps if something else than the shell answered.
+const OTHER_PROGRAM: &str = "If a forced command or another login shell answers for this user, let it run commands, or \
+                             give another user in the device list (User)";
+
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeReport {
@@ -167,8 +171,10 @@ fn upload_error_text(output: &CommandOutput) -> Option<&'static str> {
 }
 
 fn text_after_marker(output: &CommandOutput, begin: &str) -> Result<String, StepError> {
-    let answer = bytes_after_line(&output.stdout, begin)
-        .ok_or_else(|| StepError(format!("it gave no answer; {}", output.summary())))?;
+    let answer = bytes_after_line(&output.stdout, begin).ok_or_else(|| {
+        let summary = output.full_summary();
+        StepError(format!("it gave no answer; {}. {OTHER_PROGRAM}", summary.trim_end_matches('.')))
+    })?;
     Ok(String::from_utf8_lossy(answer).into_owned())
 }
 
@@ -428,7 +434,7 @@ pub(crate) mod tests {
             dropped_bytes: 0,
         };
         insta::assert_snapshot!(parse_enroll(&output("Welcome!\n")).unwrap_err(), @"it gave no answer that can be read; it ended with status 1: no");
-        insta::assert_snapshot!(parse_probe(&output("os=Linux\n")).unwrap_err(), @"it gave no answer; it ended with status 1: no");
+        insta::assert_snapshot!(parse_probe(&output("os=Linux\n")).unwrap_err(), @"it gave no answer; it ended with status 1: no; on its standard output: os=Linux. If a forced command or another login shell answers for this user, let it run commands, or give another user in the device list (User)");
         let lacking = parse_probe(&output("shepherd-probe-begin\nos=Linux\n")).unwrap_err();
         insta::assert_snapshot!(lacking, @r#"its answer lacks "digest"; it ended with status 1: no"#);
     }

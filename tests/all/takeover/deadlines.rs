@@ -154,6 +154,7 @@ async fn a_silent_a_closed_and_a_foreign_port_are_distinguished() {
     settings.greeting_timeout = Duration::from_secs(20);
     let error = failure(&settings, &target(port)).await;
     assert!(matches!(error, SshError::Handshake { .. }), "{error}");
+    assert!(error.to_string().contains("HTTP/1.1 400 Bad Request"), "{error}");
     answering.await.unwrap().unwrap();
 
     settings.connect_timeout = Duration::from_secs(20);

@@ -49,7 +49,7 @@ pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now:
     if needs_human && refused.is_none() {
         add(format!("shepherdctl timeline {word}"), "to see what was tried");
         let when = match current_obstacle(facts) {
-            Some(Obstacle::LoginRefused) => "when that line is in place: all work on it begins again",
+            Some(Obstacle::LoginRefused) => "when it lets Shepherd log in: all work on it begins again",
             _ => "when you have removed the cause: all work on it begins again",
         };
         add(format!("shepherdctl retry {word}"), when);
