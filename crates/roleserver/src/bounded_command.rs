@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use model::excerpt::Excerpt;
+
 /// How often a running program is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the output of a program that has ended is read.
@@ -31,15 +33,24 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> std::io::Result<ExitSt
     }
 }
 
-/// Runs a command with its output captured, and kills it at the limit. Blocks.
+/// Runs a command with its output captured, and kills it at the limit. The error quotes the last line that it wrote.
+/// Blocks.
 pub fn output_within(command: &mut Command, limit: Duration) -> std::io::Result<Output> {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().map(read_in_background);
     let stderr = child.stderr.take().map(read_in_background);
-    let status = wait_within(&mut child, limit)?;
+    let ended = wait_within(&mut child, limit);
     let stdout = stdout.as_ref().map(collect_chunks).unwrap_or_default();
     let stderr = stderr.as_ref().map(collect_chunks).unwrap_or_default();
-    Ok(Output { status, stdout, stderr })
+    match ended {
+        Ok(status) => Ok(Output { status, stdout, stderr }),
+        Err(error) => {
+            let last = |bytes: &[u8]| Excerpt::last_line(&String::from_utf8_lossy(bytes));
+            let words = last(&stderr).or_else(|| last(&stdout));
+            let last = words.map_or_else(String::new, |words| format!("; it last wrote: {words}"));
+            Err(Error::new(error.kind(), format!("{error}{last}")))
+        }
+    }
 }
 
 /// Reads a stream on a thread of its own: a program with a full pipe would never end.
@@ -95,6 +106,9 @@ mod tests {
         let error = output_within(&mut shell("exec sleep 300"), Duration::from_millis(100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.to_string(), "it took longer than 0.1 seconds");
+        let error = output_within(&mut shell("echo waits for the bus >&2; exec sleep 300"), Duration::from_secs(2))
+            .unwrap_err();
+        assert_eq!(error.to_string(), "it took longer than 2 seconds; it last wrote: waits for the bus");
         assert!(begin.elapsed() < LONG / 2, "it was waited for");
     }
 

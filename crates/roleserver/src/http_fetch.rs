@@ -11,6 +11,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::header::{ACCEPT, CONTENT_RANGE, HOST, RANGE, USER_AGENT};
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use model::excerpt::{Excerpt, with_excerpt};
 use tokio::fs::{File, OpenOptions};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -18,6 +19,9 @@ use tokio::net::TcpStream;
 /// Time without any progress after which an attempt is given up: for the connection, the response head and each part of
 /// the body.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How much of the body of an error is read, and for how long.
+const EXCERPT_BYTES: usize = 4096;
+const EXCERPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest file that is fetched, in bytes.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 30;
 
@@ -60,7 +64,11 @@ pub async fn fetch_file(url: &str, path: &Path) -> Result<u64, String> {
         // The server has no more bytes than the file.
         StatusCode::RANGE_NOT_SATISFIABLE if there > 0 => return Ok(there),
         StatusCode::OK => there = 0,
-        status => return Err(failed(&format!("the server answered {status}"))),
+        status => {
+            let words = read_excerpt(answer.into_body()).await;
+            let what = with_excerpt(format_args!("the server answered {status}"), words.as_ref());
+            return Err(failed(&what));
+        }
     }
     let mut file = open_at_offset(path, there).await.map_err(|error| failed(&error.to_string()))?;
     let received = receive_body(answer.into_body(), &mut file, &mut there).await;
@@ -69,6 +77,22 @@ pub async fn fetch_file(url: &str, path: &Path) -> Result<u64, String> {
     received.map_err(|what| failed(&what))?;
     file.sync_all().await.map_err(|error| failed(&error.to_string()))?;
     Ok(there)
+}
+
+/// The beginning of the body of an error.
+async fn read_excerpt(mut body: hyper::body::Incoming) -> Option<Excerpt> {
+    let mut bytes = Vec::new();
+    let reading = async {
+        while bytes.len() < EXCERPT_BYTES
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            if let Some(data) = frame.data_ref() {
+                bytes.extend_from_slice(&data[..data.len().min(EXCERPT_BYTES)]);
+            }
+        }
+    };
+    let _in_time = tokio::time::timeout(EXCERPT_TIMEOUT, reading).await;
+    Excerpt::from_body(&bytes)
 }
 
 /// Writes the body to the file, and adds its length to `there`. The error is part of a sentence.

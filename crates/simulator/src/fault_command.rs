@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use model::excerpt::{Excerpt, with_excerpt};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -148,9 +149,10 @@ pub async fn send_fault(args: &FaultArgs) -> Result<String, FaultError> {
     if status.is_success() {
         return Ok(format!("{name} was injected into {machine}"));
     }
-    let sentence = match response.json::<ErrorBody>().await {
+    let body = response.bytes().await.unwrap_or_default();
+    let sentence = match serde_json::from_slice::<ErrorBody>(&body) {
         Ok(body) => body.error,
-        Err(_) => format!("it answered {status}"),
+        Err(_) => with_excerpt(format_args!("it answered {status}"), Excerpt::from_body(&body).as_ref()),
     };
     Err(FaultError::Declined { machine: machine.clone(), message: sentence })
 }

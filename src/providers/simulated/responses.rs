@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{MachineUsage, PowerState, ProviderStatus};
+use crate::model::excerpt::{Excerpt, with_excerpt};
 use crate::model::sanitize::sanitize_text;
 use crate::providers::field_checks::{MAX_FIELD_BYTES, check_address};
 use crate::providers::provider::{ErrorClass, ProviderMachine};
@@ -116,7 +117,7 @@ fn parse_response<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Resul
     };
     let text = match result {
         Ok(answer) => format!("{} ({})", sanitize_text(&answer.error), status.as_u16()),
-        Err(_) => format!("it answered {status}"),
+        Err(_) => with_excerpt(format_args!("it answered {status}"), Excerpt::from_body(body).as_ref()),
     };
     Err(ResponseError { class, message: text })
 }
@@ -343,6 +344,11 @@ mod tests {
         for (status, body, expected) in [
             (404, "<html>", refused(ErrorClass::Configuration, "there is no simulator's API (404)")),
             (503, r#"{"error": "busy"}"#, refused(ErrorClass::Transient, "busy (503)")),
+            (
+                502,
+                "<html>\n<h1>no route\u{1b}</h1>",
+                refused(ErrorClass::Transient, "it answered 502 Bad Gateway: <html> <h1>no route </h1>"),
+            ),
             (429, "", refused(ErrorClass::Transient, "it answered 429 Too Many Requests")),
             (409, r#"{"error": "\u001b[2Jno"}"#, refused(ErrorClass::Permanent, "[2Jno (409)")),
             (

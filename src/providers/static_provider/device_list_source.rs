@@ -27,6 +27,7 @@ use tokio::sync::Mutex;
 
 use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
+use crate::model::excerpt::with_excerpt;
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::providers::static_provider::device_list::{self, Device, ListTrust};
@@ -266,7 +267,9 @@ impl DeviceListSource {
             } else {
                 ErrorClass::Configuration
             };
-            return Err(self.list_error(class, &format!("the server answered {status}")));
+            let words = http::read_excerpt(response, url).await;
+            let problem = with_excerpt(format_args!("the server answered {status}"), words.as_ref());
+            return Err(self.list_error(class, &problem));
         }
         let header = |headers: &HeaderMap, name| headers.get(name).cloned();
         let version = ListVersion::Http {

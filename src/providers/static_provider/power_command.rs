@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -84,28 +85,29 @@ async fn run_in_environment(
         .map_err(|error| failed(ErrorClass::Configuration, format!("cannot be started: {error}")))?;
     let mut group = CommandGroup { child };
     let (stdout, stderr) = (group.child.stdout.take(), group.child.stderr.take());
+    // Outside the limit: a command that hangs has often printed why.
+    let (printed, complaints) = (OutputTail::default(), OutputTail::default());
     let finished = tokio::time::timeout(limit, async {
         // A grandchild that keeps the pipes open counts as the command still running. The command itself is waited for
         // last: until then its process id cannot be reused, so the whole group can be killed by it.
-        let (stdout, stderr) = tokio::join!(read_output(stdout), read_output(stderr));
-        group.child.wait().await.map(|status| (status, stdout, stderr))
+        tokio::join!(printed.read(stdout), complaints.read(stderr));
+        group.child.wait().await
     })
     .await;
+    let (stdout, stderr) = (printed.text(), complaints.text());
+    let complaint = || output_tail(if stderr.trim().is_empty() { &stdout } else { &stderr }, MAX_ERROR_CHARS);
     match finished {
         Err(_) => {
             drop(group);
-            Err(failed(
-                ErrorClass::Transient,
-                format!("did not end within {} s and was killed with all it started", limit.as_secs_f32()),
-            ))
+            let what =
+                format!("did not end within {} s and was killed with all it started", limit.as_secs_f32());
+            let last = complaint();
+            let last = if last.is_empty() { last } else { format!("; it last printed: {last}") };
+            Err(failed(ErrorClass::Transient, what + &last))
         }
         Ok(Err(error)) => Err(failed(ErrorClass::Transient, format!("cannot be waited for: {error}"))),
-        Ok(Ok((status, stdout, _))) if status.success() => Ok(stdout),
-        Ok(Ok((status, stdout, stderr))) => {
-            let complaint =
-                output_tail(if stderr.trim().is_empty() { &stdout } else { &stderr }, MAX_ERROR_CHARS);
-            Err(failed(ErrorClass::Transient, format!("failed ({status}): {complaint}")))
-        }
+        Ok(Ok(status)) if status.success() => Ok(stdout),
+        Ok(Ok(status)) => Err(failed(ErrorClass::Transient, format!("failed ({status}): {}", complaint()))),
     }
 }
 
@@ -142,18 +144,27 @@ impl Drop for CommandGroup {
     }
 }
 
-async fn read_output(output: Option<impl AsyncRead + Unpin>) -> String {
-    let Some(mut output) = output else { return String::new() };
-    let mut kept = Vec::new();
-    let mut buffer = [0; 4096];
-    while let Ok(read @ 1..) = output.read(&mut buffer).await {
-        kept.extend_from_slice(&buffer[..read]);
-        // The end of an output is the informative part.
-        if kept.len() > 2 * MAX_OUTPUT_BYTES {
-            kept.drain(..kept.len() - MAX_OUTPUT_BYTES);
+/// The end of one output. It is the informative part.
+#[derive(Default)]
+struct OutputTail(Mutex<Vec<u8>>);
+
+impl OutputTail {
+    async fn read(&self, output: Option<impl AsyncRead + Unpin>) {
+        let Some(mut output) = output else { return };
+        let mut buffer = [0; 4096];
+        while let Ok(read @ 1..) = output.read(&mut buffer).await {
+            let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            tail.extend_from_slice(&buffer[..read]);
+            if tail.len() > 2 * MAX_OUTPUT_BYTES {
+                let surplus = tail.len() - MAX_OUTPUT_BYTES;
+                tail.drain(..surplus);
+            }
         }
     }
-    String::from_utf8_lossy(&kept).into_owned()
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
 }
 
 fn output_tail(text: &str, most: usize) -> String {
@@ -248,6 +259,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn words_of_a_command_that_hangs_are_quoted() {
+        let script = argv(&["/bin/sh", "-c", "echo the outlet is locked >&2; exec sleep 600"]);
+        let error = run_power_command(&script, "on", None, Duration::from_secs(2)).await.unwrap_err();
+        assert!(error.message.ends_with("; it last printed: the outlet is locked"), "{}", error.message);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use hardening::file_limit::UsualFileLimit as _;
+use model::excerpt::Excerpt;
 
 use crate::bounded_command::output_within;
 use crate::init_system::unit::{self, UnitAction, UnitFacts};
@@ -253,15 +254,27 @@ pub fn runtime_directory() -> PathBuf {
     PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()))
 }
 
+/// What the program wrote about its failure, or else how it ended.
 fn error_output(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    let text = text.trim();
-    if text.is_empty() { output.status.to_string() } else { text.chars().take(500).collect() }
+    let words = Excerpt::from_body(&output.stderr).or_else(|| Excerpt::from_body(&output.stdout));
+    words.map_or_else(|| output.status.to_string(), |words| words.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reason_of_systemd_is_quoted_from_either_output() {
+        let run = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::null());
+            error_output(&output_within(&mut command, CALL_TIMEOUT).unwrap())
+        };
+        assert_eq!(run("echo 'Unit is masked.' >&2; exit 1"), "Unit is masked.");
+        assert_eq!(run("echo Access denied; exit 4"), "Access denied");
+        assert_eq!(run("exit 4"), "exit status: 4");
+    }
 
     #[test]
     fn systemctl_that_hangs_is_killed_at_the_limit() {

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use model::excerpt::Excerpt;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -145,10 +146,11 @@ impl Connection {
             match message.kind {
                 MessageKind::Reply if message.reply_to == serial => return Ok(message.body),
                 MessageKind::Error if message.reply_to == serial => {
-                    let text = message.body.first().and_then(Value::as_text).unwrap_or("it gave no reason");
+                    let words = message.body.first().and_then(Value::as_text).and_then(Excerpt::from_start);
+                    let text = words.map_or_else(|| "it gave no reason".to_owned(), |words| words.to_string());
                     return Err(ManagerError::Refused {
                         doing: member.to_owned(),
-                        message: text.to_owned(),
+                        message: text,
                         name: message.error,
                     });
                 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backoff::ExponentialBackoff;
+use model::excerpt::{Excerpt, with_excerpt};
 use rustix::process::{Pid, Signal};
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
@@ -28,6 +29,8 @@ use crate::cluster::services::service_state::Health;
 
 /// Longest response head that is read, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
+/// How long the body of a response is waited for that reports a failure.
+const BODY_TIMEOUT: Duration = Duration::from_millis(200);
 /// Delay after the first failed probe of a service that just started, so that it is not reported as starting for a
 /// whole interval.
 const FIRST_DELAY: Duration = Duration::from_millis(200);
@@ -194,7 +197,12 @@ async fn probe_http_stream(
                 tracing::trace!(status, path, "a health probe succeeded");
                 return Ok(());
             }
-            Ok(Some(status)) => return Err(format!("{path} was answered with status {status}")),
+            Ok(Some(status)) => {
+                // The body often has the reason. A service that does not send it soon is unhealthy without it.
+                let _in_time = tokio::time::timeout(BODY_TIMEOUT, read_rest(&mut stream, &mut head)).await;
+                let what = format!("{path} was answered with status {status}");
+                return Err(with_excerpt(what, body_words(&head).as_ref()));
+            }
             Ok(None) if head.len() > MAX_HEAD_BYTES => {
                 return Err(format!("the response head of {path} is too long"));
             }
@@ -205,6 +213,23 @@ async fn probe_http_stream(
             return Err(format!("{path} was not answered to the end of the first line"));
         }
     }
+}
+
+/// Reads what else the service sends, up to the limit.
+async fn read_rest(stream: &mut (impl AsyncRead + Unpin), head: &mut Vec<u8>) {
+    while head.len() <= MAX_HEAD_BYTES && matches!(stream.read_buf(head).await, Ok(1..)) {}
+}
+
+/// The words in the body of the last response of these.
+fn body_words(responses: &[u8]) -> Option<Excerpt> {
+    let mut rest = responses;
+    while let Some(end) = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+        rest = &rest[end + 4..];
+        if !rest.starts_with(b"HTTP/1.") {
+            return Excerpt::from_body(rest);
+        }
+    }
+    None
 }
 
 /// Status of a response; `None` until its first line is complete. Interim responses (1xx) are skipped.
@@ -354,6 +379,7 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", None),
             ("HTTP/1.1 302 Found\r\n\r\n", None),
             ("HTTP/1.1 404 Not Found\r\n\r\n", Some("status 404")),
+            ("HTTP/1.1 503 No\r\n\r\n[-]disk\u{1b} full\n", Some("status 503: [-]disk full")),
             ("HTTP/1.1 500", Some("not answered to the end")),
             ("hello\r\n", Some("not in HTTP/1")),
         ] {
