@@ -100,8 +100,6 @@ pub struct RetirementState {
 
 /// Why no machine is wiped.
 const WIPE_UNSUPPORTED: &str = "no agent and no provider of this release offers to wipe a machine";
-/// Why the stage `leave` has nothing to do.
-const NOT_IN_CLUSTER: &str = "it is in no cluster";
 
 /// The state of a retirement, and its next step.
 #[must_use]
@@ -132,10 +130,18 @@ pub fn retirement_state(retirement: &Retirement, policy: &Policy) -> RetirementS
     }
 }
 
-/// Each stage with its state in words.
+/// Each stage with its state in words. `cluster` is the cluster that the machine is a part of.
 #[must_use]
-pub fn describe_stages(retirement: &Retirement, policy: &Policy) -> [(RetirementStage, String); 4] {
+pub fn describe_stages(
+    retirement: &Retirement,
+    policy: &Policy,
+    cluster: Option<&str>,
+) -> [(RetirementStage, String); 4] {
     let present = retirement_state(retirement, policy);
+    let leave = cluster.map_or_else(
+        || "not needed, it is in no cluster".to_owned(),
+        |name| format!("under way, it leaves cluster {name} first"),
+    );
     let over = retirement.finished_at.is_some();
     let wipe = match (retirement.wipe, &retirement.wipe_waived) {
         (false, _) => "not requested".to_owned(),
@@ -145,12 +151,13 @@ pub fn describe_stages(retirement: &Retirement, policy: &Policy) -> [(Retirement
     let release = match (&present.step, &retirement.release) {
         (RetirementStep::Finished, _) => retirement.outcome.clone().unwrap_or_else(|| "done".to_owned()),
         (_, Some(order)) => format!("ordered {}, not known to be done", absolute_time(order.recorded_at)),
+        (RetirementStep::Release, None) if cluster.is_some() => "ahead".to_owned(),
         (RetirementStep::Release, None) => "to be ordered".to_owned(),
         _ => "ahead".to_owned(),
     };
     let tombstone = if over { "done" } else { "ahead" };
     [
-        (RetirementStage::Leave, format!("not needed, {NOT_IN_CLUSTER}")),
+        (RetirementStage::Leave, leave),
         (RetirementStage::Wipe, wipe),
         (RetirementStage::Release, release),
         (RetirementStage::Tombstone, tombstone.to_owned()),
@@ -190,10 +197,12 @@ pub fn deadline_consequence(present: &RetirementState) -> String {
     format!("an issue says that its stage {} is overdue, and {then}", present.stage)
 }
 
-/// Whether a person may waive this stage at `now`. The error is why not.
+/// Whether a person may waive this stage at `now`. The error is why not. `cluster` is the cluster that the machine is a
+/// part of: no machine is given back before it has left it, as [`crate::disruption::may_release`] requires.
 pub fn check_waiver(
     facts: &MachineFacts,
     policy: &Policy,
+    cluster: Option<&str>,
     stage: RetirementStage,
     now: Timestamp,
 ) -> Result<(), String> {
@@ -202,8 +211,17 @@ pub fn check_waiver(
     if present.step == RetirementStep::Finished {
         return Err("is retired already".to_owned());
     }
-    if stage == RetirementStage::Leave {
-        return Err(format!("has nothing to waive at the stage leave: {NOT_IN_CLUSTER}"));
+    match (stage, cluster) {
+        (RetirementStage::Leave, None) => {
+            return Err("has nothing to waive at the stage leave: it is in no cluster".to_owned());
+        }
+        (RetirementStage::Leave | RetirementStage::Release, Some(name)) => {
+            return Err(format!(
+                "is a part of cluster {name}, which it leaves first, and that cannot be waived; `shepherdctl why` shows \
+                 what the cluster waits for"
+            ));
+        }
+        _ => {}
     }
     if stage != present.stage {
         return Err(format!("is at the stage {}, and no other can be waived", present.stage));
@@ -385,10 +403,30 @@ mod tests {
             ("failed", failed, RetirementStage::Release, 1, None),
             ("held", held, RetirementStage::Release, 1, Some("is held")),
         ] {
-            let text = check_waiver(&facts, &Policy::default(), stage, at(now)).err();
+            let text = check_waiver(&facts, &Policy::default(), None, stage, at(now)).err();
             assert_eq!(text.is_some(), refused.is_some(), "{name}: {text:?}");
             assert!(text.unwrap_or_default().contains(refused.unwrap_or_default()), "{name}");
         }
+    }
+
+    #[test]
+    fn machine_leaves_its_cluster_before_anything_is_waived() {
+        let policy = Policy::default();
+        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
+        facts.retirement = Some(retiring());
+        for stage in [RetirementStage::Leave, RetirementStage::Release] {
+            let text = check_waiver(&facts, &policy, Some("ams"), stage, at(3600)).unwrap_err();
+            assert!(text.starts_with("is a part of cluster ams, which it leaves first"), "{text}");
+        }
+        let text = check_waiver(&facts, &policy, None, RetirementStage::Leave, at(3600)).unwrap_err();
+        assert!(text.ends_with("it is in no cluster"), "{text}");
+        facts.retirement = Some(Retirement { wipe: true, ..retiring() });
+        assert_eq!(check_waiver(&facts, &policy, Some("ams"), RetirementStage::Wipe, at(1)), Ok(()));
+        let [leave, _, release, _] = describe_stages(&retiring(), &policy, Some("ams"));
+        assert_eq!(leave.1, "under way, it leaves cluster ams first");
+        assert_eq!(release.1, "ahead");
+        let [leave, _, release, _] = describe_stages(&retiring(), &policy, None);
+        assert_eq!((leave.1.as_str(), release.1.as_str()), ("not needed, it is in no cluster", "to be ordered"));
     }
 
     #[test]

@@ -110,6 +110,12 @@ impl Bmdb {
         self.statement("reading the clock", |connection| Box::pin(read_clock(connection))).await
     }
 
+    /// The name of the cluster that a machine is a part of, also while it leaves it.
+    pub async fn read_cluster_name(&self, machine: MachineId) -> Result<Option<String>, BmdbError> {
+        let mut memberships = self.read_cluster_memberships(vec![machine.0]).await?;
+        Ok(memberships.remove(&machine.0).map(|cluster| cluster.name))
+    }
+
     async fn read_cluster_memberships(
         &self,
         machines: Vec<Uuid>,

@@ -126,15 +126,16 @@ pub fn cancel_retirement(
 }
 
 /// Skips the stage that a retirement is at, on behalf of `who`. If the release is skipped, nothing remains to be done,
-/// and the retirement ends.
+/// and the retirement ends. `cluster` is the cluster that the machine is a part of.
 pub fn waive_stage(
     snapshot: &MachineSnapshot,
     policy: &Policy,
+    cluster: Option<&str>,
     stage: RetirementStage,
     reason: &str,
     who: &str,
 ) -> Result<Decision<OrderOutcome>, OrderRejection> {
-    check_waiver(&snapshot.facts, policy, stage, snapshot.now)
+    check_waiver(&snapshot.facts, policy, cluster, stage, snapshot.now)
         .map_err(|error| ("NOT_WAIVABLE", format!("{error}; nothing was changed")))?;
     let waived = format!("its release was waived by {who}: {reason}");
     let ordered = snapshot.facts.retirement.as_ref().and_then(|retirement| retirement.release);
@@ -268,7 +269,7 @@ mod tests {
         let overdue = Retirement { requested_at: late, ..retiring() };
         let overdue_ordered = Retirement { requested_at: late, ..ordered.clone() };
         let waive = |found: Option<Retirement>, stage| {
-            outcome(waive_stage(&snapshot(found), &Policy::default(), stage, "it is shredded", "lee"))
+            outcome(waive_stage(&snapshot(found), &Policy::default(), None, stage, "it is shredded", "lee"))
         };
         for ((changes, text), expected, part) in [
             (retire(None, false), 1, "is being retired: work under way"),
@@ -314,7 +315,7 @@ mod tests {
         }
         let found = snapshot(Some(overdue_ordered));
         let waived =
-            super::waive_stage(&found, &Policy::default(), RetirementStage::Release, "it is gone", "lee")
+            super::waive_stage(&found, &Policy::default(), None, RetirementStage::Release, "it is gone", "lee")
                 .unwrap();
         let FactChange::Retirement(RetirementChange::Finished(kept)) = &waived.changes[0] else { panic!() };
         assert!(

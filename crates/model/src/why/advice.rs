@@ -76,7 +76,8 @@ fn retirement_advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
     };
     let mut advice = Vec::new();
     let stage = retirement_state(retirement, policy).stage;
-    if check_waiver(facts, policy, stage, now).is_ok() {
+    let cluster = view.cluster.as_ref().map(|cluster| cluster.name.as_str());
+    if check_waiver(facts, policy, cluster, stage, now).is_ok() {
         advice.push(Advice {
             command: format!(
                 "shepherdctl retire waive {word} {stage} --confirm 'WHAT REMAINS UNDONE' --reason 'WHY'"

@@ -20,7 +20,10 @@ use crate::why::{find_lane, next_work};
 pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -> Vec<String> {
     let facts = &view.facts;
     let mut notes = pause_notes(view, due, now);
-    notes.extend(facts.retirement.as_ref().map(|retirement| retirement_note(retirement, &view.policy)));
+    let cluster = view.cluster.as_ref().map(|cluster| cluster.name.as_str());
+    notes.extend(
+        facts.retirement.as_ref().map(|retirement| retirement_note(retirement, &view.policy, cluster)),
+    );
     notes.extend(facts.recovery.as_ref().map(|recovery| ladder_note(recovery, &view.policy, now)));
     if let Some((offered, pinned, at)) = rejected_host_key(view.host_keys.as_ref())
         && !(due.reason.contains(&offered) && due.reason.contains(&pinned))
@@ -106,8 +109,8 @@ fn ladder_note(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {
 }
 
 /// The state of each stage of a retirement.
-fn retirement_note(retirement: &Retirement, policy: &Policy) -> String {
-    let stages = retirement::describe_stages(retirement, policy);
+fn retirement_note(retirement: &Retirement, policy: &Policy, cluster: Option<&str>) -> String {
+    let stages = retirement::describe_stages(retirement, policy, cluster);
     let messages: Vec<String> = stages.iter().map(|(stage, stands)| format!("{stage}: {stands}")).collect();
     let listed = match retirement.listed_since {
         Some(_) => "; its provider still lists it",

@@ -2,11 +2,12 @@
 
 use tonic::Request;
 
-use crate::api::api_error::invalid_argument;
+use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::{IncomingOrder, OrderReply};
 use crate::api::services::machines::order_execution::try_execute_order;
+use bmdb::machine::lookup::machine_id;
 use bmdb::orders::retirement;
 use model::retirement::{RetirementStage, check_confirmation};
 use proto::fleet::v1;
@@ -54,8 +55,11 @@ pub async fn waive_stage(context: &ApiContext, request: &Request<v1::WaiveStageR
     check_confirmation(stage, &name.short_name(), &body.confirmation)
         .map_err(|problem| invalid_argument("confirmation", problem))?;
     let bmdb = context.bmdb.clone();
+    // No retiring machine becomes part of a cluster, so this may be read before the order is carried out.
+    let cluster = bmdb.read_cluster_name(machine_id(&name)).await.map_err(bmdb_status)?;
     try_execute_order(context, &name, order, move |snapshot, by| {
-        retirement::waive_stage(snapshot, &bmdb.policy().1, stage, &by.reason, &by.who)
+        let policy = bmdb.policy().1;
+        retirement::waive_stage(snapshot, &policy, cluster.as_deref(), stage, &by.reason, &by.who)
     })
     .await
 }
