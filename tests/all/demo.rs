@@ -209,7 +209,8 @@ fn a_directory_that_is_no_demos_is_left_alone() {
     let place = Place::new().unwrap();
     let directory = place.path("var");
     fs::create_dir(&directory).unwrap();
-    fs::write(directory.join("ssh_key"), "of a real shepherd").unwrap();
+    // No demo has a file of this name.
+    fs::write(directory.join("hosts"), "of this computer").unwrap();
     for more in [&[][..], &["--fresh"]] {
         let arguments = [&["--machines", "1", "--state_dir", directory.to_str().unwrap()][..], more].concat();
         let mut demo = Demo::start(&place, &arguments).unwrap();
@@ -217,12 +218,12 @@ fn a_directory_that_is_no_demos_is_left_alone() {
         assert_eq!(code, Some(2), "{:#?}", demo.output_lines);
         assert_eq!(
             place.masked(&stderr),
-            "shepherd: --state_dir [place]/var is not a directory of a demo, and contains ssh_key, which a demo would use or \
-             remove; give another directory\n"
+            "shepherd: --state_dir [place]/var is not a directory of a demo, and contains hosts; give an empty directory, or \
+             one that does not exist\n"
         );
     }
     let left: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["ssh_key"]);
+    assert_eq!(left, ["hosts"]);
 }
 
 #[test]

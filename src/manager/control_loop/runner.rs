@@ -356,7 +356,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Requeued, trace_end_write(work.postpone(changes, until, reason)).await)
         }
         Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {
-            tracing::info!(cause, "failed");
+            tracing::warn!(cause, "failed");
             trace_span.record("error", &cause);
             let failed = work.fail(changes, format!("failed to process: {cause}"), backoff);
             (WorkResult::Failed, trace_end_write(failed).await)

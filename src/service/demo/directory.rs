@@ -1,7 +1,7 @@
 //! Directory of a demo: temporary, or persistent and locked.
 //!
-//! A persistent directory has a marker file, which one demo at a time has locked. A directory without it does not
-//! belong to a demo: `--state_dir /var/lib/shepherd` must neither run the machines of a demo on a production database
+//! A persistent directory has a marker file, which one demo at a time has locked. A directory without it that contains
+//! anything does not belong to a demo: `--state_dir /var/lib/shepherd` must neither run the machines of a demo on a production database
 //! nor, with `--fresh`, remove its keys.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -53,12 +53,14 @@ impl FleetDirectory {
             .create(path)
             .map_err(|error| failed("it cannot be made", error))?;
         if !path.join(LOCK_FILE).exists()
-            && let Some(foreign) = FLEET_FILES.iter().find(|name| path.join(name).exists())
+            && let Some(foreign) =
+                first_entry(path).map_err(|error| failed("it cannot be listed", error))?
         {
             return Err(ExitFailure::usage(format!(
-                "--state_dir {} is not a directory of a demo, and contains {foreign}, which a demo would use or \
-                 remove; give another directory",
-                path.display()
+                "--state_dir {} is not a directory of a demo, and contains {}; give an empty directory, or one that does \
+                 not exist",
+                path.display(),
+                foreign.display()
             )));
         }
         let lock = OpenOptions::new()
@@ -101,6 +103,13 @@ impl FleetDirectory {
             Self::Persistent { path, .. } => path,
         }
     }
+}
+
+/// The name of the first entry of a directory in the order of names; `None` if it is empty.
+fn first_entry(path: &Path) -> io::Result<Option<PathBuf>> {
+    let names: io::Result<Vec<_>> =
+        fs::read_dir(path)?.map(|entry| Ok(PathBuf::from(entry?.file_name()))).collect();
+    Ok(names?.into_iter().min())
 }
 
 /// Removes a file or a directory, if it exists.

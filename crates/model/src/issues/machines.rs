@@ -9,6 +9,7 @@ use crate::issues::inputs::{HISTORY_WINDOW, IssueInputs, MachineIssueInputs};
 use crate::issues::{Issue, IssueKind};
 use crate::needs_human::Obstacle;
 use crate::phase::{Phase, phase_of, silence_deadline};
+use crate::process::Process;
 use crate::provider_status::ProviderStatus;
 use crate::shell_words;
 use crate::time::{Span, Timestamp, between};
@@ -214,10 +215,15 @@ fn provider_discrepancy(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn failing_work(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
-    let often = evidence.policy.low_priority_after_failures;
-    let worst = machine.facts.backoffs.iter().filter(|(_, fact)| fact.failures >= often.max(1));
+    let often = evidence.policy.low_priority_after_failures.max(1);
+    // A machine that never had an agent does nothing until its first takeover, so its first failure is reported.
+    let is_new = machine.facts.agent_started.is_none();
+    let limit = |process: Process| if is_new && process == Process::AgentStart { 1 } else { often };
+    let worst = machine.facts.backoffs.iter().filter(|(process, fact)| fact.failures >= limit(**process));
     let (process, fact) = worst.max_by_key(|(_, fact)| fact.failures)?;
-    let text = format!("{process} failed {} times in a row: {}", fact.failures, fact.cause);
+    let times =
+        if fact.failures == 1 { "once".to_owned() } else { format!("{} times in a row", fact.failures) };
+    let text = format!("{process} failed {times}: {}", fact.cause);
     let remedy = format!(
         "remove the cause, then run `shepherdctl retry {}`; otherwise it is retried {}",
         quoted_name(machine),

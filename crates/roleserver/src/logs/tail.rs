@@ -192,13 +192,36 @@ fn parse_line_time(line: &str) -> Option<DateTime<Utc>> {
     if line.starts_with('{') {
         let end = (0..=TIME_SEARCH_BYTES.min(line.len())).rev().find(|end| line.is_char_boundary(*end))?;
         let head = &line[..end];
-        return ["\"ts\":", "\"time\":", "\"timestamp\":"].iter().find_map(|field| {
-            let (_, value) = head.split_once(field)?;
-            read(value.trim_start().strip_prefix('"')?.split('"').next()?)
+        return ["\"ts\":", "\"time\":", "\"timestamp\":", "\"@timestamp\":"].iter().find_map(|field| {
+            let value = head.split_once(field)?.1.trim_start();
+            match value.strip_prefix('"') {
+                Some(text) => text.split('"').next().and_then(|text| read(text).or_else(|| parse_epoch(text))),
+                None => parse_epoch(value),
+            }
         });
     }
     let word = line.split_whitespace().next()?;
     read(word.trim_matches(['[', ']']))
+}
+
+/// A time as a number since 1970 at the beginning of a text. Its size gives the unit: seconds, as most programs write it,
+/// or milliseconds, microseconds or nanoseconds. Seconds of the years before 1973 are none.
+fn parse_epoch(text: &str) -> Option<DateTime<Utc>> {
+    const BILLION: i64 = 1_000_000_000;
+    let number = text.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    // Nine digits of the fraction: billionths of the unit.
+    let fraction: i64 = format!("{fraction:0<9}").get(..9)?.parse().ok()?;
+    let digits = whole.trim_start_matches('0').len();
+    let unit = match digits {
+        9..=11 => BILLION,
+        12..=14 => 1_000_000,
+        15..=17 => 1_000,
+        18..=19 => 1,
+        _ => return None,
+    };
+    let nanoseconds = whole.parse::<i64>().ok()?.checked_mul(unit)?;
+    Some(DateTime::from_timestamp_nanos(nanoseconds.checked_add(fraction * unit / BILLION)?))
 }
 
 #[cfg(test)]
@@ -224,7 +247,18 @@ mod tests {
             ("{\"level\":\"info\",\"ts\":\"2026-11-24T11:00:00.000-0100\",\"msg\":\"x\"}", noon),
             ("{\"timestamp\": \"2026-11-24T12:00:00Z\"}", noon),
             ("2026-11-24 12:00:00 the zone is missing", None),
-            ("{\"ts\":1764000000.1}", None),
+            ("{\"@timestamp\":\"2026-11-24T12:00:00Z\"}", noon),
+            ("{\"level\":\"info\",\"ts\":1795521600.0,\"msg\":\"x\"}", noon),
+            ("{\"ts\": 1795521600}", noon),
+            ("{\"time\":1795521600000}", noon),
+            ("{\"time\":\"1795521600000000\"}", noon),
+            ("{\"time\":1795521600000000000}", noon),
+            ("{\"ts\":1795521600.25}", Some(at("2026-11-24T12:00:00.25Z"))),
+            ("{\"ts\":1795521600000.5}", Some(at("2026-11-24T12:00:00.0005Z"))),
+            ("{\"ts\":17}", None),
+            ("{\"ts\":1.795e9}", None),
+            ("{\"ts\":99999999999999999999}", None),
+            ("{\"ts\":-1795521600}", None),
             ("  at main.rs:7", None),
             ("", None),
         ] {

@@ -268,6 +268,17 @@ pub(super) const CASES: &[Case] = &[
         &[("provider-discrepancy", "rack-a/1")],
     ),
     ("failed twice", |e| fail(e, 2), &[]),
+    (
+        "its first takeover failed",
+        |e| {
+            fail(e, 1);
+            let facts = &mut e.machines[0].facts;
+            let failed = facts.backoffs.remove(&Process::Recovery).unwrap();
+            facts.backoffs.insert(Process::AgentStart, failed);
+            (facts.agent_started, facts.heartbeat) = (None, None);
+        },
+        &[("work-fails", "rack-a/1")],
+    ),
     ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
     ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
     (
