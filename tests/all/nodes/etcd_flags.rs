@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use shepherd::roleserver::cluster::etcd_member;
-use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags};
+use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags, ask_version};
+use shepherd::roleserver::cluster::etcd_start::record_version;
 
 use super::node::Node;
 use super::owner::Owner;
@@ -135,6 +136,46 @@ async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
     program.become_version("3.7.3")?;
     program.started_with(&node).await?;
     until("nothing is reported any more", async || Ok(node.facts.problems.describe().is_none())).await?;
+    Ok(())
+}
+
+/// The version of the etcd that last answered is recorded beside the membership, and compared before the next start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_of_an_older_line_is_not_started_on_the_data_of_a_newer_one() -> TestResult {
+    let owner = Owner::new()?;
+    let program = StandIn::new()?;
+    program.become_version("3.6.9")?;
+    let mut node = Node::new()?;
+    node.etcd_program = program.path();
+    node.ask(owner.founding_order())?;
+    node.start()?;
+    program.started_with(&node).await?;
+    let membership = node.files().read_membership()?.context("no membership")?;
+    // As if it had answered.
+    record_version(&node.files(), &membership, "3.6.9");
+    program.become_version("3.4.34")?;
+    kill_etcd(&node)?;
+    let refusal = "etcd 3.4.34 is not started, because etcd 3.6.9 ran on the data of this member before";
+    until_reported(&node, refusal).await?;
+    assert!(node.etcd().is_none_or(|etcd| !etcd.instance.is_alive()), "it was started");
+    program.become_version("3.7.3")?;
+    program.started_with(&node).await?;
+    until("nothing is reported any more", async || Ok(node.facts.problems.describe().is_none())).await?;
+    Ok(())
+}
+
+/// A member of which the etcd of the tests has answered has its version on disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn version_of_an_etcd_that_answers_is_recorded() -> TestResult {
+    let version = ask_version(&etcd_program()?, VERSION_DEADLINE).await?;
+    let owner = Owner::new()?;
+    let mut node = Node::new()?;
+    node.ask(owner.founding_order())?;
+    node.start()?;
+    let recorded = async || Ok(node.files().read_etcd_version()?.is_some());
+    until("its version is recorded", recorded).await.with_context(|| node.report())?;
+    let record = node.files().read_etcd_version()?.context("no record")?;
+    assert_eq!(record.version, version.to_string());
     Ok(())
 }
 

@@ -46,7 +46,8 @@ use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
 use crate::cluster::etcd_image::restore_image;
 use crate::cluster::etcd_member::{self, EtcdDataState};
-use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
+use crate::cluster::etcd_program::{Flags, running_flags};
+use crate::cluster::etcd_start::{check_program, record_version};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::member_address::{follow_moved_member, publish_peer_url};
 use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
@@ -332,6 +333,7 @@ async fn start_etcd(
         loop {
             let requested = async {
                 let status = client.status().await?;
+                record_version(&host.files, membership, &status.version);
                 // This read needs a quorum; a member that is cut off still answers the status request.
                 client.get("/").await?;
                 Ok::<_, etcd::client::EtcdError>(status.learner)
@@ -358,7 +360,7 @@ async fn start_etcd(
 }
 
 /// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one. A
-/// version or a list that cannot be read is reported.
+/// version that cannot be read or must not run on the data is reported, and so is a list that cannot be read.
 fn keep_etcd(
     host: &ControlPlaneContext,
     facts: &NodeFacts,
@@ -377,7 +379,7 @@ fn keep_etcd(
             let flags = if let Some(with) = with {
                 Ok(with)
             } else {
-                let (flags, list) = (ask_flags(&program, VERSION_DEADLINE).await, find_list(&files));
+                let (flags, list) = (check_program(&program, &files).await, find_list(&files));
                 if list == Ok(false) {
                     tracing::info!("etcd starts without a list of revoked peers, because there is none yet");
                 }

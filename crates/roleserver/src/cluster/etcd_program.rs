@@ -175,10 +175,18 @@ fn parse_version(printed: &str) -> Option<Version> {
 
 /// Reads the program's version and returns the flags for it.
 pub async fn ask_flags(program: &Path, deadline: Duration) -> Result<Flags, ProgramError> {
+    ask_program(program, deadline).await.map(|(_, flags)| flags)
+}
+
+/// Reads the program's version, and returns it with the flags for it.
+pub async fn ask_program(program: &Path, deadline: Duration) -> Result<(Version, Flags), ProgramError> {
     let version = ask_version(program, deadline).await?;
     let flags = flags_of(&version);
     tracing::info!(program = %program.display(), %version, ?flags, "the program etcd");
-    flags.ok_or_else(|| ProgramError::TooOld { program: program.to_owned(), version })
+    match flags {
+        Some(flags) => Ok((version, flags)),
+        None => Err(ProgramError::TooOld { program: program.to_owned(), version }),
+    }
 }
 
 /// Runs `etcd --version` and parses the output.

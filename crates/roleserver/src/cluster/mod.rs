@@ -75,6 +75,7 @@ pub mod curator_gate;
 pub mod etcd_image;
 pub mod etcd_member;
 pub mod etcd_program;
+pub mod etcd_start;
 pub mod files;
 mod host_addresses;
 pub mod kubernetes;

@@ -54,7 +54,8 @@ use crate::child::launch::ChildRecord;
 use crate::child::lifecycle::find_running;
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member;
-use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
+use crate::cluster::etcd_program::{Flags, running_flags};
+use crate::cluster::etcd_start::check_program;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_problems::NodePart;
@@ -318,7 +319,7 @@ async fn check_return(host: &ControlPlaneContext) -> Result<(), String> {
         let sentence = "its certificate has ended: compare the clock of this node with that of the others";
         return Err(sentence.to_owned());
     }
-    ask_flags(&host.etcd, VERSION_DEADLINE).await.map(drop).map_err(|error| error.to_string())
+    check_program(&host.etcd, &host.files).await.map(drop).map_err(|error| error.to_string())
 }
 
 /// Checks that a program may still listen at the address of this member.

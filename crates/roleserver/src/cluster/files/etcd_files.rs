@@ -4,7 +4,11 @@
 //! number of its certificate is then on the list of revoked peers: a node that becomes a member again gets another pair.
 //! The list stays. It is that of the cluster.
 
+use crate::cluster::etcd_start::EtcdVersionRecord;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError, FILE_LIMIT};
+
+/// File with the version of the etcd that last ran.
+pub(super) const ETCD_VERSION: &str = "etcd_version.json";
 
 impl ClusterFiles {
     /// Name of the peer certificate in etcd's directory.
@@ -15,6 +19,16 @@ impl ClusterFiles {
     /// Reads a file in etcd's directory; `None` if it does not exist.
     pub fn read_etcd_file(&self, name: &str) -> Result<Option<Vec<u8>>, ClusterFilesError> {
         self.read_bytes(&format!("etcd/{name}"), FILE_LIMIT)
+    }
+
+    /// Reads the version of the etcd that last answered; `None` if none is recorded.
+    pub fn read_etcd_version(&self) -> Result<Option<EtcdVersionRecord>, ClusterFilesError> {
+        self.read_json(ETCD_VERSION)
+    }
+
+    /// Stores the version of the etcd that answers.
+    pub fn write_etcd_version(&self, record: &EtcdVersionRecord) -> Result<(), ClusterFilesError> {
+        self.write_json(ETCD_VERSION, record)
     }
 
     /// Removes the pair of the last membership, if it is there. etcd must not run.

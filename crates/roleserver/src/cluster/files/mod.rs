@@ -8,6 +8,7 @@
 //! | `node_key.pk8` | `node_enrolment`, once | the key of the node, mode 0600 |
 //! | `authority.json` | `node_enrolment`, while founding | the new cluster's authority with its key, mode 0600 |
 //! | `membership.json` | `control_plane` | etcd's data directory and the arguments it was started with |
+//! | `etcd_version.json` | `etcd_start` | the version of the etcd that last ran on the data of the membership |
 //! | `roles.json` | `control_plane` while founding, then `roles` | the roles of the node |
 //! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | both certificates |
 //! | `curator.json` | `curator_certificate` | the certificate that the curator of the node shows |
@@ -288,6 +289,7 @@ impl ClusterFiles {
             _ => {}
         }
         self.remove_peer_pair()?;
+        self.remove_file(etcd_files::ETCD_VERSION)?;
         self.remove_file("membership.json")
     }
 
