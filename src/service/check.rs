@@ -8,7 +8,8 @@ use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
 use crate::bmdb::connection::private_postgres::programs;
 use crate::bmdb::connection::schema::supported_version;
 use crate::bmdb::connection::settings::ConnectionSettings;
-use crate::service::database::warn_about_url;
+use crate::model::program_versions::{Program, format_version};
+use crate::service::database::{warn_about_url, warn_about_version};
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
 use crate::service::service_plan::{Database, ServicePlan};
@@ -18,13 +19,14 @@ use crate::service::service_plan::{Database, ServicePlan};
 pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     let mut report = plan.describe();
     let mut found = Vec::new();
-    found.push(match &plan.database {
+    let database = match &plan.database {
         Database::Url(settings) => {
             warn_about_url(plan);
-            check_schema((**settings).clone()).await?
+            check_database((**settings).clone(), &mut found).await?
         }
         Database::Ephemeral | Database::Directory(_) => describe_server_programs()?,
-    });
+    };
+    found.push(database);
     found.extend(inspect_plan(plan, OnUnreachableProvider::Fail).await?);
     for line in found {
         // Writing to a String cannot fail.
@@ -34,9 +36,17 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     Ok(report)
 }
 
-/// Describes the schema of a database. Fails for one that this release must not touch.
-async fn check_schema(settings: ConnectionSettings) -> Result<String, ExitFailure> {
+/// Describes the schema of a database, and adds the version of its server to `found`. Fails for a schema that this release
+/// must not touch.
+async fn check_database(
+    settings: ConnectionSettings,
+    found: &mut Vec<String>,
+) -> Result<String, ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+    warn_about_version(&bmdb);
+    if let Some(version) = bmdb.server_version() {
+        found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version)));
+    }
     let version = bmdb.schema_version().await.map_err(database_failure)?;
     bmdb.close().await;
     let known = supported_version();

@@ -7,6 +7,7 @@ use crate::bmdb::connection::private_postgres::PrivatePostgres;
 use crate::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::bmdb::connection::url::password_warning;
+use crate::model::program_versions::postgres_warnings;
 use crate::service::failure::{ExitFailure, database_failure, postgres_failure};
 use crate::service::scratch::ScratchDirectory;
 use crate::service::service_plan::{Database, ServicePlan};
@@ -45,6 +46,7 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
         }
     };
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+    warn_about_version(&bmdb);
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;
     Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
@@ -85,6 +87,13 @@ pub fn warn_about_url(plan: &ServicePlan) {
     if let Database::Url(settings) = &plan.database
         && let Some(warning) = settings.tls_warning()
     {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Logs a warning for each published fault of the server's version, and for a version that is not supported.
+pub fn warn_about_version(bmdb: &Bmdb) {
+    for warning in bmdb.server_version().map(postgres_warnings).unwrap_or_default() {
         tracing::warn!("{warning}");
     }
 }

@@ -47,7 +47,9 @@ use crate::connection::error::BmdbError;
 use crate::connection::pool::new_pool;
 use crate::connection::settings::ConnectionSettings;
 use crate::metrics::database::BmdbMetrics;
+use model::kubernetes::version::ReleaseVersion;
 use model::policy::Policy;
+use model::program_versions::postgres_version;
 use model::time::Timestamp;
 
 pub mod dialect;
@@ -75,6 +77,7 @@ struct Inner {
     settings: ConnectionSettings,
     policy: watch::Sender<(i64, Arc<Policy>)>,
     metrics: BmdbMetrics,
+    server_version: Option<ReleaseVersion>,
 }
 
 impl std::fmt::Debug for Bmdb {
@@ -101,6 +104,10 @@ impl Bmdb {
                         .fetch_one(&mut connection)
                         .await;
                 let isolation = isolation.context("asking for the isolation level")?;
+                // CockroachDB reports the version of a PostgreSQL that it resembles.
+                let is_postgres = settings.dialect == Dialect::Postgres;
+                let server_version =
+                    connection.server_version_num().filter(|_| is_postgres).map(postgres_version);
                 drop(connection.close().await);
                 if isolation != settings.dialect.isolation() {
                     return Err(BmdbError::Isolation {
@@ -110,7 +117,8 @@ impl Bmdb {
                     });
                 }
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
-                let inner = Inner { pool, options, settings, policy, metrics: BmdbMetrics::default() };
+                let metrics = BmdbMetrics::default();
+                let inner = Inner { pool, options, settings, policy, metrics, server_version };
                 return Ok(Self { inner: Arc::new(inner) });
             }
             Ok(Err(error)) => unreachable_reason(&error),
@@ -140,6 +148,12 @@ impl Bmdb {
     #[must_use]
     pub fn settings(&self) -> &ConnectionSettings {
         &self.inner.settings
+    }
+
+    /// Version of the PostgreSQL, as it reported it when this handle connected; `None` for another server.
+    #[must_use]
+    pub fn server_version(&self) -> Option<ReleaseVersion> {
+        self.inner.server_version
     }
 
     /// Metrics of this handle and its clones.

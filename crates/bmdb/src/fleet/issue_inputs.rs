@@ -101,6 +101,7 @@ impl Bmdb {
             storage,
             artefacts,
             two_person_rule,
+            database_version: self.server_version(),
         })
     }
 

@@ -8,6 +8,7 @@ use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrd
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
 use crate::facts::MachineFacts;
 use crate::host_finding::HostFinding;
+use crate::kubernetes::version::ReleaseVersion;
 use crate::machine_view::{EngagedBrake, MachineName};
 use crate::pause::Pause;
 use crate::plan::RecordedDisruption;
@@ -44,6 +45,8 @@ pub struct IssueInputs {
     pub kubernetes: Vec<KubernetesIssueInputs>,
     /// The database's own statistics, where it has any.
     pub storage: Option<StorageIssueInputs>,
+    /// Version of the PostgreSQL that has the database; `None` for another server.
+    pub database_version: Option<ReleaseVersion>,
     /// Size of all artefacts together.
     pub artefacts: ByteSize,
     /// What is stored of the two-person rule beside the policy.

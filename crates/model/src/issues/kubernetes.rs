@@ -1,10 +1,13 @@
 //! Issues of Kubernetes: object conflicts, unhealthy components, stalled rotations.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, KubernetesIssueInputs};
 use crate::issues::{Issue, IssueKind, MAX_NAMED_MACHINES};
+use crate::kubernetes::version::ReleaseVersion;
+use crate::program_versions::{Program, find_faults, parse_program_version};
 use crate::time::{Timestamp, after, between};
 
 /// How long a component may be unhealthy. Fetching a bundle and restarting take less.
@@ -16,7 +19,8 @@ const ROTATION_STALLED_AFTER: Duration = Duration::from_mins(15);
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let all = evidence.kubernetes.iter();
     all.flat_map(|cluster| {
-        let found = [object_conflict(cluster), unhealthy_components(cluster, evidence.at)];
+        let found =
+            [object_conflict(cluster), unhealthy_components(cluster, evidence.at), version_fault(cluster)];
         found.into_iter().flatten().chain(stalled_rotations(cluster, evidence.at))
     })
     .collect()
@@ -49,6 +53,26 @@ fn object_conflict(cluster: &KubernetesIssueInputs) -> Option<Issue> {
             "copy what you need of those objects to other names and delete them, or label them as the page \
              describes; the next pass creates the built-in ones"
                 .to_owned(),
+        )
+    })
+}
+
+/// Issue: nodes run a version of Kubernetes with a published fault.
+fn version_fault(cluster: &KubernetesIssueInputs) -> Option<Issue> {
+    let versions: BTreeSet<ReleaseVersion> =
+        cluster.nodes.iter().filter_map(|node| parse_program_version(&node.kubernetes.version)).collect();
+    let faults = versions.into_iter().flat_map(|version| {
+        find_faults(Program::Kubernetes, version).into_iter().map(move |fault| fault.describe(version))
+    });
+    let messages: Vec<String> = faults.collect();
+    let name = &cluster.name;
+    (!messages.is_empty()).then(|| {
+        Issue::new(
+            IssueKind::VersionFault,
+            format!("cluster {name}"),
+            join_first(&messages),
+            None,
+            format!("upgrade it to a bundle without the fault: `shepherdctl cluster upgrade {name} …`"),
         )
     })
 }

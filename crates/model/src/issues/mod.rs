@@ -107,13 +107,14 @@ pub enum IssueKind {
     TwoPersonRuleOff,
     UnpinnedKeys,
     UnsignedReleases,
+    VersionFault,
     WorkFails,
     WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -157,6 +158,7 @@ impl IssueKind {
         Self::TwoPersonRuleOff,
         Self::UnpinnedKeys,
         Self::UnsignedReleases,
+        Self::VersionFault,
         Self::WorkFails,
         Self::WorkloadsEndWithAgent,
     ];
@@ -208,6 +210,7 @@ impl IssueKind {
             Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::UnpinnedKeys => "unpinned-keys",
             Self::UnsignedReleases => "unsigned-releases",
+            Self::VersionFault => "version-fault",
             Self::WorkFails => "work-fails",
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
@@ -256,6 +259,7 @@ impl IssueKind {
             | Self::TwoPersonRuleOff
             | Self::UnpinnedKeys
             | Self::UnsignedReleases
+            | Self::VersionFault
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {

@@ -24,6 +24,7 @@ use crate::pause::{LoopKind, Pause};
 use crate::plan::RecordedDisruption;
 use crate::policy::{Budget, DisruptionKind, Policy};
 use crate::process::Process;
+use crate::program_versions::postgres_version;
 use crate::provider_status::ProviderStatus;
 use crate::time::Span;
 
@@ -116,6 +117,7 @@ fn healthy_inputs() -> IssueInputs {
         kubernetes: Vec::new(),
         artefacts: ByteSize::gibibytes(15),
         two_person_rule: TwoPersonRuleInputs { admins: 2, ..TwoPersonRuleInputs::default() },
+        database_version: Some(postgres_version(150_014)),
         storage: Some(StorageIssueInputs {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),

@@ -267,6 +267,26 @@ pub(super) const CASES: &[Case] = &[
         |e| e.machines[0].facts.provider_record.as_mut().unwrap().status = ProviderStatus::Missing,
         &[("provider-discrepancy", "rack-a/1")],
     ),
+    (
+        "a database with a published fault",
+        |e| e.database_version = Some(postgres_version(140_003)),
+        &[("version-fault", "the database")],
+    ),
+    (
+        "a database that is not supported",
+        |e| e.database_version = Some(postgres_version(190_000)),
+        &[("version-fault", "the database")],
+    ),
+    ("a database that is no PostgreSQL", |e| e.database_version = None, &[]),
+    (
+        "a Kubernetes with a published fault",
+        |e| {
+            let mut cluster = kubernetes("healthy", 0);
+            cluster.nodes[0].kubernetes.version = "1.22.1".into();
+            e.kubernetes.push(cluster);
+        },
+        &[("version-fault", "cluster ams")],
+    ),
     ("failed twice", |e| fail(e, 2), &[]),
     (
         "its first takeover failed",
