@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use crate::model::configuration_value::locate_problem;
 use crate::model::usage_error::{flag_name, format_usage_error};
 use crate::service::configuration::{self, ConfigurationFile};
 use crate::service::failure::ExitFailure;
@@ -30,10 +31,16 @@ pub(super) fn parse_command_line(
             Ok(None)
         }
         Err(error) => {
-            let place = path.filter(|_| is_from_file(&error, &file, given));
-            let place =
-                place.map_or_else(String::new, |path| format!("the configuration file {}: ", path.display()));
-            Err(ExitFailure::usage(format!("{place}{}", format_usage_error(&error, &command, given))))
+            let problem = format_usage_error(&error, &command, given);
+            let problem = match path.filter(|_| is_from_file(&error, &file, given)) {
+                None => problem,
+                Some(path) => {
+                    let flag = flag_name(&error).unwrap_or_default();
+                    let located = locate_problem(&file.lines, flag.trim_start_matches('-'), &problem);
+                    format!("the configuration file {}: {located}", path.display())
+                }
+            };
+            Err(ExitFailure::usage(problem))
         }
     }
 }

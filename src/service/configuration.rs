@@ -11,13 +11,14 @@
 //! ```
 //!
 //! Keys become arguments in front of those of the command line. So there is one parser, and the same error for a wrong
-//! value wherever it is set.
+//! value wherever it is set. `model::configuration_value` decides which TOML value a flag takes. A value that cannot be
+//! used is rejected with its key and line, also if the command line overrides it.
 //!
 //! The file decides what this program runs, so it is refused if another user can change it. A `ConfigMap` of Kubernetes
 //! and a file that the user's private group may write are accepted. With a password in it, the file is refused if another
 //! user can read it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,9 @@ use trusted_file::private_file::read_private_file;
 use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
 use crate::bmdb::connection::url::password_warning;
+use crate::model::configuration_value::{
+    arguments_of_value, claim_key, describe_type, key_lines, locate_problem,
+};
 use crate::service::failure::ExitFailure;
 use crate::service::flags::build_command;
 use crate::service::provider_configuration::ProviderConfiguration;
@@ -36,6 +40,8 @@ pub struct ConfigurationFile {
     pub arguments: Vec<OsString>,
     /// The providers that it configures.
     pub providers: Vec<ProviderConfiguration>,
+    /// The line of each flag in it, by the name of the flag with underscores.
+    pub lines: BTreeMap<String, usize>,
 }
 
 /// The file that the arguments or the environment name; `None` if neither does.
@@ -72,7 +78,7 @@ pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<Configurati
         read_private_file("the configuration file, in which a URL has a password,", path)
             .map_err(|error| ExitFailure::usage(error.to_string()))?;
     }
-    parse_configuration(table, &explicit_flags(given)).map_err(|problem| wrong(&problem))
+    parse_configuration(table, &key_lines(&text), &explicit_flags(given)).map_err(|problem| wrong(&problem))
 }
 
 /// Whether a text in a value is a URL with a password.
@@ -97,9 +103,14 @@ fn explicit_flags(given: &[OsString]) -> BTreeSet<String> {
         let name = argument.to_str()?.strip_prefix("--")?;
         Some(name.split('=').next().unwrap_or(name).to_owned())
     });
-    let in_the_environment = std::env::vars_os()
-        .filter_map(|(name, _)| Some(name.to_str()?.strip_prefix("SHEPHERD_")?.to_lowercase()));
+    let in_the_environment = std::env::vars_os().filter_map(|(name, _)| variable_flag(name.to_str()?));
     on_the_line.chain(in_the_environment).collect()
+}
+
+/// The flag that an environment variable sets. The parser reads only names in capitals.
+fn variable_flag(name: &str) -> Option<String> {
+    let flag = name.strip_prefix("SHEPHERD_")?;
+    (!flag.contains(|c: char| c.is_ascii_lowercase())).then(|| flag.to_lowercase())
 }
 
 fn parse_table(text: &str) -> Result<toml::Table, String> {
@@ -111,66 +122,83 @@ fn parse_table(text: &str) -> Result<toml::Table, String> {
 
 fn parse_configuration(
     mut table: toml::Table,
+    lines: &BTreeMap<String, usize>,
     taken: &BTreeSet<String>,
 ) -> Result<ConfigurationFile, String> {
     let mut file = ConfigurationFile::default();
     if let Some(providers) = table.remove("provider") {
-        let toml::Value::Array(providers) = providers else {
-            return Err("provider is one table; write [[provider]], with two brackets, for each".to_owned());
-        };
-        for (number, provider) in providers.into_iter().enumerate() {
-            let provider = provider.try_into().map_err(|error: toml::de::Error| {
-                // The only enumeration in such a table is its kind.
-                let problem = error.message().replace("unknown variant", "unknown kind");
-                format!("[[provider]] number {}: {problem}", number + 1)
-            })?;
-            file.providers.push(provider);
-        }
+        file.providers = parse_providers(providers, lines)?;
     }
-    let known: BTreeSet<String> =
-        build_command().get_arguments().map(|argument| argument.get_id().as_str().to_owned()).collect();
+    let command = build_command();
+    let mut keys = BTreeMap::new();
     for (key, value) in table {
-        let name = key.replace('-', "_");
-        if !known.contains(&name) || matches!(name.as_str(), "config" | "check" | "help" | "version") {
-            return Err(format!(
+        let located = |problem: String| locate_problem(lines, &key, &problem);
+        let name = claim_key(&mut keys, &key).map_err(located)?;
+        let flag = command.get_arguments().find(|flag| flag.get_id().as_str() == name);
+        let Some(flag) =
+            flag.filter(|_| !matches!(name.as_str(), "config" | "check" | "help" | "version"))
+        else {
+            return Err(located(format!(
                 "{key} is not a key; every flag of `shepherd --help` is one, and [[provider]]"
-            ));
-        }
+            )));
+        };
+        let arguments = arguments_of_value(flag, &value).map_err(located)?;
         if taken.contains(&name) {
             continue;
         }
-        push_argument(&mut file.arguments, &name, &value)?;
-    }
-    let mut names = BTreeSet::new();
-    for provider in &file.providers {
-        if !names.insert(provider.name()) {
-            return Err(format!(
-                "two [[provider]] tables are named {0}; give one of them another name",
-                provider.name()
-            ));
-        }
+        file.arguments.extend(arguments);
+        file.lines.extend(lines.get(&key).map(|line| (name, *line)));
     }
     Ok(file)
 }
 
-fn push_argument(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value) -> Result<(), String> {
-    let text = match value {
-        toml::Value::String(text) => text.clone(),
-        toml::Value::Integer(number) => number.to_string(),
-        toml::Value::Float(number) => number.to_string(),
-        toml::Value::Boolean(true) => {
-            arguments.push(format!("--{name}").into());
-            return Ok(());
-        }
-        toml::Value::Boolean(false) => return Ok(()),
-        toml::Value::Array(values) => {
-            return values.iter().try_for_each(|value| push_argument(arguments, name, value));
-        }
-        toml::Value::Table(_) | toml::Value::Datetime(_) => {
-            return Err(format!("{name} takes a text, a number, true or false, or a list of those"));
-        }
+/// Parses the tables `[[provider]]`. Their names differ.
+fn parse_providers(
+    value: toml::Value,
+    lines: &BTreeMap<String, usize>,
+) -> Result<Vec<ProviderConfiguration>, String> {
+    let toml::Value::Array(tables) = value else {
+        let problem = match value {
+            toml::Value::Table(_) => {
+                "provider is one table; write [[provider]], with two brackets, for each".to_owned()
+            }
+            other => format!("provider is {}; write a table [[provider]] for each", describe_type(&other)),
+        };
+        return Err(locate_problem(lines, "provider", &problem));
     };
-    arguments.push(format!("--{name}={text}").into());
+    let mut providers: Vec<ProviderConfiguration> = Vec::new();
+    for (index, table) in tables.into_iter().enumerate() {
+        let (place, number) = (format!("provider[{index}]"), index + 1);
+        check_provider_values(&table).map_err(|(key, problem)| {
+            let problem = format!("[[provider]] number {number}: {problem}");
+            locate_problem(lines, &format!("{place}.{key}"), &problem)
+        })?;
+        let provider: ProviderConfiguration = table.try_into().map_err(|error: toml::de::Error| {
+            // The only enumeration in such a table is its kind.
+            let problem = error.message().replace("unknown variant", "unknown kind");
+            locate_problem(lines, &place, &format!("[[provider]] number {number}: {problem}"))
+        })?;
+        if providers.iter().any(|other| other.name() == provider.name()) {
+            let problem = format!(
+                "two [[provider]] tables are named {0}; give one of them another name",
+                provider.name()
+            );
+            return Err(locate_problem(lines, &place, &problem));
+        }
+        providers.push(provider);
+    }
+    Ok(providers)
+}
+
+/// Rejects a value that is no text, with its key: every key of a provider takes one text.
+fn check_provider_values(table: &toml::Value) -> Result<(), (String, String)> {
+    let Some(table) = table.as_table() else { return Ok(()) };
+    for (key, value) in table {
+        if !value.is_str() {
+            let problem = format!("{key} takes one text in quotes, and this is {}", describe_type(value));
+            return Err((key.clone(), problem));
+        }
+    }
     Ok(())
 }
 
@@ -181,7 +209,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
-        parse_configuration(parse_table(text)?, taken)
+        parse_configuration(parse_table(text)?, &key_lines(text), taken)
     }
 
     fn arguments(text: &str, taken: &[&str]) -> Result<Vec<String>, String> {
@@ -242,10 +270,29 @@ mod tests {
     fn unknown_key_is_rejected_by_name() {
         assert_eq!(
             arguments("ssh_uesr = \"x\"", &[]).unwrap_err(),
-            "ssh_uesr is not a key; every flag of `shepherd --help` is one, and [[provider]]"
+            "line 1: ssh_uesr is not a key; every flag of `shepherd --help` is one, and [[provider]]"
         );
-        assert!(arguments("ssh_user = {}", &[]).unwrap_err().starts_with("ssh_user takes a text"));
+        // Also if the command line overrides it.
+        for taken in [&[][..], &["ssh_user"]] {
+            assert_eq!(
+                arguments("# who logs in\nssh-user = {}", taken).unwrap_err(),
+                "line 2: ssh_user takes one text in quotes, and this is a table"
+            );
+        }
         assert!(arguments("ssh_user = ", &[]).unwrap_err().contains("line 1"));
+    }
+
+    #[test]
+    fn two_keys_of_one_flag_are_rejected() {
+        let problem = arguments("ssh-user = \"a\"\nssh_user = \"b\"", &[]).unwrap_err();
+        assert_eq!(problem, "line 2: ssh_user is the same key as ssh-user; keep one of them");
+    }
+
+    #[test]
+    fn variable_sets_a_flag_only_in_capitals() {
+        assert_eq!(variable_flag("SHEPHERD_SSH_USER").as_deref(), Some("ssh_user"));
+        assert_eq!(variable_flag("SHEPHERD_ssh_user"), None);
+        assert_eq!(variable_flag("SSH_USER"), None);
     }
 
     #[test]
@@ -260,13 +307,15 @@ mod tests {
                 "[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"",
                 "\"A\" is not a valid name",
             ),
-            ("[provider]\nname = \"a\"", "write [[provider]]"),
+            ("[provider]\nname = \"a\"", "line 1: provider is one table; write [[provider]]"),
+            ("provider = \"static\"", "line 1: provider is a text; write a table [[provider]]"),
+            ("[[provider]]\nname = 5\nkind = \"static\"", "line 2: [[provider]] number 1: name takes one text in quotes, and this is a whole"),
         ] {
             let problem = parse(wrong, &BTreeSet::new()).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
         let twice = text.replace("sim\"", "rack-a\"");
         let problem = parse(&twice, &BTreeSet::new()).unwrap_err();
-        assert!(problem.starts_with("two [[provider]] tables are named rack-a"), "{problem}");
+        assert!(problem.starts_with("line 5: two [[provider]] tables are named rack-a"), "{problem}");
     }
 }

@@ -189,7 +189,7 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "PATH", help_heading = "Agent")]
     pub agent_target_path: Option<String>,
     /// HOST:PORT to which machines report; may be given several times.
-    #[arg(long, value_name = "HOST:PORT", help_heading = "Agent")]
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', help_heading = "Agent")]
     pub agent_endpoint: Vec<String>,
     /// Listen address of the callback server, to which agents report.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
@@ -218,7 +218,7 @@ pub struct ServiceFlags {
     pub api_listen_address: SocketAddr,
     /// HOST:PORT at which operators reach the API, a name in its certificate; may be given several times. [default: the
     /// listen address, unless that is 0.0.0.0]
-    #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', help_heading = "API")]
     pub api_endpoint: Vec<String>,
 
     /// SSH user for machines of a provider that names none.

@@ -219,6 +219,7 @@ fn a_wrong_configuration_file_is_named_with_what_is_wrong_in_it() {
         ("an unknown key", "ssh_uesr = \"admin\"\n"),
         ("a wrong value", "session_interval = \"soon\"\n"),
         ("a table for a value", "[ssh_user]\nname = \"admin\"\n"),
+        ("a list for one value", "ssh_user = \"admin\"\nsession_interval = [\"5s\", \"9s\"]\n"),
         ("one bracket", "[provider]\nname = \"rack-a\"\n"),
         ("an unknown kind", "[[provider]]\nname = \"rack-a\"\nkind = \"redfish\"\n"),
         ("no URL", "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\n"),

@@ -25,6 +25,7 @@ mod cluster_restore;
 mod cluster_theft;
 mod clusters;
 mod command_line;
+mod configuration_types;
 mod confinement;
 mod control_loops;
 mod crate_graph;

@@ -36,7 +36,8 @@
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
 //!   give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors), [`firmware_text`][] (placeholders in the
-//!   text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][].
+//!   text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][], [`configuration_value`][]
+//!   (values of a configuration file).
 //!
 //! # Invariants
 //!
@@ -71,6 +72,7 @@ pub mod budget;
 pub mod byte_size;
 pub mod circuit_breaker;
 pub mod cluster;
+pub mod configuration_value;
 pub mod disruption;
 pub mod excerpt;
 pub mod facts;

@@ -3,17 +3,18 @@
 //! They are the part of the service's flags and configuration that decides for the whole fleet. `shepherdctl plan
 //! --diff` shows what they would change.
 
-use std::ffi::OsString;
+use std::collections::BTreeMap;
 
-use clap::{Args, CommandFactory as _, Parser};
+use clap::{Arg, Args, CommandFactory as _, Parser};
 
 use crate::artefact::check_storage_limit;
 use crate::byte_size::ByteSize;
 use crate::cluster::owner_key::check_rotation_interval;
+use crate::configuration_value::{arguments_of_value, claim_key, key_lines, locate_problem};
 use crate::policy::{DisruptionKind, MAX_RETAINED_SNAPSHOTS, Policy, Rung};
 use crate::process::Process;
 use crate::time::Span;
-use crate::usage_error::format_usage_error;
+use crate::usage_error::{flag_name, format_usage_error};
 
 /// Flags that write the policy when they are given.
 #[derive(Clone, Debug, Default, Args)]
@@ -248,7 +249,8 @@ impl PolicyFlags {
     pub fn extract_from_configuration(text: &str) -> Result<String, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let known = PolicyCommandLine::command();
-        let part: toml::Table = table.into_iter().filter(|(key, _)| is_policy_flag(&known, key)).collect();
+        let part: toml::Table =
+            table.into_iter().filter(|(key, _)| policy_flag(&known, key).is_some()).collect();
         toml::to_string(&part).map_err(|error| error.to_string())
     }
 
@@ -257,32 +259,28 @@ impl PolicyFlags {
     pub fn from_configuration(text: &str) -> Result<Self, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let known = PolicyCommandLine::command();
-        let mut arguments = Vec::new();
+        let lines = key_lines(text);
+        let (mut arguments, mut keys) = (Vec::new(), BTreeMap::new());
         for (key, value) in table {
-            if !is_policy_flag(&known, &key) {
-                continue;
-            }
-            let name = key.replace('-', "_");
-            let value = match value {
-                toml::Value::String(text) => text,
-                toml::Value::Integer(number) => number.to_string(),
-                toml::Value::Float(number) => number.to_string(),
-                toml::Value::Boolean(truth) => truth.to_string(),
-                _ => return Err(format!("{key} takes a text or a number")),
-            };
-            arguments.push(OsString::from(format!("--{name}={value}")));
+            let Some(flag) = policy_flag(&known, &key) else { continue };
+            let read = claim_key(&mut keys, &key).and_then(|_| arguments_of_value(flag, &value));
+            arguments.extend(read.map_err(|problem| locate_problem(&lines, &key, &problem))?);
         }
-        let line = PolicyCommandLine::try_parse_from(&arguments)
-            .map_err(|error| format_usage_error(&error, &known, &arguments))?;
+        let line = PolicyCommandLine::try_parse_from(&arguments).map_err(|error| {
+            let problem = format_usage_error(&error, &known, &arguments);
+            let flag = flag_name(&error).unwrap_or_default();
+            let key = keys.get(flag.trim_start_matches('-')).map_or("", String::as_str);
+            locate_problem(&lines, key, &problem)
+        })?;
         line.policy.validate()?;
         Ok(line.policy)
     }
 }
 
-/// Whether a key of a configuration file is one of these flags.
-fn is_policy_flag(flags: &clap::Command, key: &str) -> bool {
+/// The flag of these that a key of a configuration file is.
+fn policy_flag<'a>(flags: &'a clap::Command, key: &str) -> Option<&'a Arg> {
     let name = key.replace('-', "_");
-    flags.get_arguments().any(|argument| argument.get_id().as_str() == name)
+    flags.get_arguments().find(|argument| argument.get_id().as_str() == name)
 }
 
 /// A command line of policy flags alone.
@@ -308,9 +306,18 @@ mod tests {
         assert_eq!(flags.recovery_brake_fraction, Some(0.5));
         assert_eq!((flags.require_second_admin, flags.approval_ttl), (Some(true), None));
         assert_eq!(flags.heartbeat_interval, None);
+        let ladder = |value: &str| {
+            let flags = PolicyFlags::from_configuration(&format!("recovery_ladder = {value}")).unwrap();
+            flags.recovery_ladder.unwrap()
+        };
+        let text = "\"restart-agent:20s:1,reboot:15m:2,power-cycle:20m:1\"";
+        assert_eq!(ladder(&format!("[{}]", text.replace(',', "\", \""))), ladder(text));
+        assert_eq!(ladder(text).0.len(), 3);
         for (wrong, part) in [
-            ("heartbeat_interval = [1]", "heartbeat_interval takes a text or a number"),
-            ("heartbeat_interval = \"soon\"", "soon"),
+            ("\nheartbeat_interval = [1]", "line 2: heartbeat_interval takes one text in quotes, and this is a list"),
+            ("recovery_ladder = []", "line 1: recovery_ladder takes"),
+            ("\nheartbeat-interval = \"soon\"", "line 2: --heartbeat_interval: \"soon\""),
+            ("heartbeat-interval = \"1m\"\nheartbeat_interval = \"2m\"", "is the same key as heartbeat-interval"),
             ("heartbeat_interval = \"soon\"", "see `shepherd --help`"),
             ("heartbeat_interval = \"0s\"", "leaves no time"),
             ("heartbeat_interval", "="),
