@@ -19,7 +19,7 @@ use crate::server::callback::callback_server::{CallbackServer, CallbackSettings,
 use crate::server::error::ServerError;
 use crate::server::metrics_server::{MetricsServer, serve_metrics};
 use crate::server::tls::server_certificate::{
-    CaCertificates, CertificateSource, RenewalClock, ServerCertificate,
+    CaCertificates, CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
 };
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
@@ -142,8 +142,8 @@ async fn start_parts(
         listeners.authorities = agents.ca_certificates.clone();
         listeners.callback_server = Some(agents);
     } else {
-        let found =
-            ServerCertificate::load(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
+        let names = CertificateNames { issued: Vec::new(), required: endpoint_hosts(&plan.endpoints)? };
+        let found = ServerCertificate::load(&certificate, bmdb, names, std::time::SystemTime::now()).await?;
         listeners.authorities = found.subscribe_ca_certificates();
         listeners.certificate_refresh =
             Some(tokio::spawn(found.run_renewal(RenewalClock::default(), stop.clone())));

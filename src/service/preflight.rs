@@ -4,10 +4,13 @@
 //! So both `--check` and the start of the service run this first. Nothing is changed: a key that will be created is
 //! only reported as missing.
 
+use std::time::SystemTime;
+
 use crate::bmdb::fleet::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::server::tls::server_certificate;
+use crate::server::tls::server_certificate::{self, CertificateFiles, endpoint_hosts};
 use crate::service::failure::{ExitFailure, server_failure};
+use crate::service::flags::ServiceComponent;
 use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;
 use crate::service::ssh_access::{read_ssh_passwords, warn_about_ssh_passwords};
@@ -57,12 +60,7 @@ pub async fn inspect_plan(
             agent.sha256()
         ));
     }
-    if let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) {
-        let authority = flags.agent_endpoint_ca_certificate_path.as_deref();
-        server_certificate::check_files(certificate, key, authority)
-            .map_err(|error| server_failure(&error))?;
-        found.push(format!("a certificate and its key for {}", plan.endpoints.join(", ")));
-    }
+    found.extend(inspect_certificate(plan)?);
     if !plan.signing.keys().is_empty() {
         found.push(format!("the signing keys {}", plan.signing.trust().list_key_ids()));
     }
@@ -85,6 +83,27 @@ pub async fn inspect_plan(
     read_ssh_passwords(plan)?;
     warn_about_ssh_passwords(plan);
     Ok(found)
+}
+
+/// Verifies the certificate from files as agents and operators will, for every endpoint. Returns a line if there is one.
+fn inspect_certificate(plan: &ServicePlan) -> Result<Option<String>, ExitFailure> {
+    let flags = &plan.flags;
+    let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) else {
+        return Ok(None);
+    };
+    let files = CertificateFiles {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        ca_certificate: flags.agent_endpoint_ca_certificate_path.clone(),
+    };
+    let mut endpoints = plan.endpoints.clone();
+    if plan.components.contains(&ServiceComponent::Api) {
+        endpoints.extend(flags.api_endpoint.iter().cloned());
+    }
+    endpoint_hosts(&endpoints)
+        .and_then(|names| server_certificate::check_files(&files, &names, SystemTime::now()))
+        .map_err(|error| server_failure(&error))?;
+    Ok(Some(format!("a certificate and its key for {}", endpoints.join(", "))))
 }
 
 /// Whether a list cannot be used because of a mistake of the caller. A device list is the caller's own text. The

@@ -144,7 +144,7 @@ fn new_flag_that_names_a_file_is_noticed() {
 fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
     let list = place.write("devices.json", r#"[{"ID": "a", "Addr": "192.0.2.1"}]"#)?;
     let key = KeyPair::generate()?;
-    let certificate = CertificateParams::default().self_signed(&key)?.pem();
+    let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.self_signed(&key)?.pem();
     let path = |name: &str, content: String| -> anyhow::Result<String> {
         Ok(place.write(name, content)?.display().to_string())
     };

@@ -55,6 +55,21 @@ pub enum ServerError {
         /// The reason as a sentence.
         reason: String,
     },
+    /// A certificate that agents or operators would reject.
+    #[error(
+        "{} (given with {flag}) would be rejected by the clients of this server for {name}: {reason}",
+        certificate.display()
+    )]
+    RejectedCertificate {
+        /// Path of the certificate file.
+        certificate: PathBuf,
+        /// The flag that names the file.
+        flag: &'static str,
+        /// The name of the endpoint.
+        name: String,
+        /// The reason as a part of a sentence.
+        reason: String,
+    },
     /// A renewed certificate whose CA could not be announced to agents.
     #[error(
         "{} was renewed by an authority that only the machines' own trust stores contain, but agents were given \

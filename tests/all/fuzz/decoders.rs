@@ -115,7 +115,15 @@ fn log_part(bytes: &[u8]) -> Result<(), String> {
 }
 
 fn certificate_files(bytes: &[u8]) -> Result<(), String> {
-    in_file(bytes, |path| stringify_error(server_certificate::check_files(path, path, Some(path))))
+    in_file(bytes, |path| {
+        let files = server_certificate::CertificateFiles {
+            certificate: path.to_owned(),
+            key: path.to_owned(),
+            ca_certificate: Some(path.to_owned()),
+        };
+        let names = ["shepherd.example".to_owned()];
+        stringify_error(server_certificate::check_files(&files, &names, std::time::SystemTime::now()))
+    })
 }
 
 fn enrol_request(bytes: &[u8]) -> Result<(), String> {

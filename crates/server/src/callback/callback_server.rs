@@ -26,12 +26,13 @@ use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource}
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
 use crate::callback::image_source::ImageSource;
 use crate::callback::snapshot_source::SnapshotSource;
-use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
+use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
 use crate::gate_metrics::GatePressure;
 use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::{
-    CaCertificates, CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
+    CaCertificates, CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
+    served_expiry_text,
 };
 use crate::tls::server_config::agent_server_config;
 use bmdb::connection::Bmdb;
@@ -122,8 +123,8 @@ pub async fn serve_agents(
     if endpoints.is_empty() {
         endpoints.push(local_addr.to_string());
     }
-    let names =
-        endpoints.iter().map(|endpoint| parse_endpoint_host(endpoint)).collect::<Result<Vec<_>, _>>()?;
+    let hosts = endpoint_hosts(&endpoints)?;
+    let names = CertificateNames { issued: hosts.clone(), required: hosts };
     let certificate =
         ServerCertificate::load(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = agent_server_config(certificate.served.clone())?;

@@ -7,6 +7,7 @@
 //!
 //! * [`server_config`][]: the configuration of TLS, and a served certificate that can be replaced.
 //! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
+//! * [`certificate_check`][]: whether the other side would accept a certificate from files now, with the reason.
 //! * [`certificate_rotation`][]: the order in which a new certificate and its authority reach agents. Pure.
 //! * [`tracked_connection`][]: an accepted connection, with what is known of its peer, that can be closed from outside.
 //!
@@ -14,10 +15,12 @@
 //!
 //! * TLS 1.3 only, and no session resumption: every connection proves its keys by new signatures.
 //! * A certificate that no agent would accept yet is not served, unless the old one expires before the next check.
-//! * A pair of files that cannot be used leaves the old certificate in place.
+//! * A pair of files that cannot be used, or that clients would reject, is not served. A reload leaves the old certificate
+//!   in place.
 //! * The private key of an issued certificate never leaves the memory of the process.
 
 pub mod callback_ca;
+pub mod certificate_check;
 pub mod certificate_rotation;
 pub mod client_verifier;
 pub mod server_certificate;

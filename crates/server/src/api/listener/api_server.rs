@@ -38,11 +38,11 @@ use crate::api::listener::transcode::{self, Transcoder};
 use crate::api::listener::unread_body::announce_close;
 use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
-use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
+use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
 use crate::gate_metrics::{GatePressure, open_gate};
 use crate::tls::server_certificate::{
-    CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
+    CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts, served_expiry_text,
 };
 use crate::tls::server_config::operator_server_config;
 use bmdb::connection::Bmdb;
@@ -128,12 +128,14 @@ pub async fn serve_api(
         [] => vec![local_addr.to_string()],
         given => given.to_vec(),
     };
-    let mut names =
-        endpoints.iter().map(|endpoint| parse_endpoint_host(endpoint)).collect::<Result<Vec<_>, _>>()?;
+    let mut names = endpoint_hosts(&endpoints)?;
     // Clients on this host may use these names.
     names.extend(["localhost", "127.0.0.1", "::1"].map(ToOwned::to_owned));
     names.sort_unstable();
     names.dedup();
+    // Without an endpoint nobody has promised operators a name: a certificate from files need not be for the listen
+    // address.
+    let names = CertificateNames { issued: names, required: endpoint_hosts(&settings.endpoints)? };
     let certificate =
         ServerCertificate::load(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = operator_server_config(certificate.served.clone())?;
