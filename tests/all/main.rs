@@ -11,6 +11,7 @@ mod bmdb_retention;
 mod budgets;
 mod bundles;
 mod callback;
+mod certificate_files;
 mod checker;
 mod children;
 mod cli;
