@@ -3,6 +3,7 @@
 mod handshakes;
 mod keys;
 mod operation;
+mod rejections;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

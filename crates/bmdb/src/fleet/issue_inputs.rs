@@ -281,6 +281,8 @@ async fn read_live_sessions(
             version: text("version").map(str::to_owned),
             certificate_expires_at: text("certificate_ends").and_then(|at| at.parse().ok()),
             turned_away_at: text("turned_away_at").and_then(|at| at.parse().ok()),
+            certificate_rejected_at: text("certificate_rejected_at").and_then(|at| at.parse().ok()),
+            certificate_rejection: text("certificate_rejection").map(str::to_owned),
             host_clock: started_by_host_clock(row.session_id),
             component: row.component,
             started_at: row.started_at,

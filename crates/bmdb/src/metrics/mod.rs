@@ -77,8 +77,19 @@ const HEARTBEAT_RESULTS: [&str; 12] = [
 const FETCH_RESULTS: [&str; 7] =
     ["sent", "aborted", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
 /// Reasons why TLS handshakes fail.
-const HANDSHAKE_REASONS: [&str; 6] =
-    ["accept", "certificate", "connection", "evicted", "protocol", "timeout"];
+const HANDSHAKE_REASONS: [&str; 11] = [
+    "accept",
+    "alert_bad_certificate",
+    "alert_certificate_expired",
+    "alert_certificate_unknown",
+    "alert_other",
+    "alert_unknown_ca",
+    "certificate",
+    "connection",
+    "evicted",
+    "protocol",
+    "timeout",
+];
 /// Reasons for closing connections that proved no agent.
 const CLOSE_REASONS: [&str; 3] = ["evicted", "full", "unauthenticated"];
 /// Listeners, for the label `listener`.

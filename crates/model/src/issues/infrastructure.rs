@@ -23,6 +23,8 @@ const LONG_SNAPSHOT: Duration = Duration::from_mins(10);
 const LONG_PAUSE: Duration = Duration::from_hours(1);
 /// How long a listener that turned a connection away is reported.
 const TURNED_AWAY_NOTICE: Duration = Duration::from_mins(15);
+/// How long a rejection of a certificate is reported.
+const REJECTION_NOTICE: Duration = Duration::from_mins(15);
 /// Number of dead rows of a table that vacuum should have removed.
 const DEAD_ROWS: i64 = 100_000;
 
@@ -37,6 +39,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(budget_issues(evidence));
     found.extend(clock_issues(evidence));
     found.extend(certificate_issues(evidence));
+    found.extend(certificate_rejections(evidence));
     found.extend(connection_issues(evidence));
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
@@ -267,6 +270,36 @@ fn certificate_issues(evidence: &IssueInputs) -> Vec<Issue> {
             Some(before(ends, CERTIFICATE_NOTICE)),
             "renew the files of --agent_tls_certificate_path and --agent_tls_key_path; they are read again within an \
              hour"
+                .to_owned(),
+        ));
+    }
+    found
+}
+
+/// Callback servers with a certificate that a client lately rejected.
+fn certificate_rejections(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = Vec::new();
+    for session in &evidence.sessions {
+        let Some(at) = session.certificate_rejected_at else { continue };
+        if between(at, evidence.at) > REJECTION_NOTICE {
+            continue;
+        }
+        let reason = match session.certificate_rejection.as_deref() {
+            Some("alert_unknown_ca") => "no CA that it trusts issued it",
+            Some("alert_certificate_expired") => "it has expired or is not valid yet",
+            Some("alert_bad_certificate") => "it is for other names, or malformed",
+            _ => "its purpose, its signature or something else of it is wrong",
+        };
+        found.push(Issue::new(
+            IssueKind::CertificateRejected,
+            format!("host {}", session.host),
+            format!(
+                "a client rejected the certificate of its callback server {} ago: {reason}",
+                humanize_duration(between(at, evidence.at))
+            ),
+            Some(at),
+            "run `shepherd --check` there, and `roleserver status` on a machine that does not report; the log of the \
+             shepherd has the addresses of such clients"
                 .to_owned(),
         ));
     }

@@ -164,6 +164,10 @@ pub struct SessionIssueInputs {
     pub certificate_expires_at: Option<Timestamp>,
     /// When its listener last turned a connection away, by the clock of its host.
     pub turned_away_at: Option<Timestamp>,
+    /// When a client last rejected its certificate, by the clock of its host.
+    pub certificate_rejected_at: Option<Timestamp>,
+    /// The label of that rejection, as in `shepherd_tls_handshake_failures_total`.
+    pub certificate_rejection: Option<String>,
 }
 
 /// A cluster that is founded and not being deleted.

@@ -71,6 +71,7 @@ pub enum IssueKind {
     Brake,
     BudgetExhausted,
     CertificateEnds,
+    CertificateRejected,
     ClockSkew,
     ClusterEtcdLarge,
     ClusterImageOld,
@@ -114,7 +115,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -122,6 +123,7 @@ impl IssueKind {
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
+        Self::CertificateRejected,
         Self::ClockSkew,
         Self::ClusterEtcdLarge,
         Self::ClusterImageOld,
@@ -174,6 +176,7 @@ impl IssueKind {
             Self::Brake => "brake",
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
+            Self::CertificateRejected => "certificate-rejected",
             Self::ClockSkew => "clock-skew",
             Self::ClusterEtcdLarge => "cluster-etcd-large",
             Self::ClusterImageOld => "cluster-image-old",
@@ -233,6 +236,7 @@ impl IssueKind {
             | Self::AuthorityRotationHeld
             | Self::Brake
             | Self::CertificateEnds
+            | Self::CertificateRejected
             | Self::ClockSkew
             | Self::ClusterEtcdLarge
             | Self::ClusterImageOld

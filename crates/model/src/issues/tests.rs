@@ -85,6 +85,8 @@ fn session(host: &str) -> SessionIssueInputs {
         host_clock: Some(at(529)),
         certificate_expires_at: Some(at(NOW + 6 * 86_400 + 1)),
         turned_away_at: Some(at(NOW - 901)),
+        certificate_rejected_at: Some(at(NOW - 901)),
+        certificate_rejection: Some("alert_unknown_ca".into()),
     }
 }
 

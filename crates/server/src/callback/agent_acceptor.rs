@@ -24,6 +24,7 @@ use transport::gate::stream::GatedStream;
 use transport::gate::table::CloseReason;
 use transport::gate::{Gate, GateEvent, Place};
 
+use crate::callback::certificate_rejection::{CertificateRejections, rejection_label};
 use crate::gate_metrics::{GatePressure, as_gauge, open_gate};
 use crate::tls::client_verifier::verified_agent_key;
 use crate::tls::tracked_connection::TrackedConnection;
@@ -79,6 +80,7 @@ pub async fn accept_agents(
     config: Arc<ServerConfig>,
     gate: Gate,
     metrics: Metrics,
+    rejections: CertificateRejections,
     accepted: mpsc::Sender<AgentStream>,
     stop: CancellationToken,
 ) {
@@ -90,7 +92,9 @@ pub async fn accept_agents(
             () = stop.cancelled() => break,
             Some(_) = handshakes.join_next() => {}
             stream = gate.accept(&listener) => {
-                handshakes.spawn(handle_connection(acceptor.clone(), stream, metrics.clone(), accepted.clone()));
+                let (metrics, rejections) = (metrics.clone(), rejections.clone());
+                let accepted = accepted.clone();
+                handshakes.spawn(handle_connection(acceptor.clone(), stream, metrics, rejections, accepted));
             }
         }
     }
@@ -100,13 +104,20 @@ async fn handle_connection(
     acceptor: TlsAcceptor,
     stream: GatedStream,
     metrics: Metrics,
+    rejections: CertificateRejections,
     accepted: mpsc::Sender<AgentStream>,
 ) {
     let address = stream.peer_address();
     match accept_agent(&acceptor, stream).await {
         // The receiver is dropped when the server is stopping.
         Ok(stream) => drop(accepted.send(stream).await),
-        Err(Some(reason)) => {
+        Err(Some(HandshakeFailure::Rejected(reason))) => {
+            if rejections.record(reason) {
+                tracing::warn!(%address, reason, "a client rejected the certificate of the callback server");
+            }
+            count_failure(&metrics, reason);
+        }
+        Err(Some(HandshakeFailure::Other(reason))) => {
             tracing::debug!(%address, reason, "a handshake failed");
             count_failure(&metrics, reason);
         }
@@ -114,15 +125,26 @@ async fn handle_connection(
     }
 }
 
+/// Why a handshake failed, as a fixed label for the metric, so that a peer cannot create labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandshakeFailure {
+    /// The peer sent an alert that rejects the server's certificate.
+    Rejected(&'static str),
+    /// A failure that says nothing about that certificate.
+    Other(&'static str),
+}
+
 /// The stream of a peer that has proven a key, or why its handshake failed; `None` if the gate has counted that.
 async fn accept_agent(
     acceptor: &TlsAcceptor,
     stream: GatedStream,
-) -> Result<AgentStream, Option<&'static str>> {
+) -> Result<AgentStream, Option<HandshakeFailure>> {
     let (address, place) = (stream.peer_address(), stream.place().clone());
-    let stream = accept_tls(acceptor, stream).await.map_err(|error| handshake_failure_reason(&error))?;
+    let stream = accept_tls(acceptor, stream).await.map_err(|error| classify_failure(&error))?;
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let public_key = certificate.and_then(|der| verified_agent_key(der).ok()).ok_or("certificate")?;
+    let public_key = certificate
+        .and_then(|der| verified_agent_key(der).ok())
+        .ok_or(HandshakeFailure::Other("certificate"))?;
     Ok(TrackedConnection::new(stream, AgentPeer { public_key, address, place }))
 }
 
@@ -130,12 +152,16 @@ fn count_failure(metrics: &Metrics, reason: &'static str) {
     metrics.handshake_failures.get_or_create(&ByReason { reason }).inc();
 }
 
-/// A fixed label for the metric, so that a peer cannot create labels.
-fn handshake_failure_reason(error: &HandshakeError) -> Option<&'static str> {
+fn classify_failure(error: &HandshakeError) -> Option<HandshakeFailure> {
     let HandshakeError::Failed(error) = error else { return None };
     Some(match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => "certificate",
-        Some(_) => "protocol",
-        None => "connection",
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
+            HandshakeFailure::Other("certificate")
+        }
+        Some(rustls::Error::AlertReceived(alert)) => {
+            rejection_label(*alert).map_or(HandshakeFailure::Other("alert_other"), HandshakeFailure::Rejected)
+        }
+        Some(_) => HandshakeFailure::Other("protocol"),
+        None => HandshakeFailure::Other("connection"),
     })
 }

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::callback::agent_acceptor::{AgentStream, accept_agents, agent_gate};
+use crate::callback::certificate_rejection::CertificateRejections;
 use crate::callback::callback_service::CallbackService;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
@@ -131,13 +132,17 @@ pub async fn serve_agents(
     bmdb.read_policy().await?;
     let pressure = GatePressure::default();
     let gate = agent_gate(settings.limits, &metrics, pressure.clone());
+    let rejections = CertificateRejections::default();
     let known = {
         let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
+        let rejections = rejections.clone();
         move || {
             serde_json::json!({
                 "endpoints": endpoints,
                 "certificate_ends": served_expiry_text(&served),
                 "turned_away_at": pressure.text(),
+                "certificate_rejected_at": rejections.time_text(),
+                "certificate_rejection": rejections.label(),
             })
         }
     };
@@ -165,7 +170,8 @@ pub async fn serve_agents(
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);
-    let accepting = accept_agents(listener, config, gate, metrics.clone(), accepted, stop.clone());
+    let accepting =
+        accept_agents(listener, config, gate, metrics.clone(), rejections, accepted, stop.clone());
     let ended = tokio::spawn(run_server(CallbackServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),

@@ -449,6 +449,11 @@ pub(super) const CASES: &[Case] = &[
         &[("certificate-ends", "host a")],
     ),
     (
+        "an agent rejected the certificate of a callback server",
+        |e| e.sessions[0].certificate_rejected_at = Some(at(NOW - 900)),
+        &[("certificate-rejected", "host a")],
+    ),
+    (
         "a callback server turned a connection away",
         |e| e.sessions[0].turned_away_at = Some(at(NOW - 900)),
         &[("connections-turned-away", "host a")],
