@@ -53,8 +53,11 @@ pub async fn inspect_plan(
     }
     if let Some(path) = &flags.agent_executable_path {
         let agent = AgentBinary::load(path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
+        let loader = agent.loader().map_or_else(String::new, |loader| {
+            format!("; it is not static, and runs only on machines that have {loader} and its libraries")
+        });
         found.push(format!(
-            "an agent for {}, {} bytes, SHA-256 {}",
+            "an agent for {}, {} bytes, SHA-256 {}{loader}",
             agent.architecture(),
             agent.size(),
             agent.sha256()

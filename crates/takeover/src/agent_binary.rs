@@ -62,6 +62,7 @@ pub struct AgentBinary {
     content: Bytes,
     sha256: String,
     architecture: Architecture,
+    loader: Option<String>,
     /// Digest of another release that a machine may keep.
     accepted_release: Option<String>,
 }
@@ -107,7 +108,8 @@ impl AgentBinary {
     pub fn from_content(content: Bytes) -> Result<Self, String> {
         let architecture = parse_elf(&content)?;
         let sha256 = hex::encode(ring::digest::digest(&ring::digest::SHA256, &content));
-        Ok(Self { content, sha256, architecture, accepted_release: None })
+        let loader = find_loader(&content);
+        Ok(Self { content, sha256, architecture, loader, accepted_release: None })
     }
 
     /// The same program, with another accepted release: a machine that was updated to that digest keeps it.
@@ -138,6 +140,12 @@ impl AgentBinary {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.content.len() as u64
+    }
+
+    /// The dynamic loader that it needs on each machine; `None` for a static program, which runs everywhere.
+    #[must_use]
+    pub fn loader(&self) -> Option<&str> {
+        self.loader.as_deref()
     }
 
     /// The processor it runs on.
@@ -193,6 +201,22 @@ fn parse_elf(content: &[u8]) -> Result<Architecture, String> {
     Ok(architecture)
 }
 
+/// The path of the dynamic loader in a checked ELF64 file: the content of its segment `PT_INTERP`.
+fn find_loader(content: &[u8]) -> Option<String> {
+    const INTERPRETER: u64 = 3;
+    let number = |offset: usize, size: usize| {
+        read_le(content, offset, size).and_then(|value| usize::try_from(value).ok())
+    };
+    let (table, entry_size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    let header = (0..count)
+        .filter_map(|index| index.checked_mul(entry_size)?.checked_add(table))
+        .find(|header| read_le(content, *header, 4) == Some(INTERPRETER))?;
+    let (start, size) = (number(header.checked_add(8)?, 8)?, number(header.checked_add(32)?, 8)?);
+    let path = content.get(start..start.checked_add(size)?)?;
+    let shown = path.iter().filter(|byte| byte.is_ascii_graphic()).take(200);
+    Some(shown.map(|byte| char::from(*byte)).collect())
+}
+
 fn read_le(content: &[u8], offset: usize, size: usize) -> Option<u64> {
     let bytes = content.get(offset..offset.checked_add(size)?)?;
     Some(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
@@ -233,6 +257,7 @@ mod tests {
         assert_eq!(binary.architecture().uname(), std::env::consts::ARCH);
         assert_eq!(binary.content().as_ptr(), binary.content().as_ptr());
         assert_eq!(binary.sha256().len(), 64);
+        assert!(binary.loader().is_some_and(|loader| loader.starts_with("/lib")), "{:?}", binary.loader());
     }
 
     #[test]
