@@ -88,7 +88,8 @@ pub async fn inspect_plan(
     Ok(found)
 }
 
-/// Verifies the certificate from files as agents and operators will, for every endpoint. Returns a line if there is one.
+/// Verifies the certificate from files as agents and operators will, for every endpoint. Returns a line if there is
+/// one.
 fn inspect_certificate(plan: &ServicePlan) -> Result<Option<String>, ExitFailure> {
     let flags = &plan.flags;
     let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) else {

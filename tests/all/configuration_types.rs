@@ -4,6 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 
+use clap::builder::Str;
 use clap::{Arg, CommandFactory as _};
 use shepherd::service::configuration::read_configuration;
 use shepherd::service::flags::ShepherdFlags;
@@ -51,7 +52,8 @@ const NO_KEYS: &[&str] = &["check", "config", "help", "provider", "version"];
 
 /// Two values that the parser of a flag accepts.
 fn good_texts(flag: &Arg) -> [&'static str; 2] {
-    let value = flag.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
+    let name = flag.get_value_names().and_then(<[Str]>::first);
+    let value = name.map_or("", Str::as_str);
     match value {
         "SPAN" => ["90s", "2m"],
         "RATE" => ["1m,2", "2m,3"],
@@ -139,16 +141,15 @@ fn every_flag_takes_its_own_types_and_rejects_all_others_by_name() -> TestResult
         let takes = TYPES.iter().find(|(flag, _)| *flag == name).map_or(Takes::Text, |(_, takes)| *takes);
         for (toml_type, text, expected) in cases(flag, takes) {
             let found = read_values(&place, name, &text)?;
-            match expected {
-                Some(values) => assert_eq!(found, Ok(values), "{name} as {toml_type}"),
-                None => {
-                    let problem = found.err().unwrap_or_default();
-                    assert!(
-                        problem.contains(&format!("line 2: {name} takes ")),
-                        "{name} as {toml_type} is not rejected by its name: {problem:?}"
-                    );
-                }
+            if let Some(values) = expected {
+                assert_eq!(found, Ok(values), "{name} as {toml_type}");
+                continue;
             }
+            let problem = found.err().unwrap_or_default();
+            assert!(
+                problem.contains(&format!("line 2: {name} takes ")),
+                "{name} as {toml_type} is not rejected by its name: {problem:?}"
+            );
         }
     }
     Ok(())

@@ -128,8 +128,8 @@ pub fn locate_problem(lines: &BTreeMap<String, usize>, key: &str, problem: &str)
     lines.get(key).map_or_else(|| problem.to_owned(), |line| format!("line {line}: {problem}"))
 }
 
-/// Adds a key of a file to the keys that are read already. Fails for a second key of the same flag: with dashes and with
-/// underscores it is one flag, and one of the two values would be lost.
+/// Adds a key of a file to the keys that are read already, and returns the name of its flag. Fails for a second key of
+/// the same flag: with dashes and with underscores it is one flag, and one of the two values would be lost.
 pub fn claim_key(read: &mut BTreeMap<String, String>, key: &str) -> Result<String, String> {
     let name = key.replace('-', "_");
     match read.insert(name.clone(), key.to_owned()) {

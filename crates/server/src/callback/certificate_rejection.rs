@@ -1,9 +1,9 @@
 //! Alerts with which agents reject the certificate of the callback server.
 //!
-//! An agent that rejects the certificate sends an alert of TLS and closes the connection. It cannot report, so it becomes
-//! silent, although its machine is well. The last such alert is published in the session of the callback server, where
-//! `shepherdctl issues` finds it. Nobody has proven a key at that moment: a stranger can send such an alert, too. So it is
-//! shown, and nothing decides by it.
+//! An agent that rejects the certificate sends an alert of TLS and closes the connection. It cannot report, so it
+//! becomes silent, although its machine is well. The last such alert is published in the session of the callback
+//! server, where `shepherdctl issues` finds it. Nobody has proven a key at that moment: a stranger can send such an
+//! alert, too. So it is shown, and nothing decides by it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime};
 use chrono::{DateTime, Utc};
 use rustls::AlertDescription;
 
-/// The label for an alert that rejects a certificate; `None` for one about something else. The labels are fixed, so that a
-/// peer cannot create any.
+/// The label for an alert that rejects a certificate; `None` for one about something else. The labels are fixed, so
+/// that a peer cannot create any.
 #[must_use]
 pub const fn rejection_label(alert: AlertDescription) -> Option<&'static str> {
     Some(match alert {

@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn check(chain: &[&CertificateDer<'static>], ca: &[&CertificateDer<'static>], name: &str) -> String {
-        let chain: Vec<_> = chain.iter().map(|der| (*der).clone()).collect();
+        let chain: Vec<_> = chain.iter().copied().cloned().collect();
         let ca: Vec<Vec<u8>> = ca.iter().map(|der| der.to_vec()).collect();
         let checked = check_chain(&chain, &ca, &[name.to_owned()], SystemTime::now());
         checked.err().map(|rejected| rejected.reason).unwrap_or_default()

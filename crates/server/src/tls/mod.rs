@@ -15,8 +15,8 @@
 //!
 //! * TLS 1.3 only, and no session resumption: every connection proves its keys by new signatures.
 //! * A certificate that no agent would accept yet is not served, unless the old one expires before the next check.
-//! * A pair of files that cannot be used, or that clients would reject, is not served. A reload leaves the old certificate
-//!   in place.
+//! * A pair of files that cannot be used, or that clients would reject, is not served. A reload leaves the old
+//!   certificate in place.
 //! * The private key of an issued certificate never leaves the memory of the process.
 
 pub mod callback_ca;

@@ -1,8 +1,8 @@
 //! Server certificate: load, issue, reload and renew.
 //!
 //! The certificate may come from files that another party renews. They are read again every hour, and a pair that
-//! cannot be used, or that agents or operators would reject (`certificate_check.rs`), leaves the old one in place with a
-//! warning. At the start, such a pair is an error. The CA certificates for agents are read with it, and
+//! cannot be used, or that agents or operators would reject (`certificate_check.rs`), leaves the old one in place with
+//! a warning. At the start, such a pair is an error. The CA certificates for agents are read with it, and
 //! `certificate_rotation.rs` defines the order in which the two change. Otherwise the certificate comes from the
 //! BMDB's own authority. Then a new one is issued at half its lifetime, and when this host's clock is set back to
 //! before it was issued, because until then no agent would accept it.
