@@ -207,6 +207,12 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
         revocations: BTreeMap::new(),
         epoch: 1,
     })?;
+    // Interrupted anywhere, it restores the whole image or goes on with it.
+    for milliseconds in [20, 80, 200, 500] {
+        second.start()?;
+        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+        second.cut_power().await?;
+    }
     second.start()?;
     second.until_control_plane(true).await?;
     second.until_it_is_one().await?;

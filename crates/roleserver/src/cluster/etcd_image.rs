@@ -12,6 +12,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use curator_client::node_id::NodeId;
@@ -35,6 +36,8 @@ const PROGRAMS_INTERVAL: Duration = Duration::from_mins(10);
 const RESTORE_LIMIT: Duration = Duration::from_mins(20);
 /// Begin of the name of a directory that an image is restored into.
 const UNFINISHED: &str = "restoring-";
+/// Held while an image is restored. Two attempts at once would remove each other's data.
+static RESTORING: Mutex<()> = Mutex::new(());
 /// Characters of the output that an error quotes at most.
 const QUOTED_CHARACTERS: usize = 300;
 
@@ -116,21 +119,28 @@ pub(super) async fn restore_image(
     // etcdutl runs in the directory of etcd.
     let path = std::path::absolute(host.files.image_path())?;
     let arguments = etcd_member::restore_arguments(&path, &unfinished, own, cluster, membership);
-    let (files, data) = (host.files.clone(), membership.data.clone());
-    let restoring =
-        tokio::task::spawn_blocking(move || run_etcdutl(&etcdutl, &files, &arguments, (&unfinished, &data)));
+    let (files, membership) = (host.files.clone(), membership.clone());
+    let restoring = tokio::task::spawn_blocking(move || {
+        run_etcdutl(&etcdutl, &files, &arguments, (&unfinished, &membership))
+    });
     restoring.await??;
     tracing::info!(version = image.etcd_version, "the image of etcd is restored");
     Ok(())
 }
 
 /// Runs etcdutl, and gives its result the name of the data directory. Blocks.
+///
+/// It goes on when the part of the role server that began it is cancelled. The next attempt waits for it.
 fn run_etcdutl(
     program: &Path,
     files: &ClusterFiles,
     arguments: &[String],
-    (unfinished, data): (&str, &str),
+    (unfinished, membership): (&str, &EtcdMembership),
 ) -> Result<(), RunnableError> {
+    let _alone = RESTORING.lock().unwrap_or_else(PoisonError::into_inner);
+    if etcd_member::inspect_data(files, membership) != EtcdDataState::Empty {
+        return Ok(());
+    }
     let directory = files.etcd_directory();
     let failed = |error: std::io::Error| {
         RunnableError::msg(format!("restoring the image of etcd in {} failed: {error}", directory.display()))
@@ -146,12 +156,17 @@ fn run_etcdutl(
         let text = format!("{program} did not restore the image of etcd ({status}): {last}");
         return Err(RunnableError::msg(text));
     }
+    if files.read_membership()?.as_ref() != Some(membership) {
+        remove_unfinished(&directory).map_err(failed)?;
+        return Err(RunnableError::msg("the image of etcd was restored for a membership that has ended"));
+    }
     // etcd has started there at the most, and has written nothing.
-    match std::fs::remove_dir_all(directory.join(data)) {
+    let data = directory.join(&membership.data);
+    match std::fs::remove_dir_all(&data) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    std::fs::rename(directory.join(unfinished), directory.join(data)).map_err(failed)?;
+    std::fs::rename(directory.join(unfinished), &data).map_err(failed)?;
     // Without this the name may be gone after a power cut, and the image is restored again.
     std::fs::File::open(&directory).and_then(|opened| opened.sync_all()).map_err(failed)
 }
@@ -170,6 +185,8 @@ fn remove_unfinished(directory: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+
+    use curator_client::testing::node_id;
 
     use super::*;
 
@@ -227,11 +244,22 @@ mod tests {
             names.sort();
             names
         };
-        let error = run_etcdutl(&fails, &files, &[], ("restoring-1", "founding")).unwrap_err().to_string();
+        let membership = etcd_member::first_membership(node_id(1), "10.0.0.1".parse().unwrap(), 1);
+        files.write_membership(&membership).unwrap();
+        let run = |program: &Path, unfinished: &str, membership: &EtcdMembership| {
+            run_etcdutl(program, &files, &[], (unfinished, membership))
+        };
+        let error = run(&fails, "restoring-1", &membership).unwrap_err().to_string();
         assert!(error.contains("did not restore the image of etcd") && error.contains("fatal"), "{error}");
         assert_eq!(names(), ["founding", "restoring-1"]);
         let (_two, restores) = script("/bin/mkdir -p restoring-2/member && echo here >restoring-2/member/db");
-        run_etcdutl(&restores, &files, &[], ("restoring-2", "founding")).unwrap();
+        // Another order came in the middle.
+        let former = EtcdMembership { epoch: 0, ..membership.clone() };
+        let error = run(&restores, "restoring-2", &former).unwrap_err().to_string();
+        assert!(error.contains("a membership that has ended"), "{error}");
+        assert_eq!(names(), ["founding"]);
+        assert!(!etcd.join("founding/member/db").exists());
+        run(&restores, "restoring-2", &membership).unwrap();
         assert_eq!(names(), ["founding"]);
         assert_eq!(std::fs::read(etcd.join("founding/member/db")).unwrap(), b"here\n");
     }
