@@ -1,14 +1,18 @@
 //! Images of the etcd of a cluster: one counts once all its parts are stored, and nothing else stays for long.
 
 use anyhow::{Context as _, Result};
+use secrecy::ExposeSecret as _;
 use shepherd_bmdb::cluster::image::{ImageSummary, NewImage};
+use shepherd_bmdb::cluster::sealed_image::{PART_BYTES, PartPlace, seal_part, unseal_part};
 use shepherd_bmdb::cluster::transitions::LEASE_KIND;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::retention::RetainedKind;
+use shepherd_bmdb::fleet::secret::SecretsKey;
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{Kit, LeaseHolder};
+use testkit::memory::peak_of;
 
 /// A founded cluster with one snapshot: the cluster, and the snapshot.
 async fn world(name: &str) -> Result<(Kit, Uuid, Uuid)> {
@@ -103,4 +107,55 @@ async fn unfinished_image_never_counts_and_is_collected() -> TestResult {
     assert!(bmdb.complete_cluster_image(lease, last.id, summary(1)).await?);
     assert!(has_image(&kit).await?);
     Ok(holder.stop().await?)
+}
+
+/// Bytes that no compression makes fewer.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_be_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+/// An image of 64 MiB is sealed, stored, read and opened. The runtime has one thread, so that all of it is measured.
+#[test]
+fn image_is_stored_and_read_with_a_few_parts_in_memory() -> TestResult {
+    const PARTS: u64 = 64;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Connections are dropped in it, too.
+    let _entered = runtime.enter();
+    let (kit, cluster, snapshot) = runtime.block_on(world("cluster_images_memory"))?;
+    let name = cluster.to_string();
+    let holder = runtime.block_on(LeaseHolder::start(&kit, "shepherd", LEASE_KIND, &name))?;
+    let (bmdb, lease) = (&holder.shepherd.bmdb, &holder.lease);
+    let directory = tempfile::tempdir()?;
+    let secrets = SecretsKey::open(&directory.path().join("secrets.key"))?;
+    let new = NewImage { id: Uuid::new_v4(), cluster, snapshot };
+    let part = noise(PART_BYTES);
+    let place = |number: u64| {
+        let last_of = Some(PARTS).filter(|parts| number + 1 == *parts);
+        PartPlace { cluster, snapshot, image: new.id, number, last_of }
+    };
+    let work = async {
+        bmdb.begin_cluster_image(lease, new).await?;
+        for number in 0..PARTS {
+            let sealed = seal_part(&secrets, &place(number), &part)?;
+            assert!(bmdb.store_image_part(new.id, number, sealed).await?);
+        }
+        assert!(bmdb.complete_cluster_image(lease, new.id, summary(PARTS)).await?);
+        for number in 0..PARTS {
+            let sealed = bmdb.read_image_part(new.id, number).await?.context("a part is lost")?;
+            assert!(unseal_part(&secrets, &place(number), &sealed)?.expose_secret() == part, "{number}");
+        }
+        anyhow::Ok(())
+    };
+    let (stored, peak) = peak_of(|| runtime.block_on(work));
+    stored?;
+    assert!(peak < 16 * PART_BYTES, "{peak} bytes were in memory");
+    runtime.block_on(holder.stop())?;
+    Ok(())
 }
