@@ -5,9 +5,8 @@
 //! next holder of the cluster's lease signs another one. If it dies after it recorded the order, the order counts.
 
 use prost::Message as _;
-use secrecy::{ExposeSecret as _, SecretSlice};
+use secrecy::SecretSlice;
 
-use crate::bmdb::cluster::sealed_snapshot::unseal_snapshot;
 use crate::curator_client::certificate::Serial;
 use crate::curator_client::clock::Clock;
 use crate::curator_client::cluster_snapshot::ClusterSnapshot;
@@ -54,7 +53,6 @@ impl ClusterWorker<'_> {
         let newest = self.bmdb.newest_sealed_snapshot(self.cluster).await?;
         let (sha256, sealed) = newest
             .ok_or(CuratorCallError::OrderUnavailable("no snapshot of the cluster is kept any more"))?;
-        let encoded = unseal_snapshot(&self.settings.secrets, &sealed, &sha256)?;
-        Ok(ClusterSnapshot::decode(encoded.expose_secret())?)
+        self.open_snapshot(&sealed, &sha256)
     }
 }

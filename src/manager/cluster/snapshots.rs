@@ -57,7 +57,12 @@ impl ClusterWorker<'_> {
         Ok(revocations)
     }
 
-    fn open_snapshot(&self, sealed: &[u8], sha256: &[u8]) -> Result<ClusterSnapshot, CuratorCallError> {
+    /// Opens the stored snapshot whose SHA-256 this is.
+    pub(super) fn open_snapshot(
+        &self,
+        sealed: &[u8],
+        sha256: &[u8],
+    ) -> Result<ClusterSnapshot, CuratorCallError> {
         let encoded = unseal_snapshot(&self.settings.secrets, sealed, sha256)?;
         Ok(ClusterSnapshot::decode(encoded.expose_secret())?)
     }
