@@ -214,10 +214,10 @@ impl ClusterWorker<'_> {
             MembershipOrder::Leave => Operation::Leave(wire::LeaveCluster {}),
             MembershipOrder::Found => {
                 let owner = load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
+                let revocations = self.revocations_to_carry(found).await?.into_iter();
                 let (snapshot_sha256, image, epoch) = match &cluster.restoring {
                     None => (Vec::new(), None, 0),
                     Some(restoring) => {
-                        let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
                         let over =
                             CuratorCallError::OrderUnavailable("the restoring of the cluster was cancelled");
                         let gone = || {
@@ -233,10 +233,12 @@ impl ClusterWorker<'_> {
                             }),
                             None => None,
                         };
-                        (restoring.digest.ok_or_else(gone)?.to_vec(), image, epoch.ok_or(over)?)
+                        let digest = restoring.digest.ok_or_else(gone)?;
+                        // Last: an order that is not built uses no epoch.
+                        let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
+                        (digest.to_vec(), image, epoch.ok_or(over)?)
                     }
                 };
-                let revocations = self.revocations_to_carry(found).await?.into_iter();
                 Operation::Found(wire::FoundCluster {
                     cluster_id: self.cluster.to_string(),
                     name: cluster.spec.name.clone(),
