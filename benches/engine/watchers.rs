@@ -111,7 +111,6 @@ impl Leader {
             fences: BTreeMap::new(),
             holders: BTreeMap::new(),
             settings: AgentSettings::new(&[nobody.to_string()], &[], 0).map_err(anyhow::Error::msg)?,
-            signing_keys: Vec::new(),
             revision: 1,
         })?;
         let places = ChildContext {

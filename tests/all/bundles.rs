@@ -108,7 +108,8 @@ async fn only_a_bundle_that_a_pinned_key_signed_is_unpacked() -> TestResult {
     let file = kube_bundle::controllers(place.path(), "1.20.2")?;
     let (content, directory) = (std::fs::read(&file)?, place.path().join("node"));
     let state = StateDirectory::from_path(place.path().to_owned());
-    let signing = SigningStore::open(state, &[signer.public_key()?]);
+    let signing = SigningStore::open(state);
+    assert!(signing.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
     let bundles = BundleStore::open(directory.clone(), ServerPool::default()).with_signing(signing);
     let comment = format!(
         "shepherd kind=bundle name=kubernetes-1.20.2-controllers version=1.20.2 architecture={} minimum-version=1.20.0",

@@ -36,9 +36,6 @@ pub struct Enrolment {
     pub holders: BTreeMap<Lane, Uuid>,
     /// How to reach the shepherd.
     pub settings: AgentSettings,
-    /// The signing keys that came first, each as the line of its file. The machine pins them once; later ones are ignored.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub signing_keys: Vec<String>,
     /// Changes with each request that changed anything; an agent that was started for an earlier revision is restarted.
     pub revision: u64,
 }
@@ -149,12 +146,16 @@ pub fn accept_enrolment(
         "" => None,
         text => Some(parse_uuid("session_id", text)?),
     };
-    let signing_keys = parse_signing_keys(&request.signing_keys)?;
+    // They are no part of the enrolment: the machine pins them once (`crate::signing_store`).
+    if !request.signing_keys.is_empty() {
+        collect_signing_keys(request.signing_keys.iter().map(String::as_str))
+            .map_err(|error| EnrollError::Invalid(format!("signing_keys: {error}")))?;
+    }
 
     let Some(kept) = kept else {
         let fences = BTreeMap::from([(lane, request.fence)]);
         let holders = holder.into_iter().map(|holder| (lane, holder)).collect();
-        return Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, signing_keys, revision: 1 });
+        return Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision: 1 });
     };
     // The database is compared first: fences of two databases cannot be compared.
     if kept.bmdb_id != bmdb_id {
@@ -170,9 +171,7 @@ pub fn accept_enrolment(
     if request.fence < known || of_another {
         return Err(EnrollError::StaleFence { lane, offered: request.fence, known });
     }
-    // Another takeover, also one by a thief of the database, replaces no key.
-    let signing_keys = if kept.signing_keys.is_empty() { signing_keys } else { kept.signing_keys.clone() };
-    if request.fence == known && kept.settings == settings && kept.signing_keys == signing_keys {
+    if request.fence == known && kept.settings == settings {
         return Ok(kept.clone());
     }
     let (mut fences, mut holders) = (kept.fences.clone(), kept.holders.clone());
@@ -182,16 +181,7 @@ pub fn accept_enrolment(
         None => holders.remove(&lane),
     };
     let revision = kept.revision.wrapping_add(1);
-    Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, signing_keys, revision })
-}
-
-fn parse_signing_keys(lines: &[String]) -> Result<Vec<String>, EnrollError> {
-    if lines.is_empty() {
-        return Ok(Vec::new());
-    }
-    let keys = collect_signing_keys(lines.iter().map(String::as_str));
-    let keys = keys.map_err(|error| EnrollError::Invalid(format!("signing_keys: {error}")))?;
-    Ok(keys.iter().map(|key| key.as_str().to_owned()).collect())
+    Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision })
 }
 
 fn parse_lane(text: &str) -> Result<Lane, EnrollError> {
@@ -311,20 +301,16 @@ mod tests {
     }
 
     #[test]
-    fn signing_keys_are_those_of_the_first_request_that_has_some() {
-        const FIRST: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
-        const SECOND: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
-        let with =
-            |key: &str, fence| wire::EnrollRequest { signing_keys: vec![key.to_owned()], ..request(fence) };
+    fn signing_keys_are_no_part_of_the_enrolment() {
+        let with = |key: &str| wire::EnrollRequest { signing_keys: vec![key.to_owned()], ..request(7) };
         let kept = accept_enrolment(None, &request(7)).unwrap();
-        assert_eq!(kept.signing_keys, Vec::<String>::new());
-        let first = accept_enrolment(Some(&kept), &with(FIRST, 7)).unwrap();
-        assert_eq!((first.signing_keys.clone(), first.revision), (vec![FIRST.to_owned()], 2));
-        assert_eq!(accept_enrolment(Some(&first), &with(FIRST, 7)).unwrap(), first);
-        assert_eq!(accept_enrolment(Some(&first), &with(SECOND, 7)).unwrap(), first, "it is ignored");
-        let next = accept_enrolment(Some(&first), &with(SECOND, 8)).unwrap();
-        assert_eq!((next.signing_keys, next.revision), (vec![FIRST.to_owned()], 3));
-        let error = accept_enrolment(None, &with("x", 7)).unwrap_err().to_string();
+        let key = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+        assert_eq!(
+            accept_enrolment(Some(&kept), &with(key)).unwrap(),
+            kept,
+            "an agent that runs is left alone"
+        );
+        let error = accept_enrolment(None, &with("x")).unwrap_err().to_string();
         assert!(error.contains("signing_keys: \"x\" is no public key of minisign"), "{error}");
     }
 

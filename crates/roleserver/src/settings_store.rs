@@ -88,7 +88,6 @@ pub(crate) mod tests {
             fences: BTreeMap::new(),
             holders: BTreeMap::new(),
             settings: settings(endpoint),
-            signing_keys: Vec::new(),
             revision: 1,
         };
         SettingsStore::new(state.clone(), writer.clone(), &enrolment)

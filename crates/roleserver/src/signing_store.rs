@@ -43,18 +43,15 @@ struct SigningState {
 }
 
 impl SigningStore {
-    /// Reads the stored keys. If none are stored, the keys of the enrolment are pinned; [`Self::save`] writes them.
+    /// Reads the stored keys.
     #[must_use]
-    pub fn open(state: StateDirectory, enrolled_keys: &[String]) -> Self {
+    pub fn open(state: StateDirectory) -> Self {
         let stored = state.read_signing_trust().map_err(|error| error.to_string());
         let trust = stored.and_then(|stored| parse_trust(&stored.unwrap_or_default()));
         if let Err(error) = &trust {
             tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
         }
-        let store = Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true })) };
-        // Each answer to a heartbeat finds again whether it has to be saved.
-        let _ = store.accept_offer(enrolled_keys, &[]);
-        store
+        Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true })) }
     }
 
     fn lock(&self) -> MutexGuard<'_, SigningState> {
@@ -184,8 +181,8 @@ fn store_trust(trust: &SigningTrust) -> StoredSigningTrust {
 fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
     let damaged = |error: String| {
         format!(
-            "signing.json in the state directory of this machine is damaged ({error}); look at it, then remove it, and \
-             the machine pins the keys of its shepherd again"
+            "signing.json in the state directory of this machine is damaged ({error}); look at it, then remove it and restart \
+             the role server, which pins the keys of its shepherd again"
         )
     };
     let version = |text: &str| text.parse::<ReleaseVersion>().map_err(|error| damaged(error.to_string()));
@@ -216,7 +213,7 @@ mod tests {
     fn keys_are_pinned_once_and_found_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(directory.path()).unwrap();
-        let store = SigningStore::open(state.clone(), &[]);
+        let store = SigningStore::open(state.clone());
         assert_eq!((store.key_ids(), store.trust()), (Vec::new(), Ok(SigningTrust::default())));
         assert!(!store.accept_offer(&[], &[]), "there is nothing to save");
         assert!(!store.accept_offer(&offered("x"), &[]), "a malformed key pins nothing");
@@ -227,21 +224,12 @@ mod tests {
         store.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 2, 0));
         store.save().unwrap();
 
-        let again = SigningStore::open(state.clone(), &offered(SECOND));
+        let again = SigningStore::open(state.clone());
+        assert!(!again.accept_offer(&offered(SECOND), &[]), "as a later enrolment offers it");
         assert_eq!(again.key_ids(), ["0001010101010101"]);
         let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
         assert_eq!(minimum, Some(ReleaseVersion::new(1, 2, 0)));
         assert_eq!(again.trust(), store.trust());
-    }
-
-    #[test]
-    fn keys_of_the_enrolment_are_pinned_first() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = StateDirectory::open(directory.path()).unwrap();
-        let store = SigningStore::open(state.clone(), &offered(FIRST));
-        assert!(store.accept_offer(&offered(SECOND), &[]), "what was pinned is not saved yet");
-        store.save().unwrap();
-        assert_eq!(SigningStore::open(state, &[]).key_ids(), ["0001010101010101"]);
     }
 
     #[test]
@@ -251,7 +239,7 @@ mod tests {
         let stored = |text: &str| std::fs::write(directory.path().join("signing.json"), text).unwrap();
         for text in ["{", "{\"keys\":[\"x\"]}", "{\"keys\":[],\"rotation\":\"1\"}"] {
             stored(text);
-            let store = SigningStore::open(state.clone(), &offered(FIRST));
+            let store = SigningStore::open(state.clone());
             assert!(store.trust().unwrap_err().contains("signing.json"), "{text}");
             assert!(!store.accept_offer(&offered(FIRST), &[]));
             assert_eq!(store.key_ids(), Vec::<String>::new());
@@ -259,6 +247,6 @@ mod tests {
             assert_eq!(std::fs::read_to_string(directory.path().join("signing.json")).unwrap(), text);
         }
         stored("{\"keys\":[],\"minimum_versions\":{\"later\":{\"x\":\"soon\"}}}");
-        assert_eq!(SigningStore::open(state, &[]).trust(), Ok(SigningTrust::default()), "of a later release");
+        assert_eq!(SigningStore::open(state).trust(), Ok(SigningTrust::default()), "of a later release");
     }
 }

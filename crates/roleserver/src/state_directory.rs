@@ -1,14 +1,15 @@
 //! The state directory: what survives a restart, and the lock files.
 //!
 //! One directory is one agent identity. Each file in it has one writer, so no two processes ever undo each other's
-//! writing (the time has two; the later writer has the later time):
+//! writing (the time has two, and the later writer has the later time; enroll writes signing keys only where there are
+//! none):
 //!
 //! | file | written by | kind | what |
 //! | --- | --- | --- | --- |
 //! | `identity.pk8` | enroll, once | truth | the private key, mode 0600 |
 //! | `enrolment.json` | enroll | truth | ids of machine and database, highest fences, settings |
 //! | `agent.json` | run | hint | the running agent process |
-//! | `signing.json` | run | truth | pinned signing keys, and the lowest accepted versions ([`signing_store`][]) |
+//! | `signing.json` | enroll, run | truth | pinned signing keys, and the lowest accepted versions ([`signing_store`][]) |
 //! | `learned.json` | run | hint | settings that came with a response |
 //! | `last_heartbeat.json` | run | hint | for `roleserver status` |
 //! | `time.json` | enroll, run | hint | the time that a shepherd last reported |

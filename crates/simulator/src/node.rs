@@ -102,7 +102,7 @@ impl MachineNode {
             shutdown: CancellationToken::new(),
             server_pool: self.shepherds,
             // Simulated machines pin no keys.
-            signing: SigningStore::open(state, &[]),
+            signing: SigningStore::open(state),
             ports: ComponentPorts::default(),
             address_rule: AddressRule::reported_on_loopback(),
         };

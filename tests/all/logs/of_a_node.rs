@@ -62,7 +62,6 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
         fences: [].into(),
         holders: [].into(),
         settings: ways.clone(),
-        signing_keys: Vec::new(),
         revision: 1,
     })?;
     let agent = NewAgent {

@@ -130,7 +130,7 @@ impl Node {
             clock: self.clock.clone(),
             shutdown: leaving.clone(),
             server_pool: ServerPool::default(),
-            signing: SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned()), &[]),
+            signing: SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned())),
             ports: self.ports.clone(),
             address_rule: AddressRule::reported_on_loopback(),
         };
@@ -159,7 +159,6 @@ impl Node {
                 fences: BTreeMap::new(),
                 holders: BTreeMap::new(),
                 settings,
-                signing_keys: Vec::new(),
                 revision: 1,
             })?;
         }

@@ -21,6 +21,7 @@ use crate::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
 use crate::init_system::systemd::{Systemd, UNIT};
 use crate::init_system::{self, DesiredAgent, ENROLMENT_TIMEOUT, SupervisionMode, SupervisionPlan};
 use crate::process::program_digest;
+use crate::signing_store::SigningStore;
 use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
 use crate::systemd_manager::manager::SystemdManager;
 use crate::trusted_time::TimeSample;
@@ -111,6 +112,11 @@ fn enroll_machine(
     }
     if kept.as_ref() != Some(&enrolment) {
         state.write_enrolment(&enrolment).map_err(|error| failed(&error))?;
+    }
+    // Nothing is pinned if keys are there already. The agent that runs, if there is one, pins the same with a heartbeat.
+    let signing = SigningStore::open(state.clone());
+    if signing.accept_offer(&request.signing_keys, &[]) {
+        signing.save().map_err(|error| failed(&error))?;
     }
     let clock = HostClock::read().map_err(|error| failed(&error))?;
     let unkept = TimeSample::from_server_time(&clock, request.shepherd_time_ms)

@@ -98,7 +98,7 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     });
     let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::from_error)?;
-    let signing = SigningStore::open(state.clone(), &enrolment.signing_keys);
+    let signing = SigningStore::open(state.clone());
     let release = SelfUpdater::resume_update(state.path(), &digest, &clock, signing);
     let record = ProcessRecord::current(enrolment.revision, digest).map_err(CommandError::from_error)?;
     // An enrolment finds the agent by its record. On a full or read-only disk the machine sends heartbeats all the
@@ -448,7 +448,7 @@ mod tests {
                 state.path(),
                 "digest",
                 &clock,
-                SigningStore::open(state.clone(), &[]),
+                SigningStore::open(state.clone()),
             ),
             state: state.clone(),
             clock,
