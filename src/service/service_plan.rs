@@ -122,7 +122,8 @@ pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<Serv
     let in_environment = std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some();
     let ssh_passwords =
         if reaches_machines { plan_ssh_passwords(&flags, &providers, in_environment)? } else { Vec::new() };
-    let signing = Arc::new(read_signing_keys(&flags)?);
+    let signing = read_signing_keys(flags.signing_keys_path.as_deref(), &flags.key_rotation_path)?;
+    let signing = Arc::new(signing);
     Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords, signing })
 }
 

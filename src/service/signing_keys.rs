@@ -9,16 +9,18 @@ use crate::model::signed_artefact::signature::MAX_SIGNATURE_BYTES;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_trust::{KeyRotation, MAX_KEY_LIST_BYTES};
 use crate::service::failure::ExitFailure;
-use crate::service::flags::ServiceFlags;
 
-/// Reads the keys and the rotations that the flags name.
-pub(super) fn read_signing_keys(flags: &ServiceFlags) -> Result<SigningConfiguration, ExitFailure> {
-    let keys = flags.signing_keys_path.as_deref();
-    let keys = keys.map(|path| read_text("--signing_keys_path", path, MAX_KEY_LIST_BYTES)).transpose()?;
-    let rotations = flags.key_rotation_path.iter().map(|path| read_rotation(path));
+/// Reads the keys and the rotations in these files.
+pub(super) fn read_signing_keys(
+    keys_path: Option<&Path>,
+    rotation_paths: &[PathBuf],
+) -> Result<SigningConfiguration, ExitFailure> {
+    let keys =
+        keys_path.map(|path| read_text("--signing_keys_path", path, MAX_KEY_LIST_BYTES)).transpose()?;
+    let rotations = rotation_paths.iter().map(|path| read_rotation(path));
     let rotations = rotations.collect::<Result<Vec<_>, _>>()?;
     SigningConfiguration::parse(keys.as_deref(), rotations).map_err(|error| {
-        let path = flags.signing_keys_path.as_deref().map(|path| format!(" {}", path.display()));
+        let path = keys_path.map(|path| format!(" {}", path.display()));
         ExitFailure::usage(format!("--signing_keys_path{}: {error}", path.unwrap_or_default()))
     })
 }
@@ -47,4 +49,45 @@ fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailur
         return Err(failed(&format!("it has more than {limit} bytes")));
     }
     std::fs::read_to_string(path).map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The second key, and the list of it that the first key signed.
+    const KEYS: &str = "untrusted comment: minisign public key 0002020202020202\nRWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU\n";
+    const SIGNATURE: &str = concat!(
+        "untrusted comment: signature from minisign secret key\n",
+        "RUQBAQEBAQEBAHO+H3MGQSh80SEL/Zh/rvuP1eSuOVFOzBzHzAo9ktrhGLrOPDzbvUH2KDjgBAAijUZxwo6Oo8yGmOgt2Pz5Ug4=\n",
+        "trusted comment: shepherd kind=keys name=signing-keys version=2.0.0 architecture=any minimum-version=1.0.0\n",
+        "Tf+pEPmacpP4Q904ZygJ9Kf0+28JFFJDu4UOA9/CQU9hbR5GcjCp827674fEuQkoi3kVZX7JDPGkZEw4vRZ1Dw==\n",
+    );
+
+    #[test]
+    fn keys_and_rotations_are_read_from_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let (keys, rotation) = (path("keys"), path("rotation"));
+        let read = |keys: Option<&Path>, rotations: &[PathBuf]| {
+            read_signing_keys(keys, rotations).map_err(|failure| failure.message)
+        };
+        let read_both = || read(Some(&keys), std::slice::from_ref(&rotation));
+        assert_eq!(read(None, &[]), Ok(SigningConfiguration::default()));
+        assert!(read_both().unwrap_err().starts_with("--signing_keys_path: reading "));
+        std::fs::write(&keys, KEYS).unwrap();
+        std::fs::write(&rotation, KEYS).unwrap();
+        let error = read_both().unwrap_err();
+        assert!(
+            error.starts_with("--key_rotation_path: reading ") && error.contains("rotation.minisig"),
+            "{error}"
+        );
+        std::fs::write(path("rotation.minisig"), SIGNATURE).unwrap();
+        let configured = read_both().unwrap();
+        assert_eq!((configured.keys().len(), configured.rotations().len()), (1, 1));
+        let error = read(None, std::slice::from_ref(&rotation)).unwrap_err();
+        assert!(error.contains("needs the present keys beside it"), "{error}");
+        std::fs::write(&keys, "a".repeat(MAX_KEY_LIST_BYTES + 1)).unwrap();
+        assert!(read_both().unwrap_err().contains("it has more than 8192 bytes"));
+    }
 }

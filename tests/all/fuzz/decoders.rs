@@ -9,6 +9,8 @@ use prost::Message as _;
 use shepherd::model::kubernetes::archive::{self, TarHeader};
 use shepherd::model::kubernetes::bundle_manifest::{BundleManifest, MAX_BUNDLE_BYTES};
 use shepherd::model::log_request::MAX_PART_BYTES;
+use shepherd::model::signed_artefact::signature::ArtefactSignature;
+use shepherd::model::signed_artefact::signing_key::{SigningKey, parse_signing_keys};
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
@@ -70,6 +72,8 @@ pub(super) const DECODERS: &[(&str, Decode)] = &[
     ("heartbeat-answer", heartbeat_answer),
     ("kubernetes-bundle", kubernetes_bundle),
     ("machine-files", machine_files),
+    ("signature", signature),
+    ("signing-keys", |bytes| stringify_error(parse_signing_keys(&String::from_utf8_lossy(bytes)))),
     ("state-files", state_files),
 ];
 
@@ -81,6 +85,14 @@ fn in_file(bytes: &[u8], read: impl FnOnce(&Path) -> Result<(), String>) -> Resu
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     read(file.path())
+}
+
+/// A signature, and its verification with a key of the id that it names.
+fn signature(bytes: &[u8]) -> Result<(), String> {
+    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+    let signature =
+        ArtefactSignature::parse(&String::from_utf8_lossy(bytes)).map_err(|error| error.to_string())?;
+    stringify_error(signature.verify(&SigningKey::parse(KEY)?, b"the program\n"))
 }
 
 /// The output of a command on a machine, on both streams.

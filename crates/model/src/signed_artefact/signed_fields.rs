@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::kubernetes::version::ReleaseVersion;
+use crate::kubernetes::version::{ReleaseVersion, VersionError};
 
 /// First word of a trusted comment.
 const FIRST_WORD: &str = "shepherd";
@@ -140,9 +140,14 @@ impl FromStr for SignedFields {
         }
         let value = |field: &'static str| values.get(field).copied().ok_or(FieldsError::Missing(field));
         let version = |field: &'static str| {
-            value(field)?
-                .parse::<ReleaseVersion>()
-                .map_err(|error| FieldsError::WrongValue { field, reason: error.to_string() })
+            let (text, wrong) = (value(field)?, |reason| FieldsError::WrongValue { field, reason });
+            let version: ReleaseVersion =
+                text.parse().map_err(|error: VersionError| wrong(error.to_string()))?;
+            // A version is written in one way here.
+            if version.to_string() != text {
+                return Err(wrong(format!("write {version} in place of {text}")));
+            }
+            Ok(version)
         };
         let fields = Self {
             kind: parse_kind(value("kind")?)?,

@@ -144,6 +144,8 @@ fn trusted_comment_has_each_field_once_and_nothing_else() {
         let error = comment.parse::<SignedFields>().unwrap_err();
         assert!(is_expected(&error), "{comment}: {error:?}");
     }
+    let other_spelling = COMMENT.replace(" version=1.4.0", " version=v1.4.0");
+    assert!(is_wrong(&other_spelling.parse::<SignedFields>().unwrap_err(), "version"));
     let long = COMMENT.replace("roleserver", &"x".repeat(101));
     assert!(matches!(long.parse::<SignedFields>(), Err(FieldsError::Malformed(_))));
 }
