@@ -1,12 +1,15 @@
 //! Signed releases on a machine: it runs only what a pinned key signed, for this purpose and in a version that is not too
 //! old. Keys are pinned once, and rotate by lists that a pinned key signed.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use shepherd::proto::agent::v1 as wire;
 use shepherd::roleserver::process::program_digest;
+use shepherd::roleserver::update::files::UpdateFiles;
 
 use super::callback::Callback;
 use super::{Machine, request, wait_for};
@@ -193,5 +196,46 @@ fn machine_without_keys_pins_the_first_ones_and_follows_a_signed_rotation() -> T
     assert!(report.error.contains("which is not one of the pinned keys"), "it is rotated out: {report:?}");
     let report = shepherd.order(&machine, 3, &sha256, &by_second)?;
     assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+    Ok(())
+}
+
+/// The release is verified as an open file, and that file is executed. What gets its name afterwards is never run, and never
+/// becomes the program that is started from then on.
+#[test]
+fn file_that_gets_the_name_of_a_verified_release_never_runs() -> TestResult {
+    let signer = Signer::new()?;
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![signer.public_key()?],
+        ..request(&shepherd.callback, 1)
+    })?;
+    shepherd.until_pinned(1)?;
+    let former = program_digest(&machine.program)?;
+    let place = tempfile::tempdir()?;
+    let mark = place.path().join("mark");
+    let (candidate, other) =
+        (machine.program.with_extension("candidate"), machine.program.with_extension("other"));
+    std::fs::write(&other, format!("#!/bin/sh\necho >{}\nexec sleep 1000\n", mark.display()))?;
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755))?;
+    let files = UpdateFiles::in_state_directory(&machine.path());
+    // The trial is recorded after the release was verified, and before it begins.
+    let swap = std::thread::spawn(move || -> Result<()> {
+        let end = Instant::now() + Duration::from_mins(1);
+        while files.read_trial().is_none() {
+            ensure!(Instant::now() < end, "no release is on trial");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(std::fs::rename(other, candidate)?)
+    });
+
+    let release = with_more(&machine.program, "2")?;
+    let sha256 = shepherd.callback.serve(release.clone())?;
+    let signature = signer.sign(&release, &release_comment("1.4.0", "1.3.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &signature)?;
+    swap.join().map_err(|_| anyhow!("panicked"))??;
+    assert!(!mark.exists(), "the other file was executed: {report:?}");
+    assert!(!report.error.is_empty(), "it is not what was verified, and has its name: {report:?}");
+    assert_eq!((hex::encode(&report.sha256), program_digest(&machine.program)?), (former.clone(), former));
     Ok(())
 }
