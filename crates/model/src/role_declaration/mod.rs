@@ -91,7 +91,7 @@ pub struct ServiceLimits {
 pub enum ProbeSpec {
     /// A program with its arguments; the exit status must be 0.
     Exec(Vec<Template>),
-    /// A TCP connection to this port.
+    /// A TCP connection to this port, of a loopback address or of the node's address.
     Tcp(u16),
     /// An HTTP request to this port and path.
     Http {

@@ -1,9 +1,10 @@
-//! Children of the role server as real processes, with a stand-in for systemd, orders to its machine, and reports of its
-//! hardware.
+//! Children of the role server as real processes, with a stand-in for systemd, orders to its machine, health
+//! checks, and reports of its hardware.
 
 mod authority_orders;
 mod fake_systemd;
 mod hardware;
+mod health_checks;
 mod host;
 mod migration;
 mod root_filesystem;

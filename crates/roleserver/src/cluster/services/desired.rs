@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,14 +150,14 @@ impl RenderedService {
 pub enum RenderedProbe {
     /// A program with its arguments, which must exit with 0.
     Exec(Vec<String>),
-    /// A TCP connection to this port of the loopback address.
-    Tcp(u16),
+    /// A TCP connection to one of these addresses: the service may listen at any of them.
+    Tcp(Vec<SocketAddr>),
     /// A connection to this UNIX socket.
     Unix(PathBuf),
-    /// An HTTP request to the loopback address.
+    /// An HTTP request to one of these addresses: the service may listen at any of them.
     Http {
-        /// TCP port of the request.
-        port: u16,
+        /// Addresses in the order in which they are tried.
+        addresses: Vec<SocketAddr>,
         /// Path of the request.
         path: String,
     },
@@ -291,6 +291,14 @@ fn desired_service(
     }
 }
 
+/// Where a service of this node may listen: a declaration has the port of its health check, and the service chooses the
+/// address, which may be that of the node. The loopback addresses come first.
+fn listen_addresses(port: u16, node: Option<IpAddr>) -> Vec<SocketAddr> {
+    let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+    let node = node.filter(|address| !loopback.contains(address));
+    loopback.into_iter().chain(node).map(|address| SocketAddr::new(address, port)).collect()
+}
+
 struct ServiceRenderer<'k> {
     inputs: &'k RenderInputs,
     facts: template::TemplateFacts,
@@ -343,10 +351,13 @@ impl ServiceRenderer<'_> {
     fn render_check(&self, check: &role_declaration::HealthCheck) -> Result<RenderedHealthCheck, String> {
         let probe = match &check.probe {
             role_declaration::ProbeSpec::Exec(command) => RenderedProbe::Exec(self.render_texts(command)?),
-            role_declaration::ProbeSpec::Tcp(port) => RenderedProbe::Tcp(*port),
-            role_declaration::ProbeSpec::Http { port, path } => {
-                RenderedProbe::Http { port: *port, path: path.clone() }
+            role_declaration::ProbeSpec::Tcp(port) => {
+                RenderedProbe::Tcp(listen_addresses(*port, self.inputs.address))
             }
+            role_declaration::ProbeSpec::Http { port, path } => RenderedProbe::Http {
+                addresses: listen_addresses(*port, self.inputs.address),
+                path: path.clone(),
+            },
         };
         Ok(RenderedHealthCheck {
             probe,

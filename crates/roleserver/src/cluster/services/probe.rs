@@ -1,9 +1,12 @@
 //! Health probes: exec, TCP, UNIX socket, HTTP and HTTPS.
 //!
+//! A service chooses the address that it listens at, so a TCP or HTTP probe tries the addresses that it may have, one
+//! after the other, and succeeds at the first that answers well.
+//!
 //! Probes of a service follow each other and never overlap. A probe has ended, or is killed, before its service is
 //! stopped, so that none of its processes is left in the service's control group.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,9 +115,9 @@ async fn run_probe(
     }
     let probing = async {
         match &check.probe {
-            RenderedProbe::Tcp(port) => connect_tcp(loopback(*port)).await.map(drop),
+            RenderedProbe::Tcp(addresses) => probe_addresses(addresses, None).await,
             RenderedProbe::Unix(path) => connect_unix(path).await,
-            RenderedProbe::Http { port, path } => probe_http(*port, path).await,
+            RenderedProbe::Http { addresses, path } => probe_addresses(addresses, Some(path.as_str())).await,
             RenderedProbe::Https { at, path, client_certificate: shown } => {
                 probe_https(*at, path, shown.as_ref()).await
             }
@@ -131,8 +134,21 @@ fn timeout_message(timeout: Duration) -> String {
     format!("it took longer than {} ms", timeout.as_millis())
 }
 
-fn loopback(port: u16) -> SocketAddr {
-    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+/// Probes one address after the other until one succeeds, by an HTTP request to this path or by a connection alone. The
+/// error has the failure at each address.
+async fn probe_addresses(addresses: &[SocketAddr], path: Option<&str>) -> Result<(), String> {
+    let mut failures = Vec::new();
+    for address in addresses {
+        let result = match path {
+            None => connect_tcp(*address).await.map(drop),
+            Some(path) => probe_http(*address, path).await,
+        };
+        match result {
+            Ok(()) => return Ok(()),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    Err(failures.join("; "))
 }
 
 async fn connect_tcp(address: SocketAddr) -> Result<TcpStream, String> {
@@ -144,8 +160,7 @@ async fn connect_unix(path: &Path) -> Result<(), String> {
     connected.map(drop).map_err(|error| format!("connecting to {} failed: {error}", path.display()))
 }
 
-async fn probe_http(port: u16, path: &str) -> Result<(), String> {
-    let at = loopback(port);
+async fn probe_http(at: SocketAddr, path: &str) -> Result<(), String> {
     probe_http_stream(connect_tcp(at).await?, at, path).await
 }
 
@@ -302,6 +317,8 @@ fn kill_probe(handle: &OwnedFd, group: Pid) {
 mod tests {
     use super::*;
 
+    use std::net::Ipv4Addr;
+
     use tokio::net::TcpListener;
 
     #[test]
@@ -359,9 +376,9 @@ mod tests {
         }
     }
 
-    async fn answering(answer: &'static str) -> u16 {
+    async fn answering(answer: &'static str) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = [0; 1000];
@@ -370,7 +387,7 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        port
+        address
     }
 
     #[tokio::test]
@@ -383,22 +400,34 @@ mod tests {
             ("HTTP/1.1 500", Some("not answered to the end")),
             ("hello\r\n", Some("not in HTTP/1")),
         ] {
-            let port = answering(answer).await;
+            let address = answering(answer).await;
             match part {
-                None => probe_http(port, "/well").await.unwrap(),
+                None => probe_http(address, "/well").await.unwrap(),
                 Some(part) => {
-                    let error = probe_http(port, "/well").await.unwrap_err();
+                    let error = probe_http(address, "/well").await.unwrap_err();
                     assert!(error.contains(part), "{error}");
                 }
             }
-            connect_tcp(loopback(port)).await.unwrap();
+            connect_tcp(address).await.unwrap();
         }
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
         assert!(connect_unix(&socket).await.unwrap_err().contains("failed"));
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
         connect_unix(&socket).await.unwrap();
-        let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap().port();
-        assert!(connect_tcp(loopback(nobody)).await.unwrap_err().contains("connecting to 127.0.0.1"));
+        let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        assert!(connect_tcp(nobody).await.unwrap_err().contains("connecting to 127.0.0.1"));
+    }
+
+    #[tokio::test]
+    async fn address_that_answers_well_decides_and_all_failures_are_named() {
+        let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        let bad = answering("HTTP/1.1 503 Busy\r\n\r\n").await;
+        let good = answering("HTTP/1.1 200 OK\r\n\r\n").await;
+        probe_addresses(&[nobody, bad, good], Some("/well")).await.unwrap();
+        probe_addresses(&[nobody, good], None).await.unwrap();
+        let error = probe_addresses(&[nobody, bad], Some("/well")).await.unwrap_err();
+        assert!(error.contains(&format!("connecting to {nobody} failed")), "{error}");
+        assert!(error.contains("; /well was answered with status 503"), "{error}");
     }
 }

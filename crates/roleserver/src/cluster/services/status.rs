@@ -263,7 +263,7 @@ mod tests {
         let web = desired("web", "d", &[]);
         let mut checked = web.clone();
         checked.check = Some(crate::cluster::services::desired::RenderedHealthCheck {
-            probe: crate::cluster::services::desired::RenderedProbe::Tcp(1),
+            probe: crate::cluster::services::desired::RenderedProbe::Tcp(vec![]),
             interval: Duration::from_secs(1),
             timeout: Duration::from_secs(1),
             failures: 1,

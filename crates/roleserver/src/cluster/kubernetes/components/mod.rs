@@ -235,7 +235,8 @@ pub fn https_check(at: SocketAddr, path: &str, shown: Option<(PathBuf, PathBuf)>
 /// A health check over HTTP on the loopback address.
 #[must_use]
 pub fn local_check(port: u16) -> RenderedHealthCheck {
-    check_with(RenderedProbe::Http { port, path: "/healthz".to_owned() })
+    let addresses = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
+    check_with(RenderedProbe::Http { addresses, path: "/healthz".to_owned() })
 }
 
 /// A health check with this probe, and the usual interval, timeout and threshold.

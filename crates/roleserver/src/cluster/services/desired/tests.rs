@@ -75,6 +75,24 @@ fn node_facts_are_rendered_into_a_service() {
 }
 
 #[test]
+fn health_check_goes_where_the_service_may_listen() {
+    let mut server = service("server");
+    let tcp = wire::health_check::Probe::Tcp(wire::TcpCheck { port: 80 });
+    server.health_check = Some(wire::HealthCheck { probe: Some(tcp), ..Default::default() });
+    for (address, expected) in [
+        (None, &["127.0.0.1:80", "[::1]:80"][..]),
+        (Some("10.0.0.7"), &["127.0.0.1:80", "[::1]:80", "10.0.0.7:80"][..]),
+        (Some("2001:db8::7"), &["127.0.0.1:80", "[::1]:80", "[2001:db8::7]:80"][..]),
+        (Some("::1"), &["127.0.0.1:80", "[::1]:80"][..]),
+    ] {
+        let address = address.map(|text: &str| text.parse().unwrap());
+        let check = only(&server, &RenderInputs { address, ..render_inputs() }).check.unwrap();
+        let expected = expected.iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(check.probe, RenderedProbe::Tcp(expected));
+    }
+}
+
+#[test]
 fn service_waits_for_facts_that_it_names_and_for_no_others() {
     for (text, missing) in [
         ("{{node.address}}", RenderInputs { address: None, ..render_inputs() }),
