@@ -22,6 +22,7 @@ use std::str::FromStr;
 
 use crate::kubernetes::manifest_parser::{self, truncate};
 use crate::kubernetes::version::ReleaseVersion;
+use crate::program_versions::{Program, find_faults, parse_program_version};
 use crate::role_declaration::Sha256;
 
 /// Path of the manifest, which is the first file of the archive.
@@ -250,6 +251,20 @@ impl BundleManifest {
     #[must_use]
     pub fn image(&self, name: &str) -> Option<&BundleImage> {
         self.images.iter().find(|image| image.name == name)
+    }
+
+    /// The published faults of its Kubernetes and its containerd, a sentence without its end for each.
+    #[must_use]
+    pub fn version_faults(&self) -> Vec<String> {
+        let containerd = self.program(BundleComponent::Containerd);
+        let containerd = containerd.and_then(|program| parse_program_version(&program.version));
+        let versions = [(Program::Kubernetes, Some(self.kubernetes)), (Program::Containerd, containerd)];
+        let known = versions.into_iter().filter_map(|(program, version)| Some((program, version?)));
+        known
+            .flat_map(|(program, version)| {
+                find_faults(program, version).into_iter().map(move |fault| fault.describe(version))
+            })
+            .collect()
     }
 
     /// Checks that a node with this role server can do this with the bundle; the error is a sentence.

@@ -12,6 +12,7 @@ use model::artefact::{
     MAX_ARTEFACTS, MAX_INCOMPLETE, check_size, check_storage, missing_pieces, piece_count, piece_length,
 };
 use model::kubernetes::archive::read_bundle_manifest;
+use model::kubernetes::bundle_manifest::BundleManifest;
 use model::role_declaration::Sha256;
 use model::signed_artefact::compare_content;
 use model::signed_artefact::signature::{ArtefactSignature, FileVerification};
@@ -121,6 +122,9 @@ impl Bmdb {
             let Some(piece) = self.artefact_piece(sha256, number).await? else { return unread(less(1)) };
             if number == 0 {
                 bundle = read_bundle_manifest(&piece).ok();
+                for fault in bundle.iter().flat_map(BundleManifest::version_faults) {
+                    tracing::warn!("a bundle was uploaded in which {fault}");
+                }
             }
             context.update(&piece);
             if let Ok(Some(verification)) = &mut verification {

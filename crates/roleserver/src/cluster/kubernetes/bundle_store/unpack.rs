@@ -137,6 +137,9 @@ pub(super) fn unpack_archive(
     for directory in &directories {
         File::open(directory)?.sync_all()?;
     }
+    for fault in manifest.version_faults() {
+        tracing::warn!(bundle = manifest.name, "{fault}");
+    }
     Ok(manifest)
 }
 
