@@ -97,6 +97,10 @@ impl Bmdb {
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(mut connection)) => {
+                // CockroachDB reports the version of a PostgreSQL that it resembles.
+                let is_postgres = settings.dialect == Dialect::Postgres;
+                let server_version =
+                    connection.server_version_num().filter(|_| is_postgres).map(postgres_version);
                 // The level is requested as a connection option, which a pooler may drop and a server may
                 // replace by another level.
                 let isolation =
@@ -104,10 +108,6 @@ impl Bmdb {
                         .fetch_one(&mut connection)
                         .await;
                 let isolation = isolation.context("asking for the isolation level")?;
-                // CockroachDB reports the version of a PostgreSQL that it resembles.
-                let is_postgres = settings.dialect == Dialect::Postgres;
-                let server_version =
-                    connection.server_version_num().filter(|_| is_postgres).map(postgres_version);
                 drop(connection.close().await);
                 if isolation != settings.dialect.isolation() {
                     return Err(BmdbError::Isolation {
