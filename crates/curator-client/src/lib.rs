@@ -29,6 +29,7 @@
 //!   of the cluster and of its authority.
 //! * Snapshots. [`cluster_snapshot`][] is a copy of all records at one revision. A shepherd checks a snapshot before it
 //!   stores it, and a node restores a cluster from one.
+//! * Errors. [`status_text`][] has the text of a gRPC status with its causes.
 //! * Time. [`clock`][] has the two clocks that the others use.
 //!
 //! # Invariants
@@ -78,6 +79,7 @@ pub mod pki_revocation_list;
 pub mod renewal_spread;
 pub mod statement;
 pub mod statement_trust;
+pub mod status_text;
 pub mod succession;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

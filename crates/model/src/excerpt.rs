@@ -24,6 +24,12 @@ impl Excerpt {
     /// The beginning of a text; `None` if it has no visible character.
     #[must_use]
     pub fn from_start(text: &str) -> Option<Self> {
+        Self::within(text, MAX_CHARS)
+    }
+
+    /// As [`Self::from_start`], with so many characters at most.
+    #[must_use]
+    pub fn within(text: &str, most: usize) -> Option<Self> {
         let visible: String = text.chars().map(|c| if is_hidden(c) { ' ' } else { c }).collect();
         let mut words = String::new();
         for word in visible.split_whitespace() {
@@ -35,8 +41,8 @@ impl Excerpt {
         if words.is_empty() {
             return None;
         }
-        if words.chars().count() > MAX_CHARS {
-            words = words.chars().take(MAX_CHARS).chain(['…']).collect();
+        if words.chars().count() > most {
+            words = words.chars().take(most).chain(['…']).collect();
         }
         Some(Self(words))
     }

@@ -234,7 +234,8 @@ pub enum EtcdStartRefusal {
     },
     /// The version loses data.
     #[error(
-        "{}; it is not started, because it loses data, unless it is allowed by the name {} in ROLESERVER_ALLOWED_FAULTS",
+        "{}; it is not started, because it loses data, unless it is allowed by the name {} in \
+         ROLESERVER_ALLOWED_FAULTS",
         fault.describe(*next),
         fault.name
     )]

@@ -106,8 +106,8 @@ mod tests {
         let error = output_within(&mut shell("exec sleep 300"), Duration::from_millis(100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.to_string(), "it took longer than 0.1 seconds");
-        let error = output_within(&mut shell("echo waits for the bus >&2; exec sleep 300"), Duration::from_secs(2))
-            .unwrap_err();
+        let mut waiting = shell("echo waits for the bus >&2; exec sleep 300");
+        let error = output_within(&mut waiting, Duration::from_secs(2)).unwrap_err();
         assert_eq!(error.to_string(), "it took longer than 2 seconds; it last wrote: waits for the bus");
         assert!(begin.elapsed() < LONG / 2, "it was waited for");
     }

@@ -314,9 +314,8 @@ mod tests {
             assert!(text.starts_with(part), "{text}");
         }
         let found = snapshot(Some(overdue_ordered));
-        let waived =
-            super::waive_stage(&found, &Policy::default(), None, RetirementStage::Release, "it is gone", "lee")
-                .unwrap();
+        let (policy, stage) = (Policy::default(), RetirementStage::Release);
+        let waived = super::waive_stage(&found, &policy, None, stage, "it is gone", "lee").unwrap();
         let FactChange::Retirement(RetirementChange::Finished(kept)) = &waived.changes[0] else { panic!() };
         assert!(
             kept.contains("whether it was carried out is not known; its release was waived by lee"),

@@ -59,7 +59,7 @@ fn database_version(evidence: &IssueInputs) -> Option<Issue> {
             "the database".to_owned(),
             warnings.join("; "),
             None,
-            "update PostgreSQL to a supported version without the fault; docs/versions.md has both".to_owned(),
+            "update PostgreSQL to a supported version without the fault (docs/versions.md)".to_owned(),
         )
     })
 }

@@ -20,6 +20,7 @@ use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::renewal_spread::{place_of, renewal_advance};
+use curator_client::status_text::describe_status;
 use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::namespace::Namespace;
@@ -209,7 +210,7 @@ fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
 }
 
 fn status_error(status: &tonic::Status) -> RunnableError {
-    RunnableError::msg(format!("the certificate of this node was not renewed: {}", status.message()))
+    RunnableError::msg(format!("the certificate of this node was not renewed: {}", describe_status(status)))
 }
 
 async fn request_certificate(connection: &CuratorConnection) -> Result<Vec<u8>, RunnableError> {

@@ -30,6 +30,7 @@ use curator_client::identity::Identity;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::Revocations;
 use curator_client::pki::TrustAnchor;
+use curator_client::status_text::describe_status;
 use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::key_space::{KeyError, REVOKED_CERTIFICATES};
@@ -249,7 +250,7 @@ async fn request_certificate(files: &ClusterFiles, facts: &NodeFacts) -> Result<
     let connection = facts.connection.latest().ok_or("this node is not connected to a leader yet")?;
     let mut nodes = NodesClient::new(connection.curators.channel());
     let answer = nodes.issue_curator_certificate(wire::IssueCuratorCertificateRequest {}).await;
-    let certificate = answer.map_err(|status| status.message().to_owned())?.into_inner().certificate;
+    let certificate = answer.map_err(|status| describe_status(&status))?.into_inner().certificate;
     let authorities = stored_authorities(files).map_err(|error| error.to_string())?.unwrap_or_default();
     check_issued(&certificate, connection.id, &authorities)?;
     Ok(certificate)

@@ -18,6 +18,7 @@ use std::time::Duration;
 use curator_client::certificate::CLOCK_SKEW;
 use curator_client::clock::Clock;
 use curator_client::leader_channel::{LeaderEndpoint, LeaderTracker};
+use curator_client::status_text::describe_status;
 use model::time::{Timestamp, after};
 use proto::curator::v1 as wire;
 use proto::curator::v1::management_client::ManagementClient;
@@ -52,7 +53,8 @@ pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts, clock: C
                 let answer =
                     scope.until_cancelled(management.get_cluster(wire::GetClusterRequest {})).await?;
                 let answer = answer.map_err(|status| {
-                    RunnableError::msg(format!("the curators could not be listed: {}", status.message()))
+                    let why = describe_status(&status);
+                    RunnableError::msg(format!("the curators could not be listed: {why}"))
                 })?;
                 let curators = answer.into_inner().directory.unwrap_or_default().curators;
                 let curators: BTreeSet<String> = curators.into_iter().collect();

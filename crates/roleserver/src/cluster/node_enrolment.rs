@@ -17,6 +17,7 @@ use curator_client::clock::Clock;
 use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::identity::Identity;
 use curator_client::pki::Authority;
+use curator_client::status_text::describe_status;
 use curator_client::tls::certified_key;
 use etcd::snapshot_file::verify_snapshot;
 use model::role_declaration::Sha256;
@@ -454,7 +455,7 @@ where
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err(status) => {
-                return Err(RunnableError::msg(format!("{doing} was refused: {}", status.message())));
+                return Err(RunnableError::msg(format!("{doing} was refused: {}", describe_status(&status))));
             }
         }
     }

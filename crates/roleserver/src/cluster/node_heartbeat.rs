@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use curator::node_health::HEARTBEAT_INTERVAL;
+use curator_client::status_text::describe_status;
 use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
@@ -24,7 +25,7 @@ pub fn send_heartbeats(facts: NodeFacts) -> Runnable {
             let mut nodes = NodesClient::new(connection.curators.channel());
             let (beat, beats) = mpsc::channel(1);
             let failed = |status: tonic::Status| {
-                RunnableError::msg(format!("a heartbeat was not answered: {}", status.message()))
+                RunnableError::msg(format!("a heartbeat was not answered: {}", describe_status(&status)))
             };
             let ended = || RunnableError::msg("the curator ended the heartbeats of this node");
             beat.send(wire::HeartbeatRequest {}).await.map_err(|_| ended())?;

@@ -9,6 +9,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use curator_client::status_text::describe_status;
 use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::combine::CombinedInputs;
@@ -126,7 +127,7 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
 }
 
 fn describe_failure(status: &Status) -> String {
-    format!("reporting the status of this node failed: {}", status.message())
+    format!("reporting the status of this node failed: {}", describe_status(status))
 }
 
 #[cfg(test)]

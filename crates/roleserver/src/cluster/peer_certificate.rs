@@ -29,6 +29,7 @@ use curator_client::certificate::{
 use curator_client::node_id::NodeId;
 use curator_client::pki::{PEER_LIFETIME, TrustAnchor};
 use curator_client::renewal_spread::renewal_advance;
+use curator_client::status_text::describe_status;
 use etcd::client::Client;
 use model::humanize::absolute_time;
 use model::time::{Timestamp, between};
@@ -225,7 +226,7 @@ async fn request_certificate(facts: &NodeFacts) -> Result<Vec<u8>, String> {
     let connection = facts.connection.latest().ok_or("this node is not connected to a leader yet")?;
     let mut nodes = NodesClient::new(connection.curators.channel());
     let answer = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {}).await;
-    Ok(answer.map_err(|status| status.message().to_owned())?.into_inner().certificate)
+    Ok(answer.map_err(|status| describe_status(&status))?.into_inner().certificate)
 }
 
 /// Records the present certificate, unless that is done. `recorded` is the serial number that is recorded. Without a quorum

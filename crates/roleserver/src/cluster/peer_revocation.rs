@@ -23,6 +23,7 @@ use std::time::Duration;
 use curator_client::certificate::Serial;
 use curator_client::identity::Identity;
 use curator_client::pki_revocation_list::{PeerRevocations, parse_peer_revocation_list};
+use curator_client::status_text::describe_status;
 use etcd::client::Client;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
@@ -135,7 +136,7 @@ pub(super) async fn request_peer_certificate(
             let Some(refused) = store_pair(&host.files, key, &issued.certificate)? else { return Ok(()) };
             refused
         }
-        Err(status) => status.message().to_owned(),
+        Err(status) => describe_status(&status),
     };
     let sentence = format!("requesting a certificate for etcd failed: {refused}");
     if etcd_member::read_peer_certificate(&host.files).is_none() {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use curator_client::node::{ConsensusMember, Node, NodeRoles};
 use curator_client::node_id::NodeId;
+use curator_client::status_text::describe_status;
 use proto::curator::v1 as wire;
 use proto::curator::v1::node_event::Event;
 use proto::curator::v1::nodes_client::NodesClient;
@@ -82,7 +83,8 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let mut nodes = NodesClient::new(connection.curators.channel());
             let request = wire::WatchRequest { node_id: connection.id.to_string() };
             let failed = |status: tonic::Status| {
-                RunnableError::msg(format!("the watch of this node's roles ended: {}", status.message()))
+                let why = describe_status(&status);
+                RunnableError::msg(format!("the watch of this node's roles ended: {why}"))
             };
             let mut streaming =
                 scope.until_cancelled(nodes.watch(request)).await?.map_err(failed)?.into_inner();

@@ -180,7 +180,7 @@ fn versions_with_a_published_fault_are_named() {
     (program.component, program.version) = (BundleComponent::Containerd, "1.6.0~ds1-1".to_owned());
     let faults = manifest.version_faults();
     assert_eq!(faults.len(), 2, "{faults:?}");
-    assert!(faults[0].starts_with("Kubernetes 1.20.2 lets a container reach files of its host"), "{faults:?}");
+    assert!(faults[0].starts_with("Kubernetes 1.20.2 lets a container reach files"), "{faults:?}");
     assert!(faults[1].starts_with("containerd 1.6.0 lets an image read files of its host"), "{faults:?}");
     manifest.programs[1].version = "1.6.20~ds1-1+deb12u1".to_owned();
     assert_eq!(manifest.version_faults().len(), 1);

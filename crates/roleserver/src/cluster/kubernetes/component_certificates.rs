@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use curator_client::certificate::Validity;
 use curator_client::clock::Clock;
+use curator_client::status_text::describe_status;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_client::KubernetesClient;
@@ -320,5 +321,5 @@ impl CertificateIssuer<'_> {
 }
 
 fn status_error(what: &str, status: &tonic::Status) -> RunnableError {
-    RunnableError::msg(format!("this node did not get {what} of Kubernetes: {}", status.message()))
+    RunnableError::msg(format!("this node did not get {what} of Kubernetes: {}", describe_status(status)))
 }

@@ -1,5 +1,6 @@
 //! Watch the Kubernetes setup that the curator assigns to this node.
 
+use curator_client::status_text::describe_status;
 use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_client::KubernetesClient;
 use supervisor::context::{Runnable, Starting};
@@ -19,8 +20,8 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
             let mut kubernetes = KubernetesClient::new(connection.curators.channel());
             let failed = |status: tonic::Status| {
-                let why = format!("the watch of this node's Kubernetes setup ended: {}", status.message());
-                RunnableError::msg(why)
+                let why = describe_status(&status);
+                RunnableError::msg(format!("the watch of this node's Kubernetes setup ended: {why}"))
             };
             let opening = kubernetes.watch_own(wire::WatchOwnKubernetesRequest {});
             let mut streaming = scope.until_cancelled(opening).await?.map_err(failed)?.into_inner();

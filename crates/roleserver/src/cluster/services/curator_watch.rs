@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use curator_client::status_text::describe_status;
 use model::node_role::DeclaredRole;
 use model::role_declaration::RoleDeclaration;
 use proto::curator::v1 as wire;
@@ -31,7 +32,7 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let mut declarations = DeclarationsClient::new(connection.curators.channel())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES);
             let failed = |status: tonic::Status| {
-                let why = format!("the watch of declarations ended: {}", status.message());
+                let why = format!("the watch of declarations ended: {}", describe_status(&status));
                 RunnableError::msg(why)
             };
             let opening = declarations.watch_own(wire::WatchOwnDeclarationsRequest {});
