@@ -32,6 +32,7 @@ use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCer
 use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::statement_trust::StatementTrust;
+use crate::curator_client::status_text::describe_status;
 use crate::curator_client::tls::certified_key;
 use crate::manager::cluster::curator_responses::{parse_authority, parse_node};
 use crate::manager::cluster::statements::{is_about, is_change_due};
@@ -74,7 +75,7 @@ pub enum CuratorCallError {
     #[error("the shepherd's certificate for the cluster cannot be used: {0}")]
     Tls(#[from] rustls::Error),
     /// A curator answered with an error.
-    #[error("{operation}: {message}", message = .status.message())]
+    #[error("{operation}: {message}", message = describe_status(.status))]
     Rejected {
         /// The operation, as the error message names it.
         operation: &'static str,
