@@ -63,7 +63,8 @@ impl CommandOutput {
     /// standard output.
     #[must_use]
     pub fn summary(&self) -> String {
-        let words = Excerpt::last_line(&String::from_utf8_lossy(&self.stderr)).or_else(|| self.stdout_words());
+        let stderr = String::from_utf8_lossy(&self.stderr);
+        let words = Excerpt::last_line(&stderr).or_else(|| self.stdout_words());
         with_excerpt(self.describe_exit(), words.as_ref())
     }
 

@@ -195,7 +195,10 @@ fn parse_line_time(line: &str) -> Option<DateTime<Utc>> {
         return ["\"ts\":", "\"time\":", "\"timestamp\":", "\"@timestamp\":"].iter().find_map(|field| {
             let value = head.split_once(field)?.1.trim_start();
             match value.strip_prefix('"') {
-                Some(text) => text.split('"').next().and_then(|text| read(text).or_else(|| parse_epoch(text))),
+                Some(text) => {
+                    let text = text.split('"').next()?;
+                    read(text).or_else(|| parse_epoch(text))
+                }
                 None => parse_epoch(value),
             }
         });

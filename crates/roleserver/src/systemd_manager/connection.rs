@@ -147,10 +147,10 @@ impl Connection {
                 MessageKind::Reply if message.reply_to == serial => return Ok(message.body),
                 MessageKind::Error if message.reply_to == serial => {
                     let words = message.body.first().and_then(Value::as_text).and_then(Excerpt::from_start);
-                    let text = words.map_or_else(|| "it gave no reason".to_owned(), |words| words.to_string());
+                    let text = words.as_ref().map_or("it gave no reason", Excerpt::as_str);
                     return Err(ManagerError::Refused {
                         doing: member.to_owned(),
-                        message: text,
+                        message: text.to_owned(),
                         name: message.error,
                     });
                 }
