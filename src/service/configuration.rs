@@ -135,8 +135,7 @@ fn parse_configuration(
         let located = |problem: String| locate_problem(lines, &key, &problem);
         let name = claim_key(&mut keys, &key).map_err(located)?;
         let flag = command.get_arguments().find(|flag| flag.get_id().as_str() == name);
-        let Some(flag) =
-            flag.filter(|_| !matches!(name.as_str(), "config" | "check" | "help" | "version"))
+        let Some(flag) = flag.filter(|_| !matches!(name.as_str(), "config" | "check" | "help" | "version"))
         else {
             return Err(located(format!(
                 "{key} is not a key; every flag of `shepherd --help` is one, and [[provider]]"
@@ -309,7 +308,10 @@ mod tests {
             ),
             ("[provider]\nname = \"a\"", "line 1: provider is one table; write [[provider]]"),
             ("provider = \"static\"", "line 1: provider is a text; write a table [[provider]]"),
-            ("[[provider]]\nname = 5\nkind = \"static\"", "line 2: [[provider]] number 1: name takes one text in quotes, and this is a whole"),
+            (
+                "[[provider]]\nname = 5\nkind = \"static\"",
+                "line 2: [[provider]] number 1: name takes one text in quotes, and this is a whole",
+            ),
         ] {
             let problem = parse(wrong, &BTreeSet::new()).unwrap_err();
             assert!(problem.contains(part), "{problem}");

@@ -92,7 +92,8 @@ pub async fn inspect_plan(
 /// one.
 fn inspect_certificate(plan: &ServicePlan) -> Result<Option<String>, ExitFailure> {
     let flags = &plan.flags;
-    let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) else {
+    let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path)
+    else {
         return Ok(None);
     };
     let files = CertificateFiles {

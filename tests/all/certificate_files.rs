@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair,
-    NameConstraints, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
+    KeyPair, NameConstraints, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
 };
 use shepherd::server::tls::server_certificate::{CertificateFiles, RenewalClock, ServerCertificate};
 use tokio_util::sync::CancellationToken;
@@ -135,18 +135,33 @@ fn rejected_chains(root: &Issued, middle: &Issued, stranger: &Issued) -> Result<
         variant("the root itself", r.as_str(), root.key_pem(), ca, Some("is that of a CA")),
         variant("mixed", format!("{}{r}{m}", own.pem), key.as_str(), None, Some("issued by certificate 3")),
         variant("reversed", format!("{r}{m}{}", own.pem), key.as_str(), None, Some("number 3 of the file")),
-        variant("other CA", format!("{}{m}", own.pem), key.as_str(), other_ca, Some("no CA certificate that")),
+        variant(
+            "other CA",
+            format!("{}{m}", own.pem),
+            key.as_str(),
+            other_ca,
+            Some("no CA certificate that"),
+        ),
         variant("no intermediate", own.pem.as_str(), key.as_str(), ca, Some("one of \"CN=Intermediate\"")),
-        variant("in no trust store", format!("{}{m}", own.pem), key.as_str(), None, Some("trust store of this")),
+        variant(
+            "in no trust store",
+            format!("{}{m}", own.pem),
+            key.as_str(),
+            None,
+            Some("trust store of this"),
+        ),
     ];
-    let mut add = |name, issuer: Option<&Issued>, part, change: &dyn Fn(&mut CertificateParams)| -> Result<()> {
-        let made = leaf(issuer, change)?;
-        let chain = issuer.map_or_else(String::new, |issuer| issuer.pem.clone());
-        found.push(variant(name, made.pem.clone() + &chain, made.key_pem(), ca, Some(part)));
-        Ok(())
-    };
+    let mut add =
+        |name, issuer: Option<&Issued>, part, change: &dyn Fn(&mut CertificateParams)| -> Result<()> {
+            let made = leaf(issuer, change)?;
+            let chain = issuer.map_or_else(String::new, |issuer| issuer.pem.clone());
+            found.push(variant(name, made.pem.clone() + &chain, made.key_pem(), ca, Some(part)));
+            Ok(())
+        };
     let of = Some(middle);
-    add("expired", of, "certificate 1 of its chain expired on", &|params| params.not_after = (now - DAY).into())?;
+    add("expired", of, "certificate 1 of its chain expired on", &|params| {
+        params.not_after = (now - DAY).into()
+    })?;
     add("not yet valid", of, "certificate 1 of its chain is not valid before", &|params| {
         params.not_before = (now + DAY).into();
     })?;
@@ -301,7 +316,9 @@ async fn check_start_and_reload_agree_about_every_variant() -> TestResult {
         assert_eq!(check, start, "{name}: the check and the start do not agree");
         match variant.rejection {
             None => assert_eq!(check, "", "{name}"),
-            Some(part) => assert!(check.contains(part) && !check.is_empty(), "{name} is not rejected: {check:?}"),
+            Some(part) => {
+                assert!(check.contains(part) && !check.is_empty(), "{name} is not rejected: {check:?}")
+            }
         }
         let good = Variant {
             name: "good",

@@ -28,8 +28,7 @@ use crate::harness::fleet::PATIENCE;
 /// Starts a shepherd that dies at this place, and waits until it has.
 async fn let_die_at(field: &Field, place: &str) -> Result<()> {
     let point = format!("cluster.{place}");
-    let mut dying =
-        field.fleet.shepherd_dying_at(&point, place, slice::from_ref(&field.endpoint), &FLAGS)?;
+    let mut dying = field.fleet.shepherd_dying_at(&point, place, slice::from_ref(&field.endpoint), &FLAGS)?;
     let end = Instant::now() + PATIENCE;
     while dying.ended()?.is_none() {
         ensure!(Instant::now() < end, "nobody passed {place}: {}", field.fleet.explain().await?);
@@ -150,12 +149,14 @@ async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResu
     std::fs::remove_dir_all(field.disk(&lost))?;
     let output = restore(&field).await?;
     assert!(output.contains("its Kubernetes objects come back"), "{output}");
-    let restored = "SELECT count(*) = 1 FROM cluster WHERE restored_at IS NOT NULL AND restoring_since IS NULL
+    let restored =
+        "SELECT count(*) = 1 FROM cluster WHERE restored_at IS NOT NULL AND restoring_since IS NULL
          AND NOT restoring_with_image";
     field.fleet.until("it is restored", restored).await?;
     let back = |cluster: &Value| cluster["epoch"] == 1 && cluster["voters_reached"] == 1;
     let cluster = field.until("it is back", "ams", back).await?;
-    let names = machines(&cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
+    let names =
+        machines(&cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
     let restorer = names.filter(|name| *name != lost).next_back().context("no machine restored it")?;
     let pod = etcd(&field, restorer)?.get("/registry/pods/a").await?.context("the pod is lost")?;
     assert_eq!(pod.value, b"a pod");

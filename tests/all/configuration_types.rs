@@ -88,7 +88,8 @@ fn cases(flag: &Arg, takes: Takes) -> Vec<(&'static str, String, Option<Vec<Stri
     let accepted = |types: &[Takes], values: &[&str]| {
         types.contains(&takes).then(|| values.iter().map(|value| (*value).to_owned()).collect::<Vec<_>>())
     };
-    let texts = [Takes::Truth, Takes::WholeNumber, Takes::Number, Takes::Text, Takes::JoinedTexts, Takes::Texts];
+    let texts =
+        [Takes::Truth, Takes::WholeNumber, Takes::Number, Takes::Text, Takes::JoinedTexts, Takes::Texts];
     let list = match takes {
         Takes::JoinedTexts => Some(vec![format!("{one},{two}")]),
         _ => accepted(&[Takes::Texts], &[one, two]),
@@ -165,7 +166,11 @@ fn list_is_the_same_as_its_text() -> TestResult {
             r#"["restart-agent:20s:1", "reboot:15m:2", "power-cycle:20m:1"]"#,
             "restart-agent:20s:1,reboot:15m:2,power-cycle:20m:1",
         ),
-        ("agent_endpoint", r#"["a.example:8443", "[2001:db8::1]:8443"]"#, "a.example:8443,[2001:db8::1]:8443"),
+        (
+            "agent_endpoint",
+            r#"["a.example:8443", "[2001:db8::1]:8443"]"#,
+            "a.example:8443,[2001:db8::1]:8443",
+        ),
         ("api_endpoint", r#"["a.example:8444", "b.example:8444"]"#, "a.example:8444,b.example:8444"),
         ("components", r#"["api", "callback"]"#, "api,callback"),
     ] {

@@ -25,9 +25,9 @@ mod endpoints;
 mod enrolment;
 mod odd_disk;
 mod own_unit;
+mod signing;
 #[cfg(debug_assertions)]
 mod slow_disk;
-mod signing;
 mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);

@@ -211,7 +211,8 @@ mod tests {
     #[test]
     fn revocations_since_an_older_snapshot_are_those_of_certificates_and_nodes() {
         let (older, mut newer) = (snapshot(), snapshot());
-        let keys = ["revoked-certificates/a", "revoked-nodes/b", "revoked-owners/c", "certificates/a", "later/d"];
+        let keys =
+            ["revoked-certificates/a", "revoked-nodes/b", "revoked-owners/c", "certificates/a", "later/d"];
         for key in keys {
             newer.records.insert(format!("/shepherd/curator/{key}"), key.into());
         }

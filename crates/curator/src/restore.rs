@@ -135,7 +135,8 @@ fn add_revocations(
     let mut snapshot = snapshot.clone();
     for (key, value) in revocations {
         if matches!(Revocation::decode(key, value)?, Revocation::Owner(_)) {
-            let text = format!("an order to restore it carries the record {key}, and may carry revocations alone");
+            let text =
+                format!("an order to restore it carries the record {key}, and may carry revocations alone");
             return Err(BootstrapError::Rejected(text));
         }
         snapshot.records.entry(key.clone()).or_insert_with(|| value.clone());

@@ -168,7 +168,11 @@ mod tests {
     fn read(flag: &Arg, value: &str) -> Result<String, String> {
         let table: toml::Table = format!("x = {value}").parse().unwrap();
         let arguments = arguments_of_value(flag, &table["x"])?;
-        Ok(arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect::<Vec<_>>().join(" "))
+        Ok(arguments
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect::<Vec<_>>()
+            .join(" "))
     }
 
     #[test]
@@ -203,7 +207,9 @@ mod tests {
             (
                 &texts,
                 "[\"a\", 1]",
-                Err("x takes a text in quotes, or a list of such texts, and value 2 of this list is a whole number"),
+                Err(
+                    "x takes a text in quotes, or a list of such texts, and value 2 of this list is a whole number",
+                ),
             ),
             (
                 &texts,
@@ -213,8 +219,10 @@ mod tests {
             (
                 &texts,
                 "[]",
-                Err("x takes a text in quotes, or a list of such texts, and this list is empty; leave the key out for \
-                     the default"),
+                Err(
+                    "x takes a text in quotes, or a list of such texts, and this list is empty; leave the key out for \
+                     the default",
+                ),
             ),
         ] {
             let found = read(flag, value);

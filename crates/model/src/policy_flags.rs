@@ -314,10 +314,16 @@ mod tests {
         assert_eq!(ladder(&format!("[{}]", text.replace(',', "\", \""))), ladder(text));
         assert_eq!(ladder(text).0.len(), 3);
         for (wrong, part) in [
-            ("\nheartbeat_interval = [1]", "line 2: heartbeat_interval takes one text in quotes, and this is a list"),
+            (
+                "\nheartbeat_interval = [1]",
+                "line 2: heartbeat_interval takes one text in quotes, and this is a list",
+            ),
             ("recovery_ladder = []", "line 1: recovery_ladder takes"),
             ("\nheartbeat-interval = \"soon\"", "line 2: --heartbeat_interval: \"soon\""),
-            ("heartbeat-interval = \"1m\"\nheartbeat_interval = \"2m\"", "is the same key as heartbeat-interval"),
+            (
+                "heartbeat-interval = \"1m\"\nheartbeat_interval = \"2m\"",
+                "is the same key as heartbeat-interval",
+            ),
             ("heartbeat_interval = \"soon\"", "see `shepherd --help`"),
             ("heartbeat_interval = \"0s\"", "leaves no time"),
             ("heartbeat_interval", "="),

@@ -259,9 +259,7 @@ impl SshSession {
                 self.authenticate_by_key(settings, user, &mut attempt).await?;
                 Ok(attempt)
             }
-            LoginMethod::Password(password) => {
-                self.authenticate_by_password(settings, user, password).await
-            }
+            LoginMethod::Password(password) => self.authenticate_by_password(settings, user, password).await,
         }
     }
 
@@ -463,9 +461,8 @@ async fn handshake(
         }
         (Ok(Err(error)), _) => {
             // The host's own words explain more than how the connection ended.
-            let reason = ending
-                .current()
-                .unwrap_or_else(|| handshake_reason(&error, first_words.words().as_ref()));
+            let reason =
+                ending.current().unwrap_or_else(|| handshake_reason(&error, first_words.words().as_ref()));
             Err(SshError::Handshake { address, reason }.into())
         }
     }

@@ -149,8 +149,7 @@ async fn store_parts(job: &ImageJob) -> Result<ImageSummary, ImageError> {
     loop {
         let message = tokio::time::timeout(CHUNK_TIMEOUT, messages.message()).await;
         let message = message.map_err(|_| ImageError::Stalled)?;
-        let message =
-            message.map_err(|status| CuratorCallError::Rejected { operation: TAKING, status })?;
+        let message = message.map_err(|status| CuratorCallError::Rejected { operation: TAKING, status })?;
         let Some(message) = message else {
             return Err(invalid_image("an image of etcd that was cut off").into());
         };

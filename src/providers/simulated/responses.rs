@@ -15,10 +15,10 @@ use reqwest::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::model::excerpt::{Excerpt, with_excerpt};
 use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{MachineUsage, PowerState, ProviderStatus};
-use crate::model::excerpt::{Excerpt, with_excerpt};
 use crate::model::sanitize::sanitize_text;
 use crate::providers::field_checks::{MAX_FIELD_BYTES, check_address};
 use crate::providers::provider::{ErrorClass, ProviderMachine};

@@ -53,8 +53,7 @@ impl FleetDirectory {
             .create(path)
             .map_err(|error| failed("it cannot be made", error))?;
         if !path.join(LOCK_FILE).exists()
-            && let Some(foreign) =
-                first_entry(path).map_err(|error| failed("it cannot be listed", error))?
+            && let Some(foreign) = first_entry(path).map_err(|error| failed("it cannot be listed", error))?
         {
             return Err(ExitFailure::usage(format!(
                 "--state_dir {} is not a directory of a demo, and contains {}; give an empty directory, or one that does \

@@ -47,7 +47,11 @@ impl Fixture {
         };
         Ok(Self {
             connection: CuratorConnection::new(&key, &credentials, &files, &Clock::system())?,
-            to_found: ClusterFounding { founding: Arc::new(founding), address: "10.0.0.1".parse()? },
+            to_found: ClusterFounding {
+                founding: Arc::new(founding),
+                address: "10.0.0.1".parse()?,
+                image: None,
+            },
         })
     }
 }

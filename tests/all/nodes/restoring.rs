@@ -181,7 +181,9 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
     owner.claim(&first).await?;
     let client = etcd(&first)?;
     for number in 0..1_000 {
-        client.put_unguarded(&format!("/registry/pods/{number:04}"), format!("pod {number}").as_bytes()).await?;
+        client
+            .put_unguarded(&format!("/registry/pods/{number:04}"), format!("pod {number}").as_bytes())
+            .await?;
     }
     let objects = list_objects(&client).await?;
     assert_eq!(objects.len(), 1_000);

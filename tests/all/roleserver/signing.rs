@@ -37,7 +37,8 @@ impl SigningShepherd {
     }
 
     fn change(&self, change: impl FnOnce(&mut wire::HeartbeatResponse)) -> Result<()> {
-        change(&mut self.answer.lock().map_err(|_| anyhow!("poisoned"))?);
+        let mut answer = self.answer.lock().map_err(|_| anyhow!("poisoned"))?;
+        change(&mut answer);
         Ok(())
     }
 

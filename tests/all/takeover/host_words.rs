@@ -14,7 +14,8 @@ use crate::sshd::{Setup, Sshd, target_at};
 
 #[tokio::test]
 async fn key_that_is_accepted_as_the_first_factor_is_not_called_refused() {
-    let config = "AuthenticationMethods publickey,keyboard-interactive\nUsePAM yes\nKbdInteractiveAuthentication yes";
+    let config =
+        "AuthenticationMethods publickey,keyboard-interactive\nUsePAM yes\nKbdInteractiveAuthentication yes";
     let sshd = Sshd::start(&Setup { config: config.to_owned(), ..Setup::default() }).unwrap();
     let error = refused(&sshd, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
     let text = error.to_string();

@@ -48,7 +48,11 @@ async fn snapshots_without_kubernetes_objects_are_an_issue_until_one_has_an_imag
         )
     };
     for (what, statement, expected) in [
-        ("it is old", "UPDATE cluster SET founded_at = clock_timestamp() - INTERVAL '1 day'".to_owned(), false),
+        (
+            "it is old",
+            "UPDATE cluster SET founded_at = clock_timestamp() - INTERVAL '1 day'".to_owned(),
+            false,
+        ),
         (
             "it has a snapshot",
             "INSERT INTO cluster_snapshot

@@ -260,7 +260,14 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
         .await?;
     let waive = |key| {
         kit.bmdb.try_execute_on_machine(order("kim@a", WAIVE_RPC, Some(key), "w"), row[0], |snapshot| {
-            retirement::waive_stage(snapshot, &Policy::default(), RetirementStage::Wipe, "shredded", "kim@a")
+            retirement::waive_stage(
+                snapshot,
+                &Policy::default(),
+                None,
+                RetirementStage::Wipe,
+                "shredded",
+                "kim@a",
+            )
         })
     };
     let approval = expect_approval_required(waive("4").await)?;

@@ -143,7 +143,8 @@ async fn records_of_before_in_an_image_are_replaced_and_other_keys_stay() -> Tes
         restore: founding.restore.clone().map(|restoring| RestoreSource { over_image, ..restoring }),
         ..founding.clone()
     };
-    let refused = bootstrap_cluster(&client, &over_image(false), now).await.map_err(|error| error.to_string());
+    let refused =
+        bootstrap_cluster(&client, &over_image(false), now).await.map_err(|error| error.to_string());
     assert!(
         refused.as_ref().is_err_and(|error| error.contains("epoch 0, and epoch 3 was ordered")),
         "{refused:?}"

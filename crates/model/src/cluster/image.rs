@@ -53,13 +53,8 @@ mod tests {
     fn last_snapshot_of_a_cluster_with_kubernetes_gets_an_image() {
         let at = |second| Timestamp::from_timestamp(second, 0).unwrap();
         let id = Uuid::from_u128(1);
-        let last = |has_image| LastSnapshot {
-            id,
-            at: at(0),
-            voters: BTreeSet::new(),
-            authority: None,
-            has_image,
-        };
+        let last =
+            |has_image| LastSnapshot { id, at: at(0), voters: BTreeSet::new(), authority: None, has_image };
         let failed =
             |second| Some(FailedImage { snapshot: Uuid::nil(), at: at(second), reason: String::new() });
         for (what, last, has_kubernetes, failed, expected) in [

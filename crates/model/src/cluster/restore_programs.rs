@@ -72,7 +72,12 @@ mod tests {
             ("3.6.1", "3.6.1", "", Some("has etcd 3.6.1 and no etcdutl: install etcdutl 3.6")),
             ("3.6.1", "3.6.1", "3.5.21", Some("has etcd 3.6.1 and etcdutl 3.5.21: install etcdutl 3.6")),
             ("3.6.1", "3.6.1", "3.7.3", Some("has etcd 3.6.1 and etcdutl 3.7.3: install etcdutl 3.6")),
-            ("3.5.21", "3.5.21", "3.5.9", Some("has etcd 3.5.21 and etcdutl 3.5.9: install etcdutl 3.5, 3.5.10")),
+            (
+                "3.5.21",
+                "3.5.21",
+                "3.5.9",
+                Some("has etcd 3.5.21 and etcdutl 3.5.9: install etcdutl 3.5, 3.5.10"),
+            ),
             ("3.4.30", "3.4.30", "", Some("has etcd 3.4.30, for which no etcdutl restores an image")),
             ("3.4.30", "3.4.30", "3.5.21", Some("has etcd 3.4.30, for which no etcdutl restores an image")),
             ("3.5.9", "3.5.9", "3.5.9", Some("has etcd 3.5.9, for which no etcdutl restores an image")),

@@ -188,7 +188,8 @@ fn unquote(value: &str) -> String {
     let mut plain = String::with_capacity(value.len());
     let mut characters = value.chars().peekable();
     while let Some(c) = characters.next() {
-        let escaped = (c == '\\').then(|| characters.next_if(|next| matches!(next, ',' | '"' | '\\'))).flatten();
+        let escaped =
+            (c == '\\').then(|| characters.next_if(|next| matches!(next, ',' | '"' | '\\'))).flatten();
         plain.push(escaped.unwrap_or(c));
     }
     plain
@@ -304,7 +305,12 @@ mod tests {
     fn every_value_can_be_written() {
         for (text, manufacturer, product, location) in [
             ("manufacturer=Gigabyte Technology Co., Ltd.", Some("Gigabyte Technology Co., Ltd."), None, None),
-            (r#"manufacturer="Gigabyte Technology Co., Ltd.""#, Some("Gigabyte Technology Co., Ltd."), None, None),
+            (
+                r#"manufacturer="Gigabyte Technology Co., Ltd.""#,
+                Some("Gigabyte Technology Co., Ltd."),
+                None,
+                None,
+            ),
             (
                 "manufacturer=Acme, Inc., product=X570 AORUS, rev. 1.0,cpus>=1",
                 Some("Acme, Inc."),
@@ -313,7 +319,12 @@ mod tests {
             ),
             ("location=Hall A, row 7", None, None, Some("Hall A, row 7")),
             ("location=Halle \u{4e2d}, \u{540d},label.row", None, None, Some("Halle \u{4e2d}, \u{540d}")),
-            (r#"product="A, memory>=1 \"x\" \\" , location=a"#, None, Some(r#"A, memory>=1 "x" \"#), Some("a")),
+            (
+                r#"product="A, memory>=1 \"x\" \\" , location=a"#,
+                None,
+                Some(r#"A, memory>=1 "x" \"#),
+                Some("a"),
+            ),
             (r"product=A\,memory=1,location=a", None, Some("A,memory=1"), Some("a")),
             (r"product=A\B", None, Some(r"A\B"), None),
             (r#"product=24" screen"#, None, Some(r#"24" screen"#), None),

@@ -118,7 +118,9 @@ fn cluster_image_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Op
             let age = humanize_duration(between(image_at, evidence.at));
             format!("its last snapshot with Kubernetes objects is {age} old")
         }
-        None => format!("none of its snapshots has its Kubernetes objects, and it has had Kubernetes for {age}"),
+        None => {
+            format!("none of its snapshots has its Kubernetes objects, and it has had Kubernetes for {age}")
+        }
     };
     Some(Issue::new(
         IssueKind::ClusterImageOld,

@@ -86,7 +86,12 @@ fn is_virtual_medium(vendor: &str, model: &str) -> bool {
         || MODELS.iter().any(|start| model.starts_with(start))
 }
 
-fn describe_device(sysfs_name: &str, directory: &Path, sources: &Sources, warnings: &mut Warnings) -> BlockDevice {
+fn describe_device(
+    sysfs_name: &str,
+    directory: &Path,
+    sources: &Sources,
+    warnings: &mut Warnings,
+) -> BlockDevice {
     let name = device_name(sysfs_name);
     let at_device = directory.join("device");
     let any =

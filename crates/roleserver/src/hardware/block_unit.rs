@@ -122,8 +122,7 @@ mod tests {
     #[test]
     fn what_one_way_does_not_report_comes_from_the_other() {
         let standby = device("sda", b"wwn1", "", 0);
-        let active =
-            BlockDevice { critical_warning: Some(true), ..device("sdb", b"wwn1", "S1", 5) };
+        let active = BlockDevice { critical_warning: Some(true), ..device("sdb", b"wwn1", "S1", 5) };
         let units = merge_paths(vec![standby, active], &[], &mut Warnings::default());
         assert_eq!(units.len(), 1);
         assert_eq!((units[0].serial_number.as_str(), units[0].capacity_bytes), ("S1", 5));

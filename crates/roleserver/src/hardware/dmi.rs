@@ -288,10 +288,7 @@ pub(crate) mod tests {
 
     #[test]
     fn maker_of_a_device_tree_is_the_first_word() {
-        assert_eq!(
-            compatible_maker("raspberrypi,4-model-b\0brcm,bcm2711").as_deref(),
-            Some("raspberrypi")
-        );
+        assert_eq!(compatible_maker("raspberrypi,4-model-b\0brcm,bcm2711").as_deref(), Some("raspberrypi"));
         assert_eq!(compatible_maker("board\0x,y"), None);
     }
 

@@ -35,9 +35,8 @@ fn describe(report: &HardwareReport) -> Result<String> {
             or_dash(&disk.serial_number)
         )?;
     }
-    let left_out = |warning: &str| {
-        warning.contains("No such file or directory") || warning.contains(" is not there: ")
-    };
+    let left_out =
+        |warning: &str| warning.contains("No such file or directory") || warning.contains(" is not there: ");
     for warning in report.warnings.iter().filter(|warning| !left_out(warning)) {
         writeln!(text, "warning: {warning}")?;
     }

@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::callback::agent_acceptor::{AgentStream, accept_agents, agent_gate};
-use crate::callback::certificate_rejection::CertificateRejections;
 use crate::callback::callback_service::CallbackService;
+use crate::callback::certificate_rejection::CertificateRejections;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
 use crate::callback::image_source::ImageSource;

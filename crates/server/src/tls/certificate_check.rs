@@ -266,14 +266,32 @@ mod tests {
             ("good by address", vec![&leaf, i], vec![r], "192.0.2.1", ""),
             // The order matters to no verifier once the root is known.
             ("mixed with its root", vec![&leaf, r, i], vec![r], host, ""),
-            ("mixed", vec![&leaf, r, i], vec![s], host, "certificate 1 of the file was issued by certificate 3"),
+            (
+                "mixed",
+                vec![&leaf, r, i],
+                vec![s],
+                host,
+                "certificate 1 of the file was issued by certificate 3",
+            ),
             ("a CA", vec![r], vec![r], host, "is that of a CA"),
             ("expired", vec![&expired, i], vec![r], host, "certificate 1 of its chain expired on 20"),
             ("not yet", vec![&early, i], vec![r], host, "certificate 1 of its chain is not valid before 20"),
-            ("other name", vec![&leaf, i], vec![r], "else.example", "it is for shepherd.example, 192.0.2.1 and not"),
+            (
+                "other name",
+                vec![&leaf, i],
+                vec![r],
+                "else.example",
+                "it is for shepherd.example, 192.0.2.1 and not",
+            ),
             ("common name", vec![&nameless, i], vec![r], host, "no subject alternative name"),
             ("client", vec![&client, i], vec![r], host, "issue it with serverAuth"),
-            ("other root", vec![&leaf, i], vec![s], host, "no CA certificate that agents are given issued it"),
+            (
+                "other root",
+                vec![&leaf, i],
+                vec![s],
+                host,
+                "no CA certificate that agents are given issued it",
+            ),
             ("no intermediate", vec![&leaf], vec![r], host, "ends with one of \"CN=Intermediate\""),
         ] {
             let reason = check(&chain, &ca, name);

@@ -393,8 +393,7 @@ mod tests {
     fn certificate_files_are_reloaded() {
         let pair = Pair::new();
         let names = vec!["shepherd.example".to_owned()];
-        let mut certificate =
-            ServerCertificate::from_files(pair.files(), names, SystemTime::now()).unwrap();
+        let mut certificate = ServerCertificate::from_files(pair.files(), names, SystemTime::now()).unwrap();
         let authorities = certificate.ca_certificates.borrow().clone();
         let receiver = certificate.subscribe_ca_certificates();
         let look = |certificate: &mut ServerCertificate| {
@@ -437,7 +436,10 @@ mod tests {
         let other = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
         std::fs::write(pair.certificate(), other + &own).unwrap();
         let problem = pair.rejection();
-        assert!(problem.contains("that of the key is number 2 of the file and must be the first"), "{problem}");
+        assert!(
+            problem.contains("that of the key is number 2 of the file and must be the first"),
+            "{problem}"
+        );
     }
 
     #[test]

@@ -129,7 +129,9 @@ impl ClusterPlanner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::plan::tests::{at, healthy_cluster, key, machine, member, order, plan_text, programs};
+    use crate::cluster::plan::tests::{
+        at, healthy_cluster, key, machine, member, order, plan_text, programs,
+    };
     use crate::cluster::spec::tests::spec;
     use crate::cluster::state::{Cluster, CuratorAnswer, MemberReport, StoredImage};
 

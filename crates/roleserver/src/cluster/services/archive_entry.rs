@@ -15,7 +15,18 @@ use tar::EntryType;
 
 /// Records of an extended header that the library carries out, or that say nothing about the entry.
 const KEYS: [&str; 13] = [
-    "path", "linkpath", "size", "uid", "gid", "uname", "gname", "mtime", "atime", "ctime", "comment", "charset",
+    "path",
+    "linkpath",
+    "size",
+    "uid",
+    "gid",
+    "uname",
+    "gname",
+    "mtime",
+    "atime",
+    "ctime",
+    "comment",
+    "charset",
     "hdrcharset",
 ];
 /// Beginnings of records that packing programs write for themselves, and of attributes that a service cannot see or
@@ -77,7 +88,9 @@ pub(super) fn decide_use(path: &Path, kind: EntryType, keys: &[String]) -> Resul
         | EntryType::Link
         | EntryType::Symlink
         | EntryType::Directory => Ok(EntryUse::Unpack),
-        EntryType::Char | EntryType::Block | EntryType::Fifo if is_mounted_over(path) => Ok(EntryUse::LeaveOut),
+        EntryType::Char | EntryType::Block | EntryType::Fifo if is_mounted_over(path) => {
+            Ok(EntryUse::LeaveOut)
+        }
         EntryType::Char | EntryType::Block | EntryType::Fifo => Err(format!(
             "{path:?} is a device or a named pipe, which a root filesystem has only in /dev, /run and /tmp; pack it \
              without it"

@@ -178,7 +178,10 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
         let keys = list_extensions(&mut entry).map_err(|error| {
-            Error::new(ErrorKind::InvalidData, format!("the extended header of {path:?} cannot be read: {error}"))
+            Error::new(
+                ErrorKind::InvalidData,
+                format!("the extended header of {path:?} cannot be read: {error}"),
+            )
         })?;
         bytes = bytes.saturating_add(entry.size());
         entries += 1;

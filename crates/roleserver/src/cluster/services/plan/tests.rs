@@ -40,7 +40,12 @@ fn service(name: &str, argument: &str, depends_on: &[&str]) -> DesiredService {
 fn checked(service: DesiredService) -> DesiredService {
     let (interval, timeout) = (Duration::from_secs(5), Duration::from_secs(2));
     DesiredService {
-        check: Some(RenderedHealthCheck { probe: RenderedProbe::Tcp(vec![]), interval, timeout, failures: 3 }),
+        check: Some(RenderedHealthCheck {
+            probe: RenderedProbe::Tcp(vec![]),
+            interval,
+            timeout,
+            failures: 3,
+        }),
         ..service
     }
 }
