@@ -97,6 +97,8 @@ impl Leader {
             name: "measured".to_owned(),
             owner_keys: vec![hex::encode(owner.public_key())],
             snapshot: None,
+            image: None,
+            revocations: BTreeMap::new(),
             epoch: 0,
         };
         let (labels, address) = (BTreeMap::new(), Some(address.into()));

@@ -370,17 +370,17 @@ mod tests {
         let address = || "192.0.2.7:22".to_owned();
         let login = SshError::AuthenticationRejected {
             address: address(),
-            user: "root".to_owned(),
+            user: "root".into(),
             tried: vec!["publickey"],
             accepted: Vec::new(),
             message: None,
-            public_key: "ssh-ed25519 AAAA".to_owned(),
+            public_key: "ssh-ed25519 AAAA".into(),
         };
         let half = SshError::SecondFactorRequired {
-            address: address(),
-            user: "root".to_owned(),
+            address: address().into(),
+            user: "root".into(),
             accepted: vec!["publickey"],
-            refused: Vec::new(),
+            refused: Box::new([]),
             required: vec!["keyboard-interactive".to_owned()],
             message: None,
             has_password: false,

@@ -27,6 +27,8 @@ const DAY: Duration = Duration::from_hours(24);
 /// Checks of a reload: one announces the CA, the next one serves the certificate.
 const CHECKS: usize = 3;
 
+type ParamsChange<'a> = &'a dyn Fn(&mut CertificateParams);
+
 /// A certificate with its key.
 struct Issued {
     key: KeyPair,
@@ -160,7 +162,7 @@ fn rejected_chains(root: &Issued, middle: &Issued, stranger: &Issued) -> Result<
         };
     let of = Some(middle);
     add("expired", of, "certificate 1 of its chain expired on", &|params| {
-        params.not_after = (now - DAY).into()
+        params.not_after = (now - DAY).into();
     })?;
     add("not yet valid", of, "certificate 1 of its chain is not valid before", &|params| {
         params.not_before = (now + DAY).into();
@@ -189,7 +191,7 @@ fn rejected_chains(root: &Issued, middle: &Issued, stranger: &Issued) -> Result<
         });
     };
     let no_ca = |params: &mut CertificateParams| params.is_ca = IsCa::ExplicitNoCa;
-    let changes: [(&str, &str, &dyn Fn(&mut CertificateParams)); 4] = [
+    let changes: [(&str, &str, ParamsChange<'_>); 4] = [
         ("expired intermediate", "certificate 2 of its chain expired on", &old),
         ("intermediate not yet valid", "certificate 2 of its chain is not valid before", &young),
         ("intermediate for other names", "", &bounded),
@@ -317,7 +319,7 @@ async fn check_start_and_reload_agree_about_every_variant() -> TestResult {
         match variant.rejection {
             None => assert_eq!(check, "", "{name}"),
             Some(part) => {
-                assert!(check.contains(part) && !check.is_empty(), "{name} is not rejected: {check:?}")
+                assert!(check.contains(part) && !check.is_empty(), "{name} is not rejected: {check:?}");
             }
         }
         let good = Variant {

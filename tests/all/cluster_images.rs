@@ -155,9 +155,9 @@ async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResu
     field.fleet.until("it is restored", restored).await?;
     let back = |cluster: &Value| cluster["epoch"] == 1 && cluster["voters_reached"] == 1;
     let cluster = field.until("it is back", "ams", back).await?;
-    let names =
+    let mut names =
         machines(&cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
-    let restorer = names.filter(|name| *name != lost).next_back().context("no machine restored it")?;
+    let restorer = names.rfind(|name| *name != lost).context("no machine restored it")?;
     let pod = etcd(&field, restorer)?.get("/registry/pods/a").await?.context("the pod is lost")?;
     assert_eq!(pod.value, b"a pod");
     for file in ["cluster/image", "cluster/snapshot"] {

@@ -27,6 +27,7 @@ enum Takes {
 /// Flags that take something else than one text.
 const TYPES: &[(&str, Takes)] = &[
     ("agent_endpoint", Takes::Texts),
+    ("allow_unsigned_releases", Takes::Truth),
     ("api_endpoint", Takes::Texts),
     ("bmdb_eat_my_data", Takes::Switch),
     ("bmdb_max_connections", Takes::WholeNumber),
@@ -34,6 +35,7 @@ const TYPES: &[(&str, Takes)] = &[
     ("cluster_snapshots_retained_daily", Takes::WholeNumber),
     ("components", Takes::Texts),
     ("initializer_loop_parallelism", Takes::WholeNumber),
+    ("key_rotation_path", Takes::Texts),
     ("order_max_machines", Takes::WholeNumber),
     ("order_max_machines_per_hour", Takes::WholeNumber),
     ("provisioner_max_machines", Takes::WholeNumber),

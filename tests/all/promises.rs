@@ -238,6 +238,8 @@ fn examples_of_kubernetes_have_versions_that_were_run() -> TestResult {
         ["1.20.2", "1.30.1"].map(str::to_owned).into()
     );
     let mut pages = source::files("docs", "md")?;
+    // It names versions because they have a fault.
+    pages.retain(|page| !page.ends_with("versions.md"));
     pages.extend(["README.md".into(), "CHANGELOG.md".into()]);
     pages.extend(source::files("crates/cli/src", "rs")?);
     pages.extend(source::files("proto", "proto")?);

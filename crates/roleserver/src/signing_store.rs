@@ -156,7 +156,7 @@ fn parse_rotations(rotations: &[wire::KeyRotation]) -> Vec<KeyRotation> {
     let parse = |rotation: &wire::KeyRotation| {
         KeyRotation::parse(&rotation.list, &rotation.signature)
             .inspect_err(|error| {
-                tracing::warn!(error, "the shepherd sent a list of keys that cannot be used")
+                tracing::warn!(error, "the shepherd sent a list of keys that cannot be used");
             })
             .ok()
     };

@@ -228,11 +228,11 @@ impl SshSession {
 
     /// The error for a host that did not let us in.
     fn login_error(&self, settings: &SshSettings, target: &SshTarget, attempt: LoginAttempt) -> SshError {
-        let (address, user) = (self.address.clone(), target.user.clone());
+        let (address, user) = (self.address.clone(), target.user.as_str().into());
         let named: Vec<String> = attempt.remaining.iter().map(String::from).collect();
-        let message = self.login_message.get();
+        let message = self.login_message.get().map(Box::new);
         if attempt.accepted.is_empty() {
-            let public_key = settings.key.authorized_keys_line();
+            let public_key = settings.key.authorized_keys_line().into();
             let tried = attempt.tried;
             SshError::AuthenticationRejected { address, user, tried, accepted: named, message, public_key }
         } else {
@@ -240,10 +240,10 @@ impl SshSession {
             let LoginAttempt { mut tried, accepted, .. } = attempt;
             tried.retain(|method| !accepted.contains(method));
             SshError::SecondFactorRequired {
-                address,
+                address: address.into(),
                 user,
                 accepted,
-                refused: tried,
+                refused: tried.into(),
                 required: named,
                 message,
                 has_password,

@@ -117,21 +117,21 @@ pub enum SshError {
         "{address} refused to let {user} in by {}; it accepts {}{}. Add this line to that user's authorized_keys: {public_key}",
         join_or(tried, "nothing"),
         join_or(accepted, "nothing that it names"),
-        format_message(message.as_ref())
+        format_message(message.as_deref())
     )]
     AuthenticationRejected {
         /// Host and port of the machine.
         address: String,
         /// The user that was tried.
-        user: String,
+        user: Box<str>,
         /// The methods that were tried, in order.
         tried: Vec<&'static str>,
         /// The methods that the host still accepts, by its own report.
         accepted: Vec<String>,
         /// The host's own words during the login.
-        message: Option<Excerpt>,
+        message: Option<Box<Excerpt>>,
         /// Our public key, as an `authorized_keys` line.
-        public_key: String,
+        public_key: Box<str>,
     },
     /// The host accepted a login method as one of several that it requires.
     #[error(
@@ -140,22 +140,22 @@ pub enum SshError {
         join_or(accepted, "nothing"),
         format_refused(refused),
         join_or(required, "something that it does not name"),
-        format_message(message.as_ref()),
+        format_message(message.as_deref()),
         password_hint(*has_password)
     )]
     SecondFactorRequired {
         /// Host and port of the machine.
-        address: String,
+        address: Box<str>,
         /// The user that was tried.
-        user: String,
+        user: Box<str>,
         /// The methods that the host accepted.
         accepted: Vec<&'static str>,
         /// The methods that were tried besides and that it rejected.
-        refused: Vec<&'static str>,
+        refused: Box<[&'static str]>,
         /// The methods that it requires besides, by its own report.
         required: Vec<String>,
         /// The host's own words during the login.
-        message: Option<Excerpt>,
+        message: Option<Box<Excerpt>>,
         /// Whether a password is configured for the host.
         has_password: bool,
     },
@@ -265,11 +265,11 @@ mod tests {
     fn rejected_login_names_tried_and_accepted_methods() {
         let error = SshError::AuthenticationRejected {
             address: address(),
-            user: "root".to_owned(),
+            user: "root".into(),
             tried: vec!["password", "keyboard-interactive"],
             accepted: vec!["publickey".to_owned(), "keyboard-interactive".to_owned()],
             message: None,
-            public_key: "ssh-ed25519 AAAA shepherd".to_owned(),
+            public_key: "ssh-ed25519 AAAA shepherd".into(),
         };
         insta::assert_snapshot!(error, @"192.0.2.7:22 refused to let root in by password, keyboard-interactive; it accepts publickey, keyboard-interactive. Add this line to that user's authorized_keys: ssh-ed25519 AAAA shepherd");
     }
@@ -277,12 +277,12 @@ mod tests {
     #[test]
     fn accepted_key_is_not_to_be_added_again() {
         let error = |message: Option<&str>, has_password| SshError::SecondFactorRequired {
-            address: address(),
-            user: "root".to_owned(),
+            address: address().into(),
+            user: "root".into(),
             accepted: vec!["publickey"],
-            refused: if has_password { vec!["keyboard-interactive"] } else { vec![] },
+            refused: if has_password { Box::new(["keyboard-interactive"]) } else { Box::new([]) },
             required: vec!["keyboard-interactive".to_owned()],
-            message: message.and_then(Excerpt::from_start),
+            message: message.and_then(Excerpt::from_start).map(Box::new),
             has_password,
         };
         insta::assert_snapshot!(error(None, false), @"192.0.2.7:22 accepted publickey for root, and requires keyboard-interactive besides. Let the host require less of this user or of Shepherd's address (Match and AuthenticationMethods in sshd_config), or give the user's password by --ssh_password_path");

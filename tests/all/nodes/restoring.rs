@@ -259,6 +259,7 @@ async fn image_is_not_restored_by_another_version_of_the_tool() -> TestResult {
     let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
         panic!("the order does not found a cluster")
     };
+    second.files().read_or_create_key()?;
     std::fs::write(second.files().snapshot_path(), &taken)?;
     std::fs::write(second.files().image_path(), &image)?;
     let sha256 = hex::encode(snapshot_digest(&image));

@@ -51,6 +51,7 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         "root healthy",
         "callback healthy",
         "cluster healthy",
+        "programs healthy",
         "logs healthy",
         "metrics healthy",
         "status healthy",

@@ -23,7 +23,7 @@ pub(crate) const ADD_EXAMPLES: &str = "\
 Examples:
   shepherdctl artefacts add ./server-1.4 --reason 'the new front'
   shepherdctl artefacts add roleserver --name 'roleserver 1.4' --reason 'the next release'
-  shepherdctl artefacts add roleserver --signature signed/roleserver.minisig --reason 'the next release'
+  shepherdctl artefacts add roleserver --signature signed.minisig --reason 'the next release'
 
 The artefact is identified by its digest, which is printed. A service that names it without a URL fetches
 it from a shepherd. Repeat the command to resume an interrupted upload.";

@@ -381,11 +381,12 @@ impl SelfUpdater {
             Handover::Update(staged) => self.exec_candidate(staged),
             Handover::RollBack(stable) => {
                 tracing::info!(program = %stable.display(), "the former release comes back");
-                exec_program(stable)
+                exec_program(stable, stable)
             }
         };
         tracing::error!(error = %tried, "the handover failed; this release is started again");
-        exec_program(Path::new("/proc/self/exe"))
+        let own = Path::new("/proc/self/exe");
+        exec_program(own, own)
     }
 
     fn exec_candidate(&self, staged: &StagedRelease) -> std::io::Error {
@@ -425,20 +426,14 @@ fn exec_open_program(program: &File, name: &Path) -> std::io::Error {
     {
         return error.into();
     }
-    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    exec_command(command.arg0(name))
+    exec_program(Path::new(&format!("/proc/self/fd/{}", program.as_raw_fd())), name)
 }
 
-/// Replaces this program by `program`.
-fn exec_program(program: &Path) -> std::io::Error {
-    exec_command(&mut Command::new(program))
-}
-
-/// Replaces this program by that of the command, with the arguments of this one. The next program protects its process
-/// again.
-fn exec_command(command: &mut Command) -> std::io::Error {
+/// Replaces this program by `program`, which is called `name`, with the arguments of this one. The next program protects
+/// its process again.
+fn exec_program(program: &Path, name: &Path) -> std::io::Error {
     if let Err(error) = hardening::restore_own_core_limit() {
         tracing::warn!(%error, "what the next release starts writes no core files");
     }
-    command.args(std::env::args_os().skip(1)).usual_file_limit().exec()
+    Command::new(program).arg0(name).args(std::env::args_os().skip(1)).usual_file_limit().exec()
 }

@@ -180,11 +180,8 @@ async fn add_artefact_in_tx(
             return Err(order_rejected("INCOMPLETE", text));
         }
     };
-    sqlx::query_scalar!(
-        "UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5,
-             signature = $6
-         WHERE sha256 = $1 AND upload = $2 AND added_at IS NULL
-         RETURNING added_at",
+    sqlx::query_file_scalar!(
+        "../../sql/artefact/complete_upload.sql",
         digest,
         upload,
         name,

@@ -63,6 +63,8 @@ pub(super) enum EntryUse {
 /// Decides about an entry by its path, its type, and the keys of its extended header. The error is a sentence that
 /// names the entry.
 pub(super) fn decide_use(path: &Path, kind: EntryType, keys: &[String]) -> Result<EntryUse, String> {
+    // Somebody else wrote the name, so control characters in it are escaped.
+    let name = path.to_string_lossy();
     if kind == EntryType::XGlobalHeader {
         // It would be about all entries after it, and the library passes over it.
         return match keys.iter().find(|key| *key != "comment") {
@@ -73,11 +75,11 @@ pub(super) fn decide_use(path: &Path, kind: EntryType, keys: &[String]) -> Resul
         };
     }
     if let Some(key) = keys.iter().find(|key| !is_supported(key)) {
-        return Err(format!("{path:?} has the extension {key}, which is not supported; {}", remedy(key)));
+        return Err(format!("{name:?} has the extension {key}, which is not supported; {}", remedy(key)));
     }
     if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(WHITEOUT)) {
         return Err(format!(
-            "{path:?} is the mark of a deleted file in a layer of an image; pack the whole file system, as `docker export` \
+            "{name:?} is the mark of a deleted file in a layer of an image; pack the whole file system, as `docker export` \
              does"
         ));
     }
@@ -92,11 +94,11 @@ pub(super) fn decide_use(path: &Path, kind: EntryType, keys: &[String]) -> Resul
             Ok(EntryUse::LeaveOut)
         }
         EntryType::Char | EntryType::Block | EntryType::Fifo => Err(format!(
-            "{path:?} is a device or a named pipe, which a root filesystem has only in /dev, /run and /tmp; pack it \
+            "{name:?} is a device or a named pipe, which a root filesystem has only in /dev, /run and /tmp; pack it \
              without it"
         )),
         other => Err(format!(
-            "{path:?} is an entry of the type {:?}, which is not supported; pack it in the format ustar, pax or gnu",
+            "{name:?} is an entry of the type {:?}, which is not supported; pack it in the format ustar, pax or gnu",
             char::from(other.as_byte())
         )),
     }

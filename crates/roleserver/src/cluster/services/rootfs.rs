@@ -177,10 +177,11 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
     for entry in tar.entries()? {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
+        let name = path.to_string_lossy();
         let keys = list_extensions(&mut entry).map_err(|error| {
             Error::new(
                 ErrorKind::InvalidData,
-                format!("the extended header of {path:?} cannot be read: {error}"),
+                format!("the extended header of {name:?} cannot be read: {error}"),
             )
         })?;
         bytes = bytes.saturating_add(entry.size());
@@ -197,7 +198,7 @@ fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
             Err(reason) => return Err(Error::new(ErrorKind::InvalidData, reason)),
         }
         if !entry.unpack_in(into).map_err(|error| with_cause(&error))? {
-            return Err(Error::new(ErrorKind::InvalidData, format!("{path:?} leads out of the archive")));
+            return Err(Error::new(ErrorKind::InvalidData, format!("{name:?} leads out of the archive")));
         }
     }
     if entries == 0 {
