@@ -22,6 +22,7 @@ use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
+use crate::model::signed_artefact::signing_trust::KeyRotation;
 use crate::model::time::unix_milliseconds;
 use crate::model::unknown_fence::UnknownFence;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
@@ -188,6 +189,7 @@ impl MachineAccess {
             heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             signing_keys: self.signing.key_lines(),
+            key_rotations: self.signing.rotations().iter().map(KeyRotation::to_wire).collect(),
         };
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();

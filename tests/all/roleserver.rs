@@ -169,6 +169,7 @@ pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
         session_id: String::new(),
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
+        key_rotations: Vec::new(),
     }
 }
 

@@ -183,6 +183,7 @@ fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollReque
         session_id: String::new(),
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
+        key_rotations: Vec::new(),
     }
 }
 

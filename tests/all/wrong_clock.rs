@@ -82,6 +82,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> Te
             session_id: String::new(),
             shepherd_time_ms,
             signing_keys: Vec::new(),
+            key_rotations: Vec::new(),
         };
 
         // As an older shepherd enrols it: no time is reported, and its heartbeats fail.

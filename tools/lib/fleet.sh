@@ -39,6 +39,11 @@ device_list() {
 }
 
 start_shepherd() {
+    local unsigned=()
+    # A release from before signed releases has no such flag, and needs none.
+    if [[ $("${programs:?}/shepherd" --help) == *--allow_unsigned_releases* ]]; then
+        unsigned=(--allow_unsigned_releases true)
+    fi
     RUST_LOG=info SHEPHERD_LOG_FORMAT=text "${programs:?}/shepherd" \
         --provider static --provider_name rack --static_device_list_url "file://$scratch/devices.json" \
         --agent_executable_path "${agent:?}" --agent_target_path "$installed" \
@@ -46,7 +51,7 @@ start_shepherd() {
         --ssh_user root --ssh_key_path "$scratch/ssh_key" --secrets_key_path "$scratch/secrets.key" \
         --initializer_loop_parallelism 6 --recoverer_loop_parallelism 6 --provisioner_max_machines 0 \
         --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
-        --allow_unsigned_releases true \
+        "${unsigned[@]}" \
         --heartbeat_interval 2s --recovery_first_heartbeat_timeout 60s --recovery_silence_timeout 60s \
         --recovery_ladder restart-agent:20s:1 --recovery_brake_window 1s \
         --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_call_timeout 10s \

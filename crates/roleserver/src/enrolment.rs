@@ -221,6 +221,7 @@ mod tests {
             session_id: String::new(),
             shepherd_time_ms: 0,
             signing_keys: Vec::new(),
+            key_rotations: Vec::new(),
         }
     }
 

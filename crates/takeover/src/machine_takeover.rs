@@ -384,7 +384,7 @@ fn check_enroll_response(
     };
     match result {
         Some(enroll_response::Result::Success(success)) => {
-            if success.request.as_ref() != Some(request) {
+            if !success.request.as_ref().is_some_and(|echo| is_echo(echo, request)) {
                 return Err(bad("it enrolled by another request than the one it was sent".to_owned()));
             }
             if success.public_key.len() != 32 {
@@ -398,6 +398,12 @@ fn check_enroll_response(
         Some(enroll_response::Result::Error(error)) => Err(map_enroll_error(&error, address, request)),
         None => Err(bad("it returned neither success nor error".to_owned())),
     }
+}
+
+/// Whether an agent returned the request that it was sent. One of a release before signed releases leaves the keys out.
+fn is_echo(echo: &EnrollRequest, request: &EnrollRequest) -> bool {
+    let keyless = || EnrollRequest { signing_keys: vec![], key_rotations: vec![], ..request.clone() };
+    echo == request || *echo == keyless()
 }
 
 fn map_enroll_error(error: &EnrollError, address: &str, request: &EnrollRequest) -> TakeoverError {
@@ -453,6 +459,14 @@ mod tests {
     fn only_an_echoed_request_with_a_key_is_success() {
         use enroll_response::Result::Success;
         assert_eq!(check_result(Success(success())).unwrap(), success());
+
+        // As an agent of a release before signed releases returns it, and one that was sent other keys.
+        let signed = |key: &str| EnrollRequest { signing_keys: vec![key.to_owned()], ..request() };
+        for (echo, is_accepted) in [(signed("a"), true), (request(), true), (signed("b"), false)] {
+            let returned = Success(EnrollSuccess { request: Some(echo), ..success() });
+            let checked = check_enroll_response(Some(returned), ADDRESS, "agent", &signed("a"));
+            assert_eq!(checked.is_ok(), is_accepted, "{checked:?}");
+        }
 
         let mut other = success();
         other.request.as_mut().unwrap().fence = 8;

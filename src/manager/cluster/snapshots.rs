@@ -57,7 +57,7 @@ impl ClusterWorker<'_> {
         Ok(revocations)
     }
 
-    /// Opens the stored snapshot whose SHA-256 this is.
+    /// Opens the stored snapshot with this SHA-256.
     pub(super) fn open_snapshot(
         &self,
         sealed: &[u8],

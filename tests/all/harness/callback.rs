@@ -203,6 +203,7 @@ pub(crate) async fn enrolled(
         session_id: String::new(),
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
+        key_rotations: Vec::new(),
     };
     let (host, success) = tokio::task::spawn_blocking(move || {
         let host = create()?;

@@ -240,3 +240,33 @@ fn file_that_gets_the_name_of_a_verified_release_never_runs() -> TestResult {
     assert_eq!((hex::encode(&report.sha256), program_digest(&machine.program)?), (former.clone(), former));
     Ok(())
 }
+
+#[test]
+fn machine_that_is_enrolled_after_a_rotation_applies_no_earlier_one() -> TestResult {
+    let (former, newest, spare) = (Signer::new()?, Signer::new()?, Signer::new()?);
+    let rotation = |first: &Signer, version: &str| -> Result<wire::KeyRotation> {
+        let list = first.public_file()? + &spare.public_file()?;
+        let comment = format!(
+            "shepherd kind=keys name=signing-keys version={version} architecture=any minimum-version=1.0.0"
+        );
+        Ok(wire::KeyRotation { signature: spare.sign(list.as_bytes(), &comment)?, list })
+    };
+    let rotations = vec![rotation(&former, "1.0.0")?, rotation(&newest, "2.0.0")?];
+    let shepherd = SigningShepherd::start()?;
+    // This shepherd has only the list before the newest. The spare key signed it, and is still pinned.
+    let stale = vec![rotations[0].clone()];
+    shepherd.change(|answer| answer.key_rotations = stale)?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![newest.public_key()?, spare.public_key()?],
+        key_rotations: rotations,
+        ..request(&shepherd.callback, 1)
+    })?;
+    shepherd.until_pinned(2)?;
+    let release = with_more(&machine.program, "2")?;
+    let sha256 = shepherd.callback.serve(release.clone())?;
+    let by_former = former.sign(&release, &release_comment("1.0.0", "1.0.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &by_former)?;
+    assert!(report.error.contains("which is not one of the pinned keys"), "it is rotated out: {report:?}");
+    Ok(())
+}

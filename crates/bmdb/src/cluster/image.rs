@@ -24,7 +24,7 @@ const STORING: &str = "storing an image of etcd";
 pub struct NewImage {
     /// Id of the image: another one for each attempt.
     pub id: Uuid,
-    /// The cluster whose etcd it is of.
+    /// The cluster that the etcd belongs to.
     pub cluster: Uuid,
     /// The snapshot that the image belongs to.
     pub snapshot: Uuid,

@@ -32,7 +32,7 @@ const PLACE_BYTES: usize = 1 + 3 * 16 + 2 * 8;
 /// The place of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartPlace {
-    /// The cluster whose etcd the image is of.
+    /// The cluster that the etcd belongs to.
     pub cluster: Uuid,
     /// The snapshot that the image belongs to.
     pub snapshot: Uuid,

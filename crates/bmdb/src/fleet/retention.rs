@@ -41,9 +41,9 @@
 //!
 //! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that grow with time alone, and
 //! [`Bmdb::delete_expired`] keeps them to their bounds. Unfinished uploads of artefacts are deleted with them, and so
-//! are parts of machines' logs that no client came back for, and images of etcd that do not count or whose snapshot is not
-//! retained any more. The row of a machine that left is retained: it rejects a
-//! machine that comes back with its name.
+//! are parts of machines' logs that no client came back for, and images of etcd that do not count, or of a snapshot that
+//! is not retained any more. The row of a machine that left is retained: it rejects a machine that comes back with its
+//! name.
 //!
 //! # What is never deleted
 //!
@@ -181,9 +181,9 @@ pub enum RetainedKind {
     LogParts,
     /// Requests for logs that no client came back for.
     LogRequests,
-    /// Parts of images of etcd that do not count, or whose snapshot is not retained.
+    /// Parts of images of etcd that do not count, or of a snapshot that is not retained.
     ImageParts,
-    /// Images of etcd that do not count, or whose snapshot is not retained.
+    /// Images of etcd that do not count, or of a snapshot that is not retained.
     Images,
 }
 

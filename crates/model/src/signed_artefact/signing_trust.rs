@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use proto::agent::v1 as wire;
+
 use crate::kubernetes::version::ReleaseVersion;
 use crate::signed_artefact::signature::ArtefactSignature;
 use crate::signed_artefact::signed_fields::{ANY_ARCHITECTURE, ArtefactKind};
@@ -69,6 +71,12 @@ impl KeyRotation {
     #[must_use]
     pub const fn signature(&self) -> &ArtefactSignature {
         &self.signature
+    }
+
+    /// The rotation as a message has it.
+    #[must_use]
+    pub fn to_wire(&self) -> wire::KeyRotation {
+        wire::KeyRotation { list: self.list.clone(), signature: self.signature.as_str().to_owned() }
     }
 
     fn version(&self) -> ReleaseVersion {

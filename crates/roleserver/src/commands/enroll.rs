@@ -115,7 +115,7 @@ fn enroll_machine(
     }
     // Nothing is pinned if keys are there already. The agent that runs, if there is one, pins the same with a heartbeat.
     let signing = SigningStore::open(state.clone());
-    if signing.accept_offer(&request.signing_keys, &[]) {
+    if signing.accept_offer(&request.signing_keys, &request.key_rotations) {
         signing.save().map_err(|error| failed(&error))?;
     }
     let clock = HostClock::read().map_err(|error| failed(&error))?;

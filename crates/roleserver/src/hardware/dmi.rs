@@ -188,7 +188,7 @@ impl<'a> Structure<'a> {
         Some(u64::from_le_bytes(self.formatted.get(offset..offset + 8)?.try_into().ok()?))
     }
 
-    /// The string whose number is at `offset`; empty for none and for a placeholder.
+    /// The string with the number at `offset`; empty for none and for a placeholder.
     fn string(&self, offset: usize) -> String {
         let Some(index) = self.byte(offset).and_then(|number| usize::from(number).checked_sub(1)) else {
             return String::new();

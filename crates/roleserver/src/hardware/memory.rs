@@ -29,12 +29,12 @@ pub fn read_memory(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wir
 fn decide_installed(modules: Option<u64>, blocks: Option<u64>, usable: Option<u64>) -> (u64, Option<String>) {
     match (modules.or(blocks), usable) {
         (None, None) => {
-            (0, Some("neither the firmware nor the kernel tells how much memory is installed".to_owned()))
+            (0, Some("the firmware and the kernel do not report how much memory is installed".to_owned()))
         }
         (None, Some(usable)) => (
             usable,
             Some(format!(
-                "neither the firmware nor the kernel tells how much memory is installed; it is at least the {usable} \
+                "the firmware and the kernel do not report how much memory is installed; it is at least the {usable} \
                  bytes that the kernel can use"
             )),
         ),
@@ -118,7 +118,7 @@ mod tests {
     fn sources_are_compared_and_what_the_kernel_uses_is_installed() {
         const GIB: u64 = 1 << 30;
         for (modules, blocks, usable, installed, part) in [
-            (None, None, None, 0, Some("neither the firmware nor the kernel")),
+            (None, None, None, 0, Some("the firmware and the kernel do not report")),
             (None, None, Some(8), 8, Some("at least the 8589934592 bytes")),
             (None, Some(32), Some(31), 32, None),
             (Some(32), None, Some(31), 32, None),

@@ -47,7 +47,7 @@ fn service_on_port(port: u16, node: IpAddr) -> Result<DesiredService> {
 #[tokio::test]
 async fn service_is_healthy_at_whichever_address_it_listens() -> Result<()> {
     let host = Host::new()?;
-    // Another address of the loopback interface stands for that of the node.
+    // The node has another address of the loopback interface.
     let node = IpAddr::from(Ipv4Addr::new(127, 0, 0, 2));
     for address in [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST), node] {
         let listener = match TcpListener::bind((address, 0)).await {

@@ -380,15 +380,8 @@ impl CallbackService {
             release_order,
             log_requests,
             signing_keys: self.signing.key_lines(),
-            key_rotations: self.signing.rotations().iter().map(encode_rotation).collect(),
+            key_rotations: self.signing.rotations().iter().map(KeyRotation::to_wire).collect(),
         }
-    }
-}
-
-fn encode_rotation(rotation: &KeyRotation) -> proto::agent::v1::KeyRotation {
-    proto::agent::v1::KeyRotation {
-        list: rotation.list().to_owned(),
-        signature: rotation.signature().as_str().to_owned(),
     }
 }
 
