@@ -12,7 +12,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::Value;
 use shepherd::bmdb::cluster::sealed_image::{PartPlace, unseal_part};
 use shepherd::bmdb::fleet::secret::SecretsKey;
-use shepherd::etcd::client::Client;
+use shepherd::etcd::client::{Client, EtcdError};
 use shepherd::etcd::namespace::Namespace;
 use shepherd::etcd::snapshot_file::verify_snapshot;
 use shepherd::roleserver::cluster::etcd_member::client_endpoint;
@@ -107,6 +107,18 @@ async fn snapshot_gets_one_whole_image_although_shepherds_die() -> TestResult {
     Ok(())
 }
 
+/// Repeats an operation of etcd until it has an answer: a role server restarts its etcd whenever the settings change.
+async fn until_answered<T>(mut operation: impl AsyncFnMut() -> Result<T, EtcdError>) -> Result<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match operation().await {
+            Err(EtcdError::Unavailable { .. } | EtcdError::Deadline { .. }) if Instant::now() < end => {}
+            answer => return Ok(answer?),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// A client of the etcd on a machine.
 fn etcd(field: &Field, machine: &str) -> Result<Client> {
     let files = ClusterFiles::in_state_directory(&field.disk(machine));
@@ -138,7 +150,8 @@ async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResu
     field.ctl(&[&create[..], &["--kubernetes_bundle", "k-1.30", "--reason", "a hall"]].concat())?;
     let cluster = field.until("it is founded", "ams", |cluster| cluster["voters_reached"] == 1).await?;
     let lost = machines(&cluster, "control-plane")[0]["name"].as_str().context("a name")?.to_owned();
-    etcd(&field, &lost)?.put_unguarded("/registry/pods/a", b"a pod").await?;
+    let client = etcd(&field, &lost)?;
+    until_answered(async || client.put_unguarded("/registry/pods/a", b"a pod").await).await?;
     field.ctl(&["cluster", "snapshot", "ams", "--reason", "a pod runs"])?;
     let taken = "SELECT count(*) > 0 FROM cluster_snapshot s JOIN cluster_image i USING (snapshot_id)
          WHERE s.why = 'ordered' AND i.completed_at IS NOT NULL";
@@ -158,7 +171,9 @@ async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResu
     let mut names =
         machines(&cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
     let restorer = names.rfind(|name| *name != lost).context("no machine restored it")?;
-    let pod = etcd(&field, restorer)?.get("/registry/pods/a").await?.context("the pod is lost")?;
+    let client = etcd(&field, restorer)?;
+    let pod = until_answered(async || client.get("/registry/pods/a").await).await?;
+    let pod = pod.context("the pod is lost")?;
     assert_eq!(pod.value, b"a pod");
     for file in ["cluster/image", "cluster/snapshot"] {
         assert!(!field.disk(restorer).join(file).exists(), "{file} is still on a disk");
