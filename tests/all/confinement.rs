@@ -18,7 +18,7 @@ use shepherd::roleserver::child::launch::{LaunchOrder, SUBCOMMAND, read_record};
 use shepherd::roleserver::child::spec::{ChildSpec, ResourceLimits, User};
 
 use crate::harness::aloud::TestResult;
-use crate::harness::source;
+use crate::harness::{skip, source};
 
 /// A user without a name. Its processes have no rights.
 const STRANGER: u32 = 65_533;
@@ -339,7 +339,7 @@ fn what_a_role_server_starts_gets_the_usual_limit_of_open_files() -> TestResult 
 
 #[test]
 fn declared_service_keeps_a_bounded_set_of_capabilities_and_gains_none() -> TestResult {
-    if !is_root() {
+    if !skip::runs_as_root() {
         return Ok(());
     }
     let own = Observed::of_this_process()?;

@@ -69,6 +69,7 @@ mod sampling;
 mod secrets;
 mod shell;
 mod simulator;
+mod skips;
 mod small_memory;
 mod snapshot_fetch;
 mod sshd;

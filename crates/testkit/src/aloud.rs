@@ -39,8 +39,10 @@ impl fmt::Debug for TestFailure {
 /// Writes `text` under the name of the test on this thread, to the standard error of the whole run.
 pub fn aloud(text: &str) {
     let thread = thread::current();
+    // In one call, because other threads write to the same pipe, and `tools/test` reads lines.
+    let line = format!("-- {}: {text}\n", thread.name().unwrap_or("a test"));
     // If this write fails, there is nobody left to report it to.
-    let _ = writeln!(std::io::stderr().lock(), "-- {}: {text}", thread.name().unwrap_or("a test"));
+    let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// From now on a failed assertion is written to standard error. Only on the threads of tests: a panic elsewhere may

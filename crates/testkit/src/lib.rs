@@ -11,6 +11,7 @@
 //! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
 //! * [`statement`][]: the SQL statements of the checkout, those of files and those in Rust code.
+//! * [`skip`][]: tests that are skipped because the user or the host lacks something.
 //! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
 //!   `curators`: a cluster of curators beside such servers, and its clients.
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
@@ -52,5 +53,6 @@ pub mod port;
 pub mod postgres;
 #[cfg(feature = "curator")]
 mod shifted_clock;
+pub mod skip;
 pub mod source;
 pub mod statement;

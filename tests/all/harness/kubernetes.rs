@@ -51,7 +51,7 @@ impl ProgramSet {
         }
     }
 
-    /// The line of a skipped test. `tools/lib/kubernetes.sh` counts these lines by their first words.
+    /// The line of a skipped test. `tools/lib/skips.sh` counts these lines by their first words.
     fn skipped(self) -> &'static str {
         match self {
             Self::ApiServer => {

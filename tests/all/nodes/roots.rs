@@ -12,6 +12,7 @@ use super::owner::Owner;
 use super::services::{declare, every, founded, instance, until_nothing_is_left, until_status, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
+use crate::harness::skip;
 
 /// Writes its observations into its own directory, leaves a process behind, and ends on SIGTERM.
 const PROGRAM: &str = r#"
@@ -145,7 +146,7 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     let digest = archive(&node, &name)?;
     let first = declare(&owner, "box", &[service(&digest, &name, "one")]).await?;
     owner.roles(&node, &["box"], &[]).await?;
-    if !rustix::process::geteuid().is_root() {
+    if !skip::runs_as_root() {
         let waits = until_status(&owner, &node, "server", |status| status.message.contains("runs as root"));
         waits.await?;
         return Ok(());

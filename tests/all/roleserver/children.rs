@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PATIENCE;
 use crate::harness::aloud::TestResult;
+use crate::harness::skip::report_skip;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
 const SOON: ExponentialBackoff =
@@ -118,6 +119,11 @@ impl Drop for Host {
             }
         }
     }
+}
+
+/// Reports that this test is skipped: the role server can make no control groups here.
+fn report_missing_groups() {
+    report_skip("control groups", "run the tests as root, on a host where root can change /sys/fs/cgroup");
 }
 
 /// A role server that runs one program.
@@ -332,6 +338,7 @@ async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> Test
     let host = Host::new()?;
     if host.mounts.is_none() {
         // Without groups nothing shows which processes belong together; the documentation states that.
+        report_missing_groups();
         return Ok(());
     }
     // Its main process ends and leaves one behind that has created a session of its own.
@@ -413,6 +420,7 @@ async fn program_that_cannot_be_run_is_reported_and_nothing_of_it_runs() -> Test
 async fn program_has_the_user_and_the_limits_that_it_is_given() -> TestResult {
     let host = Host::new()?;
     if host.mounts.is_none() {
+        report_missing_groups();
         return Ok(());
     }
     fs::set_permissions(host.directory.path(), fs::Permissions::from_mode(0o755))?;

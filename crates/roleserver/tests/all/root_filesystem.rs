@@ -46,7 +46,7 @@ fn service_with_capabilities(names: &[&str]) -> Result<DesiredService> {
 /// Only a role server of root starts such services. Capabilities are those of a thread, so the test has one for itself.
 #[test]
 fn capability_that_the_role_server_lacks_is_named() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
+    if !testkit::skip::runs_as_root() {
         return Ok(());
     }
     let host = Host::new()?;
