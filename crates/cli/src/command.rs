@@ -329,3 +329,28 @@ fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Comma
         command.mut_subcommand(name, |below| add_flag(below, flag, &[]))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DESCRIPTION: &str =
+        "Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID";
+
+    /// The descriptions of arguments that name a machine, of this command and those below it.
+    fn machine_descriptions(command: &clap::Command) -> Vec<String> {
+        let machines = command.get_positionals().filter(|argument| argument.get_id() == "machine");
+        let own = machines.map(|argument| argument.get_help().map(ToString::to_string).unwrap_or_default());
+        own.chain(command.get_subcommands().flat_map(machine_descriptions)).collect()
+    }
+
+    #[test]
+    fn machine_is_described_in_one_way() {
+        let found = machine_descriptions(&grammar());
+        assert!(found.len() > 15, "{found:?}");
+        for description in found {
+            let filters = description.strip_prefix(DESCRIPTION);
+            assert!(matches!(filters, Some("" | "; omit it to select by filters")), "{description}");
+        }
+    }
+}

@@ -12,6 +12,7 @@ use crate::cluster::kubernetes::desired::{
 use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
+use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
 
@@ -178,9 +179,18 @@ async fn approve_member_in_tx(
         .fetch_all(&mut *tx)
         .await
         .context(OPERATION)?;
-    let known = members.into_iter().find(|member| {
+    // Machines of other clusters do not make the name of a member ambiguous.
+    let of_cluster = members.iter().find(|member| {
         member.machine_id.to_string() == machine || member.provider_id.as_deref() == Some(machine)
     });
+    let wanted = match of_cluster.map(|member| member.machine_id) {
+        Some(wanted) => Some(wanted),
+        None => match find_machine(tx, machine).await? {
+            LookupResult::One(found) => Some(found.machine),
+            LookupResult::Unresolved(_) => None,
+        },
+    };
+    let known = members.into_iter().find(|member| Some(member.machine_id) == wanted);
     let nothing = match &known {
         None => Some(format!("has no machine {machine:?}; run: shepherdctl cluster describe {name}")),
         Some(member) if member.node_key.is_none() => {

@@ -9,6 +9,7 @@ mod cluster_upgrades;
 mod dialects;
 mod invariants;
 mod many;
+mod member_approval;
 mod migrations;
 mod newer_fence;
 mod outages;

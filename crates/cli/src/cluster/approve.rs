@@ -22,8 +22,8 @@ pub struct ApproveInCluster {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The machine: its id, or its provider's name for it
-    #[arg(value_name = "MACHINE")]
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
     pub machine: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

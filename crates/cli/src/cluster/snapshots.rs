@@ -67,8 +67,9 @@ pub struct RestoreCluster {
     /// The snapshot [default: the newest one that has the Kubernetes objects, or the newest one]
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub snapshot: Option<String>,
-    /// Machine to restore onto first: its id, or its provider's name for it [default: any free machine]
-    #[arg(long = "target_machine", value_name = "MACHINE", value_parser = NonEmptyStringValueParser::new())]
+    /// Machine to restore onto first: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// [default: any free machine]
+    #[arg(long = "target_machine", value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub target_machine: Option<String>,
     /// Restore although the control plane still has a quorum; changes since the snapshot are lost
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]

@@ -25,7 +25,7 @@ pub enum AllowCommand {
 /// Arguments of `allow host-key`: the machine and the fingerprint of the key to accept.
 #[derive(Debug, Args)]
 pub struct AllowHostKey {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Fingerprint of the key, as `why` shows it; only the key that was rejected last is accepted

@@ -33,7 +33,7 @@ Examples:
 /// Arguments of `hold`: the machines, the scope, the reason and the end.
 #[derive(Debug, Args)]
 pub struct HoldArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for operators who run `why`
@@ -58,7 +58,7 @@ pub struct HoldArgs {
 /// Arguments of `release`: the machines, and whether their quarantine ends.
 #[derive(Debug, Args)]
 pub struct ReleaseArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree

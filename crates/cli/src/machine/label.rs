@@ -25,7 +25,7 @@ Example:
 /// Arguments of `label`: the machines and the labels to set.
 #[derive(Debug, Args)]
 pub struct LabelArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// The label; may be given several times
@@ -42,7 +42,7 @@ pub struct LabelArgs {
 /// Arguments of `unlabel`: the machines and the keys to remove.
 #[derive(Debug, Args)]
 pub struct UnlabelArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// The label's key; may be given several times

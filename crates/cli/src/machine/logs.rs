@@ -50,7 +50,7 @@ const SILENT_WAIT: Duration = Duration::from_secs(2);
 /// Arguments of `logs`: the machine, the log, and how much of it.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Log to show: roleserver, etcd, or ROLE/SERVICE [default: list the logs]

@@ -34,7 +34,7 @@ Example:
 /// Arguments of `reboot`: the machines and the reason.
 #[derive(Debug, Args)]
 pub struct RebootArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the audit and for operators who run `why`
@@ -54,7 +54,7 @@ pub struct PowerArgs {
     /// What to do: on, off or cycle
     #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
     pub action: Option<String>,
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the audit and for operators who run `why`
@@ -76,7 +76,7 @@ pub enum PowerCommand {
 /// Arguments of `power cancel`: the machine whose order is cancelled.
 #[derive(Debug, Args)]
 pub struct CancelPower {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Why, for the audit

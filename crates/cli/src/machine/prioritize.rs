@@ -30,7 +30,7 @@ repeatedly.";
 /// Arguments of `prioritize`: the machines, the level and its end.
 #[derive(Debug, Args)]
 pub struct PrioritizeArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Priority: urgent (before the others), normal (as the engine decides), or low (after the others)

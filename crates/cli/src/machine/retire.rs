@@ -42,7 +42,7 @@ pub struct RetireArgs {
     /// What to do with a retirement that was begun
     #[command(subcommand)]
     pub command: Option<RetireCommand>,
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Wipe the machine first (not supported by any agent or provider of this release)
@@ -73,7 +73,7 @@ pub enum RetireCommand {
 /// Arguments of `retire cancel`: the machine whose retirement is cancelled.
 #[derive(Debug, Args)]
 pub struct CancelRetire {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Why, for the audit
@@ -84,7 +84,7 @@ pub struct CancelRetire {
 /// Arguments of `retire waive`: the stage to skip, and the confirmation.
 #[derive(Debug, Args)]
 pub struct WaiveStage {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// The stage: wipe or release

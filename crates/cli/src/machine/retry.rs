@@ -19,7 +19,7 @@ Example:
 /// Arguments of `retry`: the machines and the reason.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
-    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the history

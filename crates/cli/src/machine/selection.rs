@@ -9,7 +9,7 @@ use proto::fleet::v1;
 /// The machine that a command names.
 #[derive(Debug, Args)]
 pub struct MachineArg {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
 }

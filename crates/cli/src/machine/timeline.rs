@@ -25,7 +25,7 @@ Example:
 /// Arguments of `timeline`: the machine and the number of events.
 #[derive(Debug, Args)]
 pub struct TimelineArgs {
-    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Maximum number of events to list
