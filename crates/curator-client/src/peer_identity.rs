@@ -78,15 +78,6 @@ pub struct Revocations {
     pub owners: BTreeSet<PublicKey>,
 }
 
-impl Revocations {
-    /// The revocations that still matter at `now`: an expired certificate is rejected anyway.
-    #[must_use]
-    pub fn without_expired(mut self, now: Timestamp) -> Self {
-        self.serials.retain(|_, until| now <= *until);
-        self
-    }
-}
-
 /// Why a certificate is rejected. Each reason has the gRPC code UNAUTHENTICATED.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
@@ -474,15 +465,5 @@ mod tests {
             .certificate;
         assert!(identified(&others, &removed, 1).is_ok());
         assert!(identified(&node(), &removed, 1).is_ok(), "a node with the same key is no owner");
-    }
-
-    #[test]
-    fn revocation_is_dropped_only_after_the_certificate_expires() {
-        let revocations =
-            Revocations { serials: BTreeMap::from([(serial(3), at(1000))]), ..Default::default() };
-        assert_eq!(revocations.clone().without_expired(at(1000)), revocations);
-        let later = revocations.without_expired(at(1001));
-        assert!(later.serials.is_empty());
-        assert_eq!(identified(&node(), &later, 1001), Err(PeerError::Expired(at(1000))));
     }
 }
