@@ -67,6 +67,7 @@ pub struct Policy {
     /// How many machines a bulk order may concern.
     pub order_limits: OrderLimits,
     /// Whether sensitive orders need a second admin.
+    // Stored policies have this name, and earlier releases, which share the database during an update, read no other one.
     #[serde(rename = "second_person")]
     pub two_person_rule: TwoPersonRule,
     /// How long a new credential approves nothing under the two-person rule. It is not in `two_person_rule`, because an

@@ -142,6 +142,7 @@ impl Bmdb {
             MembershipOrder::Join => format!("to join cluster {name}"),
             MembershipOrder::Leave => format!("to leave cluster {name}"),
         };
+        // The name of the event stays as it is: the histories of machines have it, and operators search for it.
         self.place_recorded_order(lease, machine, (what, sealed), ("ClusterAsked", detail)).await
     }
 

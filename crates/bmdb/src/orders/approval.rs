@@ -167,13 +167,12 @@ pub(crate) async fn require_second_approval(
         }
         ApprovalDecision::Required => {
             let text = approval_required_message(kind, approval, &key);
-            let (good_for, target) = (policy.approval_ttl, order.target.clone());
             Err(BmdbError::ApprovalRequired(Box::new(ApprovalRequest {
                 approval_id: approval,
                 idempotency_key: key,
                 request_digest: request,
-                target,
-                ttl: good_for,
+                target: order.target.clone(),
+                ttl: policy.approval_ttl,
                 message: text,
             })))
         }
@@ -317,7 +316,6 @@ async fn approve_order_in_tx(
     let waiting = read_waiting_time(tx, &policy).await?;
     check_approver(&found.pending_approval(), &approver, waiting, found.now)
         .map_err(|(reason, text)| order_rejected(reason, format!("{approval} is not approved: {text}")))?;
-    let good_for = rule.approval_ttl;
     let before = found.audit_json();
     let written = sqlx::query_file!(
         "../../sql/approval/approve.sql",
@@ -325,7 +323,7 @@ async fn approve_order_in_tx(
         by.name,
         by.credential,
         order.reason,
-        good_for.float_milliseconds(),
+        rule.approval_ttl.float_milliseconds(),
     )
     .fetch_one(&mut *tx)
     .await

@@ -47,6 +47,7 @@ pub struct TwoPersonRule {
     /// Whether sensitive orders need approval.
     pub required: bool,
     /// How long a request waits for approval, and how long an approval is valid.
+    // As `second_person`, a name in stored policies that earlier releases read.
     #[serde(rename = "good_for")]
     pub approval_ttl: Span,
 }

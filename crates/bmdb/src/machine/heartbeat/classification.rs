@@ -13,6 +13,10 @@ use model::process::Process;
 use model::roll_out::ReleaseReport;
 use model::time::Timestamp;
 
+/// The event of a lost machine that reports again, in the same boot. Its name stays as it is: the histories of machines
+/// have it, and operators search for it.
+const REPORTS_AGAIN: &str = "HeardAgain";
+
 /// What a heartbeat is classified by besides the facts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeartbeatContext {
@@ -86,7 +90,7 @@ pub(crate) fn classify_heartbeat(
     }
     if beat.sequence > stored.sequence {
         let was_lost = matches!(phase, Phase::Silent | Phase::Recovering);
-        let event = was_lost.then(|| ("HeardAgain", format!("from the same boot {}", beat.boot_id)));
+        let event = was_lost.then(|| (REPORTS_AGAIN, format!("from the same boot {}", beat.boot_id)));
         return HeartbeatVerdict::Accepted { event };
     }
     if beat.sequence == stored.sequence
@@ -162,7 +166,7 @@ pub(super) fn healing_changes(
         (Some(HealingStep::Started), _) => {
             let detail =
                 format!("it waits for a person, and returns when it has reported for {limit} without a gap");
-            (vec![FactChange::NeedsHumanReporting], Some(("HeardAgain", detail)))
+            (vec![FactChange::NeedsHumanReporting], Some((REPORTS_AGAIN, detail)))
         }
         (Some(HealingStep::Completed), Some(waited)) => {
             let mut changes =
