@@ -21,7 +21,7 @@
 //!    date.
 //! 5. [`start`] writes the policy that flags give, and starts sessions, [`listeners`], housekeeping and the loops of
 //!    the plan. [`ssh_access`] loads what the loops reach machines with.
-//! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully. A second signal skips the grace
+//! 6. [`program`] waits for a signal. Then [`running_service`] stops everything gracefully. A second signal skips the grace
 //!    period. [`stop_deadline`] divides the time of the stop.
 //!
 //! [`logging`] and [`traces`] write and export what happens. [`os_process`] has the signals. [`scratch`] has temporary
@@ -60,7 +60,6 @@ pub mod os_process;
 pub mod preflight;
 pub mod program;
 pub mod provider_configuration;
-pub mod run;
 pub mod running_service;
 pub mod scratch;
 pub mod service_plan;
