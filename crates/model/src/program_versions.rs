@@ -63,7 +63,7 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
     VersionFault {
         name: "etcd-lost-delete-event",
         program: Program::Etcd,
-        ranges: &[(version(3, 4, 0), version(3, 4, 34)), (version(3, 5, 0), version(3, 5, 16))],
+        ranges: &[(version(3, 4, 0), version(3, 4, 36)), (version(3, 5, 0), version(3, 5, 18))],
         effect: "sends no event for a deletion at the very revision of a compaction; the curators bear it, and other \
                  clients may not",
         loses_data: false,
@@ -297,11 +297,14 @@ mod tests {
         for (program, text, expected) in [
             (Program::Etcd, "3.4.23", &["etcd-lost-delete-event"][..]),
             (Program::Etcd, "3.4.33", &["etcd-lost-delete-event"]),
-            (Program::Etcd, "3.4.34", &[]),
+            (Program::Etcd, "3.4.34", &["etcd-lost-delete-event"]),
+            (Program::Etcd, "3.4.35", &["etcd-lost-delete-event"]),
+            (Program::Etcd, "3.4.36", &[]),
             (Program::Etcd, "3.5.0", &["etcd-lost-delete-event", "etcd-divergence"]),
             (Program::Etcd, "3.5.2", &["etcd-lost-delete-event", "etcd-divergence"]),
             (Program::Etcd, "3.5.3", &["etcd-lost-delete-event"]),
-            (Program::Etcd, "3.5.16", &[]),
+            (Program::Etcd, "3.5.17", &["etcd-lost-delete-event"]),
+            (Program::Etcd, "3.5.18", &[]),
             (Program::Etcd, "3.6.0", &[]),
             (Program::Etcd, "3.7.3", &[]),
             (Program::Postgres, "13.22", &[]),
