@@ -6,8 +6,9 @@
 //!
 //! # How to add a row
 //!
-//! State the range by the releases themselves: the first version that has the fault, and the first that does not. Give the
-//! page of the program's own developers as the reference. A name never changes, because configurations contain it.
+//! State the range by the releases themselves: the first version that has the fault, and the first that does not. Where
+//! the developers name no first version, it is the first release of all. Give the page of the program's own developers as
+//! the reference. A name never changes, because configurations contain it.
 
 use std::fmt;
 
@@ -89,6 +90,7 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         name: "kubernetes-subpath",
         program: Program::Kubernetes,
         ranges: &[
+            (version(1, 0, 0), version(1, 19, 15)),
             (version(1, 20, 0), version(1, 20, 11)),
             (version(1, 21, 0), version(1, 21, 5)),
             (version(1, 22, 0), version(1, 22, 2)),
@@ -101,7 +103,7 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         name: "containerd-image-volumes",
         program: Program::Containerd,
         ranges: &[
-            (version(1, 4, 0), version(1, 4, 13)),
+            (version(1, 0, 0), version(1, 4, 13)),
             (version(1, 5, 0), version(1, 5, 10)),
             (version(1, 6, 0), version(1, 6, 1)),
         ],
@@ -312,8 +314,13 @@ mod tests {
             (Program::Postgres, "14.3 (Debian 14.3-1)", &["postgresql-concurrent-index"]),
             (Program::Postgres, "14.4", &[]),
             (Program::Postgres, "15.0", &[]),
+            (Program::Kubernetes, "v1.18.20", &["kubernetes-subpath"]),
+            (Program::Kubernetes, "v1.19.14", &["kubernetes-subpath"]),
+            (Program::Kubernetes, "v1.19.15", &[]),
             (Program::Kubernetes, "v1.22.1", &["kubernetes-subpath"]),
             (Program::Kubernetes, "v1.22.2", &[]),
+            (Program::Containerd, "1.3.10", &["containerd-image-volumes"]),
+            (Program::Containerd, "1.4.13", &[]),
             (Program::Containerd, "1.6.0", &["containerd-image-volumes"]),
             (Program::Containerd, "v1.7.0", &[]),
         ] {
