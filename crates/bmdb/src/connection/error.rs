@@ -156,7 +156,7 @@ pub enum BmdbError {
     #[error("the BMDB contains an impossible value: {0}")]
     Corrupt(String),
     /// Any other error of the database.
-    #[error("{operation} failed: {source}")]
+    #[error("{operation} failed: {}", describe_error(source))]
     Statement {
         /// What was being done.
         operation: &'static str,
@@ -231,6 +231,34 @@ pub(crate) fn order_rejected(reason: &'static str, message: impl Into<String>) -
     BmdbError::OrderRejected { reason, message: message.into() }
 }
 
+/// An error of the database as a part of a sentence.
+///
+/// sqlx adds "at line 412" to what the server reports: a line of the source of PostgreSQL, which an operator takes for
+/// one of their own files.
+#[must_use]
+pub fn describe_error(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(refusal) => {
+            let code = refusal.code().unwrap_or_default();
+            let advice = advice_for(&code, refusal.message());
+            format!("the database refused it: {}{advice}", refusal.message())
+        }
+        other => other.to_string(),
+    }
+}
+
+/// What to do about an error that an operator can end, to follow its message; empty for the others.
+fn advice_for(code: &str, message: &str) -> &'static str {
+    match code {
+        // Since PostgreSQL 15 nobody but the owner of a database may create tables in it.
+        "42501" if message.contains("public") => {
+            "; make the user of the URL the owner of the database, or run \
+             `GRANT USAGE, CREATE ON SCHEMA public TO USER` in it"
+        }
+        _ => "",
+    }
+}
+
 /// Whether the database reported that another client held a lock that could not be waited for.
 pub(crate) fn is_lock_not_available(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("55P03"))
@@ -287,4 +315,21 @@ pub(crate) fn remedy_for(error: &sqlx::Error, committing: bool) -> Remedy {
         return Remedy::ResolveOutcome;
     }
     Remedy::Fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_right_on_the_schema_is_advised_by_its_grant() {
+        for (code, message, advised) in [
+            ("42501", "permission denied for schema public", true),
+            ("42501", "keine Berechtigung für Schema public", true),
+            ("42501", "permission denied for table machine", false),
+            ("3F000", "schema \"public\" does not exist", false),
+        ] {
+            assert_eq!(advice_for(code, message).contains("GRANT USAGE, CREATE"), advised, "{code} {message}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use sqlx::migrate::{MigrateError, Migrator};
 use tokio::time::Instant;
 
 use crate::connection::Bmdb;
-use crate::connection::error::{BmdbError, Remedy, is_lock_not_available, remedy_for};
+use crate::connection::error::{BmdbError, Remedy, describe_error, is_lock_not_available, remedy_for};
 use crate::engine::intent::RELEASE_KIND;
 use model::policy::{DisruptionKind, Policy};
 
@@ -134,7 +134,7 @@ impl Bmdb {
         if found < known {
             self.apply_migrations().await?;
             if let Err(error) = self.pool().execute(TUNING).await {
-                tracing::info!(%error, "the database takes no storage settings; going on without");
+                tracing::info!(error = describe_error(&error), "the database takes no storage settings; going on without");
             }
         }
         self.insert_initial_rows().await
@@ -148,9 +148,10 @@ impl Bmdb {
         let mut tries = 1;
         while let Err(error) = migrator.run(self.pool()).await {
             if tries >= MIGRATION_TRIES || !is_lock_conflict(&error) {
-                return Err(BmdbError::MigrationFailed(error.to_string()));
+                return Err(BmdbError::MigrationFailed(describe_migration_error(&error)));
             }
-            tracing::warn!(%error, attempts = tries, "a migration conflicted with other transactions; trying again");
+            let error = describe_migration_error(&error);
+            tracing::warn!(error, attempts = tries, "a migration conflicted with other transactions; trying again");
             tries += 1;
             tokio::time::sleep(MIGRATION_PAUSE).await;
         }
@@ -225,6 +226,17 @@ fn ignore_already_exists(error: sqlx::Error) -> Result<(), sqlx::Error> {
             Ok(())
         }
         _ => Err(error),
+    }
+}
+
+/// The reason why a migration failed, with its version if the database refused a statement of it.
+fn describe_migration_error(error: &MigrateError) -> String {
+    match error {
+        MigrateError::Execute(error) => describe_error(error),
+        MigrateError::ExecuteMigration(error, version) => {
+            format!("migration {version}: {}", describe_error(error))
+        }
+        other => other.to_string(),
     }
 }
 

@@ -20,7 +20,7 @@ use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection};
 
 use crate::connection::Bmdb;
-use crate::connection::error::{BmdbError, Remedy, is_lock_not_available, remedy_for};
+use crate::connection::error::{BmdbError, Remedy, describe_error, is_lock_not_available, remedy_for};
 use crate::connection::pool::release_connection;
 use crate::metrics::database::BmdbMetrics;
 use model::phase::Phase;
@@ -171,7 +171,7 @@ impl Bmdb {
             }
             Remedy::ResolveOutcome => {
                 self.metrics().count_transaction(what, "unknown");
-                Err(BmdbError::UnknownOutcome(error.to_string()))
+                Err(BmdbError::UnknownOutcome(describe_error(&error)))
             }
             Remedy::Fail => {
                 self.metrics()

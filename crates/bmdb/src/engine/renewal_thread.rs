@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connection::DbContext;
-use crate::connection::error::{BmdbError, Remedy, remedy_for};
+use crate::connection::error::{BmdbError, Remedy, describe_error, remedy_for};
 use crate::engine::session::{Session, Sessions, boot_time, lock_mutex};
 
 const RENEWING: &str = "renewing sessions";
@@ -215,7 +215,8 @@ fn apply_renewal(
         Ok(Some(_)) => session.record_renewal(sent_at),
         Ok(None) => lose_session(sessions, session, "the database says it is over"),
         Err(error @ sqlx::Error::Database(_)) => {
-            tracing::warn!(session = %session.id(), %error, "cannot renew a session; trying again");
+            let error = describe_error(&error);
+            tracing::warn!(session = %session.id(), error, "cannot renew a session; trying again");
         }
         Err(error) => return Err(error).context(RENEWING),
     }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::Bmdb;
+use crate::connection::error::describe_error;
 use model::process::Process;
 
 /// The channel that `notify_due` in `schedule.rs` sends on.
@@ -63,7 +64,8 @@ impl WakeUps {
                 () = stop.cancelled() => return,
                 result = self.listen_once(&bmdb) => {
                     if let Err(error) = result {
-                        tracing::warn!(%error, "lost the connection for wake-ups; loops poll until it is back");
+                        let error = describe_error(&error);
+                        tracing::warn!(error, "lost the connection for wake-ups; loops poll until it is back");
                     }
                 }
             }

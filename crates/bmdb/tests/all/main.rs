@@ -6,6 +6,7 @@ mod authority_theft;
 mod cluster_images;
 mod cluster_observations;
 mod cluster_upgrades;
+mod connections;
 mod dialects;
 mod invariants;
 mod many;

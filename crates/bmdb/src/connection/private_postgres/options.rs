@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::connection::error::describe_error;
+
 /// How long a server may take until it accepts connections: after a crash it replays its log first.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_mins(2);
 pub(super) const PORT: u16 = 5432;
@@ -122,7 +124,7 @@ pub enum PrivatePostgresError {
         name: String,
     },
     /// The server rejected the creation of a database.
-    #[error("the database {name} could not be created: {error}")]
+    #[error("the database {name} could not be created: {}", describe_error(error))]
     CreateDatabase {
         /// Name of the new database.
         name: String,
