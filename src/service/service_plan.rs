@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::bmdb::connection::access::Access;
 use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::time::Rate;
@@ -209,6 +210,7 @@ fn plan_database(flags: &ServiceFlags) -> Result<Database, ExitFailure> {
         .map_err(|error| ExitFailure::usage(error.to_string()))?;
     settings.max_connections = flags.bmdb_max_connections;
     settings.dialect = flags.bmdb_dialect;
+    settings.access = Access::ReadWrite;
     Ok(Database::Url(Box::new(settings)))
 }
 

@@ -38,6 +38,15 @@ pub enum BmdbError {
         /// The dialect that was configured.
         dialect: Dialect,
     },
+    /// The server takes no writes. Nothing was done.
+    #[error(
+        "the BMDB at {address} is read-only: the server is a standby, or default_transaction_read_only is on; give the \
+         address of the primary"
+    )]
+    ReadOnly {
+        /// Host, port and database, without credentials.
+        address: String,
+    },
     /// The schema is newer than this release knows.
     #[error(
         "the BMDB has schema version {found}, and this release knows versions up to {supported}: it was upgraded by a \
@@ -198,6 +207,7 @@ impl BmdbError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
+            | Self::ReadOnly { .. }
             | Self::UnknownOutcome(_)
             | Self::Conflict { .. }
             | Self::ReadTimedOut { .. }
@@ -270,7 +280,7 @@ fn is_retryable(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
-            ["08", "25P0", "40", "53", "55P03", "57", "58"].iter().any(|class| code.starts_with(class))
+            ["08", "25006", "25P0", "40", "53", "55P03", "57", "58"].iter().any(|class| code.starts_with(class))
         }
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)

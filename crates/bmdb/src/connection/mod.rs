@@ -7,6 +7,7 @@
 //!
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
 //!   is. [`url`] finds and masks passwords in URLs.
+//! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
 //!   it loses against others. [`error`] decides for each error of the database whether to retry, to find out what
@@ -42,6 +43,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
 use tokio::sync::watch;
 
+use crate::connection::access::{Access, is_read_only, require_access};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::pool::new_pool;
@@ -52,6 +54,7 @@ use model::policy::Policy;
 use model::program_versions::postgres_version;
 use model::time::Timestamp;
 
+pub mod access;
 pub mod dialect;
 pub mod error;
 mod pool;
@@ -92,7 +95,7 @@ impl Bmdb {
     /// Touches nothing: the schema may be missing or of any version.
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
         let options = settings.connect_options();
-        let pool = new_pool(settings.max_connections, options.clone());
+        let pool = new_pool(settings.max_connections, options.clone(), settings.access);
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
@@ -108,7 +111,12 @@ impl Bmdb {
                         .fetch_one(&mut connection)
                         .await;
                 let isolation = isolation.context("asking for the isolation level")?;
+                let is_reader = settings.access == Access::ReadWrite
+                    && is_read_only(&mut connection).await.context("reading whether the server takes writes")?;
                 drop(connection.close().await);
+                if is_reader {
+                    return Err(BmdbError::ReadOnly { address: settings.address() });
+                }
                 if isolation != settings.dialect.isolation() {
                     return Err(BmdbError::Isolation {
                         place: settings.address(),
@@ -135,7 +143,9 @@ impl Bmdb {
 
     /// A connection outside the pool: sessions are renewed on one, so that no other work delays that.
     pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
-        self.inner.options.connect().await
+        let mut connection = self.inner.options.connect().await?;
+        require_access(&mut connection, self.inner.settings.access).await?;
+        Ok(connection)
     }
 
     /// The dialect of the database.

@@ -5,6 +5,7 @@
 //! closing it ends the transaction.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
@@ -15,6 +16,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
 use crate::connection::Bmdb;
+use crate::connection::access::{Access, CONNECTION_LIFETIME, is_read_only, require_access};
 use crate::connection::error::BmdbError;
 use crate::metrics::Metrics;
 use crate::metrics::registry::Label;
@@ -23,18 +25,23 @@ use crate::metrics::registry::Label;
 const TEST_LIMIT: Duration = Duration::from_secs(2);
 
 /// A pool of at most so many connections. Each is tested when it returns to the pool, and when it leaves the pool
-/// unless it returned within the last second.
-pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
+/// unless it returned within the last second. Where the server must take writes, one is also tested every second, so
+/// that connections that are never idle and only read leave a server that became a reader, too.
+pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, access: Access) -> PgPool {
+    let (began, last_test) = (Instant::now(), AtomicU64::new(0));
     PgPoolOptions::new()
         .max_connections(max_connections)
         .acquire_timeout(Duration::from_secs(10))
         .idle_timeout(Duration::from_mins(5))
+        .max_lifetime(CONNECTION_LIFETIME)
         .test_before_acquire(false)
-        .before_acquire(|connection, meta| {
-            Box::pin(async move {
-                // It answered when it was returned to the pool.
-                if meta.idle_for < Duration::from_secs(1) { Ok(true) } else { check_alive(connection).await }
-            })
+        .after_connect(move |connection, _| Box::pin(require_access(connection, access)))
+        .before_acquire(move |connection, meta| {
+            let second = began.elapsed().as_secs();
+            let is_due = access == Access::ReadWrite && last_test.fetch_max(second, Ordering::Relaxed) < second;
+            // It answered when it was returned to the pool.
+            let is_tested = meta.idle_for < Duration::from_secs(1) && !is_due;
+            Box::pin(async move { if is_tested { Ok(true) } else { check_usable(connection, access).await } })
         })
         .after_release(|connection, _| {
             Box::pin(async move {
@@ -42,7 +49,7 @@ pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions) -> PgPoo
                 if RETURNING_TO_POOL.try_with(|()| ()).is_ok() {
                     Ok(true)
                 } else {
-                    check_alive(connection).await
+                    check_usable(connection, Access::Any).await
                 }
             })
         })
@@ -99,13 +106,16 @@ pub(super) fn release_connection(mut connection: PoolConnection<Postgres>) {
     );
 }
 
-/// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a
-/// network that swallows packets, and closing the pool would then wait for it.
-async fn check_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    match tokio::time::timeout(TEST_LIMIT, connection.ping()).await {
-        Ok(answer) => answer.map(|()| true),
-        Err(_) => Err(sqlx::Error::PoolTimedOut),
-    }
+/// Whether a pooled connection still answers, and takes writes if it must. The pool's own test waits for ever for one
+/// behind a network that swallows packets, and closing the pool would then wait for it.
+async fn check_usable(connection: &mut PgConnection, access: Access) -> Result<bool, sqlx::Error> {
+    let test = async {
+        match access {
+            Access::Any => connection.ping().await.map(|()| true),
+            Access::ReadWrite => is_read_only(connection).await.map(|is_reader| !is_reader),
+        }
+    };
+    tokio::time::timeout(TEST_LIMIT, test).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Connections of the common pool, by whether they are idle or in use.

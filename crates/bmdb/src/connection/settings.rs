@@ -9,6 +9,7 @@ use std::time::Duration;
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
+use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 
@@ -19,6 +20,8 @@ pub struct ConnectionSettings {
     pub options: PgConnectOptions,
     /// The dialect of the database.
     pub dialect: Dialect,
+    /// Whether the server must take writes.
+    pub access: Access,
     /// Most connections of the common pool; one more is used to renew sessions.
     pub max_connections: u32,
     /// Name shown in the server's list of connections.
@@ -42,6 +45,7 @@ impl ConnectionSettings {
         Ok(Self {
             options,
             dialect: Dialect::Postgres,
+            access: Access::Any,
             max_connections: 16,
             application: application.to_owned(),
             short_reads: false,

@@ -20,6 +20,7 @@ use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection};
 
 use crate::connection::Bmdb;
+use crate::connection::access::is_reader_refusal;
 use crate::connection::error::{BmdbError, Remedy, describe_error, is_lock_not_available, remedy_for};
 use crate::connection::pool::release_connection;
 use crate::metrics::database::BmdbMetrics;
@@ -82,7 +83,7 @@ impl Bmdb {
                 else {
                     return Err(bmdb.abandon_connection(what, connection, TRANSACTION_LIMIT));
                 };
-                if is_sound {
+                if is_sound && !tried.shows_reader() {
                     release_connection(connection);
                 } else {
                     drop(connection.detach());
@@ -139,7 +140,12 @@ impl Bmdb {
                 let Ok(tried) = tried.await else {
                     return Err(bmdb.abandon_connection(what, connection, STATEMENT_LIMIT));
                 };
-                release_connection(connection);
+                if tried.as_ref().is_err_and(is_reader_refusal) {
+                    // The next connection may lead to the server that took its place.
+                    drop(connection.detach());
+                } else {
+                    release_connection(connection);
+                }
                 match tried {
                     Ok(value) => {
                         bmdb.metrics().count_transaction(what, "done");
@@ -208,6 +214,18 @@ enum AttemptOutcome<T> {
     Finished(Result<T, BmdbError>),
     /// The database failed it: another attempt may succeed.
     Failed { error: sqlx::Error, committing: bool },
+}
+
+impl<T> AttemptOutcome<T> {
+    /// Whether the server refused a write, so that its connection is of no use.
+    fn shows_reader(&self) -> bool {
+        match self {
+            Self::Finished(Err(BmdbError::Statement { source: error, .. })) | Self::Failed { error, .. } => {
+                is_reader_refusal(error)
+            }
+            Self::Finished(_) => false,
+        }
+    }
 }
 
 /// Begins a transaction, runs `body` in it and commits, or rolls back. Also returns whether the connection can be used

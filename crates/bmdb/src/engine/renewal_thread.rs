@@ -8,6 +8,8 @@
 //! has a limit of its own, after which its connection is replaced by a new one: behind a network that swallows packets
 //! the old one would be waited for long after the network is back. Rows that another client has locked share a part of
 //! that limit, however many they are, so that they cannot delay the others' next renewal.
+//!
+//! A connection to a server that refuses writes is replaced, too, and so is one that is older than any may be.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connection::DbContext;
+use crate::connection::access::{CONNECTION_LIFETIME, is_reader_refusal};
 use crate::connection::error::{BmdbError, Remedy, describe_error, remedy_for};
 use crate::engine::session::{Session, Sessions, boot_time, lock_mutex};
 
@@ -73,11 +76,17 @@ impl Drop for LoseAllOnDrop {
     }
 }
 
+/// The connection that sessions are renewed on.
+struct RenewalConnection {
+    connection: PgConnection,
+    opened_at: Instant,
+}
+
 async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
     let interval = sessions.inner.interval;
     let mut look = tokio::time::interval((interval / 16).max(Duration::from_millis(5)));
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut renewing: JoinSet<Option<PgConnection>> = JoinSet::new();
+    let mut renewing: JoinSet<Option<RenewalConnection>> = JoinSet::new();
     let mut connection = None;
     let mut next_renewal = Instant::now();
     loop {
@@ -98,7 +107,7 @@ async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
             }
         }
     }
-    if let Some(connection) = connection {
+    if let Some(RenewalConnection { connection, .. }) = connection {
         drop(tokio::time::timeout(CLOSE_TIMEOUT, connection.close()).await);
     }
 }
@@ -119,7 +128,10 @@ fn lose_session(sessions: &Sessions, session: &Session, reason: &str) {
 }
 
 /// One round of renewals. Returns the connection if it can be used for another one.
-async fn renew_with_timeout(sessions: Sessions, connection: Option<PgConnection>) -> Option<PgConnection> {
+async fn renew_with_timeout(
+    sessions: Sessions,
+    connection: Option<RenewalConnection>,
+) -> Option<RenewalConnection> {
     let open = sessions.open();
     if open.is_empty() {
         return connection;
@@ -152,17 +164,22 @@ async fn renew_with_timeout(sessions: Sessions, connection: Option<PgConnection>
 async fn renew_sessions(
     sessions: &Sessions,
     open: &[Session],
-    connection: Option<PgConnection>,
-) -> Result<PgConnection, BmdbError> {
+    connection: Option<RenewalConnection>,
+) -> Result<RenewalConnection, BmdbError> {
     let bmdb = &sessions.inner.bmdb;
     let interval = sessions.inner.interval;
-    let mut connection = match connection {
+    let young = connection.filter(|connection| connection.opened_at.elapsed() < CONNECTION_LIFETIME);
+    let mut open_connection = match young {
         Some(connection) => connection,
-        None => bmdb.open_connection().await.context(RENEWING)?,
+        None => RenewalConnection {
+            connection: bmdb.open_connection().await.context(RENEWING)?,
+            opened_at: Instant::now(),
+        },
     };
-    set_statement_timeout(&mut connection, interval / 5).await?;
+    let connection = &mut open_connection.connection;
+    set_statement_timeout(connection, interval / 5).await?;
     let sent_at = boot_time();
-    let renewed = renew_all(&mut connection, open).await?;
+    let renewed = renew_all(connection, open).await?;
     let mut rest = Vec::new();
     for session in open {
         if renewed.contains(&session.id().0) {
@@ -172,19 +189,19 @@ async fn renew_sessions(
         }
     }
     if rest.is_empty() {
-        return Ok(connection);
+        return Ok(open_connection);
     }
     // Each locked row is waited for a little, and all of them together for no longer than this.
     let each = (interval / 10) / u32::try_from(rest.len()).unwrap_or(u32::MAX);
-    set_statement_timeout(&mut connection, each.max(Duration::from_millis(10))).await?;
+    set_statement_timeout(connection, each.max(Duration::from_millis(10))).await?;
     for session in rest {
         let sent_at = boot_time();
         let renewed = sqlx::query_file_scalar!("../../sql/session/renew_one.sql", session.id().0)
-            .fetch_optional(&mut connection)
+            .fetch_optional(&mut *connection)
             .await;
         apply_renewal(sessions, session, sent_at, renewed)?;
     }
-    Ok(connection)
+    Ok(open_connection)
 }
 
 /// Renews all sessions in one statement, except those that another client has locked, and returns those it renewed:
@@ -197,6 +214,7 @@ async fn renew_all(connection: &mut PgConnection, open: &[Session]) -> Result<Ha
             Ok(renewed) => return Ok(renewed.into_iter().collect()),
             // Where transactions are SERIALIZABLE, a renewal may lose against a claim that read the same session.
             Err(error) if remedy_for(&error, false) == Remedy::Retry => {}
+            Err(error) if is_reader_refusal(&error) => return Err(error).context(RENEWING),
             Err(sqlx::Error::Database(_)) => break,
             Err(error) => return Err(error).context(RENEWING),
         }
@@ -214,6 +232,7 @@ fn apply_renewal(
     match renewed {
         Ok(Some(_)) => session.record_renewal(sent_at),
         Ok(None) => lose_session(sessions, session, "the database says it is over"),
+        Err(error) if is_reader_refusal(&error) => return Err(error).context(RENEWING),
         Err(error @ sqlx::Error::Database(_)) => {
             let error = describe_error(&error);
             tracing::warn!(session = %session.id(), error, "cannot renew a session; trying again");

@@ -3,21 +3,31 @@
 //! A transaction that arms a machine for now sends the process's name on one channel; each shepherd listens on one
 //! connection of its own. This only makes a loop poll sooner: a lost notification costs a safety poll, and whenever the
 //! connection was lost all loops are woken. Without `LISTEN` loops poll.
+//!
+//! The connection is tested every few seconds: nothing is announced on a server that became a reader, and none of its
+//! connections need end for that.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::Acquire as _;
 use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::Bmdb;
+use crate::connection::access::{CONNECTION_LIFETIME, require_access};
 use crate::connection::error::describe_error;
 use model::process::Process;
 
 /// The channel that `notify_due` in `schedule.rs` sends on.
 const CHANNEL: &str = "shepherd_due";
+
+/// How often the connection is tested, and how long it may take to answer.
+const TEST_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Wakes loops by process.
 #[derive(Clone, Debug)]
@@ -82,7 +92,15 @@ impl WakeUps {
         listener.listen(CHANNEL).await?;
         // Something may have become due between the last poll and now.
         self.wake_all();
-        while let Some(notification) = listener.try_recv().await? {
+        let access = bmdb.settings().access;
+        let ends_at = Instant::now() + CONNECTION_LIFETIME;
+        while Instant::now() < ends_at {
+            let Ok(received) = tokio::time::timeout(TEST_INTERVAL, listener.try_recv()).await else {
+                let test = async { require_access(listener.acquire().await?, access).await };
+                tokio::time::timeout(TEST_INTERVAL, test).await.map_err(io::Error::from)??;
+                continue;
+            };
+            let Some(notification) = received? else { break };
             if let Ok(process) = notification.payload().parse::<Process>() {
                 self.wake(process);
             } else {

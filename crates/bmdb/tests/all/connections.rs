@@ -1,12 +1,26 @@
 //! Connections to servers that are not as they should be.
 
 use shepherd_bmdb::connection::Bmdb;
+use shepherd_bmdb::connection::access::Access;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd_bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use shepherd_bmdb::connection::settings::ConnectionSettings;
+use shepherd_bmdb::engine::wakeup::WakeUps;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection};
+use tokio_util::sync::CancellationToken;
 
+use crate::proxy::Proxy;
 use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{SOON, Shepherd, ended, until};
+use testkit::dialect;
 use testkit::postgres::TestDatabase;
+
+/// The database of a server of the test's own.
+const OWN: &str = "own";
+/// The name of the connections that a test counts.
+const COUNTED: &str = "counted";
 
 /// A connection of the superuser to the test's database.
 async fn admin(database: &TestDatabase) -> anyhow::Result<PgConnection> {
@@ -22,6 +36,105 @@ fn role_name() -> String {
 async fn run(connection: &mut PgConnection, statements: String) -> anyhow::Result<()> {
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await?;
     Ok(())
+}
+
+/// A server of the test's own with a migrated database, so that its configuration can change.
+async fn own_server() -> anyhow::Result<PrivatePostgres> {
+    let options = PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 60 };
+    let server = PrivatePostgres::start(options).await?;
+    server.create_database(OWN).await?;
+    let mut settings = ConnectionSettings::from_url(&server.url(OWN), "migrating")?;
+    settings.dialect = dialect::of_this_run()?;
+    let bmdb = Bmdb::connect(settings).await?;
+    bmdb.migrate().await?;
+    bmdb.close().await;
+    Ok(server)
+}
+
+/// How many connections of the shepherd a server has.
+async fn counted(server: &mut PgConnection) -> anyhow::Result<i64> {
+    Ok(sqlx::query_scalar("SELECT count(*) FROM pg_stat_activity WHERE application_name = $1")
+        .bind(COUNTED)
+        .fetch_one(server)
+        .await?)
+}
+
+/// Waits until an open session was renewed.
+async fn until_renewed(server: &mut PgConnection) -> anyhow::Result<()> {
+    until("a session is renewed", async || {
+        Ok(sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM session
+                            WHERE deadline - started_at > (interval_ms + 1) * INTERVAL '1 millisecond')",
+        )
+        .fetch_one(&mut *server)
+        .await?)
+    })
+    .await
+}
+
+/// The old primary refuses writes and ends no connection; new connections reach the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn switch_over_that_cuts_no_connection_moves_all_of_them() -> TestResult {
+    let (old, new) = (own_server().await?, own_server().await?);
+    let mut old_server = old.url(OWN).parse::<PgConnectOptions>()?.connect().await?;
+    let mut new_server = new.url(OWN).parse::<PgConnectOptions>()?.connect().await?;
+    let proxy = Proxy::to(&old.url(OWN)).await?;
+    let mut settings = ConnectionSettings::from_url(proxy.url(), COUNTED)?;
+    settings.dialect = dialect::of_this_run()?;
+    settings.access = Access::ReadWrite;
+    settings.max_connections = 6;
+    let shepherd = Shepherd::with(settings, SOON).await?;
+    let stop = CancellationToken::new();
+    let listening = tokio::spawn(WakeUps::default().listen(shepherd.bmdb.clone(), stop.clone()));
+    let first = shepherd.session().await?;
+    until_renewed(&mut old_server).await?;
+    assert!(counted(&mut old_server).await? >= 3, "pool, renewal and wake-ups");
+
+    proxy.redirect(&new.url(OWN))?;
+    run(&mut old_server, "ALTER SYSTEM SET default_transaction_read_only = on".to_owned()).await?;
+    run(&mut old_server, "SELECT pg_reload_conf()".to_owned()).await?;
+    // Reads alone move the connections that nothing writes on.
+    until("no connection is left at the reader", async || {
+        // It fails while no connection was replaced.
+        drop(shepherd.bmdb.schema_version().await);
+        Ok(counted(&mut old_server).await? == 0)
+    })
+    .await?;
+    let mut second = None;
+    until("a session starts on the new primary", async || {
+        second = shepherd.session().await.ok();
+        Ok(second.is_some())
+    })
+    .await?;
+    until_renewed(&mut new_server).await?;
+    drop((first, second));
+    stop.cancel();
+    ended("listening", listening).await?;
+    shepherd.stop().await?;
+    old_server.close().await?;
+    new_server.close().await?;
+    old.stop().await?;
+    Ok(new.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reader_is_refused_by_a_sentence_where_writes_are_needed() -> TestResult {
+    let database = TestDatabase::create("reader").await?;
+    let mut server = admin(&database).await?;
+    let name = database.url().parse::<PgConnectOptions>()?.get_database().map(str::to_owned);
+    let name = name.ok_or_else(|| anyhow::anyhow!("the address names a database"))?;
+    run(&mut server, format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = on")).await?;
+    let mut settings = ConnectionSettings::from_url(database.url(), "reading")?;
+    settings.dialect = database.dialect();
+    let reader = Bmdb::connect(settings.clone()).await?;
+    let refused = reader.migrate().await.expect_err("it takes no writes");
+    assert!(refused.is_transient(), "{refused}");
+    reader.close().await;
+    settings.access = Access::ReadWrite;
+    let refused = Bmdb::connect(settings).await.expect_err("it takes no writes");
+    assert!(matches!(refused, BmdbError::ReadOnly { .. }), "{refused}");
+    assert!(refused.to_string().contains("is read-only: the server is a standby"), "{refused}");
+    Ok(server.close().await?)
 }
 
 /// Since PostgreSQL 15 a role that does not own the database cannot create tables in it.

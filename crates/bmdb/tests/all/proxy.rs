@@ -2,7 +2,8 @@
 //!
 //! It forwards bytes from a TCP port to the server's socket, and can swallow everything for a while
 //! (as a partition does), refuse and cut connections (as a restart does), let one statement
-//! through and drop the connection instead of its answer, or drop a connection's options (as a pooler does).
+//! through and drop the connection instead of its answer, drop a connection's options (as a pooler does), or lead new
+//! connections to another server and leave those that exist.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +33,8 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct State {
+    /// Where new connections lead.
+    socket: Mutex<PathBuf>,
     marker: Mutex<Option<Vec<u8>>>,
     /// Pings to answer still, and nothing from then on.
     pings: Mutex<Option<u32>>,
@@ -40,17 +43,25 @@ struct State {
     connections: Mutex<Vec<CancellationToken>>,
 }
 
+fn socket_of(options: &PgConnectOptions) -> anyhow::Result<PathBuf> {
+    Ok(options.get_socket().context("the server listens on a socket")?.join(".s.PGSQL.5432"))
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Proxy {
     pub(crate) async fn start(database: &TestDatabase) -> anyhow::Result<Self> {
-        let options: PgConnectOptions = database.url().parse()?;
-        let socket = options.get_socket().context("the server listens on a socket")?.join(".s.PGSQL.5432");
+        Self::to(database.url()).await
+    }
+
+    /// One in front of the server of this URL.
+    pub(crate) async fn to(server: &str) -> anyhow::Result<Self> {
+        let options: PgConnectOptions = server.parse()?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let name = options.get_database().context("no database in the address")?;
-        let (_, query) = database.url().split_once('?').context("no query in the address")?;
+        let (_, query) = server.split_once('?').context("no query in the address")?;
         let kept: Vec<&str> = query
             .split('&')
             .filter(|part| !part.starts_with("host=") && !part.starts_with("port="))
@@ -59,17 +70,22 @@ impl Proxy {
         let proxy = Self {
             url,
             network: watch::Sender::new(Network::Good),
-            state: Arc::default(),
+            state: Arc::new(State { socket: Mutex::new(socket_of(&options)?), ..State::default() }),
             stop: CancellationToken::new(),
         };
         tokio::spawn(accept(
             listener,
-            socket,
             proxy.network.clone(),
             proxy.state.clone(),
             proxy.stop.clone(),
         ));
         Ok(proxy)
+    }
+
+    /// From now on new connections lead to the server of this URL. Those that exist stay where they are.
+    pub(crate) fn redirect(&self, server: &str) -> anyhow::Result<()> {
+        *locked(&self.state.socket) = socket_of(&server.parse()?)?;
+        Ok(())
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -136,7 +152,6 @@ impl Drop for Proxy {
 
 async fn accept(
     listener: TcpListener,
-    socket: PathBuf,
     network: watch::Sender<Network>,
     state: Arc<State>,
     stop: CancellationToken,
@@ -152,7 +167,7 @@ async fn accept(
         }
         let cut = CancellationToken::new();
         locked(&state.connections).push(cut.clone());
-        let (socket, network, state) = (socket.clone(), network.clone(), state.clone());
+        let (socket, network, state) = (locked(&state.socket).clone(), network.clone(), state.clone());
         tokio::spawn(async move {
             let forward = serve(client, socket, network, state);
             tokio::select! {
