@@ -43,7 +43,7 @@ impl ConnectionSettings {
             reason: redacted_url_error(&error, url),
         })?;
         Ok(Self {
-            options,
+            options: without_brackets(options),
             dialect: Dialect::Postgres,
             access: Access::Any,
             max_connections: 16,
@@ -59,7 +59,14 @@ impl ConnectionSettings {
         let database = self.options.get_database().unwrap_or("(default database)");
         match self.options.get_socket() {
             Some(socket) => format!("{}/{database}", socket.display()),
-            None => format!("{}:{}/{database}", self.options.get_host(), self.options.get_port()),
+            None => {
+                let (host, port) = (self.options.get_host(), self.options.get_port());
+                if host.contains(':') {
+                    format!("[{host}]:{port}/{database}")
+                } else {
+                    format!("{host}:{port}/{database}")
+                }
+            }
         }
     }
 
@@ -101,10 +108,19 @@ impl ConnectionSettings {
     }
 }
 
+/// Takes the brackets off an IPv6 address, which sqlx keeps as a part of the host's name. The name that TLS verifies has
+/// none either.
+fn without_brackets(options: PgConnectOptions) -> PgConnectOptions {
+    let bare = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
+    match bare {
+        Some(address) => options.host(&address),
+        None => options,
+    }
+}
+
 /// Whether a host of a URL is this host, or a directory of sockets.
 fn is_this_host(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    match bare.parse::<IpAddr>() {
+    match host.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_loopback(),
         Err(_) => host.starts_with('/') || host == "localhost" || host.ends_with(".localhost"),
     }
@@ -132,6 +148,22 @@ fn redacted_url_error(error: &sqlx::Error, url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ipv6_address_is_written_in_brackets_and_used_without() {
+        for (url, host, address) in [
+            ("postgres://kim@[::1]:6003/bmdb", "::1", "[::1]:6003/bmdb"),
+            ("postgres://kim@[2001:db8::1]/bmdb", "2001:db8::1", "[2001:db8::1]:5432/bmdb"),
+            ("postgres:///bmdb?host=2001:db8::1&user=kim", "2001:db8::1", "[2001:db8::1]:5432/bmdb"),
+            ("postgres:///bmdb?hostaddr=::1&user=kim", "::1", "[::1]:5432/bmdb"),
+            ("postgres://kim@127.0.0.1:1/bmdb", "127.0.0.1", "127.0.0.1:1/bmdb"),
+            ("postgres://kim@db.example/bmdb", "db.example", "db.example:5432/bmdb"),
+        ] {
+            let settings = ConnectionSettings::from_url(url, "test").unwrap();
+            assert_eq!(settings.options.get_host(), host, "{url}");
+            assert_eq!(settings.address(), address, "{url}");
+        }
+    }
 
     #[test]
     fn remote_server_that_is_not_verified_is_a_warning() {

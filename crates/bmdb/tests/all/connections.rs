@@ -137,6 +137,19 @@ async fn reader_is_refused_by_a_sentence_where_writes_are_needed() -> TestResult
     Ok(server.close().await?)
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_is_reached_by_its_ipv6_address() -> TestResult {
+    let database = TestDatabase::create("ipv6").await?;
+    let proxy = Proxy::listen("[::1]:0", database.url()).await?;
+    assert!(proxy.url().starts_with("postgres://[::1]:"), "{}", proxy.url());
+    let mut settings = ConnectionSettings::from_url(proxy.url(), "by IPv6")?;
+    settings.dialect = database.dialect();
+    let bmdb = Bmdb::connect(settings).await?;
+    bmdb.require_schema().await?;
+    bmdb.close().await;
+    Ok(())
+}
+
 /// Since PostgreSQL 15 a role that does not own the database cannot create tables in it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_may_not_create_tables_is_given_the_grant_it_lacks() -> TestResult {

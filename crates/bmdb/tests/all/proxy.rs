@@ -58,8 +58,13 @@ impl Proxy {
 
     /// One in front of the server of this URL.
     pub(crate) async fn to(server: &str) -> anyhow::Result<Self> {
+        Self::listen("127.0.0.1:0", server).await
+    }
+
+    /// One at this address, in front of the server of this URL.
+    pub(crate) async fn listen(address: &str, server: &str) -> anyhow::Result<Self> {
         let options: PgConnectOptions = server.parse()?;
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind(address).await?;
         let name = options.get_database().context("no database in the address")?;
         let (_, query) = server.split_once('?').context("no query in the address")?;
         let kept: Vec<&str> = query
