@@ -43,6 +43,7 @@ async fn check_database(
     found: &mut Vec<String>,
 ) -> Result<String, ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+    bmdb.refuse_poolers().await.map_err(database_failure)?;
     warn_about_version(&bmdb);
     if let Some(version) = bmdb.server_version() {
         found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version)));

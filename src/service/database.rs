@@ -47,6 +47,9 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     };
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     warn_about_version(&bmdb);
+    if private.is_none() {
+        bmdb.refuse_poolers().await.map_err(database_failure)?;
+    }
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;
     Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })

@@ -47,6 +47,39 @@ pub enum BmdbError {
         /// Host, port and database, without credentials.
         address: String,
     },
+    /// A setting that correctness depends on cannot be brought into force. Nothing was done.
+    #[error(
+        "the BMDB at {address} runs with {setting} = {found:?}, and {requested:?} was requested: a pooler in between drops \
+         settings; connect to the server itself, or to a pooler that gives each connection a session of its own"
+    )]
+    SettingNotInForce {
+        /// Host, port and database, without credentials.
+        address: String,
+        /// Name of the setting.
+        setting: String,
+        /// The value that was requested.
+        requested: String,
+        /// The value that the server reports.
+        found: String,
+    },
+    /// A pooler gives the sessions of the server to transactions. Nothing was done.
+    #[error(
+        "the BMDB at {address} is behind a pooler that pools transactions, where settings, prepared statements and LISTEN \
+         do not last; set pool_mode = session (PgBouncer), or give the address of the server itself"
+    )]
+    TransactionPooling {
+        /// Host, port and database, without credentials.
+        address: String,
+    },
+    /// Pgpool-II sends reads to standbys. Nothing was done.
+    #[error(
+        "the BMDB at {address} is behind Pgpool-II, which sends reads to standbys; set load_balance_mode = off, or give \
+         the address of the primary itself"
+    )]
+    ReadsSpread {
+        /// Host, port and database, without credentials.
+        address: String,
+    },
     /// The schema is newer than this release knows.
     #[error(
         "the BMDB has schema version {found}, and this release knows versions up to {supported}: it was upgraded by a \
@@ -179,8 +212,10 @@ impl BmdbError {
     #[must_use]
     pub fn with_advice(&self) -> String {
         match self {
-            // Errors about TLS contain their own advice.
-            Self::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
+            // Errors about TLS and about poolers contain their own advice.
+            Self::Unreachable { reason, .. }
+                if !reason.starts_with("TLS failed") && !reason.contains("ignore_startup_parameters") =>
+            {
                 format!("{self}. Is it running, and are host, port, user and password right?")
             }
             _ => self.to_string(),

@@ -8,6 +8,8 @@
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
 //!   is. [`url`] finds and masks passwords in URLs.
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
+//! * `session_plan` brings the settings of each connection into force, and `pooler` finds poolers on which a shepherd
+//!   cannot work.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
 //!   it loses against others. [`error`] decides for each error of the database whether to retry, to find out what
@@ -43,10 +45,12 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
 use tokio::sync::watch;
 
-use crate::connection::access::{Access, is_read_only, require_access};
+use crate::connection::access::{Access, is_read_only};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::pool::new_pool;
+use crate::connection::pooler::shows_pooled_transactions;
+use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::settings::ConnectionSettings;
 use crate::metrics::database::BmdbMetrics;
 use model::kubernetes::version::ReleaseVersion;
@@ -58,9 +62,11 @@ pub mod access;
 pub mod dialect;
 pub mod error;
 mod pool;
+mod pooler;
 pub mod private_postgres;
 pub mod read_pool;
 pub mod schema;
+mod session_plan;
 pub mod settings;
 pub(crate) mod transaction;
 pub mod url;
@@ -78,6 +84,7 @@ struct Inner {
     pool: PgPool,
     options: PgConnectOptions,
     settings: ConnectionSettings,
+    plan: SessionPlan,
     policy: watch::Sender<(i64, Arc<Policy>)>,
     metrics: BmdbMetrics,
     server_version: Option<ReleaseVersion>,
@@ -95,7 +102,8 @@ impl Bmdb {
     /// Touches nothing: the schema may be missing or of any version.
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
         let options = settings.connect_options();
-        let pool = new_pool(settings.max_connections, options.clone(), settings.access);
+        let plan = SessionPlan::new(&settings);
+        let pool = new_pool(settings.max_connections, options.clone(), plan.clone());
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
@@ -104,29 +112,31 @@ impl Bmdb {
                 let is_postgres = settings.dialect == Dialect::Postgres;
                 let server_version =
                     connection.server_version_num().filter(|_| is_postgres).map(postgres_version);
-                // The level is requested as a connection option, which a pooler may drop and a server may
-                // replace by another level.
-                let isolation =
-                    sqlx::query_scalar!(r#"SELECT current_setting('transaction_isolation') AS "isolation!""#)
-                        .fetch_one(&mut connection)
-                        .await;
-                let isolation = isolation.context("asking for the isolation level")?;
-                let is_reader = settings.access == Access::ReadWrite
-                    && is_read_only(&mut connection).await.context("reading whether the server takes writes")?;
+                let session = read_session(&mut connection, &plan).await;
                 drop(connection.close().await);
+                let address = settings.address();
+                let SessionState { is_reader, unmet, isolation } = match session {
+                    Err(error) if shows_pooled_transactions(&error) => {
+                        return Err(BmdbError::TransactionPooling { address });
+                    }
+                    session => session.context("reading the settings of a connection")?,
+                };
                 if is_reader {
-                    return Err(BmdbError::ReadOnly { address: settings.address() });
+                    return Err(BmdbError::ReadOnly { address });
                 }
                 if isolation != settings.dialect.isolation() {
                     return Err(BmdbError::Isolation {
-                        place: settings.address(),
+                        place: address,
                         found: isolation,
                         dialect: settings.dialect,
                     });
                 }
+                if let Some(UnmetSetting { name: setting, requested, found }) = unmet {
+                    return Err(BmdbError::SettingNotInForce { address, setting, requested, found });
+                }
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
-                let inner = Inner { pool, options, settings, policy, metrics, server_version };
+                let inner = Inner { pool, options, settings, plan, policy, metrics, server_version };
                 return Ok(Self { inner: Arc::new(inner) });
             }
             Ok(Err(error)) => unreachable_reason(&error),
@@ -144,7 +154,7 @@ impl Bmdb {
     /// A connection outside the pool: sessions are renewed on one, so that no other work delays that.
     pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
         let mut connection = self.inner.options.connect().await?;
-        require_access(&mut connection, self.inner.settings.access).await?;
+        self.inner.plan.prepare(&mut connection).await?;
         Ok(connection)
     }
 
@@ -205,6 +215,26 @@ impl Bmdb {
     }
 }
 
+/// What a new connection is, after its settings were brought into force.
+struct SessionState {
+    is_reader: bool,
+    unmet: Option<UnmetSetting>,
+    /// The level as it is, which a server may replace by another one than was set.
+    isolation: String,
+}
+
+async fn read_session(
+    connection: &mut PgConnection,
+    plan: &SessionPlan,
+) -> Result<SessionState, sqlx::Error> {
+    let is_reader = plan.access() == Access::ReadWrite && is_read_only(connection).await?;
+    let unmet = plan.apply(connection).await?;
+    let isolation = sqlx::query_scalar!(r#"SELECT current_setting('transaction_isolation') AS "isolation!""#)
+        .fetch_one(connection)
+        .await?;
+    Ok(SessionState { is_reader, unmet, isolation })
+}
+
 /// Why the server cannot be reached, without the password that some messages repeat.
 fn unreachable_reason(error: &sqlx::Error) -> String {
     match error {
@@ -216,6 +246,11 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
             None => io.to_string(),
         },
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        sqlx::Error::Database(refusal) if refusal.message().contains("startup parameter") => format!(
+            "a pooler in between refuses connection options ({}); add `ignore_startup_parameters = \
+             options,extra_float_digits` to its configuration, and they are set by statements instead",
+            refusal.message()
+        ),
         sqlx::Error::Database(refusal) => refusal.message().to_owned(),
         other => other.to_string(),
     }

@@ -16,8 +16,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
 use crate::connection::Bmdb;
-use crate::connection::access::{Access, CONNECTION_LIFETIME, is_read_only, require_access};
+use crate::connection::access::{Access, CONNECTION_LIFETIME, is_read_only};
 use crate::connection::error::BmdbError;
+use crate::connection::session_plan::SessionPlan;
 use crate::metrics::Metrics;
 use crate::metrics::registry::Label;
 
@@ -27,7 +28,8 @@ const TEST_LIMIT: Duration = Duration::from_secs(2);
 /// A pool of at most so many connections. Each is tested when it returns to the pool, and when it leaves the pool
 /// unless it returned within the last second. Where the server must take writes, one is also tested every second, so
 /// that connections that are never idle and only read leave a server that became a reader, too.
-pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, access: Access) -> PgPool {
+pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, plan: SessionPlan) -> PgPool {
+    let access = plan.access();
     let (began, last_test) = (Instant::now(), AtomicU64::new(0));
     PgPoolOptions::new()
         .max_connections(max_connections)
@@ -35,7 +37,10 @@ pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, access: 
         .idle_timeout(Duration::from_mins(5))
         .max_lifetime(CONNECTION_LIFETIME)
         .test_before_acquire(false)
-        .after_connect(move |connection, _| Box::pin(require_access(connection, access)))
+        .after_connect(move |connection, _| {
+            let plan = plan.clone();
+            Box::pin(async move { plan.prepare(connection).await })
+        })
         .before_acquire(move |connection, meta| {
             let second = began.elapsed().as_secs();
             let is_due = access == Access::ReadWrite && last_test.fetch_max(second, Ordering::Relaxed) < second;

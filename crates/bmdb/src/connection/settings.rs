@@ -83,22 +83,32 @@ impl ConnectionSettings {
         ))
     }
 
-    pub(super) fn connect_options(&self) -> PgConnectOptions {
+    /// The settings that correctness depends on, in the form in which PostgreSQL writes them.
+    pub(super) fn session_settings(&self) -> Vec<(&'static str, String)> {
         let (silence, statement) = if self.short_reads { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
             ("default_transaction_isolation", self.dialect.isolation().to_owned()),
             ("idle_in_transaction_session_timeout", silence.to_owned()),
             ("statement_timeout", statement.to_owned()),
             ("lock_timeout", "5s".to_owned()),
-            ("tcp_keepalives_idle", "10".to_owned()),
-            ("tcp_keepalives_interval", "5".to_owned()),
-            ("tcp_keepalives_count", "3".to_owned()),
-            ("jit", "off".to_owned()),
             ("TimeZone", "UTC".to_owned()),
+            ("client_encoding", "UTF8".to_owned()),
+            ("standard_conforming_strings", "on".to_owned()),
         ];
         if let Some(search_path) = &self.search_path {
             settings.push(("search_path", search_path.clone()));
         }
+        settings
+    }
+
+    pub(super) fn connect_options(&self) -> PgConnectOptions {
+        let mut settings = self.session_settings();
+        settings.extend([
+            ("tcp_keepalives_idle", "10".to_owned()),
+            ("tcp_keepalives_interval", "5".to_owned()),
+            ("tcp_keepalives_count", "3".to_owned()),
+            ("jit", "off".to_owned()),
+        ]);
         self.options
             .clone()
             .application_name(&self.application)

@@ -150,6 +150,27 @@ async fn server_is_reached_by_its_ipv6_address() -> TestResult {
     Ok(())
 }
 
+/// A pooler that ignores connection options takes no limit away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_a_pooler_drops_are_set_by_statements() -> TestResult {
+    let database = TestDatabase::create("dropped_settings").await?;
+    let proxy = Proxy::start(&database).await?;
+    // A placeholder of the same length: the server takes it and changes nothing by it.
+    proxy.rewrite_options("lock_timeout", "lock.timeout");
+    let mut settings = ConnectionSettings::from_url(proxy.url(), "behind a pooler")?;
+    settings.dialect = database.dialect();
+    let bmdb = Bmdb::connect(settings.clone()).await?;
+    let in_force: String = sqlx::query_scalar("SHOW lock_timeout").fetch_one(bmdb.pool()).await?;
+    assert_eq!(in_force, "5s");
+    bmdb.refuse_poolers().await?;
+    bmdb.close().await;
+
+    proxy.rewrite("lock_timeout", "lock.timeout");
+    let refused = Bmdb::connect(settings).await.expect_err("the limit cannot be set").to_string();
+    assert!(refused.contains("runs with lock_timeout = ") && refused.contains("a pooler in between"), "{refused}");
+    Ok(())
+}
+
 /// Since PostgreSQL 15 a role that does not own the database cannot create tables in it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_may_not_create_tables_is_given_the_grant_it_lacks() -> TestResult {

@@ -6,6 +6,7 @@
 //! connections to another server and leave those that exist.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
@@ -40,6 +41,8 @@ struct State {
     pings: Mutex<Option<u32>>,
     /// What clients send, and what reaches the server in its place.
     rewritten: Mutex<Option<(&'static str, &'static str)>>,
+    /// The same in the first message of a connection alone, which has its options.
+    rewritten_at_start: Mutex<Option<(&'static str, &'static str)>>,
     connections: Mutex<Vec<CancellationToken>>,
 }
 
@@ -106,6 +109,12 @@ impl Proxy {
     pub(crate) fn rewrite(&self, what: &'static str, by: &'static str) {
         assert_eq!(what.len(), by.len());
         *locked(&self.state.rewritten) = Some((what, by));
+    }
+
+    /// The same in the options of new connections alone: the server takes what is set later.
+    pub(crate) fn rewrite_options(&self, what: &'static str, by: &'static str) {
+        assert_eq!(what.len(), by.len());
+        *locked(&self.state.rewritten_at_start) = Some((what, by));
     }
 
     /// Whether the answer to the marked message was dropped.
@@ -193,8 +202,12 @@ async fn serve(
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
     let losing = CancellationToken::new();
+    let is_at_start = AtomicBool::new(true);
     let up = pump(client_reads, server_writes, network.subscribe(), |bytes| {
-        if let Some((what, by)) = *locked(&state.rewritten) {
+        let at_start = *locked(&state.rewritten_at_start);
+        let at_start = at_start.filter(|_| is_at_start.swap(false, Ordering::Relaxed));
+        let everywhere = *locked(&state.rewritten);
+        for (what, by) in at_start.into_iter().chain(everywhere) {
             let end = (bytes.len() + 1).saturating_sub(what.len());
             for start in 0..end {
                 if bytes[start..].starts_with(what.as_bytes()) {

@@ -1,0 +1,105 @@
+//! Poolers: those on which a shepherd cannot work are refused by name, before anything starts.
+//!
+//! A pooler that pools transactions gives each transaction of a connection to another session of the server. Settings,
+//! prepared statements and `LISTEN` belong to a session, so they are lost or met by others. It is found by the process
+//! that serves a connection: while a second connection holds a transaction, the first one is served by another process,
+//! or waits where the pool has one session. Several tries are needed, because the pool may give the first connection
+//! the same session again.
+//!
+//! Pgpool-II sends reads to standbys, which are behind. It alone answers `SHOW pool_version`.
+
+use std::io;
+use std::time::Duration;
+
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection, Row as _};
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+
+const OPERATION: &str = "looking for a pooler";
+/// How often the processes that serve two connections are compared.
+const PROBES: u32 = 3;
+/// How long the first connection waits for a session that the second one may have.
+const WAIT_LIMIT: Duration = Duration::from_secs(3);
+/// How long all of it may take.
+const PROBE_LIMIT: Duration = Duration::from_secs(20);
+const READ_BACKEND: &str = include_str!("../../../../sql/connection/read_backend.sql");
+const READ_PGPOOL_VERSION: &str = include_str!("../../../../sql/connection/read_pgpool_version.sql");
+const READ_PGPOOL_BALANCING: &str = include_str!("../../../../sql/connection/read_pgpool_balancing.sql");
+const BEGIN: &str = include_str!("../../../../sql/transaction/begin.sql");
+const ROLLBACK: &str = include_str!("../../../../sql/transaction/rollback.sql");
+
+impl Bmdb {
+    /// Fails with a sentence if there is a pooler in between on which a shepherd cannot work.
+    pub async fn refuse_poolers(&self) -> Result<(), BmdbError> {
+        let address = self.settings().address();
+        let probe = async {
+            // Without the session plan, which sends prepared statements.
+            let mut first = self.inner.options.connect().await?;
+            let mut second = self.inner.options.connect().await?;
+            let spreads_reads = spreads_reads(&mut first).await?;
+            let pools_transactions = pools_transactions(&mut first, &mut second).await?;
+            first.close().await?;
+            second.close().await?;
+            Ok::<_, sqlx::Error>((spreads_reads, pools_transactions))
+        };
+        let found = match tokio::time::timeout(PROBE_LIMIT, probe).await {
+            Ok(found) => found,
+            Err(elapsed) => Err(sqlx::Error::Io(io::Error::from(elapsed))),
+        };
+        match found.context(OPERATION)? {
+            (_, true) => Err(BmdbError::TransactionPooling { address }),
+            (true, false) => Err(BmdbError::ReadsSpread { address }),
+            (false, false) => Ok(()),
+        }
+    }
+}
+
+/// Whether a statement failed because its prepared form belongs to another session: it exists already, or not.
+pub(super) fn shows_pooled_transactions(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("42P05" | "26000"))
+}
+
+/// Whether Pgpool-II answers, and sends reads to standbys.
+async fn spreads_reads(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    match connection.fetch_one(sqlx::raw_sql(READ_PGPOOL_VERSION)).await {
+        // PostgreSQL knows no such setting.
+        Err(sqlx::Error::Database(_)) => Ok(false),
+        Err(error) => Err(error),
+        Ok(_) => match connection.fetch_one(sqlx::raw_sql(READ_PGPOOL_BALANCING)).await {
+            Ok(row) => Ok(row.try_get::<String, _>(0)? != "off"),
+            Err(sqlx::Error::Database(_)) => Ok(true),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// Whether the sessions of the server are given to transactions instead of connections.
+async fn pools_transactions(
+    first: &mut PgConnection,
+    second: &mut PgConnection,
+) -> Result<bool, sqlx::Error> {
+    for _ in 0..PROBES {
+        let before = read_backend(first).await?;
+        second.execute(sqlx::raw_sql(BEGIN)).await?;
+        let held = read_backend(second).await?;
+        let during = tokio::time::timeout(WAIT_LIMIT, read_backend(first)).await;
+        second.execute(sqlx::raw_sql(ROLLBACK)).await?;
+        match during {
+            Ok(during) => {
+                if during? != before || before == held {
+                    return Ok(true);
+                }
+            }
+            // The only session of the pool was the other connection's. A network that loses answers gives none now.
+            Err(_) => return read_backend(first).await.map(|_| true),
+        }
+    }
+    Ok(false)
+}
+
+/// The process of the server that serves a connection at this moment.
+async fn read_backend(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    connection.fetch_one(sqlx::raw_sql(READ_BACKEND)).await?.try_get(0)
+}

@@ -1,0 +1,1 @@
+PGPOOL SHOW load_balance_mode

@@ -1,0 +1,1 @@
+SHOW pool_version
