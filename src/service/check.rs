@@ -19,14 +19,13 @@ use crate::service::service_plan::{Database, ServicePlan};
 pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     let mut report = plan.describe();
     let mut found = Vec::new();
-    let database = match &plan.database {
+    match &plan.database {
         Database::Url(settings) => {
             warn_about_url(plan);
-            check_database((**settings).clone(), &mut found).await?
+            check_database((**settings).clone(), plan.connections_beside_pool(), &mut found).await?;
         }
-        Database::Ephemeral | Database::Directory(_) => describe_server_programs()?,
-    };
-    found.push(database);
+        Database::Ephemeral | Database::Directory(_) => found.push(describe_server_programs()?),
+    }
     found.extend(inspect_plan(plan, OnUnreachableProvider::Fail).await?);
     for line in found {
         // Writing to a String cannot fail.
@@ -36,29 +35,35 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     Ok(report)
 }
 
-/// Describes the schema of a database, and adds the version of its server to `found`. Fails for a schema that this release
-/// must not touch.
+/// Adds to `found` the version of a database's server, the schema, and the limit that leaves fewer connections than are
+/// wanted, if any does. Fails for a schema that this release must not touch, and for a server that it cannot work with.
 async fn check_database(
     settings: ConnectionSettings,
+    beside: u32,
     found: &mut Vec<String>,
-) -> Result<String, ExitFailure> {
+) -> Result<(), ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     bmdb.refuse_poolers().await.map_err(database_failure)?;
     warn_about_version(&bmdb);
     if let Some(version) = bmdb.server_version() {
         found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version)));
     }
+    let budget = bmdb.plan_connections(beside).await.map_err(database_failure)?;
     let version = bmdb.schema_version().await.map_err(database_failure)?;
     bmdb.close().await;
     let known = supported_version();
-    Ok(match version {
+    found.push(match version {
         0 => "a database without a schema; the first start makes it".to_owned(),
         _ if version > known => {
             return Err(database_failure(BmdbError::NewerSchema { found: version, supported: known }));
         }
         _ if version < known => format!("schema version {version}; the first start upgrades it to {known}"),
         _ => format!("schema version {version}, as this release needs it"),
-    })
+    });
+    if let Some(shortage) = budget.shortage {
+        found.push(format!("too few connections, so that the pool does with {}: {shortage}", budget.pool));
+    }
+    Ok(())
 }
 
 /// Describes the PostgreSQL programs that a private server could use.

@@ -45,10 +45,17 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
             (settings, url, Some(private), None)
         }
     };
-    let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+    let mut bmdb = Bmdb::connect(settings.clone()).await.map_err(database_failure)?;
     warn_about_version(&bmdb);
     if private.is_none() {
         bmdb.refuse_poolers().await.map_err(database_failure)?;
+        let budget = bmdb.plan_connections(plan.connections_beside_pool()).await.map_err(database_failure)?;
+        if let Some(shortage) = budget.shortage {
+            tracing::warn!("the pool does with {} connections: {shortage}", budget.pool);
+            bmdb.close().await;
+            let settings = ConnectionSettings { max_connections: budget.pool, ..settings };
+            bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+        }
     }
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;

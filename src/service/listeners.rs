@@ -23,7 +23,7 @@ use crate::server::tls::server_certificate::{
 };
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
-use crate::service::service_plan::ServicePlan;
+use crate::service::service_plan::{API_AUTH_CONNECTIONS, API_DATABASE_CONNECTIONS, ServicePlan};
 use crate::transport::gate::limits::{GateLimits, ListenerKind};
 use crate::transport::gate::open_files::available_files;
 
@@ -74,11 +74,8 @@ fn operator_rates() -> ApiRates {
     ApiRates { source: rate(10, 399), credential: rate(20, 199) }
 }
 
-/// Most watches of operators, and the API's connections to the database: for queries, and for authentication, which many
-/// watches must not delay.
+/// Most watches of operators.
 const OPERATOR_WATCHES: usize = 200;
-const API_DATABASE_CONNECTIONS: u32 = 4;
-const API_AUTH_CONNECTIONS: u32 = 2;
 
 /// Rate limit of one agent's calls: far above any heartbeat interval, far below what hurts.
 fn agent_rate() -> Rate {

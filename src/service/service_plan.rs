@@ -19,6 +19,10 @@ use crate::service::flags::{ServiceComponent, ServiceFlags};
 use crate::service::provider_configuration::ProviderConfiguration;
 use crate::service::signing_keys::read_signing_keys;
 
+/// The API's connections to the database: for queries, and for authentication, which many watches must not delay.
+pub(super) const API_DATABASE_CONNECTIONS: u32 = 4;
+pub(super) const API_AUTH_CONNECTIONS: u32 = 2;
+
 /// The database of the plan.
 #[derive(Clone)]
 pub enum Database {
@@ -58,6 +62,21 @@ pub enum PasswordSource {
     Table(PathBuf),
     /// The environment variable `SHEPHERD_SSH_PASSWORD`.
     Environment,
+}
+
+impl ServicePlan {
+    /// How many connections to the database this process uses beside the common pool.
+    #[must_use]
+    pub fn connections_beside_pool(&self) -> u32 {
+        let renewal = 1;
+        // One more answers health checks.
+        let api = if self.components.contains(&ServiceComponent::Api) {
+            API_DATABASE_CONNECTIONS + API_AUTH_CONNECTIONS + 1
+        } else {
+            0
+        };
+        renewal + api + u32::from(self.flags.metrics_listen_address.is_some())
+    }
 }
 
 /// Validates everything that needs no database, provider or machine.

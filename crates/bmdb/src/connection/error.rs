@@ -80,6 +80,14 @@ pub enum BmdbError {
         /// Host, port and database, without credentials.
         address: String,
     },
+    /// There are too few connections to work with. Nothing was done.
+    #[error("the BMDB at {address} has too few connections: {shortage}")]
+    TooFewConnections {
+        /// Host, port and database, without credentials.
+        address: String,
+        /// Which limit, how many are missing, and what to do.
+        shortage: String,
+    },
     /// The schema is newer than this release knows.
     #[error(
         "the BMDB has schema version {found}, and this release knows versions up to {supported}: it was upgraded by a \

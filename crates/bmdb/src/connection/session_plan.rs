@@ -1,12 +1,12 @@
 //! Session plan: what every connection is set to, and whether that is in force.
 //!
 //! A setting that was requested is not a setting in force. A pooler that does not know connection options drops them:
-//! PgBouncer does with `ignore_startup_parameters = options`, which its users write because it refuses them otherwise.
+//! `PgBouncer` does with `ignore_startup_parameters = options`, which its users write because it refuses them otherwise.
 //! Without its limits a statement waits for a lock for ever. So the settings that correctness depends on are read on
 //! each new connection, those that differ are set by a statement, and all are read again. A connection on which one still
 //! differs is not used.
 //!
-//! CockroachDB writes its settings in another form. There only the isolation level is verified, when a handle connects.
+//! `CockroachDB` writes its settings in another form. There only the isolation level is verified, when a handle connects.
 
 use std::io;
 use std::sync::Arc;

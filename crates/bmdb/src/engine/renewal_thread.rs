@@ -9,7 +9,8 @@
 //! the old one would be waited for long after the network is back. Rows that another client has locked share a part of
 //! that limit, however many they are, so that they cannot delay the others' next renewal.
 //!
-//! A connection to a server that refuses writes is replaced, too, and so is one that is older than any may be.
+//! The connection is opened when the thread starts, before any work takes the connections that the server has left.
+//! One to a server that refuses writes is replaced, and so is one that is older than any may be.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -88,13 +89,14 @@ async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut renewing: JoinSet<Option<RenewalConnection>> = JoinSet::new();
     let mut connection = None;
+    let mut had_sessions = false;
     let mut next_renewal = Instant::now();
     loop {
         tokio::select! {
             () = signals.shut_down.cancelled() => break,
             Some(renewed) = renewing.join_next() => {
                 connection = renewed.ok().flatten();
-                if connection.is_some() {
+                if had_sessions && connection.is_some() {
                     signals.renewed.notify_one();
                 }
             }
@@ -102,6 +104,7 @@ async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
                 lose_expired(sessions);
                 if !signals.stop.is_cancelled() && renewing.is_empty() && Instant::now() >= next_renewal {
                     next_renewal = Instant::now() + interval / 4;
+                    had_sessions |= !sessions.open().is_empty();
                     renewing.spawn(renew_with_timeout(sessions.clone(), connection.take()));
                 }
             }
@@ -133,16 +136,18 @@ async fn renew_with_timeout(
     connection: Option<RenewalConnection>,
 ) -> Option<RenewalConnection> {
     let open = sessions.open();
-    if open.is_empty() {
+    if open.is_empty() && connection.is_some() {
         return connection;
     }
-    // A renewal that is given up half-way takes its connection with it, so no transaction stays open; the next renewal
+    // Without a session the connection is opened: it must not be the one that a limit of connections refuses. A renewal that is given up half-way takes its connection with it, so no transaction stays open; the next renewal
     // shows whether it happened.
     let limit = sessions.inner.interval.mul_f64(0.4);
     let metrics = sessions.inner.bmdb.metrics();
     match tokio::time::timeout(limit, renew_sessions(&sessions, &open, connection)).await {
         Ok(Ok(connection)) => {
-            metrics.count_renewal();
+            if !open.is_empty() {
+                metrics.count_renewal();
+            }
             Some(connection)
         }
         Ok(Err(error)) => {
@@ -176,6 +181,9 @@ async fn renew_sessions(
             opened_at: Instant::now(),
         },
     };
+    if open.is_empty() {
+        return Ok(open_connection);
+    }
     let connection = &mut open_connection.connection;
     set_statement_timeout(connection, interval / 5).await?;
     let sent_at = boot_time();

@@ -171,6 +171,56 @@ async fn settings_that_a_pooler_drops_are_set_by_statements() -> TestResult {
     Ok(())
 }
 
+/// The connection for renewals exists before a session does, so that no limit refuses it later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestResult {
+    let database = TestDatabase::create("few_connections").await?;
+    let (mut server, role) = (admin(&database).await?, role_name());
+    let statements = format!(
+        "CREATE ROLE {role} LOGIN CONNECTION LIMIT 5; GRANT pg_read_all_data, pg_write_all_data TO {role}"
+    );
+    run(&mut server, statements).await?;
+    let mut settings = ConnectionSettings::from_url(database.url(), COUNTED)?;
+    settings.options = settings.options.username(&role);
+    settings.dialect = database.dialect();
+    let wanting = Bmdb::connect(settings.clone()).await?;
+    let budget = wanting.plan_connections(1).await?;
+    let shortage = budget.shortage.map(|shortage| shortage.to_string()).unwrap_or_default();
+    assert_eq!(budget.pool, 4, "{shortage}");
+    assert!(shortage.contains("its role (CONNECTION LIMIT) admits 5"), "{shortage}");
+    assert!(shortage.contains("12 are missing"), "{shortage}");
+    wanting.close().await;
+
+    settings.max_connections = budget.pool;
+    let shepherd = Shepherd::with(settings, SOON).await?;
+    // The only connection of the pool until now.
+    let mut pool = vec![shepherd.bmdb.pool().acquire().await?];
+    let pooled: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *pool[0]).await?;
+    until("renewals have their connection", async || {
+        let open: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM pg_stat_activity
+             WHERE application_name = $1 AND pid <> $2 AND query LIKE '-- Read settings%'",
+        )
+        .bind(COUNTED)
+        .bind(pooled)
+        .fetch_one(&mut server)
+        .await?;
+        Ok(open == 1)
+    })
+    .await?;
+    // All connections of the pool at once.
+    while pool.len() < 4 {
+        pool.push(shepherd.bmdb.pool().acquire().await?);
+    }
+    drop(pool);
+    let session = shepherd.session().await?;
+    until_renewed(&mut server).await?;
+    drop(session);
+    shepherd.stop().await?;
+    run(&mut server, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    Ok(server.close().await?)
+}
+
 /// Since PostgreSQL 15 a role that does not own the database cannot create tables in it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_may_not_create_tables_is_given_the_grant_it_lacks() -> TestResult {
