@@ -9,7 +9,7 @@ use crate::bmdb::connection::private_postgres::programs;
 use crate::bmdb::connection::schema::supported_version;
 use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::model::program_versions::{Program, format_version};
-use crate::service::database::{warn_about_url, warn_about_version};
+use crate::service::database::{warn_about_durability, warn_about_url, warn_about_version};
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
 use crate::service::service_plan::{Database, ServicePlan};
@@ -63,6 +63,7 @@ async fn check_database(
     if let Some(shortage) = budget.shortage {
         found.push(format!("too few connections, so that the pool does with {}: {shortage}", budget.pool));
     }
+    warn_about_durability(&bmdb).await?;
     Ok(())
 }
 

@@ -59,6 +59,9 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     }
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;
+    if private.is_none() {
+        warn_about_durability(&bmdb).await?;
+    }
     Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
 }
 
@@ -106,6 +109,14 @@ pub fn warn_about_version(bmdb: &Bmdb) {
     for warning in bmdb.server_version().map(postgres_warnings).unwrap_or_default() {
         tracing::warn!("{warning}");
     }
+}
+
+/// Logs a warning if the server may lose commits that it answered. A private server sets that itself.
+pub async fn warn_about_durability(bmdb: &Bmdb) -> Result<(), ExitFailure> {
+    if let Some(warning) = bmdb.durability_warning().await.map_err(database_failure)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
 }
 
 async fn private_server(

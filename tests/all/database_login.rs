@@ -62,7 +62,6 @@ impl TlsServer {
             .arg(&data)
             .args(["-p", &port.to_string()])
             .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "ssl=on"])
-            .args(["-c", "fsync=off"])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;

@@ -8,6 +8,7 @@
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
 //!   is. [`url`] finds and masks passwords in URLs.
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
+//! * `durability` warns about a server that loses commits that it answered.
 //! * [`budget`] compares the connections that are wanted with those that can be had.
 //! * `session_plan` brings the settings of each connection into force, and `pooler` finds poolers on which a shepherd
 //!   cannot work.
@@ -62,6 +63,7 @@ use model::time::Timestamp;
 pub mod access;
 pub mod budget;
 pub mod dialect;
+mod durability;
 pub mod error;
 mod pool;
 mod pooler;

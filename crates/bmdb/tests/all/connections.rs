@@ -171,6 +171,15 @@ async fn settings_that_a_pooler_drops_are_set_by_statements() -> TestResult {
     Ok(())
 }
 
+/// The servers of tests have no `fsync`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_loses_answered_commits_is_warned_about() -> TestResult {
+    let database = TestDatabase::create("durability").await?;
+    let warning = database.bmdb().await?.durability_warning().await?.unwrap_or_default();
+    assert!(warning.starts_with("the BMDB runs with fsync = off: "), "warned of {warning:?}");
+    Ok(())
+}
+
 /// The connection for renewals exists before a session does, so that no limit refuses it later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestResult {
