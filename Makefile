@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-nspawn
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -67,6 +67,9 @@ e2e-ssh: roleserver ## take over real OpenSSH servers with the static role serve
 
 e2e-api: ## fuzz the API with valid and invalid requests from its OpenAPI document (schemathesis, which pip installs)
 	tests/e2e_api/run
+
+e2e-database: ## run a shepherd on a primary with a standby, behind an address that moves and behind PgBouncer, and let the database fail
+	tests/e2e_database/run
 
 e2e-cluster: ## create a cluster of machines in namespaces, with release programs and a real etcd, and inject failures (E2E_IDLE_SECONDS=600)
 	tests/e2e_cluster/run
