@@ -139,7 +139,8 @@ async fn renew_with_timeout(
     if open.is_empty() && connection.is_some() {
         return connection;
     }
-    // Without a session the connection is opened: it must not be the one that a limit of connections refuses. A renewal that is given up half-way takes its connection with it, so no transaction stays open; the next renewal
+    // Without a session the connection is opened: it must not be the one that a limit refuses later.
+    // A renewal that is given up half-way takes its connection with it, so no transaction stays open; the next renewal
     // shows whether it happened.
     let limit = sessions.inner.interval.mul_f64(0.4);
     let metrics = sessions.inner.bmdb.metrics();

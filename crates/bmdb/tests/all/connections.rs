@@ -171,6 +171,27 @@ async fn settings_that_a_pooler_drops_are_set_by_statements() -> TestResult {
     Ok(())
 }
 
+/// A pooler of transactions serves two connections by one process of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_of_transactions_is_refused_by_name() -> TestResult {
+    let database = TestDatabase::create("pooled_transactions").await?;
+    let proxy = Proxy::start(&database).await?;
+    let mut settings = ConnectionSettings::from_url(proxy.url(), "behind a pooler")?;
+    settings.dialect = database.dialect();
+    let bmdb = Bmdb::connect(settings).await?;
+    bmdb.refuse_poolers().await?;
+    proxy.rewrite("pg_backend_pid()", "abs(00000000007)");
+    let refused = bmdb.refuse_poolers().await.expect_err("both connections have one process");
+    assert!(matches!(refused, BmdbError::TransactionPooling { .. }), "{refused}");
+    assert!(refused.to_string().contains("set pool_mode = session (PgBouncer)"), "{refused}");
+    // PostgreSQL answers this only when it is rewritten, and knows no `PGPOOL SHOW`.
+    proxy.rewrite("SHOW pool_version", "SELECT 'x'::text ");
+    let refused = bmdb.refuse_poolers().await.expect_err("it answers as Pgpool-II does");
+    assert!(matches!(refused, BmdbError::ReadsSpread { .. }), "{refused}");
+    bmdb.close().await;
+    Ok(())
+}
+
 /// The servers of tests have no `fsync`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_loses_answered_commits_is_warned_about() -> TestResult {
