@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection, Row as _};
 
+use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 
@@ -32,6 +33,10 @@ const ROLLBACK: &str = include_str!("../../../../sql/transaction/rollback.sql");
 impl Bmdb {
     /// Fails with a sentence if there is a pooler in between on which a shepherd cannot work.
     pub async fn refuse_poolers(&self) -> Result<(), BmdbError> {
+        // Not every CockroachDB gives each session a number of its own.
+        if self.dialect() != Dialect::Postgres {
+            return Ok(());
+        }
         let address = self.settings().address();
         let probe = async {
             // Without the session plan, which sends prepared statements.
