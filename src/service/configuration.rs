@@ -29,6 +29,7 @@ use crate::bmdb::connection::url::password_warning;
 use crate::model::configuration_value::{
     arguments_of_value, claim_key, describe_type, key_lines, locate_problem,
 };
+use crate::model::text_file::decode_text;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::build_command;
 use crate::service::provider_configuration::ProviderConfiguration;
@@ -66,19 +67,21 @@ pub fn configuration_path(arguments: &[OsString]) -> Option<PathBuf> {
 /// Reads the file, leaving out the flags that `given` or the environment set.
 pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, ExitFailure> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let unread = |error: &dyn std::fmt::Display| {
         ExitFailure::usage(format!("cannot read the configuration file {shown}: {error}"))
-    })?;
+    };
+    let content = std::fs::read(path).map_err(|error| unread(&error))?;
+    let text = decode_text(&content).map_err(|error| unread(&error))?;
     let wrong = |problem: &str| {
         ExitFailure::usage(format!("the configuration file {shown}: {}", sanitize_problem(problem)))
     };
     check_unchangeable(path, FileUse::Configuration).map_err(|error| wrong(&error.to_string()))?;
-    let table = parse_table(&text).map_err(|problem| wrong(&problem))?;
+    let table = parse_table(text).map_err(|problem| wrong(&problem))?;
     if table.values().any(has_password) {
         read_private_file("the configuration file, in which a URL has a password,", path)
             .map_err(|error| ExitFailure::usage(error.to_string()))?;
     }
-    parse_configuration(table, &key_lines(&text), &explicit_flags(given)).map_err(|problem| wrong(&problem))
+    parse_configuration(table, &key_lines(text), &explicit_flags(given)).map_err(|problem| wrong(&problem))
 }
 
 /// Whether a text in a value is a URL with a password.

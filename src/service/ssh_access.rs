@@ -7,6 +7,7 @@ use secrecy::SecretString;
 use trusted_file::private_file::read_private_file;
 
 use crate::manager::machine_access::{AgentFile, MachineAccess};
+use crate::model::text_file::decode_text;
 use crate::providers::provider::ProviderName;
 use crate::server::tls::server_certificate::CaCertificates;
 use crate::service::database::OpenDatabase;
@@ -90,9 +91,9 @@ fn read_ssh_password(provider: &ProviderName, source: &PasswordSource) -> Result
 
 /// Reads a password from a file that `key` names. The error is a sentence.
 fn read_password_file(key: &'static str, path: &Path) -> Result<SecretString, String> {
-    let text = read_private_file(key, path).map_err(|error| error.to_string())?;
-    let text = String::from_utf8(text)
-        .map_err(|_| format!("{key} {} holds something that is no text", path.display()))?;
+    let content = read_private_file(key, path).map_err(|error| error.to_string())?;
+    let text =
+        decode_text(&content).map_err(|error| format!("{key} {} cannot be used: {error}", path.display()))?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {
         return Err(format!("{key} {} holds no password; write it there, and nothing else", path.display()));
@@ -132,14 +133,16 @@ mod tests {
             for (content, mode, problem) in [
                 (&b"secret\n"[..], 0o644, "can be read by other users (mode 0644); run: chmod 600 FILE"),
                 (b"\n", 0o600, "holds no password; write it there, and nothing else"),
-                (b"caf\xe9\n", 0o600, "holds something that is no text"),
+                (b"caf\xe9\n", 0o600, "cannot be used: it is not UTF-8 from byte 4 on; save it as UTF-8"),
             ] {
                 std::fs::write(&path, content).unwrap();
                 std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
                 assert_eq!(read(), Err(format!("{key} {problem}")));
             }
-            std::fs::write(&path, "secret\n").unwrap();
-            assert_eq!(read().as_deref(), Ok("secret"));
+            for content in ["secret\n", "\u{feff}secret\r\n"] {
+                std::fs::write(&path, content).unwrap();
+                assert_eq!(read().as_deref(), Ok("secret"));
+            }
             std::fs::remove_file(&path).unwrap();
         }
     }

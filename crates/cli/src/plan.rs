@@ -26,6 +26,7 @@ use model::plan::diff::PlanDifference;
 use model::plan::query::{self, PlanContent, PlanResult};
 use model::policy_flags::PolicyFlags;
 use model::process::Process;
+use model::text_file::decode_text;
 use model::text_layout::wrap_text;
 use model::time::{Span, Timestamp};
 use proto::fleet::v1;
@@ -118,10 +119,13 @@ pub async fn show_plan(client: &FleetClient, args: &PlanArgs, format: Format) ->
 /// The policy of a configuration file; fails if it cannot be read.
 fn read_policy_config(path: &Path) -> Result<String, CliError> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| CliError::Invalid(format!("cannot read the configuration file {shown}: {error}")))?;
+    let unread = |error: &dyn std::fmt::Display| {
+        CliError::Invalid(format!("cannot read the configuration file {shown}: {error}"))
+    };
+    let content = std::fs::read(path).map_err(|error| unread(&error))?;
+    let text = decode_text(&content).map_err(|error| unread(&error))?;
     let part =
-        PolicyFlags::from_configuration(&text).and_then(|_| PolicyFlags::extract_from_configuration(&text));
+        PolicyFlags::from_configuration(text).and_then(|_| PolicyFlags::extract_from_configuration(text));
     part.map_err(|problem| CliError::Invalid(format!("the configuration file {shown}: {problem}")))
 }
 

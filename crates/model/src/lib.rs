@@ -34,10 +34,10 @@
 //! * Programs of others: [`program_versions`][] (versions with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
-//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`plain_text`][] (text that people
-//!   give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors), [`firmware_text`][] (placeholders in the
-//!   text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][], [`configuration_value`][]
-//!   (values of a configuration file).
+//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`text_file`][] (files that people
+//!   write), [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
+//!   [`firmware_text`][] (placeholders in the text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][],
+//!   [`traces`][], [`configuration_value`][] (values of a configuration file).
 //!
 //! # Invariants
 //!
@@ -115,6 +115,7 @@ pub mod schedule_mismatch;
 pub mod shell_words;
 pub mod signed_artefact;
 pub mod template;
+pub mod text_file;
 pub mod text_layout;
 pub mod time;
 pub mod traces;

@@ -13,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use model::text_file::skip_mark;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
 use trusted_file::private_file::{PrivateFileError, read_private_file};
@@ -87,8 +88,13 @@ impl ClientKey {
     pub fn load(path: &Path) -> Result<Self, ClientKeyError> {
         let path_buf = || path.to_owned();
         let content = read_private_file("the SSH key", path)?;
+        let text = skip_mark(&content).map_err(|error| PrivateFileError::Read {
+            what: "the SSH key",
+            path: path_buf(),
+            source: io::Error::new(io::ErrorKind::InvalidData, error),
+        })?;
         let key =
-            PrivateKey::from_openssh(&content).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
+            PrivateKey::from_openssh(text).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
         if key.is_encrypted() {
             return Err(ClientKeyError::Encrypted { path: path_buf() });
         }
@@ -190,6 +196,20 @@ mod tests {
         let output = Command::new("ssh-keygen").arg("-y").arg("-f").arg(&path).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), lines[0]);
+    }
+
+    #[test]
+    fn mark_before_a_key_is_passed_over_and_utf16_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ssh_key");
+        let line = ClientKey::load_or_create(&path).unwrap().authorized_keys_line();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("\u{feff}{text}")).unwrap();
+        assert_eq!(ClientKey::load(&path).unwrap().authorized_keys_line(), line);
+        let utf16: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        fs::write(&path, utf16).unwrap();
+        let error = ClientKey::load(&path).unwrap_err().to_string();
+        assert!(error.contains("cannot be read: it is UTF-16"), "{error}");
     }
 
     #[test]

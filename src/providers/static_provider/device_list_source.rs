@@ -28,6 +28,7 @@ use tokio::sync::Mutex;
 use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
 use crate::model::excerpt::with_excerpt;
+use crate::model::text_file::decode_text;
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::providers::static_provider::device_list::{self, Device, ListTrust};
@@ -153,10 +154,9 @@ impl DeviceListSource {
                 // Dropped first: if the new list is broken, "unchanged" must not bring the old one back.
                 *last = None;
                 let trust = self.list_trust(&text).await?;
-                let text = String::from_utf8(text).map_err(|error| {
-                    self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
-                })?;
-                let devices = device_list::parse_device_list(&text, &trust)
+                let text = decode_text(&text)
+                    .map_err(|error| self.list_error(ErrorClass::Unreadable, &error.to_string()))?;
+                let devices = device_list::parse_device_list(text, &trust)
                     .map_err(|error| self.list_error(ErrorClass::Unreadable, &error.to_string()))?;
                 let devices = Arc::new(devices);
                 *last = Some(CachedList { version, devices: Arc::clone(&devices) });
@@ -388,6 +388,19 @@ mod tests {
             let error = file_source(&path, Some(wrong)).err().unwrap().message;
             assert!(error.contains("its configured SHA-256 is none; give the 64"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn list_that_windows_saved_is_read_and_utf16_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("devices.json");
+        std::fs::write(&path, b"\xef\xbb\xbf[{\"ID\":\"a\",\"Addr\":\"192.0.2.1\"}]\r\n").unwrap();
+        let devices = file_source(&path, None).unwrap().load_devices().await.unwrap();
+        assert_eq!(devices.len(), 1);
+        let utf16: Vec<u8> = "[]".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        std::fs::write(&path, utf16).unwrap();
+        let error = file_source(&path, None).unwrap().load_devices().await.unwrap_err().message;
+        assert!(error.contains("devices.json: it is UTF-16") && error.contains("save it as UTF-8"), "{error}");
     }
 
     #[tokio::test]

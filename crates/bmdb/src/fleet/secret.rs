@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use age::x25519::Identity;
+use model::text_file::decode_text;
 use secrecy::{ExposeSecret as _, SecretSlice};
 use trusted_file::private_file::{PrivateFileError, read_private_file};
 
@@ -95,7 +96,11 @@ impl SecretsKey {
     fn read(path: &Path) -> Result<Self, SecretError> {
         let text = SecretSlice::from(read_private_file("the secrets key", path)?);
         let no_key = || SecretError::NoKey { path: path.to_owned() };
-        let text = std::str::from_utf8(text.expose_secret()).map_err(|_| no_key())?;
+        let text = decode_text(text.expose_secret()).map_err(|error| PrivateFileError::Read {
+            what: "the secrets key",
+            path: path.to_owned(),
+            source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+        })?;
         let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
         let identity = line.and_then(|line| line.parse().ok()).ok_or_else(no_key)?;
         Ok(Self { identity, path: path.to_owned() })

@@ -15,6 +15,7 @@ use trusted_file::private_file::read_private_file;
 
 use crate::error::CliError;
 use crate::output::file::{create_parent_dir, write_file_atomic};
+use model::text_file::decode_text;
 
 /// The content of the contexts file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,17 +61,16 @@ pub fn contexts_path() -> Result<PathBuf, CliError> {
 impl Contexts {
     /// Reads the contexts file; without a file there are no contexts.
     pub fn read(path: &Path) -> Result<Self, CliError> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => {
-                return Err(CliError::Invalid(format!(
-                    "cannot read the contexts in {}: {error}",
-                    path.display()
-                )));
-            }
+        let unread = |error: &dyn std::fmt::Display| {
+            CliError::Invalid(format!("cannot read the contexts in {}: {error}", path.display()))
         };
-        toml::from_str(&text).map_err(|error| {
+        let content = match std::fs::read(path) {
+            Ok(content) => content,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(unread(&error)),
+        };
+        let text = decode_text(&content).map_err(|error| unread(&error))?;
+        toml::from_str(text).map_err(|error| {
             CliError::Invalid(format!("{} is not a valid contexts file: {error}", path.display()))
         })
     }
@@ -103,10 +103,10 @@ impl Context {
     /// Reads the token from its file.
     pub fn read_token(&self) -> Result<SecretString, CliError> {
         let refuse =
-            |problem| CliError::Invalid(format!("the token {} {problem}", self.token_path.display()));
-        let text = read_private_file("the token", &self.token_path)
+            |problem: &str| CliError::Invalid(format!("the token {} {problem}", self.token_path.display()));
+        let content = read_private_file("the token", &self.token_path)
             .map_err(|error| CliError::Invalid(error.to_string()))?;
-        let text = String::from_utf8(text).map_err(|_| refuse("is no text"))?;
+        let text = decode_text(&content).map_err(|error| refuse(&format!("cannot be used: {error}")))?;
         let token = text.trim();
         if token.is_empty() {
             return Err(refuse("is empty; `shepherdctl tokens create` and `tokens bootstrap` create one"));
@@ -172,6 +172,25 @@ mod tests {
             ca_certificate_path: Some(directory.join("ca.pem")),
             token_path: directory.join("token"),
         }
+    }
+
+    #[test]
+    fn token_and_contexts_are_read_as_editors_save_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("contexts.toml");
+        std::fs::write(&path, "\u{feff}[contexts.b]\r\nservers = [\"b:8444\"]\r\ntoken_path = \"/b\"\r\n").unwrap();
+        assert!(Contexts::read(&path).unwrap().contexts.contains_key("b"));
+        let context = context(directory.path());
+        let write_token = |content: &[u8]| {
+            std::fs::write(&context.token_path, content).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&context.token_path, mode).unwrap();
+        };
+        write_token("\u{feff}shepherd_x\r\n".as_bytes());
+        assert_eq!(secrecy::ExposeSecret::expose_secret(&context.read_token().unwrap()), "shepherd_x");
+        write_token(b"s\0h\0e\0");
+        let error = context.read_token().unwrap_err().to_string();
+        assert!(error.contains("cannot be used: it is UTF-16"), "{error}");
     }
 
     #[test]

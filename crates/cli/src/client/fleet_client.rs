@@ -24,6 +24,7 @@ use tonic_types::StatusExt as _;
 use crate::client::contexts::Context;
 use crate::error::CliError;
 use bmdb::connection::Bmdb;
+use model::text_file::skip_mark;
 use server::api::api_error::error_status;
 use server::api::in_process::InProcessChannel;
 
@@ -235,8 +236,9 @@ fn trust_anchors(context: &Context) -> Result<RootCertStore, CliError> {
     let refuse = |what: String| {
         CliError::Invalid(format!("the CA certificate {} of this context {what}", path.display()))
     };
-    let text = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    let authorities = CertificateDer::pem_slice_iter(&text)
+    let content = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    let text = skip_mark(&content).map_err(|error| refuse(format!("cannot be used: {error}")))?;
+    let authorities = CertificateDer::pem_slice_iter(text)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| refuse(format!("is not PEM: {error}")))?;
     roots.add_parsable_certificates(authorities);

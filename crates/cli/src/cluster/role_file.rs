@@ -14,6 +14,7 @@ use crate::error::CliError;
 use model::cluster::declaration::check_declaration_size;
 use model::cluster::selector::parse_bytes;
 use model::role_declaration::RoleDeclaration;
+use model::text_file::decode_text;
 use model::time::Span;
 use proto::curator::v1 as wire;
 
@@ -100,9 +101,12 @@ enum RestartSetting {
 /// Reads a role file and checks it. The error names the file and every fault of the role.
 pub fn read_role_file(path: &Path) -> Result<RoleDeclaration, CliError> {
     let wrong = |error: &dyn std::fmt::Display| CliError::Invalid(format!("{}: {error}", path.display()));
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| CliError::Invalid(format!("cannot read {}: {error}", path.display())))?;
-    let file: RoleFile = toml::from_str(&text).map_err(|error| wrong(&error))?;
+    let unread = |error: &dyn std::fmt::Display| {
+        CliError::Invalid(format!("cannot read {}: {error}", path.display()))
+    };
+    let content = std::fs::read(path).map_err(|error| unread(&error))?;
+    let text = decode_text(&content).map_err(|error| unread(&error))?;
+    let file: RoleFile = toml::from_str(text).map_err(|error| wrong(&error))?;
     let beside = path.parent().unwrap_or_else(|| Path::new("."));
     let declared = file.into_wire(beside).map_err(|reason| wrong(&reason))?;
     check_declaration_size(&declared).map_err(|reason| wrong(&reason))?;
@@ -171,8 +175,13 @@ impl FileTable {
             (Some(contents), None) => contents,
             (None, Some(from)) => {
                 let from = beside.join(from);
-                std::fs::read_to_string(&from)
-                    .map_err(|error| format!("cannot read its file {}: {error}", from.display()))?
+                let unread = |error: &dyn std::fmt::Display| {
+                    format!("cannot read its file {}: {error}", from.display())
+                };
+                let content = std::fs::read(&from).map_err(|error| unread(&error))?;
+                decode_text(&content).map_err(|error| unread(&error))?;
+                // The service gets it as it is, also with a mark.
+                String::from_utf8_lossy(&content).into_owned()
             }
             _ => {
                 return Err(format!(
@@ -314,6 +323,18 @@ health = { tcp = 53 }
         assert_eq!(helper.depends_on, ["server"]);
         let Some(wire::service::Run::Program(program)) = &helper.run else { panic!("{helper:?}") };
         assert_eq!(program.url, "http://10.0.0.1/helper");
+    }
+
+    #[test]
+    fn file_that_windows_saved_is_read_and_utf16_is_named() {
+        let windows = format!("\u{feff}{}", COMPLETE_FILE.replace('\n', "\r\n"));
+        assert_eq!(read_text(&windows).unwrap().to_wire().services.len(), 2);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.toml");
+        let utf16: Vec<u8> = COMPLETE_FILE.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        std::fs::write(&path, utf16).unwrap();
+        let error = read_role_file(&path).unwrap_err().to_string();
+        assert!(error.contains("web.toml: it is UTF-16"), "{error}");
     }
 
     #[test]

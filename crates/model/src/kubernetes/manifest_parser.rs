@@ -14,6 +14,7 @@ use crate::kubernetes::bundle_manifest::{
 };
 use crate::kubernetes::version::ReleaseVersion;
 use crate::role_declaration::Sha256;
+use crate::text_file::decode_text;
 
 /// The format that this program reads.
 const SUPPORTED_FORMAT: u64 = 1;
@@ -27,6 +28,7 @@ pub(super) const MAX_PROBLEMS: usize = 20;
 /// Parses and validates a manifest.
 pub(super) fn parse_manifest(text: &[u8]) -> Result<BundleManifest, ManifestProblems> {
     let one = |problem: String| ManifestProblems(vec![problem]);
+    let text = decode_text(text).map_err(|error| one(error.to_string()))?.as_bytes();
     // The format comes first: a later format is recognised and rejected without understanding the rest.
     let FormatOnly { format } =
         serde_json::from_slice(text).map_err(|error| one(describe_json_error(&error)))?;

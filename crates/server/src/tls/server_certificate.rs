@@ -27,6 +27,7 @@ use crate::tls::certificate_rotation::{self, CertificateRotationInput};
 use crate::tls::server_config::ReloadableCertificate;
 use bmdb::connection::Bmdb;
 use bmdb::fleet::secret::SecretsKey;
+use model::text_file::{TextError, skip_mark};
 use model::time::Timestamp;
 
 const CERTIFICATE_FLAG: &str = "--agent_tls_certificate_path";
@@ -256,7 +257,9 @@ pub fn check_files(files: &CertificateFiles, names: &[String], now: SystemTime) 
 
 fn read_certified_key(certificate: &Path, key: &Path) -> Result<CertifiedKey, ServerError> {
     let chain = read_certificates(certificate, CERTIFICATE_FLAG)?;
-    let private = PrivateKeyDer::from_pem_slice(&read_private_file(KEY_FLAG, key)?).map_err(|_| {
+    let content = read_private_file(KEY_FLAG, key)?;
+    let text = skip_mark(&content).map_err(|error| unreadable(key, KEY_FLAG, error))?;
+    let private = PrivateKeyDer::from_pem_slice(text).map_err(|_| {
         ServerError::NotPem {
             path: key.to_owned(),
             flag: KEY_FLAG,
@@ -309,13 +312,15 @@ fn self_signed_root(chain: &[CertificateDer<'static>]) -> Vec<CertificateDer<'st
 }
 
 fn read_certificates(path: &Path, flag: &'static str) -> Result<Vec<CertificateDer<'static>>, ServerError> {
-    let text = read_file(path, flag)?;
+    let content = read_file(path, flag)?;
+    // With a mark before it, the first certificate of a chain would be passed over.
+    let text = skip_mark(&content).map_err(|error| unreadable(path, flag, error))?;
     let readable = |der: &CertificateDer<'_>| x509_parser::parse_x509_certificate(der).is_ok();
     let mut found: Vec<_> =
-        CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().unwrap_or_default();
+        CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().unwrap_or_default();
     if found.is_empty() {
         // Assume DER; anything else is rejected below.
-        found.push(CertificateDer::from(text));
+        found.push(CertificateDer::from(content));
     }
     if !found.iter().all(readable) {
         return Err(ServerError::NotPem {
@@ -326,6 +331,11 @@ fn read_certificates(path: &Path, flag: &'static str) -> Result<Vec<CertificateD
         });
     }
     Ok(found)
+}
+
+fn unreadable(path: &Path, flag: &'static str, error: TextError) -> ServerError {
+    let source = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+    ServerError::ReadFile { path: path.to_owned(), flag, source }
 }
 
 fn read_file(path: &Path, flag: &'static str) -> Result<Vec<u8>, ServerError> {
@@ -440,6 +450,23 @@ mod tests {
             problem.contains("that of the key is number 2 of the file and must be the first"),
             "{problem}"
         );
+    }
+
+    #[test]
+    fn mark_before_a_certificate_and_its_key_is_passed_over() {
+        let pair = Pair::new();
+        let plain = read_certificates(&pair.certificate(), CERTIFICATE_FLAG).unwrap();
+        let text = std::fs::read_to_string(pair.certificate()).unwrap();
+        // Without the rule, the second block alone would be the chain.
+        std::fs::write(pair.certificate(), format!("\u{feff}{text}{text}").replace('\n', "\r\n")).unwrap();
+        let found = read_certificates(&pair.certificate(), CERTIFICATE_FLAG).unwrap();
+        assert_eq!(found, [plain.clone(), plain].concat());
+        let key = std::fs::read_to_string(pair.key()).unwrap();
+        pair.write_key(format!("\u{feff}{key}"));
+        read_certified_key(&pair.certificate(), &pair.key()).unwrap();
+        let utf16: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        std::fs::write(pair.certificate(), utf16).unwrap();
+        assert!(pair.rejection().contains("it is UTF-16"), "{}", pair.rejection());
     }
 
     #[test]
