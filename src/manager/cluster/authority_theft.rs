@@ -77,7 +77,7 @@ impl ClusterWorker<'_> {
             _ => self.build_member_order(cluster, stage, member).await?,
         };
         let operation = Some(Operation::ReplaceAuthority(replace));
-        let order = wire::ClusterOrder { operation, ..Default::default() };
+        let order = wire::ClusterOrder { operation, machine_id: machine.to_string(), ..Default::default() };
         let plain = SecretSlice::from(order.encode_to_vec());
         let sealed = self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain)?;
         self.bmdb.send_next_authority(&self.lease, machine, (self.name, step), sealed).await?;

@@ -41,7 +41,8 @@ impl ClusterWorker<'_> {
         let (serial, now) = (Serial::new(rand::random()), Clock::system().now());
         let issued = renew_peer(&snapshot, trusted, &PublicKey(key), serial, now)?;
         let renew = wire::RenewPeer { certificate: issued.certificate };
-        let order = wire::ClusterOrder { operation: Some(Operation::RenewPeer(renew)), ..Default::default() };
+        let (operation, machine_id) = (Some(Operation::RenewPeer(renew)), machine.to_string());
+        let order = wire::ClusterOrder { operation, machine_id, ..Default::default() };
         let plain = SecretSlice::from(order.encode_to_vec());
         let sealed = self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain)?;
         self.bmdb.send_peer_certificate(&self.lease, machine, (self.name, sealed)).await?;

@@ -57,6 +57,24 @@ impl ClusterWorker<'_> {
         Ok(revocations)
     }
 
+    /// Checks by its sealed content that the snapshot to restore is one of this cluster. The columns that name it are not
+    /// sealed.
+    pub(super) async fn check_snapshot_cluster(
+        &self,
+        found: &ClusterDetails,
+        digest: &[u8],
+    ) -> Result<(), CuratorCallError> {
+        let Some(id) = found.cluster.restoring_from else { return Ok(()) };
+        let sealed = self.bmdb.read_sealed_snapshot(id).await?;
+        if self.open_snapshot(&sealed, digest)?.cluster == self.cluster {
+            return Ok(());
+        }
+        Err(CuratorCallError::OrderUnavailable(
+            "the snapshot from which the cluster would be restored is of another cluster, so somebody changed the database; \
+             restore it from one of its own with: shepherdctl cluster restore",
+        ))
+    }
+
     /// Opens the stored snapshot with this SHA-256.
     pub(super) fn open_snapshot(
         &self,

@@ -234,6 +234,7 @@ impl ClusterWorker<'_> {
                             None => None,
                         };
                         let digest = restoring.digest.ok_or_else(gone)?;
+                        self.check_snapshot_cluster(found, &digest).await?;
                         // Last: an order that is not built uses no epoch.
                         let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
                         (digest.to_vec(), image, epoch.ok_or(over)?)
@@ -271,6 +272,7 @@ impl ClusterWorker<'_> {
             operation: Some(what),
             labels: labels.unwrap_or_default().into_iter().collect(),
             address: String::new(),
+            machine_id: machine.to_string(),
         })
     }
 

@@ -6,6 +6,9 @@
 //! ([`check_restore_confirmation`]). The order changes the desired state and nothing else, and another order replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines,
 //! because the first was lost in between, the second one's restore counts.
 
+#[cfg(feature = "sealing")]
+use std::fmt;
+
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -59,9 +62,26 @@ pub struct RestoreRequest {
     pub confirmation: String,
 }
 
-/// An image of etcd that a machine is to restore.
+/// A snapshot that a machine is to restore. `Debug` shows no order.
 #[cfg(feature = "sealing")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+pub struct SnapshotToRestore {
+    /// Id of the snapshot.
+    pub snapshot: Uuid,
+    /// The sealed order. It decides, and the columns of the database do not.
+    pub sealed_order: Vec<u8>,
+}
+
+#[cfg(feature = "sealing")]
+impl fmt::Debug for SnapshotToRestore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SnapshotToRestore").field("snapshot", &self.snapshot).finish_non_exhaustive()
+    }
+}
+
+/// An image of etcd that a machine is to restore. `Debug` shows no order.
+#[cfg(feature = "sealing")]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ImageToRestore {
     /// Id of the image.
     pub image: Uuid,
@@ -73,6 +93,21 @@ pub struct ImageToRestore {
     pub parts: u64,
     /// Size in bytes, before sealing.
     pub bytes: u64,
+    /// The sealed order. It decides, and the columns of the database do not.
+    pub sealed_order: Vec<u8>,
+}
+
+#[cfg(feature = "sealing")]
+impl fmt::Debug for ImageToRestore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageToRestore")
+            .field("image", &self.image)
+            .field("cluster", &self.cluster)
+            .field("snapshot", &self.snapshot)
+            .field("parts", &self.parts)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Bmdb {
@@ -163,26 +198,29 @@ impl Bmdb {
             snapshot: row.snapshot_id,
             parts: row.parts.try_into().unwrap_or(0),
             bytes: row.bytes.try_into().unwrap_or(0),
+            sealed_order: row.sealed_order,
         }))
     }
 
-    /// Id of the snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
+    /// The snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
     pub async fn snapshot_to_restore(
         &self,
         machine: MachineId,
         digest: [u8; 32],
-    ) -> Result<Option<Uuid>, BmdbError> {
-        self.statement("looking for the snapshot that a machine is to restore", move |pool| {
-            Box::pin(
-                sqlx::query_file_scalar!(
-                    "../../sql/cluster/find_snapshot_to_restore.sql",
-                    machine.0,
-                    digest.as_slice()
+    ) -> Result<Option<SnapshotToRestore>, BmdbError> {
+        let row = self
+            .statement("looking for the snapshot that a machine is to restore", move |connection| {
+                Box::pin(
+                    sqlx::query_file!(
+                        "../../sql/cluster/find_snapshot_to_restore.sql",
+                        machine.0,
+                        digest.as_slice()
+                    )
+                    .fetch_optional(connection),
                 )
-                .fetch_optional(pool),
-            )
-        })
-        .await
+            })
+            .await?;
+        Ok(row.map(|row| SnapshotToRestore { snapshot: row.snapshot_id, sealed_order: row.sealed_order }))
     }
 }
 

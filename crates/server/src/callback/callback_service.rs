@@ -10,8 +10,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prost::Message as _;
-use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
@@ -20,6 +18,7 @@ use crate::callback::agent_acceptor::AgentPeer;
 use crate::callback::file_downloads::{FileDownloads, PieceStream};
 use crate::callback::heartbeat_validation::{add_finding, find_pinning_flaw, parse_heartbeat, parse_uuid};
 use crate::callback::log_validation::parse_log_part;
+use crate::callback::sealed_order::{check_recipient, open_order};
 use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::CaCertificates;
 use bmdb::connection::Bmdb;
@@ -290,12 +289,8 @@ impl CallbackService {
             tracing::warn!(%machine, "an order about a cluster cannot be handed on: this shepherd has no secrets key");
             return None;
         };
-        let opened = secrets
-            .unseal("an order about a cluster", &pending_cluster_order.sealed)
-            .map_err(|error| error.to_string())
-            .and_then(|plain| {
-                ClusterOrder::decode(plain.expose_secret()).map_err(|error| format!("it is damaged: {error}"))
-            });
+        let opened = open_order(secrets, &pending_cluster_order.sealed)
+            .and_then(|order| check_recipient(&order, machine).map(|()| order));
         match opened {
             Ok(order) => Some(ClusterOrder { generation: pending_cluster_order.generation, ..order }),
             Err(error) => {

@@ -246,6 +246,7 @@ fn read_error_status(error: &BmdbError) -> Status {
             "this shepherd cannot open the stored file; its log has the reason, and its --secrets_key_path may \
              name another key",
         ),
+        BmdbError::OrderRejected { message, .. } => Status::failed_precondition(message.as_str()),
         _ => Status::unavailable("the database is not available; try again"),
     }
 }

@@ -13,7 +13,7 @@
 //! 4. The BMDB finds the machine of the key and stores the heartbeat. Until then the connection is only tolerated.
 //! 5. The response contains the orders for the machine, and the logs that are requested of it. [`log_validation`][]
 //!    checks the parts that it uploads, and [`file_downloads`][] sends it artefacts, and the snapshot that it restores
-//!    ([`snapshot_source`][]) with its image of etcd ([`image_source`][]).
+//!    ([`snapshot_source`][]) with its image of etcd ([`image_source`][]), as its sealed order says (`sealed_order`).
 //!
 //! [`callback_server`][] connects these and stops them in order.
 //!
@@ -42,4 +42,5 @@ pub mod hardware_summary;
 pub mod heartbeat_validation;
 pub mod image_source;
 pub mod log_validation;
+mod sealed_order;
 pub mod snapshot_source;
