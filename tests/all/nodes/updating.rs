@@ -64,6 +64,7 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
         sha256: sha256.clone(),
         deadline_seconds: 120,
         signature: String::new(),
+        is_unsigned: true,
     };
     *order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(ordered);
     until("it is the other release", async || {

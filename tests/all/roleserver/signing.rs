@@ -47,6 +47,17 @@ impl SigningShepherd {
         heartbeats.into_iter().rev().find_map(|observations| observations.request.release_report)
     }
 
+    fn send_order(&self, generation: i64, sha256: &[u8], signature: &str, is_unsigned: bool) -> Result<()> {
+        let order = wire::ReleaseOrder {
+            generation,
+            sha256: sha256.to_vec(),
+            deadline_seconds: 120,
+            signature: signature.to_owned(),
+            is_unsigned,
+        };
+        self.change(|answer| answer.release_order = Some(order))
+    }
+
     /// Orders a release, and returns the report of its end.
     fn order(
         &self,
@@ -55,13 +66,7 @@ impl SigningShepherd {
         sha256: &[u8],
         signature: &str,
     ) -> Result<wire::ReleaseReport> {
-        let order = wire::ReleaseOrder {
-            generation,
-            sha256: sha256.to_vec(),
-            deadline_seconds: 120,
-            signature: signature.to_owned(),
-        };
-        self.change(|answer| answer.release_order = Some(order))?;
+        self.send_order(generation, sha256, signature, signature.is_empty())?;
         wait_for("the end of an order", || {
             Ok(self.newest_report().filter(|report| report.generation == generation))
         })
@@ -268,5 +273,31 @@ fn machine_that_is_enrolled_after_a_rotation_applies_no_earlier_one() -> TestRes
     let by_former = former.sign(&release, &release_comment("1.0.0", "1.0.0"))?;
     let report = shepherd.order(&machine, 1, &sha256, &by_former)?;
     assert!(report.error.contains("which is not one of the pinned keys"), "it is rotated out: {report:?}");
+    Ok(())
+}
+
+#[test]
+fn order_of_an_earlier_shepherd_waits_for_its_signature() -> TestResult {
+    let signer = Signer::new()?;
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![signer.public_key()?],
+        ..request(&shepherd.callback, 1)
+    })?;
+    shepherd.until_pinned(1)?;
+    let release = with_more(&machine.program, "2")?;
+    let sha256 = shepherd.callback.serve(release.clone())?;
+    // A shepherd of a release before signed releases leaves both fields out.
+    shepherd.send_order(1, &sha256, "", false)?;
+    wait_for("the order", || {
+        let log = std::fs::read_to_string(machine.state().log_path()).unwrap_or_default();
+        let is_waiting = log.contains("came without its signature");
+        let has_ended = shepherd.newest_report().is_some_and(|report| report.generation == 1);
+        Ok((is_waiting || has_ended).then_some(()))
+    })?;
+    let signature = signer.sign(&release, &release_comment("1.4.0", "1.3.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &signature)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256), "the order had ended");
     Ok(())
 }

@@ -41,6 +41,7 @@ impl Orders {
             sha256: sha256.to_vec(),
             deadline_seconds,
             signature: String::new(),
+            is_unsigned: true,
         };
         *self.order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(order);
         Ok(())

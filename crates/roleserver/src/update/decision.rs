@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proto::agent::v1 as wire;
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessInstance;
@@ -103,21 +104,47 @@ pub enum OrderAction {
     Nothing,
     /// The ordered release runs already; only the result is recorded.
     AlreadyRunning,
+    /// The order has to come again with the signature of its release.
+    AwaitSignature,
     /// The release must be fetched and tried.
     Install,
 }
 
-/// Decides from the order's generation and digest, the digest of this program, the newest order that has ended, and
-/// whether this program is itself on trial.
+/// Decides from the order's generation and digest, the digest of this program, the newest order that has ended,
+/// whether this program is itself on trial, and whether the order lacks a signature that this machine needs.
 #[must_use]
-pub fn decide_order(generation: i64, sha256: &str, own: &str, concluded: i64, on_trial: bool) -> OrderAction {
+pub fn decide_order(
+    generation: i64,
+    sha256: &str,
+    own: &str,
+    concluded: i64,
+    on_trial: bool,
+    needs_signature: bool,
+) -> OrderAction {
     if on_trial || generation <= concluded {
         OrderAction::Nothing
     } else if sha256 == own {
         OrderAction::AlreadyRunning
+    } else if needs_signature {
+        OrderAction::AwaitSignature
     } else {
         OrderAction::Install
     }
+}
+
+/// Whether nothing is known of the signature of an ordered release: a shepherd of an earlier release sent the order.
+#[must_use]
+pub const fn lacks_signature(order: &wire::ReleaseOrder) -> bool {
+    order.signature.is_empty() && !order.is_unsigned
+}
+
+/// Whether an order takes the place of the last one. Shepherds of two releases may send the same order in turn: one
+/// without its signature does not end what the other one began.
+#[must_use]
+pub fn replaces_order(last: Option<&wire::ReleaseOrder>, order: &wire::ReleaseOrder) -> bool {
+    let Some(last) = last else { return true };
+    let is_same = last.generation == order.generation && last.sha256 == order.sha256;
+    last != order && !(is_same && lacks_signature(order) && !lacks_signature(last))
 }
 
 /// The trial time for an order's field in seconds; 0 means `DEFAULT_TRIAL_TIMEOUT`.
@@ -179,16 +206,45 @@ mod tests {
 
     #[test]
     fn order_is_carried_out_once_and_only_if_it_is_newer() {
-        for (what, generation, sha256, concluded, on_trial, expected) in [
-            ("the first", 1, NEW, 0, false, OrderAction::Install),
-            ("the same again", 1, NEW, 1, false, OrderAction::Nothing),
-            ("an older one", 1, OTHER, 2, false, OrderAction::Nothing),
-            ("a newer one for what failed", 3, NEW, 2, false, OrderAction::Install),
-            ("what runs already", 3, OLD, 2, false, OrderAction::AlreadyRunning),
-            ("while this is on trial", 3, NEW, 2, true, OrderAction::Nothing),
+        for (what, generation, sha256, concluded, on_trial, unsigned, expected) in [
+            ("the first", 1, NEW, 0, false, false, OrderAction::Install),
+            ("the same again", 1, NEW, 1, false, false, OrderAction::Nothing),
+            ("an older one", 1, OTHER, 2, false, false, OrderAction::Nothing),
+            ("a newer one for what failed", 3, NEW, 2, false, false, OrderAction::Install),
+            ("what runs already", 3, OLD, 2, false, true, OrderAction::AlreadyRunning),
+            ("while this is on trial", 3, NEW, 2, true, true, OrderAction::Nothing),
+            ("of an earlier shepherd", 3, NEW, 2, false, true, OrderAction::AwaitSignature),
+            ("an older one of it", 2, NEW, 2, false, true, OrderAction::Nothing),
         ] {
-            assert_eq!(decide_order(generation, sha256, OLD, concluded, on_trial), expected, "{what}");
+            let decided = decide_order(generation, sha256, OLD, concluded, on_trial, unsigned);
+            assert_eq!(decided, expected, "{what}");
         }
+    }
+
+    #[test]
+    fn order_without_its_signature_ends_no_other_one() {
+        let order = |generation, signature: &str, is_unsigned| wire::ReleaseOrder {
+            generation,
+            sha256: vec![1; 32],
+            signature: signature.to_owned(),
+            is_unsigned,
+            ..Default::default()
+        };
+        let (signed, unknown, unsigned) = (order(1, "x", false), order(1, "", false), order(1, "", true));
+        let newer = order(2, "", false);
+        for (what, last, next, expected) in [
+            ("the first", None, &unknown, true),
+            ("the same again", Some(&signed), &signed, false),
+            ("the signature comes", Some(&unknown), &signed, true),
+            ("an earlier shepherd sends it again", Some(&signed), &unknown, false),
+            ("the same of a release without a signature", Some(&unsigned), &unknown, false),
+            ("it is signed later", Some(&unsigned), &signed, true),
+            ("it is unsigned", Some(&unknown), &unsigned, true),
+            ("a newer one", Some(&signed), &newer, true),
+        ] {
+            assert_eq!(replaces_order(last, next), expected, "{what}");
+        }
+        assert_eq!([&signed, &unknown, &unsigned].map(lacks_signature), [false, true, false]);
     }
 
     #[test]

@@ -31,7 +31,8 @@ use crate::process::{ProcessInstance, program_digest};
 use crate::server_pool::ServerPool;
 use crate::signing_store::SigningStore;
 use crate::update::decision::{
-    OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, trial_timeout,
+    OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, lacks_signature,
+    replaces_order, trial_timeout,
 };
 use crate::update::files::{UpdateFiles, promote_candidate};
 use crate::update::watchdog;
@@ -160,7 +161,7 @@ impl SelfUpdater {
 
     /// Takes an order of a shepherd.
     pub fn set_order(&self, order: &wire::ReleaseOrder) {
-        if self.orders.latest().as_ref() != Some(order) {
+        if replaces_order(self.orders.latest().as_ref(), order) {
             self.orders.set(order.clone());
         }
     }
@@ -271,9 +272,13 @@ impl SelfUpdater {
         let (concluded, on_trial) = self
             .with_state(|state| (state.result.generation, state.trial.is_some() || state.handover.is_some()));
         let sha256 = hex::encode(&order.sha256);
-        match decide_order(order.generation, &sha256, &self.own_digest, concluded, on_trial) {
+        let needs_signature =
+            lacks_signature(order) && self.signing.trust().is_ok_and(|trust| !trust.keys().is_empty());
+        let own = &self.own_digest;
+        match decide_order(order.generation, &sha256, own, concluded, on_trial, needs_signature) {
             OrderAction::Nothing => {}
             OrderAction::AlreadyRunning => self.finish_order(order.generation, None),
+            OrderAction::AwaitSignature => self.await_signature(order).await,
             OrderAction::Install => {
                 tracing::info!(generation = order.generation, sha256, "another release was ordered");
                 match self.prepare_release(order, &sha256, server_pool).await {
@@ -288,6 +293,24 @@ impl SelfUpdater {
                 }
             }
         }
+    }
+
+    /// Refuses an order whose signature no shepherd sends within the order's time limit. The order that has it ends the
+    /// wait.
+    async fn await_signature(&self, order: &wire::ReleaseOrder) {
+        tracing::warn!(
+            generation = order.generation,
+            "an order for another release came without its signature, from a shepherd of an earlier release; \
+             waiting for a shepherd that sends it"
+        );
+        let patience = trial_timeout(order.deadline_seconds);
+        tokio::time::sleep(patience).await;
+        let why = format!(
+            "the release was refused: its signature did not come within {} s, because shepherds of an earlier release \
+             send none; update the shepherds, and order the release again",
+            patience.as_secs()
+        );
+        self.finish_order(order.generation, Some(why));
     }
 
     /// Fetches a release and puts it beside the stable program. The error is a sentence.

@@ -345,6 +345,7 @@ impl CallbackService {
             generation: release.generation,
             sha256: release.sha256,
             deadline_seconds: u32::try_from(release.deadline_seconds).unwrap_or_default(),
+            is_unsigned: signature.is_empty(),
             signature,
         })
     }
