@@ -2,8 +2,9 @@
 //!
 //! After each heartbeat the agent publishes its endpoints and which one worked last ([`crate::agent`]). A
 //! file is fetched over a connection of its own, so that no heartbeat waits behind it. Every shepherd has the same
-//! files: a download that one of them broke off is continued at the next. The sender need not be trusted, because a
-//! fetched file counts only if its digest matches.
+//! files: a download that one of them broke off is continued at the next. One of an earlier release may lack the files of
+//! a kind that it does not know, so a file is absent only if every shepherd has denied it. The sender need not be trusted,
+//! because a fetched file counts only if its digest matches.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,20 +125,22 @@ impl ServerPool {
     ) -> Result<(u64, String), FetchError> {
         let nobody = || FetchError::Failed("this role server knows no shepherd".to_owned());
         let servers = self.endpoints().ok_or_else(nobody)?;
-        let mut failed = nobody();
+        let (mut is_denied, mut failed) = (false, None);
         for server in &servers.endpoints {
             match fetch_from_server(&servers, server, (sha256, path), accept).await {
                 Ok(fetched) => return Ok(fetched),
-                Err(FetchError::Absent) => return Err(FetchError::Absent),
+                Err(FetchError::Absent) => is_denied = true,
                 Err(FetchError::Failed(text)) => {
-                    failed = FetchError::Failed(format!(
-                        "fetching it from shepherd {} failed: {text}",
-                        server.endpoint
-                    ));
+                    failed = Some(format!("fetching it from shepherd {} failed: {text}", server.endpoint));
                 }
             }
         }
-        Err(failed)
+        Err(match (failed, is_denied) {
+            (None, false) => nobody(),
+            (None, true) => FetchError::Absent,
+            (Some(text), false) => FetchError::Failed(text),
+            (Some(text), true) => FetchError::Failed(format!("{text}; another shepherd does not have it")),
+        })
     }
 }
 

@@ -4,12 +4,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
+use shepherd::curator_client::identity::Identity;
+use shepherd::model::ids::MachineId;
+use shepherd::model::role_declaration::Sha256;
 use shepherd::proto::agent::v1 as wire;
+use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use tonic::Status;
 
 use super::callback::{Callback, curious};
 use super::{Machine, request, signal, wait_for};
 use crate::harness::aloud::TestResult;
+use crate::harness::callback::untold;
 use crate::harness::port::reserved;
 use crate::harness::promtool::promtool;
 
@@ -159,5 +164,41 @@ fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
         "what works comes first after a restart"
     );
     assert_eq!(learned.fallback, None);
+    Ok(())
+}
+
+/// A shepherd of an earlier release has no images of etcd, and denies one that another shepherd has.
+#[tokio::test]
+async fn file_that_one_shepherd_lacks_is_fetched_from_another_one() -> TestResult {
+    let (earlier, present) = (Callback::start(curious())?, Callback::start(curious())?);
+    let digest = present.serve(b"an image".to_vec())?;
+    let digest = Sha256(digest.try_into().map_err(|_| anyhow::anyhow!("not a digest"))?);
+    let identity = Arc::new(Identity::generate()?);
+    let (time, directory) = (untold()?, tempfile::tempdir()?);
+    let fetch = async |endpoints: Vec<(String, &Callback)>, name: &str| {
+        let endpoints = endpoints.into_iter().map(|(endpoint, callback)| ServerEndpoint {
+            endpoint,
+            ca_certificates: vec![callback.ca.clone()],
+        });
+        let pool = ServerPool::default();
+        pool.set_endpoints(ServerEndpoints {
+            machine_id: MachineId::generate(),
+            identity: identity.clone(),
+            time: time.clone(),
+            endpoints: endpoints.collect(),
+        });
+        pool.fetch_artefact(digest, &directory.path().join(name)).await
+    };
+    let at = |callback: &Callback| callback.endpoint.clone();
+    let fetched = fetch(vec![(at(&earlier), &earlier), (at(&present), &present)], "both").await;
+    assert_eq!(fetched, Ok(8), "a shepherd without the file ended the fetch");
+    assert_eq!(fetch(vec![(at(&earlier), &earlier)], "none").await, Err(FetchError::Absent));
+    let closed = reserved()?.to_string();
+    for order in [[0, 1], [1, 0]] {
+        let endpoints = [(at(&earlier), &earlier), (closed.clone(), &present)];
+        let fetched = fetch(order.map(|number: usize| endpoints[number].clone()).to_vec(), "dead").await;
+        let Err(FetchError::Failed(text)) = fetched else { return Err(anyhow::anyhow!("{fetched:?}").into()) };
+        assert!(text.contains(&closed) && text.ends_with("another shepherd does not have it"), "{text}");
+    }
     Ok(())
 }
