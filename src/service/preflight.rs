@@ -13,6 +13,7 @@ use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
 use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;
+use crate::service::signing_keys::describe_signing_keys;
 use crate::service::ssh_access::{read_ssh_passwords, warn_about_ssh_passwords};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
@@ -64,9 +65,7 @@ pub async fn inspect_plan(
         ));
     }
     found.extend(inspect_certificate(plan)?);
-    if !plan.signing.keys().is_empty() {
-        found.push(format!("the signing keys {}", plan.signing.trust().list_key_ids()));
-    }
+    found.extend(describe_signing_keys(&plan.signing));
     if let Some(path) = flags.secrets_key_path.as_deref() {
         if path.exists() {
             SecretsKey::open(path).map_err(|error| ExitFailure::usage(error.to_string()))?;

@@ -19,10 +19,27 @@ pub(super) fn read_signing_keys(
         keys_path.map(|path| read_text("--signing_keys_path", path, MAX_KEY_LIST_BYTES)).transpose()?;
     let rotations = rotation_paths.iter().map(|path| read_rotation(path));
     let rotations = rotations.collect::<Result<Vec<_>, _>>()?;
-    SigningConfiguration::parse(keys.as_deref(), rotations).map_err(|error| {
+    let signing = SigningConfiguration::parse(keys.as_deref(), rotations).map_err(|error| {
         let path = keys_path.map(|path| format!(" {}", path.display()));
         ExitFailure::usage(format!("--signing_keys_path{}: {error}", path.unwrap_or_default()))
-    })
+    })?;
+    let checked = signing.check_rotations();
+    checked.map_err(|error| ExitFailure::usage(format!("--key_rotation_path: {error}")))?;
+    Ok(signing)
+}
+
+/// What `--check` prints of the keys, as phrases.
+pub(super) fn describe_signing_keys(signing: &SigningConfiguration) -> Vec<String> {
+    if signing.keys().is_empty() {
+        return Vec::new();
+    }
+    let mut found = vec![format!("the signing keys {}", signing.trust().list_key_ids())];
+    if let Some((version, key)) = signing.unverified_rotation() {
+        found.push(format!(
+            "a list of new keys with version {version}, signed with key {key}; only machines that have that key can verify it"
+        ));
+    }
+    found
 }
 
 fn read_rotation(path: &Path) -> Result<KeyRotation, ExitFailure> {
@@ -55,6 +72,7 @@ fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailur
 mod tests {
     use super::*;
 
+    const FIRST_KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
     /// The second key, and the list of it that the first key signed.
     const KEYS: &str = "untrusted comment: minisign public key 0002020202020202\nRWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU\n";
     const SIGNATURE: &str = concat!(
@@ -85,6 +103,13 @@ mod tests {
         std::fs::write(path("rotation.minisig"), SIGNATURE).unwrap();
         let configured = read_both().unwrap();
         assert_eq!((configured.keys().len(), configured.rotations().len()), (1, 1));
+        let found = describe_signing_keys(&configured);
+        assert_eq!(found[0], "the signing keys 0002020202020202");
+        assert!(found[1].contains("version 2.0.0, signed with key 0001010101010101"), "{found:?}");
+        assert!(describe_signing_keys(&SigningConfiguration::default()).is_empty());
+        std::fs::write(&keys, FIRST_KEY).unwrap();
+        let error = read_both().unwrap_err();
+        assert!(error.starts_with("--key_rotation_path: ") && error.contains("has other keys"), "{error}");
         let error = read(None, std::slice::from_ref(&rotation)).unwrap_err();
         assert!(error.contains("needs the present keys beside it"), "{error}");
         std::fs::write(&keys, "a".repeat(MAX_KEY_LIST_BYTES + 1)).unwrap();

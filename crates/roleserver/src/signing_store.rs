@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use model::kubernetes::version::ReleaseVersion;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signed_fields::ArtefactKind;
-use model::signed_artefact::signing_key::{SigningKey, collect_signing_keys};
+use model::signed_artefact::signing_key::{KeyId, SigningKey, collect_signing_keys};
 use model::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningTrust};
 use model::signed_artefact::{ExpectedFields, decide_acceptance};
 use proto::agent::v1 as wire;
@@ -40,6 +40,9 @@ struct SigningState {
     /// The error is a sentence.
     trust: Result<SigningTrust, String>,
     is_saved: bool,
+    /// The lists of new keys that are ignored, by version and signing key. They come with each heartbeat, and are logged
+    /// once.
+    ignored: Vec<(ReleaseVersion, KeyId)>,
 }
 
 impl SigningStore {
@@ -51,7 +54,7 @@ impl SigningStore {
         if let Err(error) = &trust {
             tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
         }
-        Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true })) }
+        Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true, ignored: Vec::new() })) }
     }
 
     fn lock(&self) -> MutexGuard<'_, SigningState> {
@@ -98,7 +101,15 @@ impl SigningStore {
         let (keys, rotations) = (parse_keys(keys), parse_rotations(rotations));
         let mut state = self.lock();
         let Ok(trust) = &state.trust else { return false };
-        let next = trust.with_offer(&keys, &rotations);
+        let (next, ignored) = (trust.with_offer(&keys, &rotations), trust.ignored_rotations(&rotations));
+        let ignored: Vec<_> =
+            ignored.iter().map(|rotation| (rotation.version(), rotation.signature().key_id())).collect();
+        for (version, key) in ignored.iter().filter(|list| !state.ignored.contains(list)) {
+            tracing::warn!(
+                %version, %key, pinned = trust.list_key_ids(),
+                "a list of new signing keys is ignored, because no pinned key has signed it"
+            );
+        }
         if next != *trust {
             tracing::info!(
                 keys = next.list_key_ids(),
@@ -107,6 +118,7 @@ impl SigningStore {
             state.trust = Ok(next);
             state.is_saved = false;
         }
+        state.ignored = ignored;
         !state.is_saved
     }
 

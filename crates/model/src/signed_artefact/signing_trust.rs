@@ -79,12 +79,20 @@ impl KeyRotation {
         wire::KeyRotation { list: self.list.clone(), signature: self.signature.as_str().to_owned() }
     }
 
-    fn version(&self) -> ReleaseVersion {
+    /// The keys in the list.
+    #[must_use]
+    pub fn keys(&self) -> &[SigningKey] {
+        &self.keys
+    }
+
+    /// Which rotation it is: machines apply rotations in the order of their versions.
+    #[must_use]
+    pub const fn version(&self) -> ReleaseVersion {
         self.signature.fields().version
     }
 
     /// Whether one of these keys signed the list.
-    fn is_signed_by(&self, keys: &[SigningKey]) -> bool {
+    pub(super) fn is_signed_by(&self, keys: &[SigningKey]) -> bool {
         keys.iter()
             .filter(|key| key.id() == self.signature.key_id())
             .any(|key| self.signature.verify(key, self.list.as_bytes()).is_ok())
@@ -167,6 +175,15 @@ impl SigningTrust {
             }
         }
         next
+    }
+
+    /// The newer rotations that are not applied, because no pinned key signed them; none if no key is pinned.
+    #[must_use]
+    pub fn ignored_rotations<'r>(&self, rotations: &'r [KeyRotation]) -> Vec<&'r KeyRotation> {
+        let after = self.with_offer(&[], rotations);
+        let is_ignored =
+            |rotation: &&KeyRotation| after.rotation.is_none_or(|last| rotation.version() > last);
+        if after.keys.is_empty() { Vec::new() } else { rotations.iter().filter(is_ignored).collect() }
     }
 
     /// The trust after a file with this signature proved itself: lower versions than its minimum are not accepted any

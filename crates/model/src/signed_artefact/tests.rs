@@ -305,6 +305,54 @@ fn configuration_needs_keys_beside_rotations() {
 }
 
 #[test]
+fn rotations_of_a_configuration_lead_to_its_keys() {
+    let rotation = |keys: &[&str], signature: &str| KeyRotation::parse(&key_files(keys), signature).unwrap();
+    let to_second = rotation(&[SECOND_KEY, THIRD_KEY], TO_SECOND);
+    let to_third = rotation(&[THIRD_KEY], TO_THIRD);
+    let to_first = rotation(&[FIRST_KEY], TO_FIRST);
+    let changed = rotation(&[FIRST_KEY, SECOND_KEY], TO_SECOND);
+    let cases: [(&str, &[&str], Vec<KeyRotation>, Option<&str>); 7] = [
+        ("none", &[FIRST_KEY], Vec::new(), None),
+        ("a chain in any order", &[THIRD_KEY], vec![to_third.clone(), to_second.clone()], None),
+        ("its end alone", &[THIRD_KEY], vec![to_third.clone()], None),
+        ("other keys", &[SECOND_KEY], vec![to_second.clone()], Some("version 2.0.0, has other keys")),
+        (
+            "twice",
+            &[SECOND_KEY, THIRD_KEY],
+            vec![to_second.clone(), to_second.clone()],
+            Some("two lists of new keys have the version 2.0.0"),
+        ),
+        (
+            "a broken chain",
+            &[THIRD_KEY],
+            vec![to_second.clone(), to_first, to_third],
+            Some("version 3.0.0 has no valid signature of a key in the list before it, 2.5.0"),
+        ),
+        ("a changed list", &[FIRST_KEY, SECOND_KEY], vec![changed], Some("version 2.0.0 is not valid for key 0001")),
+    ];
+    for (what, keys, rotations, expected) in cases {
+        let configured = SigningConfiguration::parse(Some(&key_files(keys)), rotations).unwrap();
+        let checked = configured.check_rotations();
+        match expected {
+            None => assert_eq!(checked, Ok(()), "{what}"),
+            Some(text) => assert!(checked.as_ref().is_err_and(|error| error.contains(text)), "{what}: {checked:?}"),
+        }
+    }
+    // Nothing that the shepherd has verifies the first list.
+    let keys = key_files(&[SECOND_KEY, THIRD_KEY]);
+    let configured = SigningConfiguration::parse(Some(&keys), vec![to_second.clone()]).unwrap();
+    let unverified = configured.unverified_rotation();
+    assert_eq!(unverified, Some((ReleaseVersion::new(2, 0, 0), key(FIRST_KEY).id())));
+    assert_eq!(SigningConfiguration::default().unverified_rotation(), None);
+    // A machine with other keys ignores it, and one that has applied it does not.
+    let pinned = SigningTrust::pinning(vec![key(THIRD_KEY)]);
+    assert_eq!(pinned.ignored_rotations(std::slice::from_ref(&to_second)), [&to_second]);
+    let applied = SigningTrust::pinning(vec![key(FIRST_KEY)]).with_offer(&[], std::slice::from_ref(&to_second));
+    assert!(applied.ignored_rotations(std::slice::from_ref(&to_second)).is_empty());
+    assert!(SigningTrust::default().ignored_rotations(&[to_second]).is_empty());
+}
+
+#[test]
 fn minimum_version_only_rises() {
     let trust = SigningTrust::pinning(vec![key(FIRST_KEY)]);
     let raised = trust.with_minimum(ArtefactKind::Release, "a", ReleaseVersion::new(1, 2, 0));
