@@ -44,6 +44,9 @@ pub struct AddArtefact {
     /// Signature of the file, which minisign wrote [default: FILE.minisig, if it exists]
     #[arg(long, value_name = "FILE")]
     pub signature: Option<PathBuf>,
+    /// Add the file without a signature although FILE.minisig exists
+    #[arg(long = "without_signature", alias = "without-signature", conflicts_with = "signature")]
+    pub without_signature: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -77,6 +80,9 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
 
 /// Reads the signature of the file; empty if it is not signed.
 fn read_signature(args: &AddArtefact) -> Result<String, CliError> {
+    if args.without_signature {
+        return Ok(String::new());
+    }
     let mut beside = args.file.as_os_str().to_owned();
     beside.push(".minisig");
     let path = args.signature.clone().unwrap_or_else(|| beside.into());
@@ -89,8 +95,13 @@ fn read_signature(args: &AddArtefact) -> Result<String, CliError> {
         }
     };
     // Before anything is uploaded.
-    ArtefactSignature::parse(&text)
-        .map_err(|error| CliError::Invalid(format!("{}: {error}", path.display())))?;
+    ArtefactSignature::parse(&text).map_err(|error| {
+        let remedy = match args.signature {
+            Some(_) => "",
+            None => "; if it is no signature for this fleet, give --without_signature, or another file with --signature",
+        };
+        CliError::Invalid(format!("{}: {error}{remedy}", path.display()))
+    })?;
     Ok(text)
 }
 
@@ -134,4 +145,43 @@ fn format_outcome(
         return Ok(outcome);
     }
     Ok(format!("{outcome}{sha256}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A signature that minisign makes by default, with its own trusted comment.
+    const FOREIGN: &str = concat!(
+        "untrusted comment: signature from minisign secret key\n",
+        "RUQBAQEBAQEBAPRGePB8+0YmPSNMS7hcj7NbQXhSPTLJVLHljZsnl6uz5JPj9bsQtpfVvej/ZLHmUjxor9FZDKo27zXPJ7gncQQ=\n",
+        "trusted comment: timestamp:1\tfile:tool.tar\thashed\n",
+        "UDxDQF/pltTvw0F7zZ0LA1Qr1N1wKBod5Yj9i9OMOisddHng4NZceRcNYCguF12DBd3Savk11OYbrOd1NQUcAQ==\n",
+    );
+
+    #[test]
+    fn foreign_signature_beside_a_file_is_left_out_on_request() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tool.tar");
+        let beside = directory.path().join("tool.tar.minisig");
+        let read = |signature: Option<&Path>, without_signature| {
+            let args = AddArtefact {
+                file: file.clone(),
+                name: None,
+                signature: signature.map(Path::to_owned),
+                without_signature,
+                reason: "a test".to_owned(),
+            };
+            read_signature(&args).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(None, false), Ok(String::new()), "there is none");
+        std::fs::write(&beside, FOREIGN).unwrap();
+        let error = read(None, false).unwrap_err();
+        assert!(error.contains("tool.tar.minisig: ") && error.contains("give --without_signature"), "{error}");
+        assert_eq!(read(None, true), Ok(String::new()));
+        let error = read(Some(&beside), false).unwrap_err();
+        assert!(!error.contains("--without_signature"), "it was named: {error}");
+    }
 }

@@ -127,7 +127,10 @@ async fn add_artefact_in_tx(
     if let (UploadCheck::AlreadyAdded | UploadCheck::Verified(_), Err(reason)) =
         (made, &new.content.signature)
     {
-        return Err(order_rejected("WRONG_SIGNATURE", format!("it was not added: {reason}")));
+        let text = format!(
+            "it was not added: {reason}; to add it without a signature, run: shepherdctl artefacts add FILE --without_signature"
+        );
+        return Err(order_rejected("WRONG_SIGNATURE", text));
     }
     if let (Some(_), Some(before)) = (known.added_at, &known.name) {
         if signature.is_some() && made != UploadCheck::AlreadyAdded {
