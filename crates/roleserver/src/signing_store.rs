@@ -49,8 +49,19 @@ impl SigningStore {
     /// Reads the stored keys.
     #[must_use]
     pub fn open(state: StateDirectory) -> Self {
-        let stored = state.read_signing_trust().map_err(|error| error.to_string());
-        let trust = stored.and_then(|stored| parse_trust(&stored.unwrap_or_default()));
+        let path = state.path().join("signing.json");
+        let damaged = |flaw: &str| {
+            format!(
+                "{} is damaged ({flaw}); look at it, then remove it and restart the role server, which pins the keys of its \
+                 shepherd again",
+                path.display()
+            )
+        };
+        let trust = match state.read_signing_trust() {
+            Ok(stored) => parse_trust(&stored.unwrap_or_default()).map_err(|flaw| damaged(&flaw)),
+            Err(StateError::Damaged { reason, .. }) => Err(damaged(&reason)),
+            Err(error) => Err(format!("{error}; repair that, then restart the role server")),
+        };
         if let Err(error) = &trust {
             tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
         }
@@ -189,15 +200,9 @@ fn store_trust(trust: &SigningTrust) -> StoredSigningTrust {
     }
 }
 
-/// The trust that its file has. The error is a sentence.
+/// The trust that its file has. The error is what is wrong with the file.
 fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
-    let damaged = |error: String| {
-        format!(
-            "signing.json in the state directory of this machine is damaged ({error}); look at it, then remove it and restart \
-             the role server, which pins the keys of its shepherd again"
-        )
-    };
-    let version = |text: &str| text.parse::<ReleaseVersion>().map_err(|error| damaged(error.to_string()));
+    let version = |text: &str| text.parse::<ReleaseVersion>().map_err(|error| error.to_string());
     let mut minimum_versions = BTreeMap::new();
     for (kind, of_kind) in &stored.minimum_versions {
         // A later release may know more kinds, and this one has no file of them.
@@ -207,7 +212,7 @@ fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
         }
     }
     let rotation = stored.rotation.as_deref().map(version).transpose()?;
-    SigningTrust::restore(&stored.keys, rotation, minimum_versions).map_err(damaged)
+    SigningTrust::restore(&stored.keys, rotation, minimum_versions)
 }
 
 #[cfg(test)]
@@ -252,7 +257,10 @@ mod tests {
         for text in ["{", "{\"keys\":[\"x\"]}", "{\"keys\":[],\"rotation\":\"1\"}"] {
             stored(text);
             let store = SigningStore::open(state.clone());
-            assert!(store.trust().unwrap_err().contains("signing.json"), "{text}");
+            let error = store.trust().unwrap_err();
+            let path = directory.path().join("signing.json").display().to_string();
+            assert!(error.starts_with(&format!("{path} is damaged (")), "{text}: {error}");
+            assert!(error.contains("remove it and restart the role server"), "{text}: {error}");
             assert!(!store.accept_offer(&offered(FIRST), &[]));
             assert_eq!(store.key_ids(), Vec::<String>::new());
             store.save().unwrap();

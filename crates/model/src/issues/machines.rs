@@ -305,8 +305,9 @@ fn curator_connections(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn unpinned_keys(machine: &MachineIssueInputs) -> Option<Issue> {
-    let remedy = "update its role server, or take the machine over again with the role server of this release; it then pins \
-                  the keys with the next heartbeat"
+    let remedy = "if its file is damaged, look at it, then remove it and restart the role server; otherwise update its role \
+                  server, or take the machine over again with the role server of this release; it then pins the keys with \
+                  the next heartbeat"
         .to_owned();
     finding_issue(machine, IssueKind::UnpinnedKeys, |kind| kind == HostFindingKind::UnpinnedKeys, remedy)
 }

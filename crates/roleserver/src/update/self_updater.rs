@@ -150,6 +150,7 @@ impl SelfUpdater {
             error: concluded.error.unwrap_or_default(),
             findings: Vec::new(),
             pinned_key_ids: self.signing.key_ids(),
+            signing_error: self.signing.trust().err().unwrap_or_default(),
         }
     }
 

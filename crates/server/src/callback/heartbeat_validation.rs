@@ -162,8 +162,15 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
 }
 
 /// The finding that a machine has not pinned exactly the keys of this shepherd; `None` if it has, or if there are no keys.
+/// Keys that it cannot read are a finding in any case, because it accepts no release then.
 #[must_use]
 pub fn find_pinning_flaw(report: &ReleaseReport, keys: &[SigningKey]) -> Option<HostFinding> {
+    if !report.signing_error.is_empty() {
+        let shown = |c: char| if c.is_control() { ' ' } else { c };
+        let text = format!("it accepts no release: {}", report.signing_error);
+        let message = text.chars().map(shown).take(ERROR_LIMIT).collect();
+        return Some(HostFinding { kind: HostFindingKind::UnpinnedKeys, message });
+    }
     let (pinned, keys) = (sort_ids(report.pinned_key_ids.iter()), sort_ids(keys.iter().map(SigningKey::id)));
     if keys.is_empty() || pinned == keys {
         return None;
@@ -304,6 +311,13 @@ mod tests {
         assert_eq!(flaw(&["0002020202020202", "0001010101010101"], &keys), None);
         let none = "it has pinned no signing keys, so it runs releases that nobody signed".to_owned();
         assert_eq!(flaw(&[], &keys), Some((kind, none)));
+        for keys in [&keys[..], &[]] {
+            let signing_error = "/var/lib/roleserver/signing.json is damaged\n".to_owned();
+            let report = ReleaseReport { signing_error, ..Default::default() };
+            let finding = find_pinning_flaw(&report, keys).unwrap();
+            let damaged = "it accepts no release: /var/lib/roleserver/signing.json is damaged ";
+            assert_eq!((finding.kind, finding.message.as_str()), (kind, damaged));
+        }
         let (_, other) = flaw(&["0001010101010101\u{1b}"], &keys).unwrap();
         assert!(
             other.starts_with("it has pinned the signing keys 0001010101010101, and its shepherd has 000"),
