@@ -3,11 +3,15 @@
 //! [`model::signed_artefact::signing_trust`] decides; this module stores the result in `signing.json`. The keys come with
 //! the enrolment, or with the first answer to a heartbeat that has some. Without pinned keys, releases need no signature.
 //!
+//! Two processes write the file: the enrolment and the agent. Each takes a lock, reads what the other one has written, and
+//! keeps the keys that it finds. So an agent without keys pins none over those of an enrolment.
+//!
 //! A damaged file is not the same as no file: then nothing is accepted until a person has looked at it. Otherwise damage
 //! to one file would let everybody with an order install any release.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use model::kubernetes::version::ReleaseVersion;
 use model::signed_artefact::signature::ArtefactSignature;
@@ -17,7 +21,12 @@ use model::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningT
 use model::signed_artefact::{ExpectedFields, decide_acceptance};
 use proto::agent::v1 as wire;
 
-use crate::state_directory::{StateDirectory, StateError, StoredSigningTrust};
+use crate::state_directory::{Lock, StateDirectory, StateError, StoredSigningTrust};
+
+/// Name of the file in the state directory.
+const FILE_NAME: &str = "signing.json";
+/// Longest wait for another process that writes the file. Tests do not wait.
+const LOCK_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 5 });
 
 /// The pinned keys of a machine. Clones share them.
 #[derive(Clone, Debug)]
@@ -39,6 +48,8 @@ pub struct SignedBy {
 struct SigningState {
     /// The error is a sentence.
     trust: Result<SigningTrust, String>,
+    /// What the file had when this process last read or wrote it.
+    stored: SigningTrust,
     is_saved: bool,
     /// The lists of new keys that are ignored, by version and signing key. They come with each heartbeat, and are logged
     /// once.
@@ -49,7 +60,7 @@ impl SigningStore {
     /// Reads the stored keys.
     #[must_use]
     pub fn open(state: StateDirectory) -> Self {
-        let path = state.path().join("signing.json");
+        let path = state.path().join(FILE_NAME);
         let damaged = |flaw: &str| {
             format!(
                 "{} is damaged ({flaw}); look at it, then remove it and restart the role server, which pins the keys of its \
@@ -65,7 +76,9 @@ impl SigningStore {
         if let Err(error) = &trust {
             tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
         }
-        Self { state, inner: Arc::new(Mutex::new(SigningState { trust, is_saved: true, ignored: Vec::new() })) }
+        let stored = trust.clone().unwrap_or_default();
+        let inner = SigningState { trust, stored, is_saved: true, ignored: Vec::new() };
+        Self { state, inner: Arc::new(Mutex::new(inner)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, SigningState> {
@@ -145,20 +158,30 @@ impl SigningStore {
         }
     }
 
-    /// Writes the keys and versions, if they have changed since the last time. A write that failed is tried again with the
-    /// next answer to a heartbeat.
+    /// Writes the keys and versions, if they have changed since the last time, and takes over what another process has
+    /// written meanwhile. A write that failed is tried again with the next answer to a heartbeat.
     pub fn save(&self) -> Result<(), StateError> {
+        if self.lock().is_saved {
+            return Ok(());
+        }
+        let _held = self.state.wait_for_lock(Lock::SigningKeys, LOCK_PATIENCE)?;
+        let stored = self.state.read_signing_trust()?.unwrap_or_default();
+        let damaged = |reason| StateError::Damaged { path: self.state.path().join(FILE_NAME), reason };
+        let stored = parse_trust(&stored).map_err(damaged)?;
         let trust = {
-            let state = self.lock();
-            match &state.trust {
-                Ok(trust) if !state.is_saved => trust.clone(),
-                _ => return Ok(()),
-            }
+            let mut state = self.lock();
+            let Ok(own) = &state.trust else { return Ok(()) };
+            let merged = own.merged_with(&state.stored, &stored);
+            state.trust = Ok(merged.clone());
+            merged
         };
-        // Without the lock: heartbeats go on while the disk does not answer.
-        self.state.write_signing_trust(&store_trust(&trust))?;
+        // Without the lock of this process: heartbeats go on while the disk does not answer.
+        if trust != stored {
+            self.state.write_signing_trust(&store_trust(&trust))?;
+        }
         let mut state = self.lock();
         state.is_saved = state.trust.as_ref() == Ok(&trust);
+        state.stored = trust;
         Ok(())
     }
 }
@@ -247,6 +270,32 @@ mod tests {
         let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
         assert_eq!(minimum, Some(ReleaseVersion::new(1, 2, 0)));
         assert_eq!(again.trust(), store.trust());
+    }
+
+    #[test]
+    fn keys_that_an_enrolment_pinned_meanwhile_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let (agent, enrolment) = (SigningStore::open(state.clone()), SigningStore::open(state.clone()));
+        assert!(enrolment.accept_offer(&offered(FIRST), &[]));
+        enrolment.save().unwrap();
+        // The agent has read the file before that, and another shepherd answers its heartbeat.
+        assert!(agent.accept_offer(&offered(SECOND), &[]));
+        agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 2, 0));
+        agent.save().unwrap();
+        assert_eq!(agent.key_ids(), ["0001010101010101"]);
+        let again = SigningStore::open(state.clone());
+        assert_eq!(again.trust(), agent.trust());
+        let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
+        assert_eq!(minimum, Some(ReleaseVersion::new(1, 2, 0)));
+        assert!(!agent.accept_offer(&offered(SECOND), &[]), "it is saved");
+        // While another process writes, nothing is written, and the next heartbeat tries again.
+        let held = state.acquire_lock(Lock::SigningKeys).unwrap();
+        agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
+        assert!(matches!(agent.save(), Err(StateError::Locked { .. })));
+        drop(held);
+        agent.save().unwrap();
+        assert_eq!(SigningStore::open(state).trust(), agent.trust());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The state directory: what survives a restart, and the lock files.
 //!
 //! One directory is one agent identity. Each file in it has one writer, so no two processes ever undo each other's
-//! writing (the time has two, and the later writer has the later time; enroll writes signing keys only where there are
-//! none):
+//! writing (the time has two, and the later writer has the later time; signing keys have two, which take turns by
+//! [`Lock::SigningKeys`] and keep what the other one wrote):
 //!
 //! | file | written by | kind | what |
 //! | --- | --- | --- | --- |
@@ -40,6 +40,7 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use curator_client::identity::{Identity, IdentityError};
 use serde::de::DeserializeOwned;
@@ -57,6 +58,8 @@ use crate::trusted_time::TimeSample;
 
 /// The largest state file that is read. Settings with 4 MiB of certificates, twice, fit.
 const FILE_LIMIT_BYTES: u64 = 16 << 20;
+/// Time between two attempts to take a lock.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The directory of one agent identity.
 #[derive(Clone, Debug)]
@@ -73,6 +76,8 @@ pub enum Lock {
     Supervisor,
     /// Accepting an enrolment request (`roleserver enroll`).
     Enroll,
+    /// Writing the pinned signing keys: held from reading them to writing them.
+    SigningKeys,
 }
 
 impl Lock {
@@ -81,6 +86,7 @@ impl Lock {
             Self::Agent => "agent.lock",
             Self::Supervisor => "supervisor.lock",
             Self::Enroll => "enroll.lock",
+            Self::SigningKeys => "signing.lock",
         }
     }
 }
@@ -357,12 +363,26 @@ impl StateDirectory {
         Ok(identity)
     }
 
+    /// Takes a lock that is held for a moment, and waits for it up to `patience`. It blocks.
+    pub fn wait_for_lock(&self, lock: Lock, patience: Duration) -> Result<LockGuard, StateError> {
+        let end = Instant::now() + patience;
+        loop {
+            match self.acquire_lock(lock) {
+                Err(StateError::Locked { .. }) if Instant::now() < end => {
+                    std::thread::sleep(LOCK_POLL_INTERVAL);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Takes a lock; the error names what the holder does.
     pub fn acquire_lock(&self, lock: Lock) -> Result<LockGuard, StateError> {
         let does = match lock {
             Lock::Agent => "runs",
             Lock::Supervisor => "supervises",
             Lock::Enroll => "is being enrolled",
+            Lock::SigningKeys => "writes signing keys",
         };
         let path = self.path.join(lock.file_name());
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);

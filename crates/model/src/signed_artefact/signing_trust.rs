@@ -177,6 +177,24 @@ impl SigningTrust {
         next
     }
 
+    /// The trust to store where another process has changed the file from `before` to `stored`. The keys that it pinned stay,
+    /// and lowest versions only rise.
+    #[must_use]
+    pub fn merged_with(&self, before: &Self, stored: &Self) -> Self {
+        if stored == before {
+            return self.clone();
+        }
+        let mut next = stored.clone();
+        if next.keys.is_empty() {
+            next.keys.clone_from(&self.keys);
+            next.rotation = self.rotation;
+        }
+        for ((kind, name), minimum) in &self.minimum_versions {
+            next = next.with_minimum(*kind, name, *minimum);
+        }
+        next
+    }
+
     /// The newer rotations that are not applied, because no pinned key signed them; none if no key is pinned.
     #[must_use]
     pub fn ignored_rotations<'r>(&self, rotations: &'r [KeyRotation]) -> Vec<&'r KeyRotation> {

@@ -353,6 +353,24 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
 }
 
 #[test]
+fn keys_that_another_process_pinned_stay() {
+    let (none, version) = (SigningTrust::default(), ReleaseVersion::new(1, 2, 0));
+    let raised = |trust: &SigningTrust| trust.with_minimum(ArtefactKind::Release, "a", version);
+    let first = SigningTrust::pinning(vec![key(FIRST_KEY)]);
+    let second = SigningTrust::pinning(vec![key(SECOND_KEY)]);
+    for (what, own, before, stored, expected) in [
+        ("nobody else wrote", &second, &first, &first, second.clone()),
+        ("it pinned keys", &second, &none, &first, first.clone()),
+        ("and this one raised a version", &raised(&second), &none, &first, raised(&first)),
+        ("it raised a version", &second, &second, &raised(&second), raised(&second)),
+        ("it has no keys", &second, &none, &raised(&none), raised(&second)),
+        ("root has removed the file", &raised(&first), &raised(&first), &none, raised(&first)),
+    ] {
+        assert_eq!(own.merged_with(before, stored), expected, "{what}");
+    }
+}
+
+#[test]
 fn minimum_version_only_rises() {
     let trust = SigningTrust::pinning(vec![key(FIRST_KEY)]);
     let raised = trust.with_minimum(ArtefactKind::Release, "a", ReleaseVersion::new(1, 2, 0));

@@ -22,7 +22,7 @@ use crate::init_system::systemd::{Systemd, UNIT};
 use crate::init_system::{self, DesiredAgent, ENROLMENT_TIMEOUT, SupervisionMode, SupervisionPlan};
 use crate::process::program_digest;
 use crate::signing_store::SigningStore;
-use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
+use crate::state_directory::{Lock, StateDirectory};
 use crate::systemd_manager::manager::SystemdManager;
 use crate::trusted_time::TimeSample;
 
@@ -100,7 +100,8 @@ fn enroll_machine(
     let until = Instant::now() + ENROLMENT_TIMEOUT;
     let failed = |error: &dyn std::fmt::Display| EnrollError::Failed(error.to_string());
     let state = StateDirectory::open(state_directory).map_err(|error| failed(&error))?;
-    let _held = lock_with_timeout(&state).map_err(|error| failed(&error))?;
+    // Two shepherds may enrol one machine at once; one after the other they are distinguished by their fences.
+    let _held = state.wait_for_lock(Lock::Enroll, LOCK_TIMEOUT).map_err(|error| failed(&error))?;
 
     let kept = state.read_enrolment().map_err(|error| failed(&error))?;
     let mut enrolment = enrolment::accept_enrolment(kept.as_ref(), &request)?;
@@ -154,19 +155,6 @@ fn enroll_machine(
         supervision: supervision.into(),
     };
     Ok(wire::EnrollResponse { result: Some(wire::enroll_response::Result::Success(success)) })
-}
-
-/// Two shepherds may enrol one machine at once; one after the other they are distinguished by their fences.
-fn lock_with_timeout(state: &StateDirectory) -> Result<LockGuard, StateError> {
-    let end = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match state.acquire_lock(Lock::Enroll) {
-            Err(StateError::Locked { .. }) if Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            outcome => return outcome,
-        }
-    }
 }
 
 #[cfg(test)]
