@@ -158,10 +158,22 @@ impl SigningStore {
         }
     }
 
+    /// Whether the file has this lowest version, or a higher one.
+    #[must_use]
+    pub fn has_stored_minimum(&self, kind: ArtefactKind, name: &str, minimum: ReleaseVersion) -> bool {
+        self.lock().stored.minimum_version(kind, name).is_some_and(|stored| stored >= minimum)
+    }
+
+    /// Whether keys or versions are not written yet.
+    #[must_use]
+    pub fn is_unsaved(&self) -> bool {
+        !self.lock().is_saved
+    }
+
     /// Writes the keys and versions, if they have changed since the last time, and takes over what another process has
     /// written meanwhile. A write that failed is tried again with the next answer to a heartbeat.
     pub fn save(&self) -> Result<(), StateError> {
-        if self.lock().is_saved {
+        if !self.is_unsaved() {
             return Ok(());
         }
         let _held = self.state.wait_for_lock(Lock::SigningKeys, LOCK_PATIENCE)?;

@@ -152,7 +152,7 @@ fn only_a_release_that_a_pinned_key_signed_for_this_purpose_runs() -> TestResult
     let report = shepherd.order(&machine, 12, &sha256, &too_old)?;
     assert!(
         report.error.contains("its version is 1.2.9, and 1.3.0 is the lowest that is accepted"),
-        "{report:?}"
+        "an older release: {report:?}"
     );
     let lowest = first.sign(&former, &release_comment("1.3.0", "1.0.0"))?;
     let report = shepherd.order(&machine, 13, &sha256, &lowest)?;
@@ -299,5 +299,36 @@ fn order_of_an_earlier_shepherd_waits_for_its_signature() -> TestResult {
     let signature = signer.sign(&release, &release_comment("1.4.0", "1.3.0"))?;
     let report = shepherd.order(&machine, 1, &sha256, &signature)?;
     assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256), "the order had ended");
+    Ok(())
+}
+
+#[test]
+fn release_that_runs_already_raises_the_lowest_version_by_its_own_signature() -> TestResult {
+    let signer = Signer::new()?;
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![signer.public_key()?],
+        ..request(&shepherd.callback, 1)
+    })?;
+    shepherd.until_pinned(1)?;
+    let running = std::fs::read(&machine.program)?;
+    let sha256 = hex::decode(program_digest(&machine.program)?)?;
+    // The signature of another file is none of this program, whatever it permits.
+    let of_another = signer.sign(b"another", &release_comment("9.0.0", "9.0.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &of_another)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+    let own = signer.sign(&running, &release_comment("1.4.0", "1.3.0"))?;
+    let report = shepherd.order(&machine, 2, &sha256, &own)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+
+    let former = with_more(&machine.program, "3")?;
+    let sha256 = shepherd.callback.serve(former.clone())?;
+    let too_old = signer.sign(&former, &release_comment("1.2.9", "1.0.0"))?;
+    let report = shepherd.order(&machine, 3, &sha256, &too_old)?;
+    assert!(
+        report.error.contains("its version is 1.2.9, and 1.3.0 is the lowest that is accepted"),
+        "an older release: {report:?}"
+    );
     Ok(())
 }

@@ -321,6 +321,7 @@ impl AgentEventHandler {
         // is still on trial.
         if matches!(event, AgentEvent::Delivered { .. }) {
             disk::run_beside(self.state.path(), || self.release.confirm_trial());
+            self.store_signing();
         }
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         self.save_record();
@@ -367,9 +368,8 @@ impl AgentEventHandler {
                 self.writer.enqueue("order", move || inbox.accept(&order));
             }
             AgentEvent::SigningKeys { keys, rotations } => {
-                let signing = self.release.signing().clone();
-                if signing.accept_offer(keys, rotations) {
-                    self.writer.enqueue("signing", move || log_failure(signing.save()));
+                if self.release.signing().accept_offer(keys, rotations) {
+                    self.store_signing();
                 }
             }
             AgentEvent::ReleaseOrder { order } => self.release.set_order(order),
@@ -392,6 +392,14 @@ impl AgentEventHandler {
         };
         let state = self.state.clone();
         self.writer.enqueue("heartbeat", move || log_failure(state.write_last_heartbeat(&last)));
+    }
+
+    /// Stores the pinned signing keys and the lowest accepted version, if that has not been done.
+    fn store_signing(&self) {
+        if self.release.has_unsaved_signing() {
+            let release = self.release.clone();
+            self.writer.enqueue("signing", move || release.store_signing());
+        }
     }
 
     /// Writes the record of this process, if that has failed before.

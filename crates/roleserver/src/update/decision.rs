@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use model::kubernetes::version::ReleaseVersion;
 use proto::agent::v1 as wire;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,43 @@ pub struct UpdateResult {
     pub generation: i64,
     /// Why the release does not run, as a sentence; `None` if it runs.
     pub error: Option<String>,
+    /// The lowest version that a proven release permits, until the file of the pinned keys has it.
+    #[serde(default)]
+    pub minimum_version: Option<String>,
+}
+
+impl UpdateResult {
+    /// The lowest version that is not stored yet.
+    #[must_use]
+    pub fn minimum(&self) -> Option<ReleaseVersion> {
+        self.minimum_version.as_deref().and_then(|version| version.parse().ok())
+    }
+
+    /// Keeps the higher one of two lowest versions.
+    pub fn raise_minimum(&mut self, minimum: Option<ReleaseVersion>) {
+        self.minimum_version = self.minimum().max(minimum).map(|version| version.to_string());
+    }
+}
+
+/// What a role server does, at each start and with each heartbeat, with the lowest version that a proven release permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MinimumAction {
+    /// No version has to be stored.
+    Nothing,
+    /// Lower versions are not accepted any more, and that has to be stored.
+    Raise(ReleaseVersion),
+    /// It is stored beside the pinned keys, and nowhere else any more. So root lowers it by removing that file.
+    Forget,
+}
+
+/// Decides from the lowest version of the last outcome, and whether the file of the pinned keys has it.
+#[must_use]
+pub fn decide_minimum(minimum: Option<ReleaseVersion>, is_stored: bool) -> MinimumAction {
+    match minimum {
+        None => MinimumAction::Nothing,
+        Some(_) if is_stored => MinimumAction::Forget,
+        Some(minimum) => MinimumAction::Raise(minimum),
+    }
 }
 
 /// What a role server does when it starts.
@@ -245,6 +283,31 @@ mod tests {
             assert_eq!(replaces_order(last, next), expected, "{what}");
         }
         assert_eq!([&signed, &unknown, &unsigned].map(lacks_signature), [false, true, false]);
+    }
+
+    #[test]
+    fn lowest_version_is_raised_until_it_is_stored() {
+        let (lower, higher) = (ReleaseVersion::new(1, 9, 0), ReleaseVersion::new(1, 10, 0));
+        for (minimum, is_stored, expected) in [
+            (None, false, MinimumAction::Nothing),
+            (None, true, MinimumAction::Nothing),
+            (Some(lower), false, MinimumAction::Raise(lower)),
+            (Some(lower), true, MinimumAction::Forget),
+        ] {
+            assert_eq!(decide_minimum(minimum, is_stored), expected, "{minimum:?} {is_stored}");
+        }
+        let mut result = UpdateResult::default();
+        for (minimum, expected) in
+            [(None, None), (Some(lower), Some(lower)), (None, Some(lower)), (Some(higher), Some(higher))]
+        {
+            result.raise_minimum(minimum);
+            assert_eq!(result.minimum(), expected);
+        }
+        result.raise_minimum(Some(lower));
+        assert_eq!(result.minimum_version.as_deref(), Some("1.10.0"));
+        // An earlier release wrote it.
+        let stored = serde_json::from_str::<UpdateResult>("{\"generation\":4,\"error\":null}").unwrap();
+        assert_eq!((stored.generation, stored.minimum()), (4, None));
     }
 
     #[test]

@@ -171,6 +171,13 @@ pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// Verifies the signature of a program. The error is a sentence.
+pub fn verify_program(path: &Path, signed_by: &SignedBy) -> Result<(), String> {
+    let read = File::open(path).and_then(|file| read_program(&file, Some(signed_by)));
+    let (_, signature) = read.map_err(|error| format!("reading {} failed: {error}", path.display()))?;
+    signature.map_err(|error| error.to_string())
+}
+
 /// Reads a program to its end: its digest, and whether its signature is valid.
 fn read_program(
     mut file: &File,
@@ -304,7 +311,7 @@ mod tests {
         files.remove_trial().unwrap();
         files.remove_trial().unwrap();
         assert_eq!(files.read_trial(), None);
-        let concluded = UpdateResult { generation: 1, error: None };
+        let concluded = UpdateResult { generation: 1, ..UpdateResult::default() };
         files.write_result(&concluded).unwrap();
         assert_eq!(files.read_result(), concluded);
         std::fs::write(directory.path().join("update.json"), "{").unwrap();

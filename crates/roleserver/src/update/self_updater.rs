@@ -27,14 +27,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::boot_clock::{BootClock as _, HostClock};
+use crate::disk;
 use crate::process::{ProcessInstance, program_digest};
 use crate::server_pool::ServerPool;
 use crate::signing_store::SigningStore;
 use crate::update::decision::{
-    OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, lacks_signature,
-    replaces_order, trial_timeout,
+    MinimumAction, OrderAction, StartDecision, Trial, UpdateResult, decide_minimum, decide_order,
+    decide_trial_or_rollback, lacks_signature, replaces_order, trial_timeout,
 };
-use crate::update::files::{UpdateFiles, promote_candidate};
+use crate::update::files::{UpdateFiles, promote_candidate, verify_program};
 use crate::update::watchdog;
 
 /// A release that is ready to run.
@@ -77,6 +78,8 @@ pub struct SelfUpdater {
     orders: WatchCell<wire::ReleaseOrder>,
     signing: SigningStore,
     state: Arc<Mutex<UpdateState>>,
+    /// Held while the outcome is written.
+    result_writing: Arc<Mutex<()>>,
     handover_requested: Arc<Notify>,
 }
 
@@ -112,6 +115,7 @@ impl SelfUpdater {
                 trial: None,
                 handover: None,
             })),
+            result_writing: Arc::default(),
             handover_requested: Arc::default(),
             files,
         };
@@ -133,6 +137,8 @@ impl SelfUpdater {
                 release.request_handover(Handover::RollBack(trial.stable));
             }
         }
+        // What an earlier start could not store.
+        release.store_signing();
         release
     }
 
@@ -187,28 +193,78 @@ impl SelfUpdater {
 
     /// Ends the trial of a release that has proved itself.
     fn finish_trial(&self, trial: &Trial) {
-        // Before the end of the trial is written: a crash in between is followed by another call.
-        if let Some(Ok(minimum)) = trial.minimum_version.as_deref().map(str::parse::<ReleaseVersion>) {
-            self.signing.raise_minimum(ArtefactKind::Release, RELEASE_NAME, minimum);
-            if let Err(error) = self.signing.save() {
-                tracing::error!(%error, "the lowest accepted version could not be stored");
-            }
-        }
-        self.finish_order(trial.generation, None);
+        let minimum = trial.minimum_version.as_deref().and_then(|version| version.parse().ok());
+        self.conclude_order(trial.generation, None, minimum);
     }
 
-    /// Writes the outcome of an order, and ends the trial.
     fn finish_order(&self, generation: i64, error: Option<String>) {
+        self.conclude_order(generation, error, None);
+    }
+
+    /// Writes the outcome of an order with the lowest version that its release permits, and ends the trial.
+    fn conclude_order(&self, generation: i64, error: Option<String>, minimum: Option<ReleaseVersion>) {
         if let Some(why) = &error {
             tracing::error!(generation, reason = why, "an update was given up");
         }
-        let concluded = UpdateResult { generation, error };
+        let written = self.change_result(|result| {
+            (result.generation, result.error) = (generation, error);
+            result.raise_minimum(minimum);
+        });
         // What cannot be written is found again at the next start, and ends there in the same way.
-        let written = self.files.write_result(&concluded).and_then(|()| self.files.remove_trial());
-        if let Err(error) = written {
+        if let Err(error) = written.and_then(|()| self.files.remove_trial()) {
             tracing::warn!(%error, "the outcome of an update could not be stored");
         }
-        self.with_state(|state| state.result = concluded);
+        self.store_signing();
+    }
+
+    /// Changes the outcome of the newest order, one change at a time, and writes it.
+    fn change_result(&self, change: impl FnOnce(&mut UpdateResult)) -> std::io::Result<()> {
+        disk::run_beside(&self.directory, || {
+            let _turn = self.result_writing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut result = self.with_state(|state| state.result.clone());
+            change(&mut result);
+            let written = self.files.write_result(&result);
+            self.with_state(|state| state.result = result);
+            written
+        })
+    }
+
+    /// Whether [`Self::store_signing`] has something to do.
+    #[must_use]
+    pub fn has_unsaved_signing(&self) -> bool {
+        self.signing.is_unsaved() || self.with_state(|state| state.result.minimum_version.is_some())
+    }
+
+    /// Raises the lowest accepted version to that of a proven release, and stores the pinned keys and versions. What fails
+    /// is tried again with the next heartbeat, and at the next start. It blocks.
+    pub fn store_signing(&self) {
+        let minimum = self.with_state(|state| state.result.minimum());
+        let decide = || {
+            let (kind, name) = (ArtefactKind::Release, RELEASE_NAME);
+            let is_stored = |minimum| self.signing.has_stored_minimum(kind, name, minimum);
+            decide_minimum(minimum, minimum.is_some_and(is_stored))
+        };
+        if let MinimumAction::Raise(minimum) = decide() {
+            self.signing.raise_minimum(ArtefactKind::Release, RELEASE_NAME, minimum);
+        }
+        if let Err(error) = self.signing.save() {
+            tracing::error!(
+                %error,
+                "the pinned signing keys and the lowest accepted version could not be stored; the next heartbeat tries again"
+            );
+        }
+        if decide() != MinimumAction::Forget {
+            return;
+        }
+        let forgotten = self.change_result(|result| {
+            // Another release may have proved itself meanwhile.
+            if result.minimum() == minimum {
+                result.minimum_version = None;
+            }
+        });
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "the outcome of an update could not be stored");
+        }
     }
 
     fn request_handover(&self, handover: Handover) {
@@ -278,7 +334,10 @@ impl SelfUpdater {
         let own = &self.own_digest;
         match decide_order(order.generation, &sha256, own, concluded, on_trial, needs_signature) {
             OrderAction::Nothing => {}
-            OrderAction::AlreadyRunning => self.finish_order(order.generation, None),
+            OrderAction::AlreadyRunning => {
+                let minimum = self.verify_own_release(order).await;
+                self.conclude_order(order.generation, None, minimum);
+            }
             OrderAction::AwaitSignature => self.await_signature(order).await,
             OrderAction::Install => {
                 tracing::info!(generation = order.generation, sha256, "another release was ordered");
@@ -294,6 +353,24 @@ impl SelfUpdater {
                 }
             }
         }
+    }
+
+    /// The lowest version that this program permits, by the signature in an order for it; `None` if that is no signature of
+    /// this program.
+    async fn verify_own_release(&self, order: &wire::ReleaseOrder) -> Option<ReleaseVersion> {
+        if order.signature.is_empty() {
+            return None;
+        }
+        let ignored = |error: &str| {
+            tracing::warn!(error, "the signature in an order for the release that runs already is ignored");
+        };
+        let expected = ExpectedFields::release(std::env::consts::ARCH);
+        let signed_by = self.signing.accept_signature(&order.signature, &expected);
+        let signed_by = signed_by.inspect_err(|error| ignored(error)).ok()??;
+        let minimum = signed_by.signature.fields().minimum_version;
+        let verify = move || verify_program(Path::new("/proc/self/exe"), &signed_by);
+        let verified = tokio::task::spawn_blocking(verify).await.map_err(|error| error.to_string());
+        verified.flatten().inspect_err(|error| ignored(error)).ok().map(|()| minimum)
     }
 
     /// Refuses an order whose signature no shepherd sends within the order's time limit. The order that has it ends the
@@ -460,4 +537,61 @@ fn exec_program(program: &Path, name: &Path) -> std::io::Error {
         tracing::warn!(%error, "what the next release starts writes no core files");
     }
     Command::new(program).arg0(name).args(std::env::args_os().skip(1)).usual_file_limit().exec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state_directory::{Lock, StateDirectory};
+
+    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+
+    #[test]
+    fn lowest_version_that_could_not_be_stored_is_stored_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let clock = HostClock::read().unwrap();
+        let signing = SigningStore::open(state.clone());
+        assert!(signing.accept_offer(&[KEY.to_owned()], &[]));
+        signing.save().unwrap();
+        let minimum = |store: &SigningStore| {
+            store.trust().unwrap().minimum_version(ArtefactKind::Release, RELEASE_NAME)
+        };
+        let files = UpdateFiles::in_state_directory(directory.path());
+        let proven = ReleaseVersion::new(1, 2, 0);
+        let mut result = UpdateResult { generation: 3, ..UpdateResult::default() };
+        result.raise_minimum(Some(proven));
+        files.write_result(&result).unwrap();
+
+        // The release has proved itself, and its process ended before the version was stored. It cannot be stored now.
+        let held = state.acquire_lock(Lock::SigningKeys).unwrap();
+        let start = || {
+            SelfUpdater::resume_update(directory.path(), "digest", &clock, SigningStore::open(state.clone()))
+        };
+        let release = start();
+        assert_eq!(minimum(release.signing()), Some(proven), "it is accepted no more");
+        assert_eq!(minimum(&SigningStore::open(state.clone())), None, "it is stored");
+        assert_eq!(files.read_result(), result);
+        // An outcome of another order does not lose it.
+        release.finish_order(4, Some("it failed".to_owned()));
+        assert!(release.has_unsaved_signing());
+        assert_eq!(files.read_result().minimum(), Some(proven));
+        drop(held);
+        // A heartbeat is answered.
+        release.store_signing();
+        assert!(!release.has_unsaved_signing());
+        assert_eq!(minimum(&SigningStore::open(state.clone())), Some(proven));
+        let stored = files.read_result();
+        assert_eq!((stored.generation, stored.error.as_deref()), (4, Some("it failed")));
+        assert_eq!(stored.minimum_version, None);
+
+        // Root lowers it by removing one file.
+        std::fs::remove_file(directory.path().join("signing.json")).unwrap();
+        assert_eq!(minimum(start().signing()), None);
+        // Keys that cannot be read end nothing.
+        std::fs::write(directory.path().join("signing.json"), "{").unwrap();
+        files.write_result(&result).unwrap();
+        assert!(start().signing().trust().is_err());
+        assert_eq!(files.read_result(), result);
+    }
 }
