@@ -236,9 +236,14 @@ async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
         let refused = fetch(&mut client, machine, digest, offset).await.err().context("it was sent")?;
         assert_eq!(refused.code(), code, "{refused:?}");
     }
-    let absent = world.shepherds(&agent, &[world.address()])?;
-    let absent = absent.fetch_artefact(Sha256([9; 32]), &world.directory.path().join("absent")).await;
+    let shepherds = world.shepherds(&agent, &[world.address()])?;
+    let absent = shepherds.fetch_artefact(Sha256([9; 32]), &world.directory.path().join("absent")).await;
     assert_eq!(absent, Err(FetchError::Absent));
+    // A machine that has the file already fetches its signature alone.
+    assert_eq!(shepherds.fetch_signature(digest, 2 * PIECE_BYTES).await, Ok(String::new()));
+    sqlx::query("UPDATE artefact SET signature = 'signed'").execute(&world.pool).await?;
+    assert_eq!(shepherds.fetch_signature(digest, 2 * PIECE_BYTES).await, Ok("signed".to_owned()));
+    assert_eq!(shepherds.fetch_signature(Sha256([9; 32]), 1).await, Err(FetchError::Absent));
 
     sqlx::query("UPDATE machine_due SET phase_index = 'Retired' WHERE machine_id = $1")
         .bind(agent.machine.0)

@@ -28,6 +28,9 @@ fn put(bundles: &BundleStore, file: &Path) -> Result<Sha256> {
     let digest = digest_of(file)?;
     let place = bundles.archive_path(digest);
     std::fs::create_dir_all(place.parent().context("no directory")?)?;
+    if place.exists() {
+        std::fs::remove_file(&place)?;
+    }
     std::fs::copy(file, place)?;
     Ok(digest)
 }
@@ -135,7 +138,8 @@ async fn only_a_bundle_that_a_pinned_key_signed_is_unpacked() -> TestResult {
         assert!(matches!(error, BundleError::Unavailable { .. }), "{what}: {error}");
         assert!(error.to_string().contains(text), "{what}: {error}");
         let left: Vec<_> = std::fs::read_dir(&directory)?.collect::<Result<_, _>>()?;
-        assert_eq!(left.len(), 1, "{what}: something of it stays: {left:?}");
+        assert_eq!(left.len(), 1, "{what}: something of it was unpacked: {left:?}");
+        assert!(bundles.archive_path(digest).exists(), "{what}: what a person put there is deleted");
     }
     let digest = put(&bundles, &file)?;
     std::fs::write(bundles.signature_path(digest), signer.sign(&content, &comment)?)?;

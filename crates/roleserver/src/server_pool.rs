@@ -13,11 +13,11 @@ use std::time::Duration;
 use curator_client::identity::Identity;
 use model::ids::MachineId;
 use model::role_declaration::Sha256;
-use proto::agent::v1::FetchArtefactRequest;
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use proto::agent::v1::{ArtefactPiece, FetchArtefactRequest};
 use tokio::io::AsyncWriteExt as _;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::connection;
 use crate::http_fetch::{MAX_FILE_BYTES, open_at_offset};
@@ -123,25 +123,108 @@ impl ServerPool {
         path: &Path,
         accept: &AcceptSignature<'_>,
     ) -> Result<(u64, String), FetchError> {
-        let nobody = || FetchError::Failed("this role server knows no shepherd".to_owned());
-        let servers = self.endpoints().ok_or_else(nobody)?;
-        let (mut is_denied, mut failed) = (false, None);
+        let servers = self.endpoints().ok_or_else(unknown_servers)?;
+        let mut failures = FetchFailures::default();
         for server in &servers.endpoints {
             match fetch_from_server(&servers, server, (sha256, path), accept).await {
                 Ok(fetched) => return Ok(fetched),
-                Err(FetchError::Absent) => is_denied = true,
-                Err(FetchError::Failed(text)) => {
-                    failed = Some(format!("fetching it from shepherd {} failed: {text}", server.endpoint));
-                }
+                Err(error) => failures.record(server, error),
             }
         }
-        Err(match (failed, is_denied) {
-            (None, false) => nobody(),
+        Err(failures.into_error())
+    }
+
+    /// The signature of a file of this length that is here already; empty if it is not signed. Nothing else is fetched.
+    ///
+    /// Cancel-safe: only the connection is lost.
+    pub async fn fetch_signature(&self, sha256: Sha256, length: u64) -> Result<String, FetchError> {
+        let servers = self.endpoints().ok_or_else(unknown_servers)?;
+        let (mut failures, mut is_unsigned) = (FetchFailures::default(), false);
+        for server in &servers.endpoints {
+            match fetch_signature_from_server(&servers, server, (sha256, length)).await {
+                Ok(signature) if !signature.is_empty() => return Ok(signature),
+                // One of an earlier release sends no signatures.
+                Ok(_) => is_unsigned = true,
+                Err(error) => failures.record(server, error),
+            }
+        }
+        if is_unsigned { Ok(String::new()) } else { Err(failures.into_error()) }
+    }
+}
+
+fn unknown_servers() -> FetchError {
+    FetchError::Failed("this role server knows no shepherd".to_owned())
+}
+
+/// What the shepherds of one fetch have answered, none of which sent the file.
+#[derive(Default)]
+struct FetchFailures {
+    is_denied: bool,
+    /// The newest failure, as a sentence.
+    failed: Option<String>,
+}
+
+impl FetchFailures {
+    fn record(&mut self, server: &ServerEndpoint, error: FetchError) {
+        match error {
+            FetchError::Absent => self.is_denied = true,
+            FetchError::Failed(text) => {
+                self.failed = Some(format!("fetching it from shepherd {} failed: {text}", server.endpoint));
+            }
+        }
+    }
+
+    /// The file is absent if every shepherd has denied it.
+    fn into_error(self) -> FetchError {
+        match (self.failed, self.is_denied) {
+            (None, false) => unknown_servers(),
             (None, true) => FetchError::Absent,
             (Some(text), false) => FetchError::Failed(text),
             (Some(text), true) => FetchError::Failed(format!("{text}; another shepherd does not have it")),
-        })
+        }
     }
+}
+
+fn timed_out(what: &str) -> FetchError {
+    FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()))
+}
+
+/// Requests a file from an offset. The inner error is the answer of the shepherd.
+async fn request_pieces(
+    servers: &ServerEndpoints,
+    server: &ServerEndpoint,
+    (sha256, offset): (Sha256, u64),
+) -> Result<Result<Streaming<ArtefactPiece>, Status>, FetchError> {
+    let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
+    let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
+        .map_err(|error| failed(&error))?;
+    let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&server.endpoint, config));
+    let mut client = connecting
+        .await
+        .map_err(|_| timed_out("the connection was not accepted"))?
+        .map_err(|error| failed(&error))?;
+    let request = FetchArtefactRequest {
+        machine_id: servers.machine_id.to_string(),
+        sha256: sha256.0.to_vec(),
+        offset,
+    };
+    let fetching = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
+    let answer = fetching.await.map_err(|_| timed_out("there was no answer"))?;
+    Ok(answer.map(Response::into_inner))
+}
+
+async fn fetch_signature_from_server(
+    servers: &ServerEndpoints,
+    server: &ServerEndpoint,
+    file: (Sha256, u64),
+) -> Result<String, FetchError> {
+    let pieces = request_pieces(servers, server, file).await?;
+    let mut pieces = pieces.map_err(|status| status_error(&status))?;
+    let first = tokio::time::timeout(TIMEOUT, pieces.message())
+        .await
+        .map_err(|_| timed_out("nothing came"))?
+        .map_err(|status| status_error(&status))?;
+    Ok(first.map(|piece| piece.signature).unwrap_or_default())
 }
 
 async fn fetch_from_server(
@@ -151,23 +234,9 @@ async fn fetch_from_server(
     accept: &AcceptSignature<'_>,
 ) -> Result<(u64, String), FetchError> {
     let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
-    let in_time = |what: &str| FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()));
-    let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
-        .map_err(|error| failed(&error))?;
-    let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&server.endpoint, config));
-    let mut client = connecting
-        .await
-        .map_err(|_| in_time("the connection was not accepted"))?
-        .map_err(|error| failed(&error))?;
     let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
-    let request = FetchArtefactRequest {
-        machine_id: servers.machine_id.to_string(),
-        sha256: sha256.0.to_vec(),
-        offset: there,
-    };
-    let fetching = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
-    let mut pieces = match fetching.await.map_err(|_| in_time("there was no answer"))? {
-        Ok(answer) => answer.into_inner(),
+    let mut pieces = match request_pieces(servers, server, (sha256, there)).await? {
+        Ok(pieces) => pieces,
         Err(status) if status.code() == Code::OutOfRange => {
             // The existing part is longer than the file, so it belongs to another one.
             tokio::fs::remove_file(path).await.map_err(|error| failed(&error))?;
@@ -184,7 +253,7 @@ async fn fetch_from_server(
         while size != Some(there) {
             let piece = tokio::time::timeout(TIMEOUT, pieces.message())
                 .await
-                .map_err(|_| in_time("nothing more came"))?
+                .map_err(|_| timed_out("nothing more came"))?
                 .map_err(|status| status_error(&status))?;
             let Some(piece) = piece else {
                 return Err(FetchError::Failed(format!("it ended after {there} bytes")));

@@ -16,7 +16,8 @@
 //!
 //! In each life of the role server a bundle is verified before anything in it is started, as artefacts are. A bundle
 //! that was damaged on the disk is removed and fetched again. An archive is removed once it is unpacked, because
-//! shepherds have it.
+//! shepherds have it. One without an acceptable signature is not unpacked, and stays: an operator may have put it there,
+//! and its signature may come later, also from a shepherd.
 //!
 //! The right digest does not make an archive trusted: it only proves that the archive is the one that an operator
 //! named. On a machine with pinned keys, its signature must be valid as well. It is verified while the archive is unpacked,
@@ -311,7 +312,7 @@ impl BundleStore {
             held.verify_artefact(digest)
         };
         if tokio::task::spawn_blocking(looking).await.map_err(|error| error.to_string())?.map_err(kept)? {
-            return Ok(());
+            return self.fetch_signature(digest).await;
         }
         // A stored part may come from another file; in that case the second attempt fetches all of it.
         for _ in 0..2 {
@@ -345,6 +346,31 @@ impl BundleStore {
         Err("a shepherd sent another file: its digest is not that of the bundle".to_owned())
     }
 
+    /// Fetches the signature of an archive that is here, unless it has an acceptable one. Without that, unpacking says what
+    /// is missing. The error is a sentence.
+    async fn fetch_signature(&self, digest: Sha256) -> Result<(), String> {
+        let kept = |error: std::io::Error| format!("reading its archive failed: {error}");
+        let here = self.clone();
+        let reading = move || match here.read_signature(digest) {
+            Ok(_) => Ok(None),
+            Err(_) => fs::metadata(here.archive_path(digest)).map(|data| Some(data.len())),
+        };
+        let length = tokio::task::spawn_blocking(reading).await.map_err(|error| error.to_string())?;
+        let Some(length) = length.map_err(kept)? else { return Ok(()) };
+        match self.server_pool.fetch_signature(digest, length).await {
+            Ok(signature) if self.accept_signature(&signature).is_ok() => {
+                let path = self.signature_path(digest);
+                let writing = tokio::task::spawn_blocking(move || fs::write(path, signature));
+                writing.await.map_err(|error| error.to_string())?.map_err(kept)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::info!(%error, "the signature of a bundle that is here could not be fetched");
+                Ok(())
+            }
+        }
+    }
+
     /// Reads the signature beside an archive. `None` if it needs none. Blocks.
     fn read_signature(&self, digest: Sha256) -> Result<Option<SignedBy>, UnpackError> {
         let text = match fs::read_to_string(self.signature_path(digest)) {
@@ -366,23 +392,24 @@ impl BundleStore {
         remove_file(&self.archive_store().signature_path(digest))
     }
 
-    /// Unpacks the local archive, and removes the archive. Blocks.
+    /// Unpacks the local archive, and removes the archive then. Blocks.
     fn unpack_bundle(&self, digest: Sha256) -> Result<Bundle, UnpackError> {
         let archive = self.archive_store().path(digest);
         let name = hex::encode(digest.0);
         let (new, directory) =
             (self.directory.join(format!("{name}{NEW_SUFFIX}")), self.directory.join(&name));
         remove_path(&new)?;
-        let unpacked = self
-            .read_signature(digest)
-            .and_then(|signed_by| unpack_archive(&archive, &new, signed_by.as_ref(), free_bytes));
+        let signed_by = self.read_signature(digest)?;
+        let unpacked = unpack_archive(&archive, &new, signed_by.as_ref(), free_bytes);
         if unpacked.is_err() {
             // A second failure adds nothing to the first error; the directory is removed before the next attempt.
             let _ = remove_path(&new);
         }
-        // A refused archive may be signed by then.
-        if let Err(UnpackError::Invalid(_) | UnpackError::Refused(_)) = unpacked {
-            self.remove_archive(digest)?;
+        match &unpacked {
+            Err(UnpackError::Invalid(_)) => self.remove_archive(digest)?,
+            // The archive has the digest of the order, so the signature is the wrong one.
+            Err(UnpackError::Refused(_)) => remove_file(&self.signature_path(digest))?,
+            Ok(_) | Err(UnpackError::Failed(_)) => {}
         }
         let manifest = unpacked?;
         fs::rename(&new, &directory)?;
