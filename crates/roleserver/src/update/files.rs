@@ -144,8 +144,17 @@ impl UpdateFiles {
     }
 }
 
-/// Gives the candidate the stable program's name in one step; the former program stays as `….previous`.
+/// Gives the candidate the stable program's name in one step; the former program stays as `….previous`. After an error the
+/// former program has its name.
 pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
+    promote_with_link(trial, |stable, previous| std::fs::hard_link(stable, previous))
+}
+
+/// The same with this function that makes a hard link.
+fn promote_with_link(
+    trial: &Trial,
+    hard_link: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let directory = trial.stable.parent().unwrap_or_else(|| Path::new("/"));
     let not_tried = || {
         let why = format!("{} is not what was tried", trial.candidate.display());
@@ -157,9 +166,11 @@ pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
     }
     let previous = sibling_path(&trial.stable, ".previous");
     remove_file(&previous)?;
-    // A filesystem without hard links keeps no former program; that is no reason to stay with it.
-    if let Err(error) = std::fs::hard_link(&trial.stable, &previous) {
-        tracing::warn!(%error, "the former release could not be kept for a rollback");
+    // Some file systems have no hard links. Without the former program, there would be no way back from here.
+    if let Err(error) = hard_link(&trial.stable, &previous) {
+        tracing::info!(%error, "the former release is copied, because it cannot be linked");
+        std::fs::copy(&trial.stable, &previous)?;
+        File::open(&previous)?.sync_all()?;
     }
     std::fs::rename(&trial.candidate, &trial.stable)?;
     let (tried, renamed) = (candidate.metadata()?, std::fs::metadata(&trial.stable)?);
@@ -308,6 +319,27 @@ mod tests {
         assert_eq!(std::fs::read(&stable).unwrap(), b"new");
         assert_eq!(std::fs::read(sibling_path(&stable, ".previous")).unwrap(), b"old");
         assert!(promote_candidate(&trial).is_err(), "there is nothing more to promote");
+        // A file system without hard links.
+        let no_link = |_: &Path, _: &Path| Err(std::io::Error::from(ErrorKind::Unsupported));
+        let stage = |content: &str| {
+            std::fs::write(files.part_path(), content).unwrap();
+            files.stage_candidate(&stable, &digest(content.as_bytes()), None).unwrap();
+            Trial { sha256: digest(content.as_bytes()), ..trial.clone() }
+        };
+        promote_with_link(&stage("newer"), no_link).unwrap();
+        assert_eq!(std::fs::read(&stable).unwrap(), b"newer");
+        assert_eq!(std::fs::read(sibling_path(&stable, ".previous")).unwrap(), b"new");
+        // Another file gets the name of the candidate after its digest was compared.
+        let odd = directory.path().join("odd");
+        std::fs::write(&odd, "odd").unwrap();
+        let newest = stage("newest");
+        let swap = |stable: &Path, previous: &Path| {
+            std::fs::rename(&odd, &newest.candidate)?;
+            no_link(stable, previous)
+        };
+        let error = promote_with_link(&newest, swap).unwrap_err();
+        assert!(error.to_string().ends_with("is not what was tried"), "{error}");
+        assert_eq!(std::fs::read(&stable).unwrap(), b"newer", "the former program is lost");
         files.remove_trial().unwrap();
         files.remove_trial().unwrap();
         assert_eq!(files.read_trial(), None);
