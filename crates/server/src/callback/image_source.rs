@@ -56,7 +56,11 @@ impl ImageSource {
     }
 
     /// Opens a part of an image. A part that is missing is an error.
-    async fn open_part(&self, image: &ImageToRestore, number: u64) -> Result<Arc<SecretSlice<u8>>, BmdbError> {
+    async fn open_part(
+        &self,
+        image: &ImageToRestore,
+        number: u64,
+    ) -> Result<Arc<SecretSlice<u8>>, BmdbError> {
         let last_of = Some(image.parts).filter(|parts| number.saturating_add(1) == *parts);
         let &ImageToRestore { image, cluster, snapshot, .. } = image;
         let place = PartPlace { cluster, snapshot, image, number, last_of };

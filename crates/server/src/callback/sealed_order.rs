@@ -63,9 +63,10 @@ pub(super) fn restored_cluster(
     machine: MachineId,
     (file, sha256): (RestoredFile, Sha256),
 ) -> Result<Uuid, BmdbError> {
-    let opened = open_order(secrets, sealed).map_err(|error| format!("the order cannot be opened: {error}"));
-    let cluster = opened.and_then(|order| check_restore(&order, machine, (file, sha256)));
-    cluster.map_err(|reason| refused(file, &reason))
+    // The log has the reason, and not the answer to the machine: it names files of this host.
+    let order = open_order(secrets, sealed)
+        .map_err(|error| BmdbError::Corrupt(format!("the order to restore a cluster: {error}")))?;
+    check_restore(&order, machine, (file, sha256)).map_err(|reason| refused(file, &reason))
 }
 
 /// Checks that what the database has is of the cluster in the order.
