@@ -57,32 +57,27 @@ impl ClusterWorker<'_> {
         Ok(revocations)
     }
 
-    /// Checks by its sealed content that the snapshot to restore is one of this cluster. The columns that name it are not
-    /// sealed.
-    pub(super) async fn check_snapshot_cluster(
+    /// Checks that the snapshot to restore can be opened, and that it is of this cluster.
+    pub(super) async fn check_restored_snapshot(
         &self,
         found: &ClusterDetails,
         digest: &[u8],
     ) -> Result<(), CuratorCallError> {
         let Some(id) = found.cluster.restoring_from else { return Ok(()) };
         let sealed = self.bmdb.read_sealed_snapshot(id).await?;
-        if self.open_snapshot(&sealed, digest)?.cluster == self.cluster {
-            return Ok(());
-        }
-        Err(CuratorCallError::OrderUnavailable(
-            "the snapshot from which the cluster would be restored is of another cluster, so somebody changed the database; \
-             restore it from one of its own with: shepherdctl cluster restore",
-        ))
+        self.open_snapshot(&sealed, digest).map(drop)
     }
 
-    /// Opens the stored snapshot with this SHA-256.
+    /// Opens the stored snapshot with this SHA-256. By its sealed content it must be of this cluster: the columns of the
+    /// database are not sealed.
     pub(super) fn open_snapshot(
         &self,
         sealed: &[u8],
         sha256: &[u8],
     ) -> Result<ClusterSnapshot, CuratorCallError> {
         let encoded = unseal_snapshot(&self.settings.secrets, sealed, sha256)?;
-        Ok(ClusterSnapshot::decode(encoded.expose_secret())?)
+        let snapshot = ClusterSnapshot::decode(encoded.expose_secret())?;
+        require_cluster(snapshot, self.cluster)
     }
 
     /// Takes a snapshot and stores it. The inner error is what prevents that for now.
@@ -122,5 +117,38 @@ impl ClusterWorker<'_> {
         let forgotten = self.bmdb.store_cluster_snapshot(&self.lease, self.cluster, new).await?;
         tracing::info!(cluster = self.name, reason = %why, revision, bytes, deleted = forgotten, "a snapshot of a cluster is kept");
         Ok(Ok(()))
+    }
+}
+
+/// The snapshot, if it is of this cluster.
+fn require_cluster(snapshot: ClusterSnapshot, cluster: Uuid) -> Result<ClusterSnapshot, CuratorCallError> {
+    if snapshot.cluster == cluster {
+        return Ok(snapshot);
+    }
+    Err(CuratorCallError::OrderUnavailable(
+        "the stored snapshot is of another cluster, so somebody changed the database; restore the cluster from one of its own \
+         with: shepherdctl cluster restore",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::time::parse_timestamp;
+
+    #[test]
+    fn snapshot_of_another_cluster_is_not_used() {
+        let (own, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let snapshot = ClusterSnapshot {
+            cluster: own,
+            name: "ams".to_owned(),
+            epoch: 0,
+            revision: 7,
+            taken_at: parse_timestamp("taken_at", 1).unwrap(),
+            records: BTreeMap::new(),
+        };
+        assert_eq!(require_cluster(snapshot.clone(), own).unwrap(), snapshot);
+        let error = require_cluster(snapshot, other).unwrap_err().to_string();
+        assert!(error.contains("is of another cluster"), "{error}");
     }
 }

@@ -234,7 +234,7 @@ impl ClusterWorker<'_> {
                             None => None,
                         };
                         let digest = restoring.digest.ok_or_else(gone)?;
-                        self.check_snapshot_cluster(found, &digest).await?;
+                        self.check_restored_snapshot(found, &digest).await?;
                         // Last: an order that is not built uses no epoch.
                         let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
                         (digest.to_vec(), image, epoch.ok_or(over)?)

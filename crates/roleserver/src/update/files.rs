@@ -147,7 +147,11 @@ impl UpdateFiles {
 /// Gives the candidate the stable program's name in one step; the former program stays as `….previous`. After an error the
 /// former program has its name.
 pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
-    promote_with_link(trial, |stable, previous| std::fs::hard_link(stable, previous))
+    promote_with_link(trial, link_former)
+}
+
+fn link_former(stable: &Path, previous: &Path) -> std::io::Result<()> {
+    std::fs::hard_link(stable, previous)
 }
 
 /// The same with this function that makes a hard link.
