@@ -262,7 +262,12 @@ async fn kubernetes_objects_come_back_if_a_machine_can_restore_their_image() -> 
     .await?;
     let image = given(machine).await?.context("no image for the machine that restores it")?;
     assert_eq!((image.parts, image.bytes), (3, 9));
+    assert_eq!(image.sealed_order, b"sealed");
     assert_eq!(given(model::ids::MachineId(Uuid::nil())).await?, None);
+    for (cluster, is_given) in [(Uuid::nil(), false), (image.cluster, true)] {
+        sqlx::query("UPDATE cluster_image SET cluster_id = $1").bind(cluster).execute(&kit.pool).await?;
+        assert_eq!(given(machine).await?.is_some(), is_given, "an image of the cluster {cluster}");
+    }
     sqlx::query("UPDATE cluster SET restoring_with_image = FALSE").execute(&kit.pool).await?;
     assert_eq!(given(machine).await?, None, "the objects are not to be restored");
     Ok(())
