@@ -189,12 +189,15 @@ fn timed_out(what: &str) -> FetchError {
     FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()))
 }
 
-/// Requests a file from an offset. The inner error is the answer of the shepherd.
+/// The answer of a shepherd to a request for a file.
+type PiecesAnswer = Result<Streaming<ArtefactPiece>, Status>;
+
+/// Requests a file from an offset. The caller keeps the client until it has the last piece.
 async fn request_pieces(
     servers: &ServerEndpoints,
     server: &ServerEndpoint,
     (sha256, offset): (Sha256, u64),
-) -> Result<Result<Streaming<ArtefactPiece>, Status>, FetchError> {
+) -> Result<(AgentCallbackClient<Channel>, PiecesAnswer), FetchError> {
     let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
     let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
         .map_err(|error| failed(&error))?;
@@ -210,7 +213,7 @@ async fn request_pieces(
     };
     let fetching = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
     let answer = fetching.await.map_err(|_| timed_out("there was no answer"))?;
-    Ok(answer.map(Response::into_inner))
+    Ok((client, answer.map(Response::into_inner)))
 }
 
 async fn fetch_signature_from_server(
@@ -218,8 +221,8 @@ async fn fetch_signature_from_server(
     server: &ServerEndpoint,
     file: (Sha256, u64),
 ) -> Result<String, FetchError> {
-    let pieces = request_pieces(servers, server, file).await?;
-    let mut pieces = pieces.map_err(|status| status_error(&status))?;
+    let (_client, answer) = request_pieces(servers, server, file).await?;
+    let mut pieces = answer.map_err(|status| status_error(&status))?;
     let first = tokio::time::timeout(TIMEOUT, pieces.message())
         .await
         .map_err(|_| timed_out("nothing came"))?
@@ -235,7 +238,8 @@ async fn fetch_from_server(
 ) -> Result<(u64, String), FetchError> {
     let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
     let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
-    let mut pieces = match request_pieces(servers, server, (sha256, there)).await? {
+    let (_client, answer) = request_pieces(servers, server, (sha256, there)).await?;
+    let mut pieces = match answer {
         Ok(pieces) => pieces,
         Err(status) if status.code() == Code::OutOfRange => {
             // The existing part is longer than the file, so it belongs to another one.
