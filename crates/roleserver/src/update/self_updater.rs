@@ -238,6 +238,9 @@ impl SelfUpdater {
     /// Raises the lowest accepted version to that of a proven release, and stores the pinned keys and versions. What fails
     /// is tried again with the next heartbeat, and at the next start. It blocks.
     pub fn store_signing(&self) {
+        if !self.has_unsaved_signing() {
+            return;
+        }
         let minimum = self.with_state(|state| state.result.minimum());
         let decide = || {
             let (kind, name) = (ArtefactKind::Release, RELEASE_NAME);
@@ -247,7 +250,7 @@ impl SelfUpdater {
         if let MinimumAction::Raise(minimum) = decide() {
             self.signing.raise_minimum(ArtefactKind::Release, RELEASE_NAME, minimum);
         }
-        if let Err(error) = self.signing.save() {
+        if let Err(error) = disk::run_beside(&self.directory, || self.signing.save()) {
             tracing::error!(
                 %error,
                 "the pinned signing keys and the lowest accepted version could not be stored; the next heartbeat tries again"
