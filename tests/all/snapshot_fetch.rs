@@ -194,7 +194,7 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_orde
 }
 
 /// Whether a fetch failed, with a reason that contains this text.
-fn is_refused<T>(fetched: &Result<T, FetchError>, expected: &str) -> bool {
+fn is_refused(fetched: &Result<usize, FetchError>, expected: &str) -> bool {
     matches!(fetched, Err(FetchError::Failed(text)) if text.contains(expected))
 }
 
@@ -224,6 +224,7 @@ async fn columns_of_the_database_lead_no_machine_to_the_snapshot_of_another_clus
     .execute(&pool)
     .await?;
     let fetched = fetch_snapshot(&shepherds(&listener, &other)?, directory.path()).await;
+    let fetched = fetched.map(|file| file.len());
     assert!(is_refused(&fetched, "was sealed for the machine"), "a copied order: {fetched:?}");
     sqlx::query(ORDERS_OF_BEFORE).execute(&pool).await?;
 
@@ -240,7 +241,8 @@ async fn columns_of_the_database_lead_no_machine_to_the_snapshot_of_another_clus
         .execute(&pool)
         .await?;
     let fetched = fetch_file(&ways, directory.path(), request_digest(&foreign)).await;
-    assert!(is_refused(&fetched, "names another file"), "a foreign snapshot: {:?}", fetched.map(|file| file.len()));
+    let fetched = fetched.map(|file| file.len());
+    assert!(is_refused(&fetched, "names another file"), "a foreign snapshot: {fetched:?}");
 
     // A shepherd was led to order it.
     sqlx::query("UPDATE cluster_order SET sealed = $2 WHERE machine_id = $1")
@@ -249,7 +251,8 @@ async fn columns_of_the_database_lead_no_machine_to_the_snapshot_of_another_clus
         .execute(&pool)
         .await?;
     let fetched = fetch_file(&ways, directory.path(), request_digest(&foreign)).await;
-    assert!(is_refused(&fetched, "is of the cluster"), "an order: {:?}", fetched.map(|file| file.len()));
+    let fetched = fetched.map(|file| file.len());
+    assert!(is_refused(&fetched, "is of the cluster"), "an order: {fetched:?}");
     Ok(listener.stop().await?)
 }
 
