@@ -128,7 +128,8 @@ async fn restored_by(
 }
 
 /// Puts the orders back that were changed.
-const ORDERS_OF_BEFORE: &str = "UPDATE cluster_order o SET what = b.what, sealed = b.sealed, ordered_at = b.ordered_at
+const ORDERS_OF_BEFORE: &str =
+    "UPDATE cluster_order o SET what = b.what, sealed = b.sealed, ordered_at = b.ordered_at
      FROM order_of_before b WHERE b.machine_id = o.machine_id";
 
 async fn fetch_snapshot(shepherds: &ServerPool, directory: &Path) -> Result<Vec<u8>, FetchError> {
@@ -176,10 +177,7 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_orde
     for (statement, undo) in [
         ("UPDATE cluster_order SET sealed = NULL", ORDERS_OF_BEFORE),
         ("UPDATE machine_cluster SET leaving = 'it is lost'", "UPDATE machine_cluster SET leaving = NULL"),
-        (
-            "UPDATE cluster_order SET ordered_at = ordered_at - INTERVAL '2 hours'",
-            ORDERS_OF_BEFORE,
-        ),
+        ("UPDATE cluster_order SET ordered_at = ordered_at - INTERVAL '2 hours'", ORDERS_OF_BEFORE),
         ("UPDATE cluster SET restoring_since = NULL, restoring_from = NULL", ""),
     ] {
         sqlx::query(statement).execute(&pool).await?;

@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn other_bytes_stay_as_they_are() {
-        for content in [&b"\x30\x82\x01\x0a"[..], b"\0\0\0\0", b"\xff\xff\xff\xff", b"# caf\xe9\n-----BEGIN"] {
+        for content in [&b"\x30\x82\x01\x0a"[..], b"\0\0\0\0", b"\xff\xff\xff\xff", b"# caf\xe9\n-----BEGIN"]
+        {
             assert_eq!(skip_mark(content), Ok(content));
         }
         assert_eq!(skip_mark(b"\xef\xbb\xbf-----BEGIN"), Ok(&b"-----BEGIN"[..]));

@@ -93,8 +93,7 @@ impl ClientKey {
             path: path_buf(),
             source: io::Error::new(io::ErrorKind::InvalidData, error),
         })?;
-        let key =
-            PrivateKey::from_openssh(text).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
+        let key = PrivateKey::from_openssh(text).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
         if key.is_encrypted() {
             return Err(ClientKeyError::Encrypted { path: path_buf() });
         }

@@ -400,7 +400,10 @@ mod tests {
         let utf16: Vec<u8> = "[]".encode_utf16().flat_map(u16::to_le_bytes).collect();
         std::fs::write(&path, utf16).unwrap();
         let error = file_source(&path, None).unwrap().load_devices().await.unwrap_err().message;
-        assert!(error.contains("devices.json: it is UTF-16") && error.contains("save it as UTF-8"), "{error}");
+        assert!(
+            error.contains("devices.json: it is UTF-16") && error.contains("save it as UTF-8"),
+            "{error}"
+        );
     }
 
     #[tokio::test]

@@ -197,7 +197,9 @@ async fn file_that_one_shepherd_lacks_is_fetched_from_another_one() -> TestResul
     for order in [[0, 1], [1, 0]] {
         let endpoints = [(at(&earlier), &earlier), (closed.clone(), &present)];
         let fetched = fetch(order.map(|number: usize| endpoints[number].clone()).to_vec(), "dead").await;
-        let Err(FetchError::Failed(text)) = fetched else { return Err(anyhow::anyhow!("{fetched:?}").into()) };
+        let Err(FetchError::Failed(text)) = fetched else {
+            return Err(anyhow::anyhow!("{fetched:?}").into());
+        };
         assert!(text.contains(&closed) && text.ends_with("another shepherd does not have it"), "{text}");
     }
     Ok(())

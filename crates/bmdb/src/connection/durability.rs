@@ -62,7 +62,10 @@ mod tests {
         ] {
             let warning = warn_about(fsync, commit, standbys);
             assert_eq!(warning.is_some(), named.is_some(), "{fsync} {commit} {standbys}: {warning:?}");
-            assert!(warning.unwrap_or_default().contains(named.unwrap_or_default()), "{fsync} {commit} {standbys}");
+            assert!(
+                warning.unwrap_or_default().contains(named.unwrap_or_default()),
+                "{fsync} {commit} {standbys}"
+            );
         }
     }
 }

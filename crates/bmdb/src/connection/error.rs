@@ -323,7 +323,9 @@ fn is_retryable(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
-            ["08", "25006", "25P0", "40", "53", "55P03", "57", "58"].iter().any(|class| code.starts_with(class))
+            ["08", "25006", "25P0", "40", "53", "55P03", "57", "58"]
+                .iter()
+                .any(|class| code.starts_with(class))
         }
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
@@ -382,7 +384,11 @@ mod tests {
             ("42501", "permission denied for table machine", false),
             ("3F000", "schema \"public\" does not exist", false),
         ] {
-            assert_eq!(advice_for(code, message).contains("GRANT USAGE, CREATE"), advised, "{code} {message}");
+            assert_eq!(
+                advice_for(code, message).contains("GRANT USAGE, CREATE"),
+                advised,
+                "{code} {message}"
+            );
         }
     }
 }

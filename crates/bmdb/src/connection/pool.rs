@@ -43,7 +43,8 @@ pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, plan: Se
         })
         .before_acquire(move |connection, meta| {
             let second = began.elapsed().as_secs();
-            let is_due = access == Access::ReadWrite && last_test.fetch_max(second, Ordering::Relaxed) < second;
+            let is_due =
+                access == Access::ReadWrite && last_test.fetch_max(second, Ordering::Relaxed) < second;
             // It answered when it was returned to the pool.
             let is_tested = meta.idle_for < Duration::from_secs(1) && !is_due;
             Box::pin(async move { if is_tested { Ok(true) } else { check_usable(connection, access).await } })

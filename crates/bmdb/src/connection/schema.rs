@@ -134,7 +134,10 @@ impl Bmdb {
         if found < known {
             self.apply_migrations().await?;
             if let Err(error) = self.pool().execute(TUNING).await {
-                tracing::info!(error = describe_error(&error), "the database takes no storage settings; going on without");
+                tracing::info!(
+                    error = describe_error(&error),
+                    "the database takes no storage settings; going on without"
+                );
             }
         }
         self.insert_initial_rows().await
@@ -151,7 +154,11 @@ impl Bmdb {
                 return Err(BmdbError::MigrationFailed(describe_migration_error(&error)));
             }
             let error = describe_migration_error(&error);
-            tracing::warn!(error, attempts = tries, "a migration conflicted with other transactions; trying again");
+            tracing::warn!(
+                error,
+                attempts = tries,
+                "a migration conflicted with other transactions; trying again"
+            );
             tries += 1;
             tokio::time::sleep(MIGRATION_PAUSE).await;
         }

@@ -121,7 +121,8 @@ impl ConnectionSettings {
 /// Takes the brackets off an IPv6 address, which sqlx keeps as a part of the host's name. The name that TLS verifies has
 /// none either.
 fn without_brackets(options: PgConnectOptions) -> PgConnectOptions {
-    let bare = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
+    let bare =
+        options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
     match bare {
         Some(address) => options.host(&address),
         None => options,

@@ -232,7 +232,9 @@ mod tests {
         );
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(refusal().starts_with("KEY holds no age key: it must have one line"), "{}", refusal());
-        for (content, problem) in [(&[0xff, 0xfe][..], "it is UTF-16"), (&[b'x', 0xff], "it is not UTF-8 from byte 2")] {
+        for (content, problem) in
+            [(&[0xff, 0xfe][..], "it is UTF-16"), (&[b'x', 0xff], "it is not UTF-8 from byte 2")]
+        {
             std::fs::write(&path, content).unwrap();
             let start = format!("the secrets key KEY cannot be read: {problem}");
             assert!(refusal().starts_with(&start), "{}", refusal());

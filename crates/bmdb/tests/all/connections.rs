@@ -167,7 +167,10 @@ async fn settings_that_a_pooler_drops_are_set_by_statements() -> TestResult {
 
     proxy.rewrite("lock_timeout", "lock.timeout");
     let refused = Bmdb::connect(settings).await.expect_err("the limit cannot be set").to_string();
-    assert!(refused.contains("runs with lock_timeout = ") && refused.contains("a pooler in between"), "{refused}");
+    assert!(
+        refused.contains("runs with lock_timeout = ") && refused.contains("a pooler in between"),
+        "{refused}"
+    );
     Ok(())
 }
 

@@ -81,12 +81,7 @@ impl Proxy {
             state: Arc::new(State { socket: Mutex::new(socket_of(&options)?), ..State::default() }),
             stop: CancellationToken::new(),
         };
-        tokio::spawn(accept(
-            listener,
-            proxy.network.clone(),
-            proxy.state.clone(),
-            proxy.stop.clone(),
-        ));
+        tokio::spawn(accept(listener, proxy.network.clone(), proxy.state.clone(), proxy.stop.clone()));
         Ok(proxy)
     }
 

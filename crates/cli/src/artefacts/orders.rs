@@ -179,7 +179,10 @@ mod tests {
         assert_eq!(read(None, false), Ok(String::new()), "there is none");
         std::fs::write(&beside, FOREIGN).unwrap();
         let error = read(None, false).unwrap_err();
-        assert!(error.contains("tool.tar.minisig: ") && error.contains("give --without_signature"), "{error}");
+        assert!(
+            error.contains("tool.tar.minisig: ") && error.contains("give --without_signature"),
+            "{error}"
+        );
         assert_eq!(read(None, true), Ok(String::new()));
         let error = read(Some(&beside), false).unwrap_err();
         assert!(!error.contains("--without_signature"), "it was named: {error}");

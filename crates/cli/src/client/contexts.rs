@@ -178,7 +178,8 @@ mod tests {
     fn token_and_contexts_are_read_as_editors_save_them() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("contexts.toml");
-        std::fs::write(&path, "\u{feff}[contexts.b]\r\nservers = [\"b:8444\"]\r\ntoken_path = \"/b\"\r\n").unwrap();
+        std::fs::write(&path, "\u{feff}[contexts.b]\r\nservers = [\"b:8444\"]\r\ntoken_path = \"/b\"\r\n")
+            .unwrap();
         assert!(Contexts::read(&path).unwrap().contexts.contains_key("b"));
         let context = context(directory.path());
         let write_token = |content: &[u8]| {

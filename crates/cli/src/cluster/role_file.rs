@@ -101,9 +101,8 @@ enum RestartSetting {
 /// Reads a role file and checks it. The error names the file and every fault of the role.
 pub fn read_role_file(path: &Path) -> Result<RoleDeclaration, CliError> {
     let wrong = |error: &dyn std::fmt::Display| CliError::Invalid(format!("{}: {error}", path.display()));
-    let unread = |error: &dyn std::fmt::Display| {
-        CliError::Invalid(format!("cannot read {}: {error}", path.display()))
-    };
+    let unread =
+        |error: &dyn std::fmt::Display| CliError::Invalid(format!("cannot read {}: {error}", path.display()));
     let content = std::fs::read(path).map_err(|error| unread(&error))?;
     let text = decode_text(&content).map_err(|error| unread(&error))?;
     let file: RoleFile = toml::from_str(text).map_err(|error| wrong(&error))?;

@@ -328,14 +328,21 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
             vec![to_second.clone(), to_first, to_third],
             Some("version 3.0.0 has no valid signature of a key in the list before it, 2.5.0"),
         ),
-        ("a changed list", &[FIRST_KEY, SECOND_KEY], vec![changed], Some("version 2.0.0 is not valid for key 0001")),
+        (
+            "a changed list",
+            &[FIRST_KEY, SECOND_KEY],
+            vec![changed],
+            Some("version 2.0.0 is not valid for key 0001"),
+        ),
     ];
     for (what, keys, rotations, expected) in cases {
         let configured = SigningConfiguration::parse(Some(&key_files(keys)), rotations).unwrap();
         let checked = configured.check_rotations();
         match expected {
             None => assert_eq!(checked, Ok(()), "{what}"),
-            Some(text) => assert!(checked.as_ref().is_err_and(|error| error.contains(text)), "{what}: {checked:?}"),
+            Some(text) => {
+                assert!(checked.as_ref().is_err_and(|error| error.contains(text)), "{what}: {checked:?}")
+            }
         }
     }
     // Nothing that the shepherd has verifies the first list.
@@ -347,7 +354,8 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
     // A machine with other keys ignores it, and one that has applied it does not.
     let pinned = SigningTrust::pinning(vec![key(THIRD_KEY)]);
     assert_eq!(pinned.ignored_rotations(std::slice::from_ref(&to_second)), [&to_second]);
-    let applied = SigningTrust::pinning(vec![key(FIRST_KEY)]).with_offer(&[], std::slice::from_ref(&to_second));
+    let applied =
+        SigningTrust::pinning(vec![key(FIRST_KEY)]).with_offer(&[], std::slice::from_ref(&to_second));
     assert!(applied.ignored_rotations(std::slice::from_ref(&to_second)).is_empty());
     assert!(SigningTrust::default().ignored_rotations(&[to_second]).is_empty());
 }
