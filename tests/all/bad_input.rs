@@ -19,6 +19,9 @@ use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 
+/// The beginning of the warning about the database of each test: its server runs without `fsync`.
+pub(crate) const NO_FSYNC: &str = "the BMDB runs with fsync = off: ";
+
 /// Runs command lines and records the output of each.
 struct Transcript<'a> {
     place: &'a Place,
@@ -47,7 +50,8 @@ impl<'a> Transcript<'a> {
     fn refused_as(&mut self, what: &str, shown: &[&str], rest: &[String]) -> anyhow::Result<()> {
         let arguments = shown.iter().map(|text| (*text).to_owned()).chain(rest.iter().cloned());
         let reported = self.place.run(arguments)?;
-        let errors: Vec<&str> = reported.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
+        let is_shown = |line: &&str| !line.contains(" INFO ") && !line.contains(NO_FSYNC);
+        let errors: Vec<&str> = reported.stderr.lines().filter(is_shown).collect();
         let what = if what.is_empty() { String::new() } else { format!("  # {what}") };
         let shown: Vec<String> = shown
             .iter()
