@@ -60,7 +60,7 @@ fire: ## run the long fault-injection suite
 faults: ## plant each known fault in a copy of the tree and check that its test fails (ARGS='NAME' for one)
 	@tools/faults $(ARGS)
 
-e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report e2e-systemd ## run the end-to-end tests that need no Kubernetes programs
+e2e: e2e-ssh e2e-api e2e-database e2e-cluster e2e-hardware-report e2e-systemd ## run the end-to-end tests that need no Kubernetes programs
 
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run

@@ -168,14 +168,16 @@ fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
 }
 
 /// A shepherd of an earlier release has no images of etcd, and denies one that another shepherd has.
-#[tokio::test]
-async fn file_that_one_shepherd_lacks_is_fetched_from_another_one() -> TestResult {
+#[test]
+fn file_that_one_shepherd_lacks_is_fetched_from_another_one() -> TestResult {
     let (earlier, present) = (Callback::start(curious())?, Callback::start(curious())?);
     let digest = present.serve(b"an image".to_vec())?;
     let digest = Sha256(digest.try_into().map_err(|_| anyhow::anyhow!("not a digest"))?);
     let identity = Arc::new(Identity::generate()?);
     let (time, directory) = (untold()?, tempfile::tempdir()?);
-    let fetch = async |endpoints: Vec<(String, &Callback)>, name: &str| {
+    // Each callback has a runtime of its own, which cannot start in another one.
+    let runtime = tokio::runtime::Runtime::new()?;
+    let fetch = |endpoints: Vec<(String, &Callback)>, name: &str| {
         let endpoints = endpoints.into_iter().map(|(endpoint, callback)| ServerEndpoint {
             endpoint,
             ca_certificates: vec![callback.ca.clone()],
@@ -187,16 +189,16 @@ async fn file_that_one_shepherd_lacks_is_fetched_from_another_one() -> TestResul
             time: time.clone(),
             endpoints: endpoints.collect(),
         });
-        pool.fetch_artefact(digest, &directory.path().join(name)).await
+        runtime.block_on(pool.fetch_artefact(digest, &directory.path().join(name)))
     };
     let at = |callback: &Callback| callback.endpoint.clone();
-    let fetched = fetch(vec![(at(&earlier), &earlier), (at(&present), &present)], "both").await;
+    let fetched = fetch(vec![(at(&earlier), &earlier), (at(&present), &present)], "both");
     assert_eq!(fetched, Ok(8), "a shepherd without the file ended the fetch");
-    assert_eq!(fetch(vec![(at(&earlier), &earlier)], "none").await, Err(FetchError::Absent));
+    assert_eq!(fetch(vec![(at(&earlier), &earlier)], "none"), Err(FetchError::Absent));
     let closed = reserved()?.to_string();
     for order in [[0, 1], [1, 0]] {
         let endpoints = [(at(&earlier), &earlier), (closed.clone(), &present)];
-        let fetched = fetch(order.map(|number: usize| endpoints[number].clone()).to_vec(), "dead").await;
+        let fetched = fetch(order.map(|number: usize| endpoints[number].clone()).to_vec(), "dead");
         let Err(FetchError::Failed(text)) = fetched else {
             return Err(anyhow::anyhow!("{fetched:?}").into());
         };

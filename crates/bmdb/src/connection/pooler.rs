@@ -62,7 +62,7 @@ impl Bmdb {
 
 /// Whether a statement failed because its prepared form belongs to another session: it exists already, or not.
 pub(super) fn shows_pooled_transactions(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     matches!(code.as_deref(), Some("42P05" | "26000"))
 }
 

@@ -57,16 +57,14 @@ impl ConnectionSettings {
     #[must_use]
     pub fn address(&self) -> String {
         let database = self.options.get_database().unwrap_or("(default database)");
-        match self.options.get_socket() {
-            Some(socket) => format!("{}/{database}", socket.display()),
-            None => {
-                let (host, port) = (self.options.get_host(), self.options.get_port());
-                if host.contains(':') {
-                    format!("[{host}]:{port}/{database}")
-                } else {
-                    format!("{host}:{port}/{database}")
-                }
-            }
+        if let Some(socket) = self.options.get_socket() {
+            return format!("{}/{database}", socket.display());
+        }
+        let (host, port) = (self.options.get_host(), self.options.get_port());
+        if host.contains(':') {
+            format!("[{host}]:{port}/{database}")
+        } else {
+            format!("{host}:{port}/{database}")
         }
     }
 

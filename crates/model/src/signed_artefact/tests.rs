@@ -304,6 +304,9 @@ fn configuration_needs_keys_beside_rotations() {
     assert!(SigningConfiguration::parse(Some("x"), Vec::new()).is_err());
 }
 
+/// Its name, the configured keys, the lists, and what the error contains.
+type RotationCase<'a> = (&'a str, &'a [&'a str], Vec<KeyRotation>, Option<&'a str>);
+
 #[test]
 fn rotations_of_a_configuration_lead_to_its_keys() {
     let rotation = |keys: &[&str], signature: &str| KeyRotation::parse(&key_files(keys), signature).unwrap();
@@ -311,7 +314,7 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
     let to_third = rotation(&[THIRD_KEY], TO_THIRD);
     let to_first = rotation(&[FIRST_KEY], TO_FIRST);
     let changed = rotation(&[FIRST_KEY, SECOND_KEY], TO_SECOND);
-    let cases: [(&str, &[&str], Vec<KeyRotation>, Option<&str>); 7] = [
+    let cases: [RotationCase<'_>; 7] = [
         ("none", &[FIRST_KEY], Vec::new(), None),
         ("a chain in any order", &[THIRD_KEY], vec![to_third.clone(), to_second.clone()], None),
         ("its end alone", &[THIRD_KEY], vec![to_third.clone()], None),
@@ -341,7 +344,7 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
         match expected {
             None => assert_eq!(checked, Ok(()), "{what}"),
             Some(text) => {
-                assert!(checked.as_ref().is_err_and(|error| error.contains(text)), "{what}: {checked:?}")
+                assert!(checked.as_ref().is_err_and(|error| error.contains(text)), "{what}: {checked:?}");
             }
         }
     }
