@@ -15,7 +15,8 @@ postgres_bin() {
     else
         mapfile -t places < <(printf '%s\n' /usr/lib/postgresql/*/bin /usr/pgsql-*/bin | sort -rV)
         if command -v initdb >/dev/null; then
-            places=("$(dirname "$(command -v initdb)")" "${places[@]}")
+            # In PATH may be a link to it, without the other programs.
+            places=("$(dirname "$(readlink -f "$(command -v initdb)")")" "${places[@]}")
         fi
         if command -v pg_config >/dev/null; then
             places+=("$(pg_config --bindir)")
