@@ -13,12 +13,22 @@ def target():
         return int(file.read())
 
 
+# What connections in a hole wait for. Without a reference, they would be collected as garbage.
+holes = []
+
+
+async def hole():
+    """Never returns. The program ends by a signal, with all of its connections."""
+    holes.append(asyncio.get_running_loop().create_future())
+    await holes[-1]
+
+
 async def pipe(reader, writer):
     try:
         while data := await reader.read(65536):
             if target() == 0:
                 # This connection has a hole in it from now on.
-                await asyncio.Event().wait()
+                await hole()
             writer.write(data)
             await writer.drain()
     except OSError:
@@ -30,7 +40,7 @@ async def pipe(reader, writer):
 async def serve(reader, writer):
     port = target()
     if port == 0:
-        await asyncio.Event().wait()
+        await hole()
     try:
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

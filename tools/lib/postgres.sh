@@ -40,10 +40,22 @@ as_server_user() {
         "$@"
         return
     fi
+    (become_server_user "$@")
+}
+become_server_user() {
     local user=postgres
     id -u "$user" >/dev/null 2>&1 || user=nobody
     # In a directory that this user can enter.
-    (cd / && exec setpriv --reuid="$user" --regid="$(id -g "$user")" --clear-groups -- "$@")
+    cd / && exec setpriv --reuid="$user" --regid="$(id -g "$user")" --clear-groups -- "$@"
+}
+
+# start_as_server_user PROGRAM ARGUMENT…: the same in the background. $! is the program, not a shell that waits for it.
+start_as_server_user() {
+    if [[ $(id -u) -ne 0 ]]; then
+        "$@" &
+        return
+    fi
+    (become_server_user "$@") &
 }
 
 # Prints the parent directory of temporary servers: in memory if there is plenty, otherwise on disk. Each test gets a copy of
