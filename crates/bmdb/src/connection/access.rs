@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-/// The longest life of a connection. A name that leads to another server is resolved again at least that often.
-pub(crate) const CONNECTION_LIFETIME: Duration = Duration::from_mins(10);
+/// How long a connection lives before another one replaces it, unless its settings request otherwise.
+pub(super) const CONNECTION_LIFETIME: Duration = Duration::from_mins(10);
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

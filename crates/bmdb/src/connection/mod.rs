@@ -107,7 +107,7 @@ impl Bmdb {
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
         let options = settings.connect_options();
         let plan = SessionPlan::new(&settings);
-        let pool = new_pool(settings.max_connections, options.clone(), plan.clone());
+        let pool = new_pool(&settings, options.clone(), plan.clone());
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {

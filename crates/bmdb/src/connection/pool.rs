@@ -16,26 +16,31 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
 use crate::connection::Bmdb;
-use crate::connection::access::{Access, CONNECTION_LIFETIME, is_read_only};
+use crate::connection::access::{Access, is_read_only};
 use crate::connection::error::BmdbError;
 use crate::connection::session_plan::SessionPlan;
+use crate::connection::settings::ConnectionSettings;
 use crate::metrics::Metrics;
 use crate::metrics::registry::Label;
 
 /// How long a connection may take to answer when it is tested.
 const TEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A pool of at most so many connections. Each is tested when it returns to the pool, and when it leaves the pool
+/// The pool of a handle with these settings. Each connection is tested when it returns to the pool, and when it leaves the pool
 /// unless it returned within the last second. Where the server must take writes, one is also tested every second, so
 /// that connections that are never idle and only read leave a server that became a reader, too.
-pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions, plan: SessionPlan) -> PgPool {
+pub(super) fn new_pool(
+    settings: &ConnectionSettings,
+    options: PgConnectOptions,
+    plan: SessionPlan,
+) -> PgPool {
     let access = plan.access();
     let (began, last_test) = (Instant::now(), AtomicU64::new(0));
     PgPoolOptions::new()
-        .max_connections(max_connections)
+        .max_connections(settings.max_connections)
         .acquire_timeout(Duration::from_secs(10))
         .idle_timeout(Duration::from_mins(5))
-        .max_lifetime(CONNECTION_LIFETIME)
+        .max_lifetime(settings.connection_lifetime)
         .test_before_acquire(false)
         .after_connect(move |connection, _| {
             let plan = plan.clone();

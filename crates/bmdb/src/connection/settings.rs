@@ -9,7 +9,7 @@ use std::time::Duration;
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use crate::connection::access::Access;
+use crate::connection::access::{Access, CONNECTION_LIFETIME};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 
@@ -24,6 +24,8 @@ pub struct ConnectionSettings {
     pub access: Access,
     /// Most connections of the common pool; one more is used to renew sessions.
     pub max_connections: u32,
+    /// How long a connection lives before another one replaces it. The name in the URL is resolved again then.
+    pub connection_lifetime: Duration,
     /// Name shown in the server's list of connections.
     pub application: String,
     /// Whether it reads for clients on the network, so that reads hold nothing for long (`read_pool.rs`).
@@ -47,6 +49,7 @@ impl ConnectionSettings {
             dialect: Dialect::Postgres,
             access: Access::Any,
             max_connections: 16,
+            connection_lifetime: CONNECTION_LIFETIME,
             application: application.to_owned(),
             short_reads: false,
             search_path: None,

@@ -10,7 +10,8 @@
 //! that limit, however many they are, so that they cannot delay the others' next renewal.
 //!
 //! The connection is opened when the thread starts, before any work takes the connections that the server has left.
-//! One to a server that refuses writes is replaced, and so is one that is older than any may be.
+//! One to a server that refuses writes is replaced, and so is an old one. The old one is used until its successor is open:
+//! a server without a free connection, or a name that does not resolve, costs no session.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,9 +25,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::connection::DbContext;
-use crate::connection::access::{CONNECTION_LIFETIME, is_reader_refusal};
+use crate::connection::access::{is_reader_refusal, require_access};
 use crate::connection::error::{BmdbError, Remedy, describe_error, remedy_for};
+use crate::connection::{Bmdb, DbContext};
 use crate::engine::session::{Session, Sessions, boot_time, lock_mutex};
 
 const RENEWING: &str = "renewing sessions";
@@ -34,6 +35,8 @@ const RENEWING: &str = "renewing sessions";
 const RENEWAL_TRIES: u32 = 3;
 /// How long the closing of the connection is waited for. It only spares the server a line in its log.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Which part of the life of a connection passes before its replacement is tried again.
+const REPLACEMENT_PAUSE: u32 = 10;
 
 /// Signals between the thread and the rest of the session renewer.
 #[derive(Clone, Debug, Default)]
@@ -80,7 +83,15 @@ impl Drop for LoseAllOnDrop {
 /// The connection that sessions are renewed on.
 struct RenewalConnection {
     connection: PgConnection,
-    opened_at: Instant,
+    /// When a new one is to take its place.
+    replace_at: Instant,
+}
+
+impl RenewalConnection {
+    async fn open(bmdb: &Bmdb) -> Result<Self, sqlx::Error> {
+        let connection = bmdb.open_connection().await?;
+        Ok(Self { connection, replace_at: Instant::now() + bmdb.settings().connection_lifetime })
+    }
 }
 
 async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
@@ -136,35 +147,54 @@ async fn renew_with_timeout(
     connection: Option<RenewalConnection>,
 ) -> Option<RenewalConnection> {
     let open = sessions.open();
-    if open.is_empty() && connection.is_some() {
-        return connection;
-    }
-    // Without a session the connection is opened: it must not be the one that a limit refuses later.
+    // Without a session the connection is opened and tested: it must not be the one that a limit refuses later.
     // A renewal that is given up half-way takes its connection with it, so no transaction stays open; the next renewal
     // shows whether it happened.
     let limit = sessions.inner.interval.mul_f64(0.4);
     let metrics = sessions.inner.bmdb.metrics();
-    match tokio::time::timeout(limit, renew_sessions(&sessions, &open, connection)).await {
+    let error = match tokio::time::timeout(limit, renew_sessions(&sessions, &open, connection)).await {
         Ok(Ok(connection)) => {
             if !open.is_empty() {
                 metrics.count_renewal();
             }
-            Some(connection)
+            return Some(replace_if_old(&sessions, connection).await);
         }
-        Ok(Err(error)) => {
-            metrics.count_renewal_failure();
-            tracing::warn!(%error, sessions = open.len(), "cannot renew sessions; trying again until their deadline");
-            None
-        }
-        Err(_) => {
-            metrics.count_renewal_failure();
-            tracing::warn!(
-                sessions = open.len(),
-                "renewing sessions was not answered within {limit:?}; trying again on another connection"
-            );
-            None
-        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {limit:?}"),
+    };
+    if open.is_empty() {
+        tracing::warn!(error, "cannot keep a connection for renewals open; trying again");
+    } else {
+        metrics.count_renewal_failure();
+        tracing::warn!(
+            error,
+            sessions = open.len(),
+            "cannot renew sessions; trying again until their deadline"
+        );
     }
+    None
+}
+
+/// Puts a new connection in the place of an old one. Returns the old one if none can be opened: it renews sessions until
+/// one can.
+async fn replace_if_old(sessions: &Sessions, mut old: RenewalConnection) -> RenewalConnection {
+    if Instant::now() < old.replace_at {
+        return old;
+    }
+    let bmdb = &sessions.inner.bmdb;
+    // It is short, so that the next renewal is not late.
+    let limit = sessions.inner.interval / 5;
+    let error = match tokio::time::timeout(limit, RenewalConnection::open(bmdb)).await {
+        Ok(Ok(new)) => {
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, old.connection.close()).await);
+            return new;
+        }
+        Ok(Err(error)) => describe_error(&error),
+        Err(_) => format!("no answer within {limit:?}"),
+    };
+    tracing::info!(error, "cannot replace the connection for renewals by a new one yet; the old one is used");
+    old.replace_at = Instant::now() + bmdb.settings().connection_lifetime / REPLACEMENT_PAUSE;
+    old
 }
 
 async fn renew_sessions(
@@ -174,15 +204,14 @@ async fn renew_sessions(
 ) -> Result<RenewalConnection, BmdbError> {
     let bmdb = &sessions.inner.bmdb;
     let interval = sessions.inner.interval;
-    let young = connection.filter(|connection| connection.opened_at.elapsed() < CONNECTION_LIFETIME);
-    let mut open_connection = match young {
+    let mut open_connection = match connection {
         Some(connection) => connection,
-        None => RenewalConnection {
-            connection: bmdb.open_connection().await.context(RENEWING)?,
-            opened_at: Instant::now(),
-        },
+        None => RenewalConnection::open(bmdb).await.context(RENEWING)?,
     };
     if open.is_empty() {
+        test_connection(&mut open_connection.connection, bmdb)
+            .await
+            .context("testing the connection for renewals")?;
         return Ok(open_connection);
     }
     let connection = &mut open_connection.connection;
@@ -211,6 +240,12 @@ async fn renew_sessions(
         apply_renewal(sessions, session, sent_at, renewed)?;
     }
     Ok(open_connection)
+}
+
+/// Fails for a connection that does not answer, or leads to a server that refuses writes that it must take.
+async fn test_connection(connection: &mut PgConnection, bmdb: &Bmdb) -> Result<(), sqlx::Error> {
+    connection.ping().await?;
+    require_access(connection, bmdb.settings().access).await
 }
 
 /// Renews all sessions in one statement, except those that another client has locked, and returns those it renewed:

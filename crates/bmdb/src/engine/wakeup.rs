@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::Bmdb;
-use crate::connection::access::{CONNECTION_LIFETIME, require_access};
+use crate::connection::access::require_access;
 use crate::connection::error::describe_error;
 use model::process::Process;
 
@@ -93,7 +93,7 @@ impl WakeUps {
         // Something may have become due between the last poll and now.
         self.wake_all();
         let access = bmdb.settings().access;
-        let ends_at = Instant::now() + CONNECTION_LIFETIME;
+        let ends_at = Instant::now() + bmdb.settings().connection_lifetime;
         while Instant::now() < ends_at {
             let Ok(received) = tokio::time::timeout(TEST_INTERVAL, listener.try_recv()).await else {
                 let test = async { require_access(listener.acquire().await?, access).await };

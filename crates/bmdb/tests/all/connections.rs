@@ -3,6 +3,8 @@
 //! Settings are verified one by one, poolers are looked for and connections are planned in the dialect of PostgreSQL alone, so
 //! those tests use it in each run.
 
+use std::time::Duration;
+
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::access::Access;
 use shepherd_bmdb::connection::dialect::Dialect;
@@ -61,6 +63,23 @@ async fn counted(server: &mut PgConnection) -> anyhow::Result<i64> {
         .bind(COUNTED)
         .fetch_one(server)
         .await?)
+}
+
+/// The processes of the server that serve the connections of a role.
+async fn backends(server: &mut PgConnection, role: &str) -> anyhow::Result<Vec<i32>> {
+    Ok(sqlx::query_scalar("SELECT pid FROM pg_stat_activity WHERE usename = $1")
+        .bind(role)
+        .fetch_all(server)
+        .await?)
+}
+
+/// Waits until a role has connections, and none of the old ones.
+async fn until_replaced(server: &mut PgConnection, role: &str, old: &[i32]) -> anyhow::Result<()> {
+    until("other connections replace the old ones", async || {
+        let now = backends(&mut *server, role).await?;
+        Ok(!now.is_empty() && now.iter().all(|pid| !old.contains(pid)))
+    })
+    .await
 }
 
 /// Waits until an open session was renewed.
@@ -255,6 +274,54 @@ async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestR
     drop(pool);
     let session = shepherd.session().await?;
     until_renewed(&mut server).await?;
+    drop(session);
+    shepherd.stop().await?;
+    run(&mut server, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    Ok(server.close().await?)
+}
+
+/// A server at its limit refuses the successor of an old connection for renewals. The old one renews until there is room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_connection_renews_until_a_new_one_can_be_opened() -> TestResult {
+    let database = TestDatabase::create("full_limit").await?;
+    let (mut server, role) = (admin(&database).await?, role_name());
+    let statements = format!("CREATE ROLE {role} LOGIN; GRANT pg_read_all_data, pg_write_all_data TO {role}");
+    run(&mut server, statements).await?;
+    let mut settings = ConnectionSettings::from_url(database.url(), "ageing")?;
+    settings.options = settings.options.username(&role);
+    settings.dialect = database.dialect();
+    settings.connection_lifetime = Duration::from_secs(1);
+    let shepherd = Shepherd::with(settings, SOON).await?;
+
+    // Without a session it is replaced, too.
+    let mut pooled = shepherd.bmdb.pool().acquire().await?;
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *pooled).await?;
+    let mut others = Vec::new();
+    until("renewals have their connection", async || {
+        others = backends(&mut server, &role).await?;
+        others.retain(|other| *other != pid);
+        Ok(!others.is_empty())
+    })
+    .await?;
+    until_replaced(&mut server, &role, &others).await?;
+    drop(pooled);
+
+    let session = shepherd.session().await?;
+    run(&mut server, format!("ALTER ROLE {role} CONNECTION LIMIT 0")).await?;
+    until("the session is renewed for longer than a connection lives", async || {
+        anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.loss_reason());
+        Ok(sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM session
+                            WHERE deadline - started_at > interval_ms * INTERVAL '1 millisecond' + INTERVAL '16 seconds')",
+        )
+        .fetch_one(&mut server)
+        .await?)
+    })
+    .await?;
+    let old = backends(&mut server, &role).await?;
+    run(&mut server, format!("ALTER ROLE {role} CONNECTION LIMIT -1")).await?;
+    until_replaced(&mut server, &role, &old).await?;
+    assert!(!session.lost().is_cancelled(), "lost: {:?}", session.loss_reason());
     drop(session);
     shepherd.stop().await?;
     run(&mut server, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
