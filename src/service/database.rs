@@ -60,7 +60,7 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;
     if private.is_none() {
-        warn_about_durability(&bmdb).await?;
+        warn_about_durability(&bmdb).await;
     }
     Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
 }
@@ -111,12 +111,14 @@ pub fn warn_about_version(bmdb: &Bmdb) {
     }
 }
 
-/// Logs a warning if the server may lose commits that it answered. A private server sets that itself.
-pub async fn warn_about_durability(bmdb: &Bmdb) -> Result<(), ExitFailure> {
-    if let Some(warning) = bmdb.durability_warning().await.map_err(database_failure)? {
-        tracing::warn!("{warning}");
+/// Logs a warning if the server may lose commits that it answered, or if that cannot be read. A private server sets that
+/// itself.
+pub async fn warn_about_durability(bmdb: &Bmdb) {
+    match bmdb.durability_warning().await {
+        Ok(Some(warning)) => tracing::warn!("{warning}"),
+        Ok(None) => {}
+        Err(error) => tracing::warn!(%error, "cannot read whether the BMDB loses commits that it answered"),
     }
-    Ok(())
 }
 
 async fn private_server(

@@ -7,12 +7,17 @@
 
 use sqlx::Connection as _;
 
+use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 
 impl Bmdb {
     /// The warning for a server that may lose commits that it answered; `None` for one that loses none by itself.
     pub async fn durability_warning(&self) -> Result<Option<String>, BmdbError> {
+        // CockroachDB has no such settings.
+        if self.dialect() != Dialect::Postgres {
+            return Ok(None);
+        }
         let operation = "reading whether commits last";
         let mut connection = self.open_connection().await.context(operation)?;
         let row = sqlx::query!(
