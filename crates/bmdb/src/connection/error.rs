@@ -71,6 +71,15 @@ pub enum BmdbError {
         /// Host, port and database, without credentials.
         address: String,
     },
+    /// A pooler gives a session of the server to the next connection as the last one left it. Nothing was done.
+    #[error(
+        "the BMDB at {address} is behind a pooler that does not reset the sessions it gives to other connections; set \
+         server_reset_query = DISCARD ALL (PgBouncer), or give the address of the server itself"
+    )]
+    SessionsNotReset {
+        /// Host, port and database, without credentials.
+        address: String,
+    },
     /// Pgpool-II sends reads to standbys. Nothing was done.
     #[error(
         "the BMDB at {address} is behind Pgpool-II, which sends reads to standbys; set load_balance_mode = off, or give \

@@ -44,14 +44,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
+use sqlx::{ConnectOptions, Connection, Executor as _, PgConnection, PgPool, Row as _};
 use tokio::sync::watch;
 
-use crate::connection::access::{Access, is_read_only};
+use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::pool::new_pool;
-use crate::connection::pooler::shows_pooled_transactions;
+use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::settings::ConnectionSettings;
 use crate::metrics::database::BmdbMetrics;
@@ -75,6 +75,8 @@ pub mod settings;
 pub(crate) mod transaction;
 pub mod url;
 
+const READ_STATE: &str = include_str!("../../../../sql/connection/read_state.sql");
+const READING: &str = "reading the settings of a connection";
 /// How long closing waits: longer than any transaction may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -116,15 +118,22 @@ impl Bmdb {
                 let is_postgres = settings.dialect == Dialect::Postgres;
                 let server_version =
                     connection.server_version_num().filter(|_| is_postgres).map(postgres_version);
-                let session = read_session(&mut connection, &plan).await;
-                drop(connection.close().await);
                 let address = settings.address();
-                let SessionState { is_reader, unmet, isolation } = match session {
-                    Err(error) if shows_pooled_transactions(&error) => {
-                        return Err(BmdbError::TransactionPooling { address });
-                    }
-                    session => session.context("reading the settings of a connection")?,
-                };
+                // A pooler dropped the options. If it gives the session to others, what is prepared or set now would
+                // stay there.
+                let in_force = plan.is_in_force(&mut connection).await.context(READING)?;
+                if !in_force {
+                    drop(connection.close().await);
+                    probe_server(&options, address.clone()).await?;
+                    connection = options.connect().await.context(READING)?;
+                }
+                let session = read_session(&mut connection, &plan, in_force).await;
+                drop(connection.close().await);
+                let SessionState { is_reader, unmet, isolation } = session.map_err(|source| {
+                    let code = source.as_database_error().and_then(sqlx::error::DatabaseError::code);
+                    let fault = session_fault(&code.unwrap_or_default(), address.clone());
+                    fault.unwrap_or(BmdbError::Statement { operation: READING, source })
+                })?;
                 if is_reader {
                     return Err(BmdbError::ReadOnly { address });
                 }
@@ -230,13 +239,19 @@ struct SessionState {
 async fn read_session(
     connection: &mut PgConnection,
     plan: &SessionPlan,
+    in_force: bool,
 ) -> Result<SessionState, sqlx::Error> {
-    let is_reader = plan.access() == Access::ReadWrite && is_read_only(connection).await?;
-    let unmet = plan.apply(connection).await?;
-    let isolation = sqlx::query_scalar!(r#"SELECT current_setting('transaction_isolation') AS "isolation!""#)
-        .fetch_one(connection)
-        .await?;
+    let (read_only, _) = read_state(connection).await?;
+    let is_reader = plan.access() == Access::ReadWrite && read_only == "on";
+    let unmet = if in_force { None } else { plan.apply(connection).await? };
+    let (_, isolation) = read_state(connection).await?;
     Ok(SessionState { is_reader, unmet, isolation })
+}
+
+/// Reads `transaction_read_only` and `transaction_isolation`, without a prepared statement.
+async fn read_state(connection: &mut PgConnection) -> Result<(String, String), sqlx::Error> {
+    let row = connection.fetch_one(sqlx::raw_sql(READ_STATE)).await?;
+    Ok((row.try_get(0)?, row.try_get(1)?))
 }
 
 /// Why the server cannot be reached, without the password that some messages repeat.

@@ -11,6 +11,7 @@
 use std::io;
 use std::time::Duration;
 
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection, Row as _};
 
 use crate::connection::dialect::Dialect;
@@ -37,33 +38,44 @@ impl Bmdb {
         if self.dialect() != Dialect::Postgres {
             return Ok(());
         }
-        let address = self.settings().address();
-        let probe = async {
-            // Without the session plan, which sends prepared statements.
-            let mut first = self.inner.options.connect().await?;
-            let mut second = self.inner.options.connect().await?;
-            let spreads_reads = spreads_reads(&mut first).await?;
-            let pools_transactions = pools_transactions(&mut first, &mut second).await?;
-            first.close().await?;
-            second.close().await?;
-            Ok::<_, sqlx::Error>((spreads_reads, pools_transactions))
-        };
-        let found = match tokio::time::timeout(PROBE_LIMIT, probe).await {
-            Ok(found) => found,
-            Err(elapsed) => Err(sqlx::Error::Io(io::Error::from(elapsed))),
-        };
-        match found.context(OPERATION)? {
-            (_, true) => Err(BmdbError::TransactionPooling { address }),
-            (true, false) => Err(BmdbError::ReadsSpread { address }),
-            (false, false) => Ok(()),
-        }
+        probe_server(&self.inner.options, self.settings().address()).await
     }
 }
 
-/// Whether a statement failed because its prepared form belongs to another session: it exists already, or not.
-pub(super) fn shows_pooled_transactions(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    matches!(code.as_deref(), Some("42P05" | "26000"))
+/// Connects to a PostgreSQL twice, and fails with a sentence if there is a pooler in between on which a shepherd cannot
+/// work. Nothing is left in a session of the server: no prepared statement, and no setting.
+pub(super) async fn probe_server(options: &PgConnectOptions, address: String) -> Result<(), BmdbError> {
+    let probe = async {
+        let mut first = options.connect().await?;
+        let mut second = options.connect().await?;
+        let spreads_reads = spreads_reads(&mut first).await?;
+        let pools_transactions = pools_transactions(&mut first, &mut second).await?;
+        // A pooler may have closed a connection that it refused something on.
+        drop(first.close().await);
+        drop(second.close().await);
+        Ok::<_, sqlx::Error>((spreads_reads, pools_transactions))
+    };
+    let found = match tokio::time::timeout(PROBE_LIMIT, probe).await {
+        Ok(found) => found,
+        Err(elapsed) => Err(sqlx::Error::Io(io::Error::from(elapsed))),
+    };
+    match found.context(OPERATION)? {
+        (_, true) => Err(BmdbError::TransactionPooling { address }),
+        (true, false) => Err(BmdbError::ReadsSpread { address }),
+        (false, false) => Ok(()),
+    }
+}
+
+/// What an error of the first prepared statement of a connection shows, after [`probe_server`] found nothing; `None` for
+/// any other error.
+pub(super) fn session_fault(code: &str, address: String) -> Option<BmdbError> {
+    match code {
+        // Another client prepared one of that name before.
+        "42P05" => Some(BmdbError::SessionsNotReset { address }),
+        // Another session has it.
+        "26000" => Some(BmdbError::TransactionPooling { address }),
+        _ => None,
+    }
 }
 
 /// Whether Pgpool-II answers, and sends reads to standbys.
@@ -107,4 +119,22 @@ async fn pools_transactions(
 /// The process of the server that serves a connection at this moment.
 async fn read_backend(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
     connection.fetch_one(sqlx::raw_sql(READ_BACKEND)).await?.try_get(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prepared_statement_of_another_client_is_no_pool_of_transactions() {
+        for (code, part) in [
+            ("42P05", Some("set server_reset_query = DISCARD ALL")),
+            ("26000", Some("behind a pooler that pools transactions")),
+            ("42501", None),
+        ] {
+            let fault = session_fault(code, "db:5432/bmdb".to_owned()).map(|fault| fault.to_string());
+            assert_eq!(fault.is_some(), part.is_some(), "{code}: {fault:?}");
+            assert!(fault.unwrap_or_default().contains(part.unwrap_or_default()), "{code}");
+        }
+    }
 }

@@ -11,11 +11,14 @@
 use std::io;
 use std::sync::Arc;
 
-use sqlx::PgConnection;
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::connection::access::{Access, require_access};
 use crate::connection::dialect::Dialect;
 use crate::connection::settings::ConnectionSettings;
+
+/// Reads every setting that a plan may have.
+const READ_REQUESTED: &str = include_str!("../../../../sql/connection/read_requested_settings.sql");
 
 /// What each connection of a handle must be; cheap to clone.
 #[derive(Clone, Debug)]
@@ -55,6 +58,19 @@ impl SessionPlan {
             None => Ok(()),
             Some(unmet) => Err(io::Error::other(unmet).into()),
         }
+    }
+
+    /// Whether a new connection has all settings from its options. It is sent neither a prepared statement nor a setting,
+    /// which would stay in a session that a pooler gives to others.
+    pub(super) async fn is_in_force(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        if self.settings.is_empty() {
+            return Ok(true);
+        }
+        let mut found: Vec<(String, Option<String>)> = Vec::new();
+        for row in connection.fetch_all(sqlx::raw_sql(READ_REQUESTED)).await? {
+            found.push((row.try_get(0)?, row.try_get(1)?));
+        }
+        Ok(list_unmet(&self.settings, &found).is_empty())
     }
 
     /// Brings the settings into force. Returns one that cannot be.
@@ -108,6 +124,17 @@ fn list_unmet(requested: &[(&'static str, String)], found: &[(String, Option<Str
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_setting_that_a_plan_may_have_is_read_in_one_statement() {
+        let mut settings = ConnectionSettings::from_url("postgres://kim@db/bmdb", "test").unwrap();
+        settings.search_path = Some("public".to_owned());
+        let plan = SessionPlan::new(&settings);
+        assert!(!plan.settings.is_empty());
+        for (name, _) in &*plan.settings {
+            assert!(READ_REQUESTED.contains(&format!("'{name}'")), "{name} is missing");
+        }
+    }
 
     #[test]
     fn setting_that_differs_or_is_missing_is_unmet() {

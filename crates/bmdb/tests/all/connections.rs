@@ -221,6 +221,28 @@ async fn pooler_of_transactions_is_refused_by_name() -> TestResult {
     Ok(())
 }
 
+/// What is prepared or set in a session that others get would stay there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_of_transactions_that_drops_options_is_refused_before_anything_is_set() -> TestResult {
+    let database = TestDatabase::create("untouched_sessions").await?;
+    let proxy = Proxy::start(&database).await?;
+    proxy.rewrite_options("lock_timeout", "lock.timeout");
+    proxy.rewrite("pg_backend_pid()", "abs(00000000007)");
+    let mut settings = ConnectionSettings::from_url(proxy.url(), "behind a pooler")?;
+    settings.dialect = Dialect::Postgres;
+    let refused = Bmdb::connect(settings).await.expect_err("both connections have one process");
+    assert!(matches!(refused, BmdbError::TransactionPooling { .. }), "{refused}");
+    let mut server = database.server_url().parse::<PgConnectOptions>()?.connect().await?;
+    let name = database.url().parse::<PgConnectOptions>()?.get_database().map(str::to_owned);
+    let sent = "SELECT count(*) FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+                WHERE d.datname = $1 AND query ~ $2";
+    for (word, expected) in [("pg_settings", true), ("set_config", false)] {
+        let count: i64 = sqlx::query_scalar(sent).bind(&name).bind(word).fetch_one(&mut server).await?;
+        assert_eq!(count > 0, expected, "{word} was sent {count} times");
+    }
+    Ok(server.close().await?)
+}
+
 /// The servers of tests have no `fsync`. `CockroachDB` has no such setting, so that it is not read there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_loses_answered_commits_is_warned_about() -> TestResult {
