@@ -90,17 +90,17 @@ fn is_url_on_command_line() -> bool {
     std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
 }
 
-/// Logs a warning if a password is on the command line, where every process list shows it, or if the server of the
-/// database is not verified.
+/// Logs a warning if a password is on the command line, where every process list shows it, if the server of the database
+/// is not verified, and if its URL has parameters that are not supported.
 pub fn warn_about_url(plan: &ServicePlan) {
     let url = plan.flags.bmdb_url.as_deref().filter(|_| is_url_on_command_line());
     if let Some(warning) = url.and_then(password_warning) {
         tracing::warn!("{}", warning.trim_start_matches("warning: "));
     }
-    if let Database::Url(settings) = &plan.database
-        && let Some(warning) = settings.tls_warning()
-    {
-        tracing::warn!("{warning}");
+    if let Database::Url(settings) = &plan.database {
+        for warning in [settings.tls_warning(), settings.parameter_warning()].into_iter().flatten() {
+            tracing::warn!("{warning}");
+        }
     }
 }
 

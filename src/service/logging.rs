@@ -5,6 +5,8 @@
 use std::io::IsTerminal;
 
 use opentelemetry_sdk::trace::SdkTracer;
+use tracing::Metadata;
+use tracing_subscriber::filter::{FilterExt as _, LevelFilter, filter_fn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, fmt, registry};
@@ -16,6 +18,7 @@ use crate::service::traces::layer::build_layer;
 /// used without it. A second call changes nothing.
 pub fn start_logging(format: LogFormat, default: &str, tracer: Option<SdkTracer>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = filter.and(filter_fn(has_no_secret).with_max_level_hint(LevelFilter::TRACE));
     let log = fmt::layer()
         .with_writer(std::io::stderr)
         // A failed write would be reported by `eprintln!`, which panics if standard error cannot be written to: a full
@@ -28,4 +31,9 @@ pub fn start_logging(format: LogFormat, default: &str, tracer: Option<SdkTracer>
         LogFormat::Text => registry.with(log.with_ansi(ansi).with_filter(filter)).try_init(),
         LogFormat::Json => registry.with(log.json().with_filter(filter)).try_init(),
     };
+}
+
+/// Whether log lines of this kind have no secret. sqlx quotes a line of `.pgpass` that it cannot read.
+fn has_no_secret(metadata: &Metadata<'_>) -> bool {
+    !metadata.target().starts_with("sqlx_postgres::options") || metadata.fields().field("line").is_none()
 }

@@ -61,7 +61,7 @@ impl TlsServer {
             .arg("-D")
             .arg(&data)
             .args(["-p", &port.to_string()])
-            .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "ssl=on"])
+            .args(["-c", "listen_addresses=127.0.0.1,::1", "-c", "unix_socket_directories=", "-c", "ssl=on"])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
@@ -173,6 +173,31 @@ fn the_password_comes_from_the_environment_or_a_file_and_is_never_shown() {
         last_line(&wrong, &site),
         "shepherd: cannot reach the BMDB at 127.0.0.1:[port]/postgres: password authentication failed for user \
          \"kim\". Is it running, and are host, port, user and password right?"
+    );
+}
+
+#[test]
+fn the_password_for_an_ipv6_address_comes_from_a_file() {
+    let site = Site::new().unwrap();
+    let port = site.server.port;
+    // Colons are escaped there. An earlier line that is malformed is not shown.
+    let entries = format!("{PASSWORD}\n\\:\\:1:{port}:postgres:kim:{PASSWORD}\n");
+    let file = site.place.write("passwords", entries).unwrap();
+    let url = site.url("kim", "[::1]", "");
+    let reported = site.check(Some(&url), &[("PGPASSFILE", file.to_str().unwrap())]).unwrap();
+    assert_eq!(reported.code, Some(0), "{reported:?}");
+}
+
+#[test]
+fn a_parameter_that_is_not_supported_is_named_without_its_value() {
+    let site = Site::new().unwrap();
+    let url = site.url(&format!("kim:{PASSWORD}"), "127.0.0.1", &format!("?sslpassword={PASSWORD}"));
+    let reported = site.check(None, &[("SHEPHERD_BMDB_URL", &url)]).unwrap();
+    assert_eq!(reported.code, Some(0), "{reported:?}");
+    let warnings: Vec<&str> = reported.stderr.lines().filter(|line| line.contains(" WARN ")).collect();
+    assert!(
+        matches!(warnings[..], [warning] if warning.contains("not supported and are ignored: sslpassword; remove")),
+        "{warnings:?}"
     );
 }
 

@@ -155,7 +155,7 @@ async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
         )
     })?;
     let mut settings = ConnectionSettings::from_url(url, "shepherdctl")?;
-    if let Some(warning) = settings.tls_warning() {
+    for warning in [settings.tls_warning(), settings.parameter_warning()].into_iter().flatten() {
         print_stderr(&format!("warning: {warning}"));
     }
     settings.dialect = cli.bmdb_dialect;

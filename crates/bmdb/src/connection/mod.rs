@@ -6,7 +6,7 @@
 //! # How it works
 //!
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
-//!   is. [`url`] finds and masks passwords in URLs.
+//!   is. [`url`] finds and masks passwords in URLs, and `url_parameters` adapts URLs to sqlx.
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
 //! * `durability` warns about a server that loses commits that it answered.
 //! * [`budget`] compares the connections that are wanted with those that can be had.
@@ -74,6 +74,7 @@ mod session_plan;
 pub mod settings;
 pub(crate) mod transaction;
 pub mod url;
+mod url_parameters;
 
 const READ_STATE: &str = include_str!("../../../../sql/connection/read_state.sql");
 const READING: &str = "reading the settings of a connection";

@@ -12,12 +12,15 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use crate::connection::access::{Access, CONNECTION_LIFETIME};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
+use crate::connection::url_parameters::{AdaptedUrl, adapt_url};
 
 /// Settings of a connection to the BMDB.
 #[derive(Clone)]
 pub struct ConnectionSettings {
     /// Host, port, user, password and TLS.
     pub options: PgConnectOptions,
+    /// Names of the parameters of the URL that are not supported.
+    pub ignored_parameters: Vec<String>,
     /// The dialect of the database.
     pub dialect: Dialect,
     /// Whether the server must take writes.
@@ -41,11 +44,13 @@ impl ConnectionSettings {
         if !scheme_is_right {
             return Err(BmdbError::InvalidUrl { reason: "it does not begin with postgres://".into() });
         }
-        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| BmdbError::InvalidUrl {
-            reason: redacted_url_error(&error, url),
+        let AdaptedUrl { url: adapted, ignored } = adapt_url(url);
+        let options: PgConnectOptions = adapted.parse().map_err(|error: sqlx::Error| {
+            BmdbError::InvalidUrl { reason: redacted_url_error(&error, url) }
         })?;
         Ok(Self {
-            options: without_brackets(options),
+            options,
+            ignored_parameters: ignored,
             dialect: Dialect::Postgres,
             access: Access::Any,
             max_connections: 16,
@@ -84,6 +89,15 @@ impl ConnectionSettings {
         ))
     }
 
+    /// The warning for parameters of the URL that are not supported, without their values; `None` without any.
+    #[must_use]
+    pub fn parameter_warning(&self) -> Option<String> {
+        let names = self.ignored_parameters.join(", ");
+        (!names.is_empty()).then(|| {
+            format!("the URL of the BMDB has parameters that are not supported and are ignored: {names}; remove them")
+        })
+    }
+
     /// The settings that correctness depends on, in the form in which PostgreSQL writes them.
     pub(super) fn session_settings(&self) -> Vec<(&'static str, String)> {
         let (silence, statement) = if self.short_reads { ("2500ms", "2500ms") } else { ("5s", "10s") };
@@ -116,17 +130,6 @@ impl ConnectionSettings {
             .options(settings)
             .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1))
             .log_statements(tracing::log::LevelFilter::Trace)
-    }
-}
-
-/// Takes the brackets off an IPv6 address, which sqlx keeps as a part of the host's name. The name that TLS verifies has
-/// none either.
-fn without_brackets(options: PgConnectOptions) -> PgConnectOptions {
-    let bare =
-        options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
-    match bare {
-        Some(address) => options.host(&address),
-        None => options,
     }
 }
 
