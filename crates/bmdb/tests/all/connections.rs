@@ -274,7 +274,14 @@ async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestR
     settings.options = settings.options.username(&role);
     settings.dialect = Dialect::Postgres;
     let wanting = Bmdb::connect(settings.clone()).await?;
+    // A pooler keeps the connections of a former run, and gives them to this one.
+    let open_as = async |name: &str| settings.options.clone().application_name(name).connect().await;
+    let (former, other) = (open_as(COUNTED).await?, open_as("another program").await?);
     let budget = wanting.plan_connections(1).await?;
+    assert_eq!(budget.pool, 3, "the other program has one of them: {budget:?}");
+    other.close().await?;
+    let budget = wanting.plan_connections(1).await?;
+    former.close().await?;
     let shortage = budget.shortage.map(|shortage| shortage.to_string()).unwrap_or_default();
     assert_eq!(budget.pool, 4, "{shortage}");
     assert!(shortage.contains("its role (CONNECTION LIMIT) admits 5"), "{shortage}");
