@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::connection::budget::ConnectionsBeside;
 use crate::bmdb::connection::error::BmdbError;
 use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
 use crate::bmdb::connection::private_postgres::programs;
@@ -39,7 +40,7 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
 /// wanted, if any does. Fails for a schema that this release must not touch, and for a server that it cannot work with.
 async fn check_database(
     settings: ConnectionSettings,
-    beside: u32,
+    beside: ConnectionsBeside,
     found: &mut Vec<String>,
 ) -> Result<(), ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::bmdb::connection::access::Access;
+use crate::bmdb::connection::budget::ConnectionsBeside;
 use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::time::Rate;
@@ -67,15 +68,17 @@ pub enum PasswordSource {
 impl ServicePlan {
     /// How many connections to the database this process uses beside the common pool.
     #[must_use]
-    pub fn connections_beside_pool(&self) -> u32 {
-        let renewal = 1;
-        // One more answers health checks.
-        let api = if self.components.contains(&ServiceComponent::Api) {
-            API_DATABASE_CONNECTIONS + API_AUTH_CONNECTIONS + 1
-        } else {
-            0
-        };
-        renewal + api + u32::from(self.flags.metrics_listen_address.is_some())
+    pub fn connections_beside_pool(&self) -> ConnectionsBeside {
+        // One for renewals, and one for the metrics.
+        let single = 1 + u32::from(self.flags.metrics_listen_address.is_some());
+        if !self.components.contains(&ServiceComponent::Api) {
+            return ConnectionsBeside { wanted: single, least: single };
+        }
+        // Two pools, and one more that answers health checks.
+        ConnectionsBeside {
+            wanted: single + API_DATABASE_CONNECTIONS + API_AUTH_CONNECTIONS + 1,
+            least: single + 2 + 1,
+        }
     }
 }
 

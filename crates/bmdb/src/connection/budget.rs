@@ -20,6 +20,15 @@ const MIN_POOL: u32 = 3;
 const READ_AGAIN: u32 = 3;
 const READ_AGAIN_PAUSE: Duration = Duration::from_millis(200);
 
+/// Connections of a process beside its common pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionsBeside {
+    /// How many are wanted.
+    pub wanted: u32,
+    /// With how many all of it works: one for each pool, and each one that is not of a pool.
+    pub least: u32,
+}
+
 /// What has a limit of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOwner {
@@ -92,29 +101,28 @@ impl fmt::Display for ConnectionShortage {
 /// The budget under these limits; the error is a shortage with which nothing works.
 fn plan_budget(
     pool: u32,
-    beside: u32,
+    beside: ConnectionsBeside,
     limits: &[ConnectionLimit],
 ) -> Result<ConnectionBudget, ConnectionShortage> {
     let Some(limit) = limits.iter().copied().min_by_key(|limit| limit.free()) else {
         return Ok(ConnectionBudget { pool, shortage: None });
     };
-    if limit.free() >= pool + beside {
+    if limit.free() >= pool + beside.wanted {
         return Ok(ConnectionBudget { pool, shortage: None });
     }
-    let shortage = ConnectionShortage { limit, pool, beside };
-    // One more renews sessions.
-    if limit.free() < MIN_POOL + 1 {
+    let shortage = ConnectionShortage { limit, pool, beside: beside.wanted };
+    if limit.free() < MIN_POOL + beside.least {
         return Err(shortage);
     }
-    // Servers of the same process share what is left when even the least does not fit beside them.
-    let fitting = limit.free().saturating_sub(beside).clamp(MIN_POOL, pool.max(MIN_POOL));
+    // The pools beside it share what is left when the smallest pool does not fit beside all that they want.
+    let fitting = limit.free().saturating_sub(beside.wanted).clamp(MIN_POOL, pool.max(MIN_POOL));
     Ok(ConnectionBudget { pool: fitting, shortage: Some(shortage) })
 }
 
 impl Bmdb {
-    /// Compares the connections of the pool, and so many beside it, with what the role, the database and the server
+    /// Compares the connections of the pool, and those beside it, with what the role, the database and the server
     /// admit. Fails if there are too few to work with.
-    pub async fn plan_connections(&self, beside: u32) -> Result<ConnectionBudget, BmdbError> {
+    pub async fn plan_connections(&self, beside: ConnectionsBeside) -> Result<ConnectionBudget, BmdbError> {
         let pool = self.settings().max_connections;
         // CockroachDB has no such limits.
         if self.dialect() != Dialect::Postgres {
@@ -166,28 +174,34 @@ mod tests {
     fn pool_does_with_what_the_tightest_limit_leaves() {
         let limit = |owner, limit, used| ConnectionLimit { owner, limit, used };
         let server = limit(LimitOwner::Server, 97, 10);
+        let alone = ConnectionsBeside { wanted: 1, least: 1 };
+        let api = ConnectionsBeside { wanted: 8, least: 4 };
         for (limits, beside, pool) in [
-            (vec![], 8, Some((16, false))),
-            (vec![server], 8, Some((16, false))),
-            (vec![server, limit(LimitOwner::Role, 24, 0)], 8, Some((16, false))),
-            (vec![limit(LimitOwner::Role, 23, 0), server], 8, Some((15, true))),
-            (vec![server, limit(LimitOwner::Database, 40, 30)], 1, Some((9, true))),
-            (vec![limit(LimitOwner::Role, 5, 0)], 1, Some((4, true))),
-            (vec![limit(LimitOwner::Role, 5, 0)], 8, Some((3, true))),
-            (vec![limit(LimitOwner::Role, 5, 2)], 1, None),
-            (vec![limit(LimitOwner::Role, 0, 0)], 1, None),
-            (vec![limit(LimitOwner::Server, 10, 20)], 1, None),
+            (vec![], api, Some((16, false))),
+            (vec![server], api, Some((16, false))),
+            (vec![server, limit(LimitOwner::Role, 24, 0)], api, Some((16, false))),
+            (vec![limit(LimitOwner::Role, 23, 0), server], api, Some((15, true))),
+            (vec![limit(LimitOwner::Role, 11, 0)], api, Some((3, true))),
+            (vec![limit(LimitOwner::Role, 7, 0)], api, Some((3, true))),
+            (vec![limit(LimitOwner::Role, 6, 0)], api, None),
+            (vec![server, limit(LimitOwner::Database, 40, 30)], alone, Some((9, true))),
+            (vec![limit(LimitOwner::Role, 5, 0)], alone, Some((4, true))),
+            (vec![limit(LimitOwner::Role, 4, 0)], alone, Some((3, true))),
+            (vec![limit(LimitOwner::Role, 5, 2)], alone, None),
+            (vec![limit(LimitOwner::Role, 0, 0)], alone, None),
+            (vec![limit(LimitOwner::Server, 10, 20)], alone, None),
         ] {
             let planned = plan_budget(16, beside, &limits).ok();
             let planned = planned.map(|budget| (budget.pool, budget.shortage.is_some()));
-            assert_eq!(planned, pool, "{limits:?} {beside}");
+            assert_eq!(planned, pool, "{limits:?} {beside:?}");
         }
     }
 
     #[test]
     fn shortage_names_the_limit_the_flag_and_the_number_that_is_missing() {
         let limits = [ConnectionLimit { owner: LimitOwner::Role, limit: 5, used: 1 }];
-        let shortage = plan_budget(16, 8, &limits).unwrap().shortage.unwrap();
+        let beside = ConnectionsBeside { wanted: 8, least: 1 };
+        let shortage = plan_budget(16, beside, &limits).unwrap().shortage.unwrap();
         assert_eq!(
             shortage.to_string(),
             "16 connections for the pool (--bmdb_max_connections) and 8 beside it are wanted, its role (CONNECTION LIMIT) \

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::access::Access;
+use shepherd_bmdb::connection::budget::ConnectionsBeside;
 use shepherd_bmdb::connection::dialect::Dialect;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::connection::private_postgres::PrivatePostgres;
@@ -274,13 +275,14 @@ async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestR
     settings.options = settings.options.username(&role);
     settings.dialect = Dialect::Postgres;
     let wanting = Bmdb::connect(settings.clone()).await?;
+    let beside = ConnectionsBeside { wanted: 1, least: 1 };
     // A pooler keeps the connections of a former run, and gives them to this one.
     let open_as = async |name: &str| settings.options.clone().application_name(name).connect().await;
     let (former, other) = (open_as(COUNTED).await?, open_as("another program").await?);
-    let budget = wanting.plan_connections(1).await?;
+    let budget = wanting.plan_connections(beside).await?;
     assert_eq!(budget.pool, 3, "the other program has one of them: {budget:?}");
     other.close().await?;
-    let budget = wanting.plan_connections(1).await?;
+    let budget = wanting.plan_connections(beside).await?;
     former.close().await?;
     let shortage = budget.shortage.map(|shortage| shortage.to_string()).unwrap_or_default();
     assert_eq!(budget.pool, 4, "{shortage}");
