@@ -231,7 +231,7 @@ impl BmdbError {
         match self {
             // Errors about TLS and about poolers contain their own advice.
             Self::Unreachable { reason, .. }
-                if !reason.starts_with("TLS failed") && !reason.contains("ignore_startup_parameters") =>
+                if !reason.starts_with("TLS failed") && !reason.contains("refuses connection options") =>
             {
                 format!("{self}. Is it running, and are host, port, user and password right?")
             }

@@ -266,14 +266,26 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
             None => io.to_string(),
         },
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
-        sqlx::Error::Database(refusal) if refusal.message().contains("startup parameter") => format!(
-            "a pooler in between refuses connection options ({}); add `ignore_startup_parameters = \
-             options,extra_float_digits` to its configuration, and they are set by statements instead",
-            refusal.message()
-        ),
-        sqlx::Error::Database(refusal) => refusal.message().to_owned(),
+        sqlx::Error::Database(refusal) => refusal_reason(refusal.message()),
         other => other.to_string(),
     }
+}
+
+/// Why a server or a pooler refuses a connection, from its message.
+fn refusal_reason(message: &str) -> String {
+    if message.contains("startup parameter") {
+        return format!(
+            "a pooler in between refuses connection options ({message}); add `ignore_startup_parameters = \
+             options,extra_float_digits` to its configuration, and they are set by statements instead"
+        );
+    }
+    // RDS Proxy writes another apostrophe in "doesn't" than one expects.
+    if message.contains("RDS Proxy") && message.contains("command-line options") {
+        return format!(
+            "RDS Proxy in between refuses connection options ({message}); give the address of the server itself"
+        );
+    }
+    message.to_owned()
 }
 
 /// Adds to an error what was being done when a statement failed.
@@ -296,4 +308,31 @@ pub async fn database_now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError>
 /// Reads the database's clock.
 pub(crate) async fn read_clock(connection: &mut PgConnection) -> Result<Timestamp, sqlx::Error> {
     sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "now!""#).fetch_one(connection).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pooler_that_refuses_connection_options_is_named_with_what_to_do() {
+        for (message, advice) in [
+            (
+                "unsupported startup parameter: extra_float_digits",
+                Some("add `ignore_startup_parameters = options,extra_float_digits`"),
+            ),
+            (
+                "Feature not supported: RDS Proxy currently doesn\u{2019}t support command-line options.",
+                Some("RDS Proxy in between refuses connection options"),
+            ),
+            ("password authentication failed for user \"kim\"", None),
+        ] {
+            let reason = refusal_reason(message);
+            assert!(reason.contains(advice.unwrap_or(message)), "{reason}");
+            assert!(reason.contains(message), "{reason}");
+            let error = BmdbError::Unreachable { address: "db:5432/bmdb".to_owned(), reason };
+            // The question whether it runs would mislead.
+            assert_eq!(error.with_advice().contains("Is it running"), advice.is_none(), "{error}");
+        }
+    }
 }
