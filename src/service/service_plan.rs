@@ -69,8 +69,10 @@ impl ServicePlan {
     /// How many connections to the database this process uses beside the common pool.
     #[must_use]
     pub fn connections_beside_pool(&self) -> ConnectionsBeside {
-        // One for renewals, and one for the metrics.
-        let single = 1 + u32::from(self.flags.metrics_listen_address.is_some());
+        // One for renewals, one for wake-ups, and one for the metrics.
+        let single = 1
+            + u32::from(self.flags.bmdb_dialect.notifies())
+            + u32::from(self.flags.metrics_listen_address.is_some());
         if !self.components.contains(&ServiceComponent::Api) {
             return ConnectionsBeside { wanted: single, least: single };
         }

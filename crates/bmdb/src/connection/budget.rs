@@ -14,8 +14,8 @@ use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 
-/// The fewest connections that the pool works with: one listens for wake-ups, and the loops share the others.
-const MIN_POOL: u32 = 3;
+/// The fewest connections that the pool works with: the loops share them.
+const MIN_POOL: u32 = 2;
 /// How often the limits are read again when they leave fewer connections than are wanted, and after which pause.
 const READ_AGAIN: u32 = 3;
 const READ_AGAIN_PAUSE: Duration = Duration::from_millis(200);
@@ -182,12 +182,12 @@ mod tests {
             (vec![server, limit(LimitOwner::Role, 24, 0)], api, Some((16, false))),
             (vec![limit(LimitOwner::Role, 23, 0), server], api, Some((15, true))),
             (vec![limit(LimitOwner::Role, 11, 0)], api, Some((3, true))),
-            (vec![limit(LimitOwner::Role, 7, 0)], api, Some((3, true))),
-            (vec![limit(LimitOwner::Role, 6, 0)], api, None),
+            (vec![limit(LimitOwner::Role, 6, 0)], api, Some((2, true))),
+            (vec![limit(LimitOwner::Role, 5, 0)], api, None),
             (vec![server, limit(LimitOwner::Database, 40, 30)], alone, Some((9, true))),
             (vec![limit(LimitOwner::Role, 5, 0)], alone, Some((4, true))),
-            (vec![limit(LimitOwner::Role, 4, 0)], alone, Some((3, true))),
-            (vec![limit(LimitOwner::Role, 5, 2)], alone, None),
+            (vec![limit(LimitOwner::Role, 5, 2)], alone, Some((2, true))),
+            (vec![limit(LimitOwner::Role, 5, 3)], alone, None),
             (vec![limit(LimitOwner::Role, 0, 0)], alone, None),
             (vec![limit(LimitOwner::Server, 10, 20)], alone, None),
         ] {

@@ -75,6 +75,12 @@ impl Bmdb {
         (idle, u64::from(pool.size()).saturating_sub(idle))
     }
 
+    /// A pool of one connection for a listener, which is closed with it.
+    pub(crate) fn listener_pool(&self) -> PgPool {
+        let settings = ConnectionSettings { max_connections: 1, ..self.settings().clone() };
+        new_pool(&settings, self.inner.options.clone(), self.inner.plan.clone())
+    }
+
     pub(super) async fn acquire_connection(
         &self,
         what: &'static str,

@@ -4,7 +4,8 @@
 //! connection of its own. This only makes a loop poll sooner: a lost notification costs a safety poll, and whenever the
 //! connection was lost all loops are woken. Without `LISTEN` loops poll.
 //!
-//! The connection is tested every few seconds: nothing is announced on a server that became a reader, and none of its
+//! The connection is outside the common pool: what a listener still sends when it is dropped has no limit, and would take
+//! a place there. It is tested every few seconds: nothing is announced on a server that became a reader, and none of its
 //! connections need end for that.
 
 use std::collections::HashMap;
@@ -12,8 +13,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::Acquire as _;
 use sqlx::postgres::PgListener;
+use sqlx::{Acquire as _, PgPool};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +29,8 @@ const CHANNEL: &str = "shepherd_due";
 
 /// How often the connection is tested, and how long it may take to answer.
 const TEST_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the closing of the connection is waited for.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Wakes loops by process.
 #[derive(Clone, Debug)]
@@ -70,15 +73,17 @@ impl WakeUps {
             return;
         }
         while !stop.is_cancelled() {
+            let pool = bmdb.listener_pool();
             tokio::select! {
-                () = stop.cancelled() => return,
-                result = self.listen_once(&bmdb) => {
+                () = stop.cancelled() => {}
+                result = self.listen_once(&bmdb, &pool) => {
                     if let Err(error) = result {
                         let error = describe_error(&error);
                         tracing::warn!(error, "lost the connection for wake-ups; loops poll until it is back");
                     }
                 }
             }
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, pool.close()).await);
             self.wake_all();
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -87,8 +92,10 @@ impl WakeUps {
         }
     }
 
-    async fn listen_once(&self, bmdb: &Bmdb) -> Result<(), sqlx::Error> {
-        let mut listener = PgListener::connect_with(bmdb.pool()).await?;
+    async fn listen_once(&self, bmdb: &Bmdb, pool: &PgPool) -> Result<(), sqlx::Error> {
+        let mut listener = PgListener::connect_with(pool).await?;
+        // A new connection would be opened within the limit below, which may cut it off.
+        listener.eager_reconnect(false);
         listener.listen(CHANNEL).await?;
         // Something may have become due between the last poll and now.
         self.wake_all();

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use model::process::Process;
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::access::Access;
 use shepherd_bmdb::connection::budget::ConnectionsBeside;
@@ -110,7 +111,8 @@ async fn switch_over_that_cuts_no_connection_moves_all_of_them() -> TestResult {
     settings.max_connections = 6;
     let shepherd = Shepherd::with(settings, SOON).await?;
     let stop = CancellationToken::new();
-    let listening = tokio::spawn(WakeUps::default().listen(shepherd.bmdb.clone(), stop.clone()));
+    let wake_ups = WakeUps::default();
+    let listening = tokio::spawn(wake_ups.clone().listen(shepherd.bmdb.clone(), stop.clone()));
     let first = shepherd.session().await?;
     until_renewed(&mut old_server).await?;
     // Without notifications, none waits for them.
@@ -134,6 +136,21 @@ async fn switch_over_that_cuts_no_connection_moves_all_of_them() -> TestResult {
     })
     .await?;
     until_renewed(&mut new_server).await?;
+    if dialect == Dialect::Postgres {
+        until("a notification of the new primary arrives", async || {
+            sqlx::query("SELECT pg_notify('shepherd_due', $1)")
+                .bind(Process::AgentStart.as_str())
+                .execute(&mut new_server)
+                .await?;
+            let wakes = async |process: Process, limit: Duration| {
+                tokio::time::timeout(limit, wake_ups.wait_for_wake(process)).await.is_ok()
+            };
+            // A new connection wakes all loops, and a notification one of them.
+            let is_woken = wakes(Process::AgentStart, Duration::from_secs(1)).await;
+            Ok(is_woken && !wakes(Process::Recovery, Duration::from_millis(1)).await)
+        })
+        .await?;
+    }
     drop((first, second));
     stop.cancel();
     ended("listening", listening).await?;
