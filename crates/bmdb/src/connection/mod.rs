@@ -50,7 +50,7 @@ use tokio::sync::watch;
 use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
-use crate::connection::pool::new_pool;
+use crate::connection::pool::{PrepareFailure, new_pool};
 use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::settings::ConnectionSettings;
@@ -92,6 +92,7 @@ struct Inner {
     options: PgConnectOptions,
     settings: ConnectionSettings,
     plan: SessionPlan,
+    failure: PrepareFailure,
     policy: watch::Sender<(i64, Arc<Policy>)>,
     metrics: BmdbMetrics,
     server_version: Option<ReleaseVersion>,
@@ -110,7 +111,8 @@ impl Bmdb {
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
         let options = settings.connect_options();
         let plan = SessionPlan::new(&settings);
-        let pool = new_pool(&settings, options.clone(), plan.clone());
+        let failure = PrepareFailure::default();
+        let pool = new_pool(&settings, options.clone(), plan.clone(), failure.clone());
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
@@ -150,7 +152,7 @@ impl Bmdb {
                 }
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
-                let inner = Inner { pool, options, settings, plan, policy, metrics, server_version };
+                let inner = Inner { pool, options, settings, plan, failure, policy, metrics, server_version };
                 return Ok(Self { inner: Arc::new(inner) });
             }
             Ok(Err(error)) => unreachable_reason(&error),

@@ -5,7 +5,9 @@
 //! closing it ends the transaction.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
@@ -17,7 +19,7 @@ use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
 use crate::connection::Bmdb;
 use crate::connection::access::{Access, is_read_only};
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, describe_error};
 use crate::connection::session_plan::SessionPlan;
 use crate::connection::settings::ConnectionSettings;
 use crate::metrics::Metrics;
@@ -26,13 +28,38 @@ use crate::metrics::registry::Label;
 /// How long a connection may take to answer when it is tested.
 const TEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// The pool of a handle with these settings. Each connection is tested when it returns to the pool, and when it leaves the pool
-/// unless it returned within the last second. Where the server must take writes, one is also tested every second, so
-/// that connections that are never idle and only read leave a server that became a reader, too.
+/// Why a new connection of a pool could not be prepared the last time, and when. A pool hides that behind its own
+/// timeout. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PrepareFailure(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl PrepareFailure {
+    fn record(&self, error: &sqlx::Error) {
+        // Without the beginning that sqlx adds, because the reason becomes such an error again.
+        let reason = match error {
+            sqlx::Error::Io(error) => error.to_string(),
+            other => describe_error(other),
+        };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), reason));
+    }
+
+    /// The reason, if it is not older than that.
+    fn since(&self, earliest: Instant) -> Option<String> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        last.filter(|(at, _)| *at >= earliest).map(|(_, reason)| reason)
+    }
+}
+
+/// The pool of a handle with these settings.
+///
+/// Each connection is tested when it returns to the pool, and when it leaves the pool unless it returned within the last
+/// second. Where the server must take writes, one is also tested every second, so that connections that are never idle
+/// and only read leave a server that became a reader, too.
 pub(super) fn new_pool(
     settings: &ConnectionSettings,
     options: PgConnectOptions,
     plan: SessionPlan,
+    failure: PrepareFailure,
 ) -> PgPool {
     let access = plan.access();
     let (began, last_test) = (Instant::now(), AtomicU64::new(0));
@@ -43,8 +70,8 @@ pub(super) fn new_pool(
         .max_lifetime(settings.connection_lifetime)
         .test_before_acquire(false)
         .after_connect(move |connection, _| {
-            let plan = plan.clone();
-            Box::pin(async move { plan.prepare(connection).await })
+            let (plan, failure) = (plan.clone(), failure.clone());
+            Box::pin(async move { plan.prepare(connection).await.inspect_err(|error| failure.record(error)) })
         })
         .before_acquire(move |connection, meta| {
             let second = began.elapsed().as_secs();
@@ -78,7 +105,7 @@ impl Bmdb {
     /// A pool of one connection for a listener, which is closed with it.
     pub(crate) fn listener_pool(&self) -> PgPool {
         let settings = ConnectionSettings { max_connections: 1, ..self.settings().clone() };
-        new_pool(&settings, self.inner.options.clone(), self.inner.plan.clone())
+        new_pool(&settings, self.inner.options.clone(), self.inner.plan.clone(), PrepareFailure::default())
     }
 
     pub(super) async fn acquire_connection(
@@ -90,6 +117,9 @@ impl Bmdb {
         self.metrics().pool_wait.observe(requested_at.elapsed().as_secs_f64());
         connection.map_err(|source| {
             self.metrics().count_transaction(what, "failed");
+            let is_timeout = matches!(source, sqlx::Error::PoolTimedOut);
+            let reason = is_timeout.then(|| self.inner.failure.since(requested_at)).flatten();
+            let source = reason.map_or(source, |reason| io::Error::other(reason).into());
             BmdbError::Statement { operation: what, source }
         })
     }
@@ -173,5 +203,20 @@ impl Bmdb {
                 most,
             );
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_counts_for_those_who_waited_when_it_happened() {
+        let failure = PrepareFailure::default();
+        let before = Instant::now();
+        assert_eq!(failure.since(before), None);
+        failure.clone().record(&io::Error::other("the server is read-only").into());
+        assert_eq!(failure.since(before).as_deref(), Some("the server is read-only"));
+        assert_eq!(failure.since(Instant::now() + Duration::from_secs(1)), None);
     }
 }

@@ -167,9 +167,16 @@ async fn reader_is_refused_by_a_sentence_where_writes_are_needed() -> TestResult
     let mut server = admin(&database).await?;
     let name = database.url().parse::<PgConnectOptions>()?.get_database().map(str::to_owned);
     let name = name.ok_or_else(|| anyhow::anyhow!("the address names a database"))?;
-    run(&mut server, format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = on")).await?;
     let mut settings = ConnectionSettings::from_url(database.url(), "reading")?;
     settings.dialect = database.dialect();
+    settings.access = Access::ReadWrite;
+    let writer = Bmdb::connect(settings.clone()).await?;
+    run(&mut server, format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = on")).await?;
+    // Its pool has no connection yet.
+    let refused = writer.schema_version().await.expect_err("no connection takes writes");
+    assert!(refused.is_transient() && refused.to_string().ends_with("the server is read-only"), "{refused}");
+    writer.close().await;
+    settings.access = Access::Any;
     let reader = Bmdb::connect(settings.clone()).await?;
     let refused = reader.migrate().await.expect_err("it takes no writes");
     assert!(refused.is_transient(), "{refused}");
