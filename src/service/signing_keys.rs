@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::model::signed_artefact::signature::MAX_SIGNATURE_BYTES;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_trust::{KeyRotation, MAX_KEY_LIST_BYTES};
+use crate::model::text_file::decode_text;
 use crate::service::failure::ExitFailure;
 
 /// Reads the keys and the rotations in these files.
@@ -65,7 +66,8 @@ fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailur
     if length > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Err(failed(&format!("it has more than {limit} bytes")));
     }
-    std::fs::read_to_string(path).map_err(|error| failed(&error))
+    let content = std::fs::read(path).map_err(|error| failed(&error))?;
+    decode_text(&content).map(str::to_owned).map_err(|error| failed(&error))
 }
 
 #[cfg(test)]
@@ -100,7 +102,8 @@ mod tests {
             error.starts_with("--key_rotation_path: reading ") && error.contains("rotation.minisig"),
             "{error}"
         );
-        std::fs::write(path("rotation.minisig"), SIGNATURE).unwrap();
+        // A mark in front is passed over, as in every text file.
+        std::fs::write(path("rotation.minisig"), format!("\u{feff}{SIGNATURE}")).unwrap();
         let configured = read_both().unwrap();
         assert_eq!((configured.keys().len(), configured.rotations().len()), (1, 1));
         let found = describe_signing_keys(&configured);
