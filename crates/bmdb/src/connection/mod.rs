@@ -14,8 +14,8 @@
 //!   cannot work.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
-//!   it loses against others. [`error`] decides for each error of the database whether to retry, to find out what
-//!   happened, or to fail.
+//!   it loses against others; `attempt` hides their types from what runs them. [`error`] decides for each error of the
+//!   database whether to retry, to find out what happened, or to fail.
 //! * [`read_pool`] reads at one moment of the database, without locks and with a limit: for people and for the API.
 //! * [`schema`] brings the schema up to date. Every program checks its version before it works.
 //! * [`private_postgres`] starts a server of its own, for the demo, for tests and for a site without PostgreSQL.
@@ -61,6 +61,7 @@ use model::program_versions::postgres_version;
 use model::time::Timestamp;
 
 pub mod access;
+mod attempt;
 pub mod budget;
 pub mod dialect;
 mod durability;

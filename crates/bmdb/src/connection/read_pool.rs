@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use sqlx::{Executor, PgConnection};
 use tokio::time::Instant;
 
+use crate::connection::attempt::{AnyResult, Attempt, attempt_with, result_of};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext};
 
@@ -84,37 +85,31 @@ impl ReadPool {
             + Sync
             + 'static,
     {
-        let shared = Arc::new((arguments, body));
+        result_of(OPERATION, self.read_attempt(attempt_with(arguments, body).into()).await?)
+    }
+
+    async fn read_attempt(&self, attempt: Arc<dyn Attempt<BmdbError>>) -> Result<AnyResult, BmdbError> {
         let mut again = 0;
         loop {
-            match self.read_once(shared.clone()).await {
+            match self.read_once(attempt.clone()).await {
                 Err(error) if again < MAX_RETRIES && is_timeout(&error) => again += 1,
                 looked => return looked,
             }
         }
     }
 
-    async fn read_once<A, T, F>(&self, shared: Arc<(A, F)>) -> Result<T, BmdbError>
-    where
-        A: Send + Sync + 'static,
-        T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
-            + Send
-            + Sync
-            + 'static,
-    {
+    async fn read_once(&self, attempt: Arc<dyn Attempt<BmdbError>>) -> Result<AnyResult, BmdbError> {
         let (begin, limit) = if self.bmdb.settings().short_reads {
             (BEGIN, READ_TIMEOUT)
         } else {
             (BEGIN_LONG, LONG_READ_TIMEOUT)
         };
         self.bmdb
-            .transact_with(OPERATION, shared, move |tx, shared| {
+            .transact_with(OPERATION, attempt, move |tx, attempt| {
                 Box::pin(async move {
-                    let (arguments, body) = &**shared;
                     tx.execute(sqlx::raw_sql(begin)).await.context(OPERATION)?;
                     let began = Instant::now();
-                    match tokio::time::timeout(limit, body(tx, arguments)).await {
+                    match tokio::time::timeout(limit, attempt.run(tx)).await {
                         Err(_) => Err(BmdbError::ReadTimedOut { limit }),
                         // The server closes the connection of a client that stalls, which the client may notice only as
                         // a connection error.
@@ -164,13 +159,17 @@ impl Bmdb {
             + Sync
             + 'static,
     {
+        result_of(OPERATION, self.read_only_attempt(attempt_with(arguments, body)).await?)
+    }
+
+    async fn read_only_attempt(&self, attempt: Box<dyn Attempt<BmdbError>>) -> Result<AnyResult, BmdbError> {
         if self.settings().short_reads {
-            return ReadPool::from_handle(self.clone()).read_with(arguments, body).await;
+            return ReadPool::from_handle(self.clone()).read_attempt(attempt.into()).await;
         }
-        self.transact_with(OPERATION, (arguments, body), |tx, (arguments, body)| {
+        self.transact_with(OPERATION, attempt, |tx, attempt| {
             Box::pin(async move {
                 tx.execute(sqlx::raw_sql(BEGIN_LONG)).await.context(OPERATION)?;
-                body(tx, arguments).await
+                attempt.run(tx).await
             })
         })
         .await

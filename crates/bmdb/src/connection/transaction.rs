@@ -7,7 +7,7 @@
 //! The task outlives a caller that is dropped, so a transaction owns what it works with. It is given its arguments once
 //! ([`Bmdb::transact_with`]), and lends them to each attempt. A closure that captures only what can be copied needs no
 //! arguments ([`Bmdb::transact`]). The future of an attempt is boxed: the task needs one that is [`Send`], which cannot
-//! be required of an async closure.
+//! be required of an async closure. What runs it does not depend on its types ([`attempt`](super::attempt)).
 //!
 //! Machines that leave a phase are observed in a histogram. A transaction may run several times, and roll back what it
 //! did; so it only records the exits, and they are observed after its commit.
@@ -18,9 +18,11 @@ use std::time::Duration;
 use backoff::ExponentialBackoff;
 use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection};
+use tokio::task::JoinHandle;
 
 use crate::connection::Bmdb;
 use crate::connection::access::is_reader_refusal;
+use crate::connection::attempt::{AnyResult, Attempt, attempt_with, result_of};
 use crate::connection::error::{BmdbError, Remedy, describe_error, is_lock_not_available, remedy_for};
 use crate::connection::pool::release_connection;
 use crate::metrics::database::BmdbMetrics;
@@ -72,39 +74,8 @@ impl Bmdb {
             + Sync
             + 'static,
     {
-        let bmdb = self.clone();
-        run_in_task(what, async move {
-            for attempt in 0..MAX_ATTEMPTS {
-                let mut connection = bmdb.acquire_connection(what).await?;
-                // If `body` panics, a transaction is open.
-                connection.close_on_drop();
-                let tried = collect_phase_exits(try_once(what, &mut connection, &arguments, &body));
-                let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
-                else {
-                    return Err(bmdb.abandon_connection(what, connection, TRANSACTION_LIMIT));
-                };
-                if is_sound && !tried.shows_reader() {
-                    release_connection(connection);
-                } else {
-                    drop(connection.detach());
-                }
-                match tried {
-                    AttemptOutcome::Finished(result) => {
-                        bmdb.metrics().count_transaction(what, result_label(&result));
-                        if result.is_ok() {
-                            count_phase_exits(bmdb.metrics(), left);
-                        }
-                        return result;
-                    }
-                    AttemptOutcome::Failed { error, committing } => {
-                        bmdb.handle_failed_attempt(what, error, committing, attempt).await?;
-                    }
-                }
-            }
-            bmdb.metrics().count_transaction(what, "failed");
-            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
-        })
-        .await
+        let attempt = attempt_with(arguments, body);
+        result_of(what, end_of_task(what, self.spawn_transaction(what, attempt)).await?)
     }
 
     /// Runs one statement without arguments, or with those that can be copied: see [`Self::statement_with`].
@@ -132,32 +103,85 @@ impl Bmdb {
             + Sync
             + 'static,
     {
+        let attempt = attempt_with(arguments, body);
+        result_of(what, end_of_task(what, self.spawn_statement(what, attempt)).await?)
+    }
+
+    /// Starts the task of a transaction. This is no asynchronous function: those are compiled again by every package that
+    /// calls one.
+    fn spawn_transaction(&self, what: &'static str, attempt: Box<dyn Attempt<BmdbError>>) -> Task {
         let bmdb = self.clone();
-        run_in_task(what, async move {
-            for attempt in 0..MAX_ATTEMPTS {
-                let mut connection = bmdb.acquire_connection(what).await?;
-                let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection, &arguments));
-                let Ok(tried) = tried.await else {
-                    return Err(bmdb.abandon_connection(what, connection, STATEMENT_LIMIT));
-                };
-                if tried.as_ref().is_err_and(is_reader_refusal) {
-                    // The next connection may lead to the server that took its place.
-                    drop(connection.detach());
-                } else {
-                    release_connection(connection);
-                }
-                match tried {
-                    Ok(value) => {
-                        bmdb.metrics().count_transaction(what, "done");
-                        return Ok(value);
+        tokio::spawn(async move { bmdb.run_transaction(what, &*attempt).await })
+    }
+
+    /// Starts the task of a statement that commits itself: see [`Self::spawn_transaction`].
+    fn spawn_statement(&self, what: &'static str, attempt: Box<dyn Attempt<sqlx::Error>>) -> Task {
+        let bmdb = self.clone();
+        tokio::spawn(async move { bmdb.run_statement(what, &*attempt).await })
+    }
+
+    async fn run_transaction(
+        &self,
+        what: &'static str,
+        transaction: &dyn Attempt<BmdbError>,
+    ) -> Result<AnyResult, BmdbError> {
+        for attempt in 0..MAX_ATTEMPTS {
+            let mut connection = self.acquire_connection(what).await?;
+            // If the attempt panics, a transaction is open.
+            connection.close_on_drop();
+            let tried = collect_phase_exits(try_once(what, &mut connection, transaction));
+            let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await else {
+                return Err(self.abandon_connection(what, connection, TRANSACTION_LIMIT));
+            };
+            if is_sound && !tried.shows_reader() {
+                release_connection(connection);
+            } else {
+                drop(connection.detach());
+            }
+            match tried {
+                AttemptOutcome::Finished(result) => {
+                    self.metrics().count_transaction(what, result_label(&result));
+                    if result.is_ok() {
+                        count_phase_exits(self.metrics(), left);
                     }
-                    Err(error) => bmdb.handle_failed_attempt(what, error, true, attempt).await?,
+                    return result;
+                }
+                AttemptOutcome::Failed { error, committing } => {
+                    self.handle_failed_attempt(what, error, committing, attempt).await?;
                 }
             }
-            bmdb.metrics().count_transaction(what, "failed");
-            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
-        })
-        .await
+        }
+        self.metrics().count_transaction(what, "failed");
+        Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
+    }
+
+    async fn run_statement(
+        &self,
+        what: &'static str,
+        statement: &dyn Attempt<sqlx::Error>,
+    ) -> Result<AnyResult, BmdbError> {
+        for attempt in 0..MAX_ATTEMPTS {
+            let mut connection = self.acquire_connection(what).await?;
+            let tried = tokio::time::timeout(STATEMENT_LIMIT, statement.run(&mut connection));
+            let Ok(tried) = tried.await else {
+                return Err(self.abandon_connection(what, connection, STATEMENT_LIMIT));
+            };
+            if tried.as_ref().is_err_and(is_reader_refusal) {
+                // The next connection may lead to the server that took its place.
+                drop(connection.detach());
+            } else {
+                release_connection(connection);
+            }
+            match tried {
+                Ok(value) => {
+                    self.metrics().count_transaction(what, "done");
+                    return Ok(value);
+                }
+                Err(error) => self.handle_failed_attempt(what, error, true, attempt).await?,
+            }
+        }
+        self.metrics().count_transaction(what, "failed");
+        Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
     }
 
     /// Decides about a failed attempt: a pause before the next one, or an error.
@@ -188,18 +212,19 @@ impl Bmdb {
     }
 }
 
-async fn run_in_task<T: Send + 'static>(
-    what: &'static str,
-    body: impl Future<Output = Result<T, BmdbError>> + Send + 'static,
-) -> Result<T, BmdbError> {
-    match tokio::spawn(body).await {
+/// A task that runs a transaction or statement until it ends.
+type Task = JoinHandle<Result<AnyResult, BmdbError>>;
+
+/// Waits for a task, and returns its result. If it is dropped, the task goes on.
+async fn end_of_task(what: &'static str, task: Task) -> Result<AnyResult, BmdbError> {
+    match task.await {
         Ok(result) => result,
         Err(ended) => Err(BmdbError::TaskFailed { operation: what, reason: ended.to_string() }),
     }
 }
 
 /// The label `result` of a transaction that ran to its end.
-fn result_label<T>(result: &Result<T, BmdbError>) -> &'static str {
+fn result_label(result: &Result<AnyResult, BmdbError>) -> &'static str {
     match result {
         Ok(_) => "done",
         Err(error) if error.is_lock_not_available() => "locked",
@@ -209,14 +234,14 @@ fn result_label<T>(result: &Result<T, BmdbError>) -> &'static str {
 }
 
 /// The outcome of an attempt.
-enum AttemptOutcome<T> {
+enum AttemptOutcome {
     /// It ended, with a result or an error for the caller.
-    Finished(Result<T, BmdbError>),
+    Finished(Result<AnyResult, BmdbError>),
     /// The database failed it: another attempt may succeed.
     Failed { error: sqlx::Error, committing: bool },
 }
 
-impl<T> AttemptOutcome<T> {
+impl AttemptOutcome {
     /// Whether the server refused a write, so that its connection is of no use.
     fn shows_reader(&self) -> bool {
         match self {
@@ -228,29 +253,24 @@ impl<T> AttemptOutcome<T> {
     }
 }
 
-/// Begins a transaction, runs `body` in it and commits, or rolls back. Also returns whether the connection can be used
-/// for another one.
-async fn try_once<A, T, F>(
+/// Begins a transaction, makes one attempt in it and commits, or rolls back. Also returns whether the connection can be
+/// used for another one.
+async fn try_once(
     what: &'static str,
     connection: &mut PgConnection,
-    arguments: &A,
-    body: &F,
-) -> (AttemptOutcome<T>, bool)
-where
-    A: Sync,
-    F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
-{
+    transaction: &dyn Attempt<BmdbError>,
+) -> (AttemptOutcome, bool) {
     if let Err(source) = connection.execute(BEGIN).await {
         return (AttemptOutcome::Finished(Err(BmdbError::Statement { operation: what, source })), true);
     }
-    match body(connection, arguments).await {
+    match transaction.run(connection).await {
         Ok(value) => match connection.execute(COMMIT).await {
             Ok(_) => (AttemptOutcome::Finished(Ok(value)), true),
             // The transaction has ended, one way or the other: a rollback now would make the server warn.
             Err(error) => (AttemptOutcome::Failed { error, committing: true }, true),
         },
         Err(error) => {
-            // If `body` abandoned a statement half-way, this command receives that statement's end, and the transaction
+            // If the attempt abandoned a statement half-way, this command receives that statement's end, and the transaction
             // stays open and aborted on a connection that answers every test.
             let undone = connection.execute(ROLLBACK).await.is_ok();
             let tried = match error {
