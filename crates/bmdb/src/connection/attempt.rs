@@ -18,7 +18,7 @@ pub(super) type AnyResult = Box<dyn Any + Send>;
 
 /// What is attempted on a connection; `E` is the error of an attempt.
 pub(super) trait Attempt<E>: Send + Sync {
-    /// Makes one attempt.
+    /// Makes an attempt on `connection`, and boxes its result.
     fn run<'c>(&'c self, connection: &'c mut PgConnection) -> BoxFuture<'c, Result<AnyResult, E>>;
 }
 
