@@ -15,7 +15,8 @@ use crate::harness::aloud::TestResult;
 use crate::harness::kubernetes::version;
 use crate::harness::source;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+/// How long a build may take until it compiles: so long that only one that hangs reaches it, on a busy host, too.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// A Go that compiles nothing. `GO_MODE` selects the result of a build.
 const GO: &str = r#"#!/bin/bash
@@ -139,10 +140,11 @@ impl Build {
 
     /// Starts a build that waits for a signal, and waits until it compiles.
     fn start_slow(&self) -> Result<Child> {
-        let child = self.command(&["etcd"])?.env("GO_MODE", "slow").spawn()?;
+        let mut child = self.command(&["etcd"])?.env("GO_MODE", "slow").spawn()?;
         let end = Instant::now() + PATIENCE;
         while !self.cached()?.iter().any(|name| name.contains("/compiled.")) {
             ensure!(Instant::now() < end, "it does not begin to build");
+            ensure!(child.try_wait()?.is_none(), "it ended before it built anything");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(child)
