@@ -16,7 +16,7 @@ use crate::report::{Report, Target, progress};
 use crate::server::{CLIENTS, Server, own_processor_seconds};
 
 /// What the cost of a cycle consists of, and what was tried to reduce it.
-const TRIED: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock session and machine, change the fact, \
+const MEASURED_ALTERNATIVES: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock session and machine, change the fact, \
     read all facts, write schedule, lease, work and history in one, commit). The facts of one machine are read by a \
     statement of its own, which the server plans once: as part of a page it was planned for every finish, which took \
     some six times as long as running it. Waits and backoffs are cleared only where reading found some. A connection that \
@@ -37,7 +37,7 @@ pub(crate) struct Run {
 }
 
 /// Machines in one claim of a client, and the promised share of the rate of plain commits.
-const HELD: [(usize, Target); 3] =
+const CLAIM_TARGETS: [(usize, Target); 3] =
     [(1, Target::AtLeast(0.18)), (10, Target::AtLeast(0.6)), (100, Target::None)];
 
 pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report: &mut Report) -> Result<()> {
@@ -50,13 +50,13 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
     )?;
     let (floors, runs) = in_turns(plan, server, fleet).await?;
     report.add("plain commits", "/s", &floors, Target::None)?;
-    for ((k, target), runs) in HELD.iter().zip(&runs) {
+    for ((k, target), runs) in CLAIM_TARGETS.iter().zip(&runs) {
         let of = |value: fn(&Run) -> f64| runs.iter().map(value).collect::<Vec<f64>>();
         let rates = of(|run| run.rate);
         report.add(format!("cycles, k = {k}"), "/s", &rates, Target::None)?;
         let ratios: Vec<f64> = rates.iter().zip(&floors).map(|(rate, floor)| rate / floor).collect();
         report.add(format!("cycles, k = {k}, against plain commits"), "×", &ratios, *target)?;
-        report.record_attempted_remedy(TRIED)?;
+        report.record_attempted_remedy(MEASURED_ALTERNATIVES)?;
         report.add(format!("statements of a cycle, k = {k}"), "", &of(|run| run.statements), Target::None)?;
         let name = format!("processor time of a cycle, k = {k}, ours");
         report.add(name, "ms", &of(|run| run.ours), Target::None)?;
@@ -86,7 +86,7 @@ async fn durable(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
     fleet.close().await?;
     let (floors, runs) = measured?;
     report.add("plain commits, on disk", "/s", &floors, Target::None)?;
-    for ((k, _), runs) in HELD.iter().zip(&runs) {
+    for ((k, _), runs) in CLAIM_TARGETS.iter().zip(&runs) {
         let rates: Vec<f64> = runs.iter().map(|run| run.rate).collect();
         report.add(format!("cycles, k = {k}, on disk"), "/s", &rates, Target::None)?;
         let ratios: Vec<f64> = rates.iter().zip(&floors).map(|(rate, floor)| rate / floor).collect();
@@ -99,11 +99,11 @@ async fn durable(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
 /// Measures plain commits a second and the cycles of each k in turns, as often as planned.
 async fn in_turns(plan: &Plan, server: &Server, fleet: &Fleet) -> Result<(Vec<f64>, Vec<Vec<Run>>)> {
     let mut floors = Vec::new();
-    let mut runs: Vec<Vec<Run>> = HELD.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<Run>> = CLAIM_TARGETS.iter().map(|_| Vec::new()).collect();
     for repetition in 1..=plan.repetitions {
         progress(&format!("cycles, {repetition} of {}", plan.repetitions))?;
         floors.push(server.floor(plan.floor).await?);
-        for ((k, _), runs) in HELD.iter().zip(&mut runs) {
+        for ((k, _), runs) in CLAIM_TARGETS.iter().zip(&mut runs) {
             // More machines where a cycle is shorter, so that the runs take similar time.
             let machines = if *k == 1 { plan.cycles } else { plan.cycles * 2 };
             runs.push(cycles(server, fleet, *k, machines.min(fleet.of_first_provider())).await?);

@@ -131,7 +131,7 @@ async fn authority_is_replaced_once_by_one_order_although_shepherds_die() -> Tes
     let output = field.ctl(&ROTATE)?;
     assert!(output.starts_with("the cluster ams replaces its authority as soon as its curators"), "{output}");
     let text = refused(&field)?;
-    assert!(text.contains("is to be replaced already, as ") && text.contains(" ordered at "), "{text}");
+    assert!(text.contains("already has a replacement, which ") && text.contains(" ordered at "), "{text}");
     let described = field.ctl(&["cluster", "describe", "ams"])?;
     assert!(described.contains("to be replaced; as "), "{described}");
     for place in ["authority-recorded", "authority-begun"] {
@@ -193,7 +193,7 @@ async fn authority_of_a_cluster_of_one_is_replaced_twice() -> TestResult {
 
     field.ctl(&["loops", "pause", "cluster", "--reason", "the switch is changed"])?;
     field.ctl(&ROTATE)?;
-    let step = "the next step would be: its authority is replaced; it goes on with: ";
+    let step = "the next step would be: its authority is replaced; it continues with: ";
     let paused = |cluster: &Value| cluster["wait_reasons"].to_string().contains(step);
     let cluster = field.until("it shows why nothing is begun", "ams", paused).await?;
     assert_eq!(cluster["authority_rotation"]["stage"], Value::Null, "{cluster:#}");

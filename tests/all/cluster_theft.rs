@@ -128,7 +128,7 @@ async fn stolen_authority_is_replaced_once_by_one_order_although_shepherds_die()
         "{output}"
     );
     let refused = field.ctl(&ROTATE).err().context("a second order is accepted")?.to_string();
-    assert!(refused.contains("is to be replaced already, as "), "{refused}");
+    assert!(refused.contains("already has a replacement, which "), "{refused}");
 
     // A shepherd dies after each thing that it leaves behind, and another one goes on.
     let_die_at(&field, "next-authority-stored", 0).await?;

@@ -113,8 +113,8 @@ async fn bring(client: &mut Client, part: UploadLogRequest) -> Result<UploadLogR
     Ok(client.bring_log(part).await?.into_inner())
 }
 
-const WANTED: UploadLogResponse = UploadLogResponse { continue_upload: true, retry_later: false };
-const OVER: UploadLogResponse = UploadLogResponse { continue_upload: false, retry_later: false };
+const UPLOAD_WANTED: UploadLogResponse = UploadLogResponse { continue_upload: true, retry_later: false };
+const UPLOAD_ENDED: UploadLogResponse = UploadLogResponse { continue_upload: false, retry_later: false };
 
 fn failed(read: &LogReadResult) -> Result<&str> {
     match &read.state {
@@ -161,18 +161,18 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
     let theirs =
         UploadLogRequest { machine_id: other.machine.to_string(), ..part(&agent, request, 0, "mine\n") };
-    assert_eq!(bring(&mut stranger, theirs).await?, OVER);
+    assert_eq!(bring(&mut stranger, theirs).await?, UPLOAD_ENDED);
     for _ in 0..2 {
         // The response to the first part was lost.
-        assert_eq!(bring(&mut client, part(&agent, request, 0, "one\u{1b}[2J\ntwo\n")).await?, WANTED);
+        assert_eq!(bring(&mut client, part(&agent, request, 0, "one\u{1b}[2J\ntwo\n")).await?, UPLOAD_WANTED);
     }
     let last = UploadLogRequest {
         is_last: true,
         note: "that is all".to_owned(),
         ..part(&agent, request, 1, "three\n")
     };
-    assert_eq!(bring(&mut client, last).await?, WANTED);
-    assert_eq!(bring(&mut client, part(&agent, request, 2, "four\n")).await?, OVER);
+    assert_eq!(bring(&mut client, last).await?, UPLOAD_WANTED);
+    assert_eq!(bring(&mut client, part(&agent, request, 2, "four\n")).await?, UPLOAD_ENDED);
     assert_eq!(say(&mut client, knowing(&agent, 4)).await?.log_requests, Vec::new());
 
     let lee = world.listener.bmdb.read_log(agent.machine, request, "lee".to_owned(), 0).await;
@@ -244,7 +244,7 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
     say(&mut client, knowing(&agent, 2)).await?;
     let request = world.ask(agent.machine, build_log_query("etcd", true)).await?;
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
-    assert_eq!(bring(&mut client, part(&agent, request, 0, "its last words\n")).await?, WANTED);
+    assert_eq!(bring(&mut client, part(&agent, request, 0, "its last words\n")).await?, UPLOAD_WANTED);
     world.back("61 seconds").await?;
     let read = world.read(agent.machine, request, 0).await?;
     assert_eq!(
@@ -255,7 +255,7 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
         failed(&read)?.starts_with("the request was sent to it, and it has sent nothing for 1m"),
         "{read:?}"
     );
-    assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, OVER);
+    assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, UPLOAD_ENDED);
     Ok(world.listener.stop().await?)
 }
 
@@ -277,8 +277,8 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
     let next = restart_agent(&agent);
     assert_eq!(say(&mut client, knowing(&next, 4)).await?.log_requests.len(), 1);
-    assert_eq!(bring(&mut client, part(&agent, request, 0, "of before\n")).await?, OVER);
-    assert_eq!(bring(&mut client, part(&next, request, 0, "one\n")).await?, WANTED);
+    assert_eq!(bring(&mut client, part(&agent, request, 0, "of before\n")).await?, UPLOAD_ENDED);
+    assert_eq!(bring(&mut client, part(&next, request, 0, "one\n")).await?, UPLOAD_WANTED);
     // Restarted in the middle: the successor does not receive a request that its predecessor began, and no client waits
     // for it.
     let after = restart_agent(&agent);
@@ -287,7 +287,7 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     let read = world.read(next.machine, request, 0).await?;
     assert_eq!(failed(&read)?, "its role server restarted in the middle of the log; request it again");
     assert_eq!(read.lines, "one\n", "what came is worth having");
-    assert_eq!(bring(&mut client, part(&next, request, 1, "two\n")).await?, OVER);
+    assert_eq!(bring(&mut client, part(&next, request, 1, "two\n")).await?, UPLOAD_ENDED);
     Ok(world.listener.stop().await?)
 }
 
@@ -317,10 +317,18 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     let text = format!("{}\n", "x".repeat(MAX_PART_BYTES - 1));
     let parts = u64::try_from(MAX_ANSWER_BYTES / MAX_PART_BYTES)?;
     for number in 0..parts {
-        assert_eq!(bring(&mut client, part(&agent, requests[0], number, &text)).await?, WANTED, "{number}");
-        assert_eq!(bring(&mut client, part(&agent, requests[1], number, &text)).await?, WANTED, "{number}");
+        assert_eq!(
+            bring(&mut client, part(&agent, requests[0], number, &text)).await?,
+            UPLOAD_WANTED,
+            "{number}"
+        );
+        assert_eq!(
+            bring(&mut client, part(&agent, requests[1], number, &text)).await?,
+            UPLOAD_WANTED,
+            "{number}"
+        );
     }
-    assert_eq!(bring(&mut client, part(&agent, requests[0], parts, "y\n")).await?, OVER);
+    assert_eq!(bring(&mut client, part(&agent, requests[0], parts, "y\n")).await?, UPLOAD_ENDED);
     // A followed log continues once a client has read a part of it.
     let later = UploadLogResponse { continue_upload: true, retry_later: true };
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, later);
@@ -341,7 +349,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     );
     let first = world.read(agent.machine, requests[1], 0).await?;
     world.read(agent.machine, requests[1], first.parts_read).await?;
-    assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, WANTED);
+    assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, UPLOAD_WANTED);
 
     // No client reads it: it ends, its machine is notified, and after some minutes nothing of it is left.
     assert_eq!(
@@ -350,7 +358,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
         "somebody may come for it"
     );
     world.back("61 seconds").await?;
-    assert_eq!(bring(&mut client, part(&agent, requests[1], parts + 1, "z\n")).await?, OVER);
+    assert_eq!(bring(&mut client, part(&agent, requests[1], parts + 1, "z\n")).await?, UPLOAD_ENDED);
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests, Vec::new());
     world.back("5 minutes").await?;
     assert_eq!(

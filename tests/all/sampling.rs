@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
 use crate::harness::aloud::TestResult;
 
-const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
-const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
+const HELD_LEASES: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
+const OPEN_SESSIONS: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
 const SAMPLES: &str = "SELECT count(*) FROM fleet_sample";
 
 /// The counts of a sample that is taken now.
@@ -111,7 +111,7 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
         ended("a sampler", task).await?;
         shepherd.stop().await?;
     }
-    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    assert_eq!((kit.count(HELD_LEASES).await?, kit.count(OPEN_SESSIONS).await?), (0, 0));
     Ok(())
 }
 

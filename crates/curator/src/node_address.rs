@@ -219,7 +219,7 @@ mod tests {
     const OWN: &str = "10.0.0.1";
     const OTHER: &str = "10.0.0.2";
     /// Node 3 is alive and has this address.
-    const TAKEN: &str = "10.0.0.3";
+    const ADDRESS_OF_NODE_3: &str = "10.0.0.3";
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -242,7 +242,7 @@ mod tests {
     }
 
     fn holder(address: IpAddr) -> Option<NodeId> {
-        (address == ip(TAKEN)).then(|| node_id(3))
+        (address == ip(ADDRESS_OF_NODE_3)).then(|| node_id(3))
     }
 
     fn not_proved(reported: &str, proved: &str) -> AddressError {
@@ -253,7 +253,8 @@ mod tests {
     fn node_gets_the_address_that_is_proved() {
         let loopback = |text: &str| AddressError::Loopback { node: node_id(1), address: ip(text) };
         let unspecified = |text: &str| AddressError::Unspecified { node: node_id(1), address: ip(text) };
-        let taken = AddressError::Taken { node: node_id(1), address: ip(TAKEN), holder: node_id(3) };
+        let taken =
+            AddressError::Taken { node: node_id(1), address: ip(ADDRESS_OF_NODE_3), holder: node_id(3) };
         let own_node = |reported: &str| AddressEvidence {
             is_own_node: true,
             connection: Some(ip("127.0.0.1")),
@@ -302,13 +303,13 @@ mod tests {
                 AddressEvidence { assigned: Some(ip("ff02::1")), ..honest() },
                 Err(unspecified("ff02::1")),
             ),
-            ("taken by a living node", connects_from(TAKEN), Err(taken.clone())),
+            ("taken by a living node", connects_from(ADDRESS_OF_NODE_3), Err(taken.clone())),
             (
                 "taken from a living node by the order",
-                AddressEvidence { assigned: Some(ip(TAKEN)), ..honest() },
+                AddressEvidence { assigned: Some(ip(ADDRESS_OF_NODE_3)), ..honest() },
                 Err(taken.clone()),
             ),
-            ("taken by the own node", own_node(TAKEN), Err(taken)),
+            ("taken by the own node", own_node(ADDRESS_OF_NODE_3), Err(taken)),
             (
                 "no source",
                 AddressEvidence { connection: None, ..honest() },
@@ -322,7 +323,10 @@ mod tests {
         // Without its heartbeats, the former holder blocks nobody. A node does not block itself either: `holder`
         // returns others.
         let free = |_: IpAddr| None;
-        assert_eq!(entitled_address(AddressRule::verified(), &connects_from(TAKEN), free), Ok(ip(TAKEN)));
+        assert_eq!(
+            entitled_address(AddressRule::verified(), &connects_from(ADDRESS_OF_NODE_3), free),
+            Ok(ip(ADDRESS_OF_NODE_3))
+        );
         let on_loopback = AddressRule { source: AddressSource::Connection, allow_loopback: true };
         assert_eq!(
             entitled_address(on_loopback, &connects_from("127.0.0.2"), holder),
@@ -404,7 +408,7 @@ mod tests {
     #[test]
     fn nodes_of_one_process_have_what_they_report() {
         let rule = AddressRule::reported_on_loopback();
-        for reported in ["127.64.1.2", "10.0.0.7", TAKEN] {
+        for reported in ["127.64.1.2", "10.0.0.7", ADDRESS_OF_NODE_3] {
             let evidence = AddressEvidence { reported: ip(reported), ..connects_from("127.0.0.1") };
             assert_eq!(check_reported(rule, &evidence, holder), Ok(()), "{reported}");
             assert_eq!(check_proved(rule, &evidence, holder), Ok(()), "{reported}");

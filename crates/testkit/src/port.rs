@@ -11,13 +11,13 @@ use std::sync::Mutex;
 use anyhow::{Context as _, Result};
 use tokio::net::TcpSocket;
 
-static HELD: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
+static RESERVED_SOCKETS: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 
 /// `127.0.0.1:PORT`, which is reserved for the servers that a test starts there.
 pub fn reserved() -> Result<SocketAddr> {
     let socket = reserve_port(0).context("no port is free")?;
     let address = socket.local_addr()?;
-    HELD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(socket);
+    RESERVED_SOCKETS.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(socket);
     Ok(address)
 }
 

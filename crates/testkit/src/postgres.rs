@@ -40,7 +40,7 @@ const PREPARATION_LOCK: i64 = 0x7465_6d70;
 /// The variable with the address of the server that a run shares.
 const SHARED: &str = "SHEPHERD_TEST_POSTGRES";
 
-static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
+static SERVER_OWNER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
 
 enum Request {
     Create { name: String, answer: oneshot::Sender<anyhow::Result<Urls>> },
@@ -162,7 +162,7 @@ impl Drop for TestDatabase {
 }
 
 fn clone_request_sender() -> anyhow::Result<mpsc::Sender<Request>> {
-    KEEPER.clone().map_err(|reason| anyhow!("the tests' PostgreSQL: {reason}"))
+    SERVER_OWNER.clone().map_err(|reason| anyhow!("the tests' PostgreSQL: {reason}"))
 }
 
 fn start_keeper() -> Result<mpsc::Sender<Request>, String> {

@@ -80,7 +80,7 @@ impl ClusterWorker<'_> {
     ) -> Result<(), ClusterPassError> {
         if let Some((pause, at)) = self.pauses.pause_of_loop(self.bmdb, LoopKind::Cluster).await? {
             planned.wait_reasons.push(format!(
-                "{}; the next step would be: its authority is replaced; it goes on with: {}",
+                "{}; the next step would be: its authority is replaced; it continues with: {}",
                 pause.describe(at),
                 pause.resume_command()
             ));

@@ -283,7 +283,7 @@ impl ClusterWorker<'_> {
             && let Some((pause, at)) = self.pauses.pause_of_loop(self.bmdb, LoopKind::Cluster).await?
         {
             planned.wait_reasons.push(format!(
-                "{}; the next step would be: {next}; it goes on with: {}",
+                "{}; the next step would be: {next}; it continues with: {}",
                 pause.describe(at),
                 pause.resume_command()
             ));

@@ -362,7 +362,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Failed, trace_end_write(failed).await)
         }
         Some(Err(text)) => {
-            tracing::error!(text, "a handler panicked; its work fails and its worker goes on");
+            tracing::error!(text, "a handler panicked; its work fails and its worker continues");
             trace_span.record("error", &text);
             let failed = work.fail(Vec::new(), format!("the handler panicked: {text}"), None);
             (WorkResult::Panicked, trace_end_write(failed).await)

@@ -137,7 +137,7 @@ async fn record_brake(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> R
         if let Some(reason) = brake {
             tracing::warn!(provider, reason, "creation is stopped");
         } else {
-            tracing::info!(provider, "creation goes on");
+            tracing::info!(provider, "creation continues");
         }
     }
     Ok(())

@@ -328,7 +328,7 @@ mod tests {
         parse_device_list(text, &ListTrust::Trusted)
     }
 
-    const WHOLE: &str = r#"[
+    const DEVICE_LIST: &str = r#"[
   {"ID": "a", "Addr": "192.0.2.1"},
   {
     "ID": "b", "Addr": "b.example", "Port": 2222, "User": "admin", "Location": "rack 1",
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_whole_list_is_read() {
-        let devices = parse(WHOLE).unwrap();
+        let devices = parse(DEVICE_LIST).unwrap();
         assert_eq!(devices.len(), 2);
         assert_eq!((devices[0].id.as_str(), devices[0].port), ("a", None));
         assert_eq!(devices[1].port, Some(2222));
@@ -450,8 +450,8 @@ mod tests {
         }
 
         #[test]
-        fn truncated_list_is_an_error(cut in 0..WHOLE.len()) {
-            prop_assert!(parse(&WHOLE[..cut]).is_err());
+        fn truncated_list_is_an_error(cut in 0..DEVICE_LIST.len()) {
+            prop_assert!(parse(&DEVICE_LIST[..cut]).is_err());
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) const ALL_READY: &str = "SELECT count(*) > 0 AND count(*) = (SELECT c
         AND (SELECT machines FROM provider_state) = count(*)
      FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
 /// Lines of each process's log that are shown with a failure.
-const SHOWN: usize = 15;
+const MAX_SHOWN_LINES: usize = 15;
 
 #[derive(Parser)]
 struct FaultLine {
@@ -302,7 +302,7 @@ impl Fleet {
         for log in self.logs.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let message = std::fs::read_to_string(log).unwrap_or_default();
             let lines: Vec<&str> = message.lines().collect();
-            let end = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+            let end = lines[lines.len().saturating_sub(MAX_SHOWN_LINES)..].join("\n");
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{}:\n{end}", log.display());
         }

@@ -20,7 +20,7 @@ use crate::harness::source;
 const VERSIONS: &str = include_str!("../../../tools/lib/kubernetes-versions.sh");
 
 /// The programs that `REQUIRE_KUBERNETES` may list. `tools/lib/kubernetes.sh` has the same list.
-pub(crate) const KNOWN: [&str; 8] = [
+pub(crate) const PROGRAMS: [&str; 8] = [
     "kube-apiserver",
     "etcd",
     "etcdutl",
@@ -150,12 +150,12 @@ fn required() -> Result<Vec<&'static str>> {
 fn parse_required(list: &str) -> Result<Vec<&'static str>> {
     let mut required = Vec::new();
     for name in list.split(',').filter(|name| !name.is_empty()) {
-        match KNOWN.iter().find(|known| **known == name) {
+        match PROGRAMS.iter().find(|known| **known == name) {
             Some(known) => required.push(*known),
             None => bail!(
                 "REQUIRE_KUBERNETES is a comma-separated list of programs that must be there, and {name:?} is none of \
                  them: {}",
-                KNOWN.join(" ")
+                PROGRAMS.join(" ")
             ),
         }
     }
@@ -220,7 +220,7 @@ mod tests {
             assert_eq!(error.lines().count(), usize::from(!output.status.success()), "{error}");
             Ok(output.status.success())
         };
-        for list in ["", "kube-apiserver,etcd,", &KNOWN.join(",")] {
+        for list in ["", "kube-apiserver,etcd,", &PROGRAMS.join(",")] {
             assert!(accepts(list)? && parse_required(list).is_ok(), "{list}");
         }
         for list in ["nonsense", "1", "kube-apiserver, etcd", "etcd,nonsense", "kube", "kube-apiserver etcd"]

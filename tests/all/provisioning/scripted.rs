@@ -141,7 +141,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
     })
 }
 
-const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
+const HELD_LEASES: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
 
 const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
 
@@ -171,7 +171,7 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> TestR
     }
     holding.rollback().await?;
     ended("the provisioner", running).await?;
-    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    assert_eq!((kit.count(HELD_LEASES).await?, kit.count(OPEN).await?), (0, 0));
     Ok(shepherd.stop().await?)
 }
 
@@ -289,7 +289,7 @@ async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> Test
     .await?;
     stop.cancel();
     ended("the provisioner", running).await?;
-    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    assert_eq!((kit.count(HELD_LEASES).await?, kit.count(OPEN).await?), (0, 0));
     Ok(shepherd.stop().await?)
 }
 

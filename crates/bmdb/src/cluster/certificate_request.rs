@@ -1,7 +1,7 @@
 //! Admit a request for a person's certificate beside those that are stored.
 //!
 //! Both kinds of certificates follow the same rules: a key has one certificate, and a cluster has a limited number of
-//! each kind. [`model::cluster::certificate_request`] decides what becomes of a request.
+//! each kind. [`model::cluster::certificate_request`] decides the outcome of a request.
 
 use uuid::Uuid;
 

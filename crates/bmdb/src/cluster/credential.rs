@@ -193,7 +193,7 @@ impl Bmdb {
         text: &str,
     ) -> Result<(), BmdbError> {
         let text = text.to_owned();
-        self.execute_under_lease("writing down that no certificate is signed", lease, move || {
+        self.execute_under_lease("recording that no certificate is signed", lease, move || {
             sqlx::query!(
                 "UPDATE cluster_credential SET refused = $2
                  WHERE credential_id = $1 AND certificate IS NULL",
@@ -210,7 +210,7 @@ impl Bmdb {
         lease: &NamedLease,
         credential: Uuid,
     ) -> Result<(), BmdbError> {
-        self.execute_under_lease("writing down that a certificate is refused", lease, move || {
+        self.execute_under_lease("recording that a certificate is refused", lease, move || {
             sqlx::query!(
                 "UPDATE cluster_credential SET revoked_at = clock_timestamp()
                  WHERE credential_id = $1 AND revocation_requested_at IS NOT NULL",

@@ -231,7 +231,7 @@ impl Bmdb {
         cluster: Uuid,
         key: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
-        let doing = "writing down that a former key for a cluster is refused";
+        let doing = "recording that a former key for a cluster is refused";
         self.execute_under_lease(doing, lease, move || {
             sqlx::query!(
                 "UPDATE cluster_former_key SET removed_at = clock_timestamp()
@@ -283,7 +283,7 @@ impl Bmdb {
         cluster: Uuid,
         refused: bool,
     ) -> Result<(), BmdbError> {
-        let doing = "writing down whether curators refuse the shepherd's keys";
+        let doing = "recording whether curators refuse the shepherd's keys";
         self.execute_under_lease(doing, lease, move || {
             sqlx::query!(
                 "UPDATE cluster SET keys_refused_since =

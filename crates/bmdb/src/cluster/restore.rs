@@ -155,7 +155,7 @@ impl Bmdb {
         machine: MachineId,
         curators: &[String],
     ) -> Result<(), BmdbError> {
-        let doing = "writing down that a cluster is back";
+        let doing = "recording that a cluster is restored";
         self.transact_for_machine(doing, (lease, machine), json!(curators), move |tx, curators| {
             Box::pin(async move {
                 let restored =

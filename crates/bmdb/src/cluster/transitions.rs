@@ -173,7 +173,7 @@ impl Bmdb {
         ca_certificate: &[u8],
         curators: &[String],
     ) -> Result<(), BmdbError> {
-        let doing = "writing down that a cluster is founded";
+        let doing = "recording the founding of a cluster";
         let arguments = (ca_certificate.to_vec(), json!(curators));
         self.transact_for_machine(
             doing,
@@ -362,7 +362,7 @@ impl Bmdb {
         cluster: Uuid,
         look: &ClusterObservation,
     ) -> Result<(), BmdbError> {
-        let doing = "writing down what became of a cluster";
+        let doing = "recording the state of a cluster";
         self.transact_under_lease(doing, lease, look.clone(), move |tx, look| {
             Box::pin(async move {
                 let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
@@ -481,6 +481,6 @@ async fn record_machine_observations(
     )
     .execute(tx)
     .await
-    .context("writing down what became of a cluster's machines")?;
+    .context("recording the states of a cluster's machines")?;
     Ok(())
 }

@@ -7,7 +7,7 @@
 use std::net::Ipv6Addr;
 
 /// The parameters that sqlx reads. It also reads `options[NAME]`.
-const KNOWN: [&str; 18] = [
+const SQLX_PARAMETERS: [&str; 18] = [
     "sslmode",
     "ssl-mode",
     "sslrootcert",
@@ -64,7 +64,7 @@ fn name_of(parameter: &str) -> &str {
 
 fn is_known(parameter: &str) -> bool {
     let name = name_of(parameter);
-    KNOWN.contains(&name)
+    SQLX_PARAMETERS.contains(&name)
         || ["options[", "options%5B", "options%5b"].iter().any(|start| name.starts_with(start))
 }
 

@@ -174,7 +174,7 @@ impl Bmdb {
     ) -> Result<bool, BmdbError> {
         let counts = serde_json::to_value(sample)
             .map_err(|error| BmdbError::Corrupt(format!("a count of the fleet that is no JSON: {error}")))?;
-        let doing = "writing down a count of the fleet";
+        let doing = "recording a count of the fleet";
         self.transact_under_lease(doing, lease, counts, move |tx, counts| {
             Box::pin(async move {
                 let now = database_now(tx).await?;

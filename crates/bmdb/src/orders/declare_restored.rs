@@ -156,7 +156,7 @@ impl Bmdb {
     /// since. No order is carried out that may have been cancelled or carried out already.
     async fn cancel_pending_orders(&self, detail: &str) -> Result<(), BmdbError> {
         let ordered = self
-            .statement("listing machines of which something is ordered", |pool| {
+            .statement("listing machines with pending orders", |pool| {
                 Box::pin(
                     sqlx::query_file_scalar!("../../sql/declare_restored/list_pending_orders.sql")
                         .fetch_all(pool),

@@ -96,7 +96,7 @@ async fn authority_is_replaced_by_one_order_at_a_time() -> TestResult {
     assert!(theft.as_ref().is_ok_and(|text| text.contains("by orders to its machines")), "{theft:?}");
     assert_eq!(stored(&kit).await?, (Some("compromised".to_owned()), false, false, false));
     for kind in RotationKind::ALL {
-        rejected(kind, "ROTATING", "is to be replaced already, as kim ordered at ").await?;
+        rejected(kind, "ROTATING", "already has a replacement, which kim ordered at ").await?;
     }
     Ok(())
 }

@@ -175,7 +175,7 @@ pub fn rotation_objection(
         }
         (None, Some(order)) => {
             let at = absolute_time(order.ordered_at);
-            format!("is to be replaced already, as {} ordered at {at}", order.ordered_by)
+            format!("already has a replacement, which {} ordered at {at}", order.ordered_by)
         }
         (None, None) => return None,
     };
@@ -319,13 +319,13 @@ mod tests {
         let running = progress(&["node-1", "node-2"]);
         for (kind, order, progress, expected) in [
             (Planned, None, None, None),
-            (Planned, Some(&ordered), None, Some("is to be replaced already, as kim ordered at ")),
-            (Planned, Some(&theft), None, Some("is to be replaced already, as kim ordered at ")),
+            (Planned, Some(&ordered), None, Some("already has a replacement, which kim ordered at ")),
+            (Planned, Some(&theft), None, Some("already has a replacement, which kim ordered at ")),
             (Planned, Some(&ordered), Some(&running), Some("(stage signing since ")),
             (Planned, None, Some(&running), Some(", waits for node-1, node-2): wait until that has ended")),
             (Compromised, None, None, None),
             (Compromised, Some(&ordered), Some(&running), None),
-            (Compromised, Some(&theft), None, Some("is to be replaced already")),
+            (Compromised, Some(&theft), None, Some("already has a replacement")),
         ] {
             let objection = rotation_objection("ams", kind, order, progress);
             match (&objection, expected) {

@@ -153,7 +153,7 @@ fn term_length(text: &str) -> Result<usize, String> {
             if c == '"' && !escaped {
                 let after = quoted[at + 1..].trim_start();
                 if !after.is_empty() && !after.starts_with(',') {
-                    return Err(format!("{text:?} goes on after a quoted value; a comma ends a term"));
+                    return Err(format!("{text:?} has more text after a quoted value; a comma ends a term"));
                 }
                 return Ok(value_at + at + 2);
             }
@@ -375,7 +375,7 @@ mod tests {
             ("location", "is not a term of a selector"),
             ("location=ams,colour=red", "\"colour=red\" is not a term of a selector"),
             ("product=\"A, B", "has a quote that is not closed"),
-            ("product=\"A\" B", "goes on after a quoted value"),
+            ("product=\"A\" B", "has more text after a quoted value"),
             ("product=\"\"", "has no value"),
         ] {
             let message = text.parse::<Selector>().unwrap_err();

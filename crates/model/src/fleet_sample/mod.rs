@@ -44,7 +44,7 @@ pub const FACTS: [&str; 8] = [
     HEARTBEATING,
     INSTALLATION_PENDING,
     INSTALLATION_COMPLETE,
-    HELD,
+    ON_HOLD,
     HARDWARE_KNOWN,
     NO_PROVIDER,
 ];
@@ -53,7 +53,7 @@ const AGENT_STARTED: &str = "agent-started";
 const HEARTBEATING: &str = "heartbeating";
 const INSTALLATION_PENDING: &str = "installation-pending";
 const INSTALLATION_COMPLETE: &str = "installation-complete";
-const HELD: &str = "held";
+const ON_HOLD: &str = "held";
 const HARDWARE_KNOWN: &str = "hardware-known";
 const NO_PROVIDER: &str = "without-provider";
 /// Stages of clusters as label values, in the order of [`STAGES`].
@@ -351,7 +351,7 @@ impl FleetTally {
             (HEARTBEATING, heartbeating),
             (INSTALLATION_PENDING, machine.installation == InstallationState::Pending),
             (INSTALLATION_COMPLETE, machine.installation == InstallationState::Succeeded),
-            (HELD, machine.is_held),
+            (ON_HOLD, machine.is_held),
             (HARDWARE_KNOWN, machine.hardware.is_some()),
         ] {
             *self.sample.facts.entry(fact.to_owned()).or_default() += u64::from(holds);

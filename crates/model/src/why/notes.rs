@@ -72,7 +72,7 @@ pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -
 /// observe lane is due for, once that is due.
 fn pause_notes(view: &MachineView, due: &DueWork, now: Timestamp) -> Vec<String> {
     relevant_pauses(view, due, now)
-        .map(|pause| format!("{}; what was under way goes on", pause.describe(now)))
+        .map(|pause| format!("{}; work under way continues", pause.describe(now)))
         .collect()
 }
 

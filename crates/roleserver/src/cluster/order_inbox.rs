@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use curator_client::clock::Clock;
 use model::ids::MachineId;
 use proto::agent::v1 as wire;
-use proto::agent::v1::cluster_order::Operation as Wanted;
+use proto::agent::v1::cluster_order::Operation as OrderedOperation;
 
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
@@ -44,7 +44,7 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
         }
     };
     let what = match order.operation.as_ref() {
-        Some(Wanted::Found(found)) => OrderKind::Found {
+        Some(OrderedOperation::Found(found)) => OrderKind::Found {
             cluster: found
                 .cluster_id
                 .parse()
@@ -63,16 +63,16 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
                 .collect(),
             epoch: found.epoch,
         },
-        Some(Wanted::Join(join)) => OrderKind::Join {
+        Some(OrderedOperation::Join(join)) => OrderKind::Join {
             ticket: hex::encode(&join.ticket),
             ca_certificate: hex::encode(&join.ca_certificate),
             curators: join.curators.clone(),
             epoch: join.epoch,
             statement: Some(hex::encode(&join.statement)).filter(|text| !text.is_empty()),
         },
-        Some(Wanted::Leave(_)) => OrderKind::Leave {},
+        Some(OrderedOperation::Leave(_)) => OrderKind::Leave {},
         // A certificate, or another authority, is no order to be something.
-        Some(Wanted::RenewPeer(_) | Wanted::ReplaceAuthority(_)) | None => {
+        Some(OrderedOperation::RenewPeer(_) | OrderedOperation::ReplaceAuthority(_)) | None => {
             return Err(OrderError("its operation is not known to this release".to_owned()));
         }
     };
@@ -132,8 +132,10 @@ impl OrderInbox {
     pub fn accept(&self, order: &wire::ClusterOrder) {
         let InboxInner { files, facts, rejected: refused, .. } = &*self.0;
         let taken = match &order.operation {
-            Some(Wanted::RenewPeer(renew)) => use_certificate(files, order.generation, &renew.certificate),
-            Some(Wanted::ReplaceAuthority(next)) => follow_authority(files, order.generation, next),
+            Some(OrderedOperation::RenewPeer(renew)) => {
+                use_certificate(files, order.generation, &renew.certificate)
+            }
+            Some(OrderedOperation::ReplaceAuthority(next)) => follow_authority(files, order.generation, next),
             _ => self.store_order(order),
         };
         let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -322,7 +324,7 @@ mod tests {
         (directory, OrderInbox::new(MachineId::generate(), files, NodeFacts::default()))
     }
 
-    pub(super) fn wire_order(generation: i64, what: Wanted) -> wire::ClusterOrder {
+    pub(super) fn wire_order(generation: i64, what: OrderedOperation) -> wire::ClusterOrder {
         wire::ClusterOrder { generation, operation: Some(what), ..Default::default() }
     }
 
@@ -333,7 +335,7 @@ mod tests {
             owner_keys: vec![vec![7; 32]],
             ..Default::default()
         };
-        wire_order(generation, Wanted::Found(found))
+        wire_order(generation, OrderedOperation::Found(found))
     }
 
     #[test]
@@ -380,7 +382,7 @@ mod tests {
                 epoch,
                 ..Default::default()
             };
-            wire_order(generation, Wanted::Join(join))
+            wire_order(generation, OrderedOperation::Join(join))
         };
         order_inbox.accept(&joining(2, 3));
         assert_eq!((order_inbox.report().generation, order_inbox.report().epoch), (2, 3));
@@ -410,7 +412,7 @@ mod tests {
                 statement,
                 ..Default::default()
             };
-            wire_order(generation, Wanted::Join(join))
+            wire_order(generation, OrderedOperation::Join(join))
         };
         let signed = statement(0, 2).sign(&authority(1)).unwrap().to_wire();
         let mut forged = signed.clone();
@@ -437,7 +439,10 @@ mod tests {
         let (directory, order_inbox) = inbox();
         let files = ClusterFiles::in_state_directory(directory.path());
         let renew = |generation, certificate: &[u8]| {
-            wire_order(generation, Wanted::RenewPeer(wire::RenewPeer { certificate: certificate.to_vec() }))
+            wire_order(
+                generation,
+                OrderedOperation::RenewPeer(wire::RenewPeer { certificate: certificate.to_vec() }),
+            )
         };
         order_inbox.accept(&founding(2, "ams"));
         let order = files.read_order().unwrap().unwrap();
@@ -491,7 +496,7 @@ mod tests {
         let files = ClusterFiles::in_state_directory(directory.path());
         order_inbox.accept(&founding(2, "ams"));
         files.read_or_create_key().unwrap();
-        order_inbox.accept(&wire_order(3, Wanted::Leave(wire::LeaveCluster {})));
+        order_inbox.accept(&wire_order(3, OrderedOperation::Leave(wire::LeaveCluster {})));
         let report = order_inbox.report();
         assert_eq!((report.generation, report.node_key.len()), (2, 32), "it is still a node");
         files.remove_all_except_order().unwrap();
@@ -506,7 +511,7 @@ mod tests {
             curators: vec!["10.0.0.1:7835".to_owned()],
             ..Default::default()
         };
-        let read = parse_order(MachineId::generate(), &wire_order(1, Wanted::Join(join))).unwrap();
+        let read = parse_order(MachineId::generate(), &wire_order(1, OrderedOperation::Join(join))).unwrap();
         assert!(!format!("{read:?}").contains("abab"));
         let OrderDecision::Reject(why) = decide_order(&InboxState::default(), &read) else { panic!() };
         assert!(!why.contains("abab"), "{why}");

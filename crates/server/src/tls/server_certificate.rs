@@ -192,7 +192,7 @@ impl ServerCertificate {
     pub async fn run_renewal(mut self, clock: RenewalClock, stop: CancellationToken) {
         while stop.run_until_cancelled((clock.sleep)(clock.check_interval)).await.is_some() {
             if let Err(error) = self.renew_if_due((clock.now)(), clock.check_interval) {
-                tracing::warn!(%error, "the callback server goes on with the certificate it has");
+                tracing::warn!(%error, "the callback server keeps its present certificate");
             }
         }
     }

@@ -113,9 +113,9 @@ pub(super) fn reject_malformed(
     error: ApiError,
 ) -> Response {
     /// More than any well-formed request has, in bytes.
-    const SHOWN: usize = 1000;
+    const MAX_SHOWN_BYTES: usize = 1000;
     let ApiError(status, text) = error;
-    let given = String::from_utf8_lossy(&given[..given.len().min(SHOWN)]);
+    let given = String::from_utf8_lossy(&given[..given.len().min(MAX_SHOWN_BYTES)]);
     let arguments = json!({ "unreadable": given });
     let call = fleet.journal.begin(JournalCall { caller: caller_of(headers), arguments, ..call });
     call.end(JournalOutcome::Refused, &json!({ "status": status.as_u16(), "error": text }));

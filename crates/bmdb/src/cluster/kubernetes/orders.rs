@@ -66,7 +66,7 @@ impl Bmdb {
         cluster: Uuid,
         keys: KeyPurpose,
     ) -> Result<(), BmdbError> {
-        self.execute_under_lease("writing down that keys of Kubernetes are replaced", lease, move || {
+        self.execute_under_lease("recording that keys of Kubernetes are replaced", lease, move || {
             sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
         })
         .await

@@ -147,7 +147,7 @@ impl Bmdb {
         text: &str,
     ) -> Result<(), BmdbError> {
         let text = text.to_owned();
-        let doing = "writing down that no certificate for API servers is signed";
+        let doing = "recording that no certificate for API servers is signed";
         self.execute_under_lease(doing, lease, move || {
             sqlx::query_file!("../../sql/kubernetes/record_user_rejected.sql", user, text)
         })

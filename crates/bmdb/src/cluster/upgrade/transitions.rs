@@ -23,7 +23,7 @@ use model::phase::{Phase, phase_of};
 use model::policy::DisruptionKind;
 
 const REQUESTING: &str = "ordering a node to run a bundle";
-const OPERATION: &str = "writing down what becomes of an upgrade";
+const OPERATION: &str = "recording the progress of an upgrade";
 
 type RequestedNodes = std::collections::BTreeMap<String, NodeUpgrade>;
 

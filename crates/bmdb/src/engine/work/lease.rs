@@ -1,4 +1,5 @@
-//! The lease of a work item: the right to write about its machine, checked under the machine's lock.
+//! The lease of a work item: the right to write about its machine, checked under the machine's lock. With a lost lease,
+//! nothing is written.
 
 use sqlx::PgConnection;
 

@@ -245,7 +245,7 @@ impl Bmdb {
         (machine, state): (MachineId, RollOutMachineState),
         text: &str,
     ) -> Result<(), BmdbError> {
-        const OPERATION: &str = "writing down how a release ended on a machine";
+        const OPERATION: &str = "recording the result of a release on a machine";
         let arguments = (id.to_owned(), text.to_owned());
         self.transact_for_machine(OPERATION, (lease, machine), arguments, move |tx, (id, text)| {
             Box::pin(async move {
@@ -324,7 +324,7 @@ impl Bmdb {
         let id = id.to_owned();
         let (machines, messages): (Vec<Uuid>, Vec<String>) =
             waits.into_iter().map(|(machine, text)| (machine.0, text)).unzip();
-        self.execute_under_lease("writing down what a roll-out waits for", lease, move || {
+        self.execute_under_lease("recording what a roll-out waits for", lease, move || {
             sqlx::query!(
                 "UPDATE roll_out_machine m SET message = n.message
                  FROM unnest($2::UUID[], $3::TEXT[]) AS n (machine_id, message) WHERE m.roll_out_id = $1

@@ -41,7 +41,7 @@ pub(super) fn report_replacement(
 #[cfg(test)]
 mod tests {
     use curator::bootstrap::create_authority;
-    use proto::agent::v1::cluster_order::Operation as Wanted;
+    use proto::agent::v1::cluster_order::Operation as OrderedOperation;
 
     use super::*;
     use crate::cluster::files::Credentials;
@@ -61,7 +61,7 @@ mod tests {
                 ca_certificate: new.anchor().certificate.clone(),
                 ..Default::default()
             };
-            wire_order(generation, Wanted::ReplaceAuthority(replace))
+            wire_order(generation, OrderedOperation::ReplaceAuthority(replace))
         };
         order_inbox.accept(&founding(2, "ams"));
         order_inbox.accept(&follow(3, wire::AuthorityStep::Follow));
@@ -102,11 +102,11 @@ mod tests {
             ca_certificate: new.anchor().certificate.clone(),
             ..Default::default()
         };
-        order_inbox.accept(&wire_order(3, Wanted::ReplaceAuthority(replace.clone())));
+        order_inbox.accept(&wire_order(3, OrderedOperation::ReplaceAuthority(replace.clone())));
         // The role server was interrupted after the first file.
         files.replace_authority(&hex::encode(&new.anchor().certificate)).unwrap();
         // The shepherd repeats the order.
-        order_inbox.accept(&wire_order(4, Wanted::ReplaceAuthority(replace)));
+        order_inbox.accept(&wire_order(4, OrderedOperation::ReplaceAuthority(replace)));
         let report = order_inbox.report();
         assert_eq!((report.generation, report.error.as_str()), (4, ""));
         assert_eq!(report.ca_certificate, new.anchor().certificate);
