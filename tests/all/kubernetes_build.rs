@@ -227,6 +227,7 @@ fn what_it_cannot_do_is_refused_in_one_sentence_and_leaves_nothing() -> TestResu
             &[("GO_CLAIMS", "go1.25.9")],
             format!("{go} is Go 1.25.9, which is too old. Install Go 1.26 or newer from https://go.dev/dl"),
         ),
+        (&[], &[("GO_CLAIMS", "go1.26rc1")], format!("{go} is Go 1.26rc1, which is too old")),
         (&[], &[("GO_CLAIMS", "go1.9")], format!("{go} is Go 1.9, which is too old")),
         (
             &[],

@@ -22,10 +22,11 @@ kubernetes_cache() {
 kubernetes_requirements_check() {
     local name
     local -a names
-    IFS=, read -r -a names <<<"${REQUIRE_KUBERNETES:-}"
+    # A line feed separates nothing: it becomes part of a name that is unknown.
+    IFS=, read -r -d '' -a names < <(printf '%s\0' "${REQUIRE_KUBERNETES:-}")
     for name in "${names[@]}"; do
-        if [[ -n $name ]] && ! printf '%s\n' "${kubernetes_programs[@]}" | grep -qxF -- "$name"; then
-            echo "REQUIRE_KUBERNETES is a comma-separated list of programs that must be there, and \"$name\" is none of them: ${kubernetes_programs[*]}" >&2
+        if [[ -n $name && ($name == *[[:space:]]* || " ${kubernetes_programs[*]} " != *" $name "*) ]]; then
+            echo "REQUIRE_KUBERNETES is a comma-separated list of programs that must be there, and \"${name//$'\n'/\\n}\" is none of them: ${kubernetes_programs[*]}" >&2
             return 1
         fi
     done

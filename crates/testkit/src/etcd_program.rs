@@ -88,7 +88,8 @@ struct Candidates {
 impl Candidates {
     fn of_this_host() -> Result<Self> {
         let directory = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty());
-        let cache = directory("XDG_CACHE_HOME").map(PathBuf::from);
+        // By convention a relative path is ignored, as tools/lib/kubernetes.sh does.
+        let cache = directory("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         let cache = cache.or_else(|| Some(Path::new(&directory("HOME")?).join(".cache")));
         let version = pinned_version()?;
         Ok(Self {

@@ -223,8 +223,15 @@ mod tests {
         for list in ["", "kube-apiserver,etcd,", &PROGRAMS.join(",")] {
             assert!(accepts(list)? && parse_required(list).is_ok(), "{list}");
         }
-        for list in ["nonsense", "1", "kube-apiserver, etcd", "etcd,nonsense", "kube", "kube-apiserver etcd"]
-        {
+        for list in [
+            "nonsense",
+            "1",
+            "kube-apiserver, etcd",
+            "etcd,nonsense",
+            "etcd\nnonsense",
+            "kube",
+            "kube-apiserver etcd",
+        ] {
             assert!(!accepts(list)? && parse_required(list).is_err(), "{list}");
         }
         Ok(())
