@@ -102,6 +102,12 @@ fn planted_words_and_names_exceed_the_limit() -> TestResult {
         ("tests/faults/told.patch", "breaks: a status\n", "tests/faults has 1 names"),
         ("src/model/held/mod.rs", "//! The status of a machine.\n", "src/model has 1 names"),
         ("src/model/status.rs", "mod kept {}\n", "src/model has 1 names"),
+        ("src/model/status.rs", "const KEPT: u8 = 0;\n", "src/model has 1 names"),
+        ("src/model/status.rs", "pub use status::Status as Kept;\n", "src/model has 1 names"),
+        ("src/model/status.rs", "unsafe trait Kept {}\n", "src/model has 1 names"),
+        ("src/model/kept/status.rs", "//! The status of a machine.\n", "src/model has 1 names"),
+        ("src/model/flags.rs", "Arg::new(FLAG).long(\"kept\")\n", "src/model has 1 names"),
+        ("src/model/flags.rs", "const FLAG: &str = \"kept\";\n", "src/model has 1 names"),
         (
             "src/model/prose.rs",
             "//! What it was told and asked, whoever heard it.\n",

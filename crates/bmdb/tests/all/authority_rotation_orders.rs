@@ -89,7 +89,7 @@ async fn authority_is_replaced_by_one_order_at_a_time() -> TestResult {
     let first = ordered(&kit, RotationKind::Planned).await?;
     assert!(first.as_ref().is_ok_and(|text| text.starts_with("replaces its authority as soon")), "{first:?}");
     execute(&kit, "UPDATE cluster SET authority_rotation_from = decode(repeat('01', 32), 'hex')").await?;
-    rejected(RotationKind::Planned, "ROTATING", "as kim ordered at ").await?;
+    rejected(RotationKind::Planned, "ROTATING", "which kim ordered at ").await?;
     assert_eq!(stored(&kit).await?, (Some("planned".to_owned()), true, false, false));
 
     let theft = ordered(&kit, RotationKind::Compromised).await?;

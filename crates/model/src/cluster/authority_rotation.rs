@@ -331,7 +331,7 @@ mod tests {
             match (&objection, expected) {
                 (None, None) => {}
                 (Some(text), Some(part)) => {
-                    assert!(text.starts_with("the authority of the cluster ams is "), "{text}");
+                    assert!(text.starts_with("the authority of the cluster ams "), "{text}");
                     assert!(text.contains(part) && !text.contains(". "), "{text}");
                 }
                 _ => panic!("{kind}: {objection:?}"),
