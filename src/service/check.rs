@@ -47,7 +47,7 @@ async fn check_database(
     bmdb.refuse_poolers().await.map_err(database_failure)?;
     warn_about_version(&bmdb);
     if let Some(version) = bmdb.server_version() {
-        found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version)));
+        found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version.into())));
     }
     let budget = bmdb.plan_connections(beside).await.map_err(database_failure)?;
     let version = bmdb.schema_version().await.map_err(database_failure)?;

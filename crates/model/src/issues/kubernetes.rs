@@ -1,13 +1,13 @@
 //! Issues of Kubernetes: object conflicts, unhealthy components, stalled rotations.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, KubernetesIssueInputs};
 use crate::issues::{Issue, IssueKind, MAX_NAMED_MACHINES};
-use crate::kubernetes::version::ReleaseVersion;
-use crate::program_versions::{Program, find_faults, parse_program_version};
+use crate::program_versions::version::{UpstreamVersion, parse_program_version};
+use crate::program_versions::{Program, find_faults};
 use crate::time::{Timestamp, after, between};
 
 /// How long a component may be unhealthy. Fetching a bundle and restarting take less.
@@ -59,12 +59,14 @@ fn object_conflict(cluster: &KubernetesIssueInputs) -> Option<Issue> {
 
 /// Issue: nodes run a version of Kubernetes with a published fault.
 fn version_fault(cluster: &KubernetesIssueInputs) -> Option<Issue> {
-    let versions: BTreeSet<ReleaseVersion> =
-        cluster.nodes.iter().filter_map(|node| parse_program_version(&node.kubernetes.version)).collect();
-    let faults = versions.into_iter().flat_map(|version| {
-        find_faults(Program::Kubernetes, version).into_iter().map(move |fault| fault.describe(version))
-    });
-    let messages: Vec<String> = faults.collect();
+    let versions = cluster.nodes.iter().filter_map(|node| parse_program_version(&node.kubernetes.version));
+    let findings = versions.flat_map(|version| find_faults(Program::Kubernetes, version));
+    // A fault that a package may have corrected is no issue.
+    let certain: BTreeMap<(UpstreamVersion, &str), String> = findings
+        .filter(|finding| finding.is_certain)
+        .map(|finding| ((finding.version.upstream, finding.fault.name), finding.to_string()))
+        .collect();
+    let messages: Vec<String> = certain.into_values().collect();
     let name = &cluster.name;
     (!messages.is_empty()).then(|| {
         Issue::new(

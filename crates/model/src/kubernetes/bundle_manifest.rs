@@ -22,7 +22,8 @@ use std::str::FromStr;
 
 use crate::kubernetes::manifest_parser::{self, truncate};
 use crate::kubernetes::version::ReleaseVersion;
-use crate::program_versions::{Program, find_faults, parse_program_version};
+use crate::program_versions::version::parse_program_version;
+use crate::program_versions::{Program, VersionFinding, find_faults};
 use crate::role_declaration::Sha256;
 
 /// Path of the manifest, which is the first file of the archive.
@@ -253,18 +254,17 @@ impl BundleManifest {
         self.images.iter().find(|image| image.name == name)
     }
 
-    /// The published faults of its Kubernetes and its containerd, a sentence without its end for each.
+    /// The published faults of its Kubernetes, its containerd and its runc.
     #[must_use]
-    pub fn version_faults(&self) -> Vec<String> {
-        let containerd = self.program(BundleComponent::Containerd);
-        let containerd = containerd.and_then(|program| parse_program_version(&program.version));
-        let versions = [(Program::Kubernetes, Some(self.kubernetes)), (Program::Containerd, containerd)];
+    pub fn version_faults(&self) -> Vec<VersionFinding> {
+        let version_of = |component| parse_program_version(&self.program(component)?.version);
+        let versions = [
+            (Program::Kubernetes, Some(self.kubernetes.into())),
+            (Program::Containerd, version_of(BundleComponent::Containerd)),
+            (Program::Runc, version_of(BundleComponent::Runc)),
+        ];
         let known = versions.into_iter().filter_map(|(program, version)| Some((program, version?)));
-        known
-            .flat_map(|(program, version)| {
-                find_faults(program, version).into_iter().map(move |fault| fault.describe(version))
-            })
-            .collect()
+        known.flat_map(|(program, version)| find_faults(program, version)).collect()
     }
 
     /// Checks that a node with this role server can do this with the bundle; the error is a sentence.

@@ -11,9 +11,9 @@
 use std::path::{Path, PathBuf};
 
 use model::kubernetes::version::ReleaseVersion;
-use model::program_versions::{
-    EtcdStartRefusal, Program, check_etcd_start, find_faults, parse_program_version,
-};
+use model::program_versions::etcd_start::{EtcdStartRefusal, check_etcd_start};
+use model::program_versions::version::parse_program_version;
+use model::program_versions::{Program, find_faults};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::etcd_program::{Flags, ProgramError, VERSION_DEADLINE, ask_program};
@@ -61,8 +61,12 @@ pub async fn check_program(program: &Path, files: &ClusterFiles) -> Result<Flags
     let allowed = allowed_faults(&std::env::var(ALLOWED_FAULTS).unwrap_or_default());
     check_etcd_start(last, next, &allowed)
         .map_err(|refusal| EtcdStartError::Refused { program: program.to_owned(), refusal })?;
-    for fault in find_faults(Program::Etcd, next) {
-        tracing::warn!(fault = fault.name, "{}", fault.describe(next));
+    for finding in find_faults(Program::Etcd, next) {
+        if finding.is_certain {
+            tracing::warn!(fault = finding.fault.name, "{finding}");
+        } else {
+            tracing::info!(fault = finding.fault.name, "{finding}");
+        }
     }
     Ok(flags)
 }
@@ -89,7 +93,8 @@ fn last_version(files: &ClusterFiles, membership: &EtcdMembership) -> Option<Rel
         None
     })?;
     let is_of_it = record.data == membership.data && record.epoch == membership.epoch;
-    parse_program_version(&record.version).filter(|_| is_of_it)
+    let version = parse_program_version(&record.version)?;
+    Some(version.upstream.numbers).filter(|_| is_of_it)
 }
 
 fn allowed_faults(text: &str) -> Vec<String> {

@@ -122,8 +122,12 @@ impl Bmdb {
             let Some(piece) = self.artefact_piece(sha256, number).await? else { return unread(less(1)) };
             if number == 0 {
                 bundle = read_bundle_manifest(&piece).ok();
-                for fault in bundle.iter().flat_map(BundleManifest::version_faults) {
-                    tracing::warn!("a bundle was uploaded in which {fault}");
+                for finding in bundle.iter().flat_map(BundleManifest::version_faults) {
+                    if finding.is_certain {
+                        tracing::warn!("a bundle was uploaded in which {finding}");
+                    } else {
+                        tracing::info!("a bundle was uploaded in which {finding}");
+                    }
                 }
             }
             context.update(&piece);

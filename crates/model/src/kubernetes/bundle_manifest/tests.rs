@@ -173,15 +173,27 @@ fn unsupported_duty_is_reported() {
 #[test]
 fn versions_with_a_published_fault_are_named() {
     let mut manifest = BundleManifest::parse(TEXT.as_bytes()).unwrap();
-    manifest.kubernetes = ReleaseVersion::new(1, 33, 0);
-    assert_eq!(manifest.version_faults(), [""; 0]);
-    manifest.kubernetes = ReleaseVersion::new(1, 20, 2);
+    let faults = |manifest: &BundleManifest| -> Vec<(String, bool)> {
+        manifest.version_faults().iter().map(|found| (found.to_string(), found.is_certain)).collect()
+    };
+    manifest.kubernetes = ReleaseVersion::new(1, 34, 0);
+    assert_eq!(faults(&manifest), []);
+    manifest.kubernetes = ReleaseVersion::new(1, 30, 3);
     let program = &mut manifest.programs[1];
     (program.component, program.version) = (BundleComponent::Containerd, "1.6.0~ds1-1".to_owned());
-    let faults = manifest.version_faults();
-    assert_eq!(faults.len(), 2, "{faults:?}");
-    assert!(faults[0].starts_with("Kubernetes 1.20.2 lets a container reach files"), "{faults:?}");
-    assert!(faults[1].starts_with("containerd 1.6.0 lets an image read files of its host"), "{faults:?}");
+    let found = faults(&manifest);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].0.starts_with("Kubernetes 1.30.3 lets a node delete its own node object"), "{found:?}");
+    assert!(found[1].0.starts_with("containerd 1.6.0 lets an image read files of its host"), "{found:?}");
+    assert_eq!([found[0].1, found[1].1], [true, false], "the package may have the correction");
     manifest.programs[1].version = "1.6.20~ds1-1+deb12u1".to_owned();
-    assert_eq!(manifest.version_faults().len(), 1);
+    assert_eq!(faults(&manifest).len(), 1);
+    let program = &mut manifest.programs[1];
+    (program.component, program.version) = (BundleComponent::Runc, "1.1.11".to_owned());
+    let found = faults(&manifest);
+    assert!(
+        found[1].0.starts_with("runc 1.1.11 lets a container reach the file system of its host"),
+        "{found:?}"
+    );
+    assert!(found.iter().all(|(_, is_certain)| *is_certain), "{found:?}");
 }

@@ -137,8 +137,12 @@ pub(super) fn unpack_archive(
     for directory in &directories {
         File::open(directory)?.sync_all()?;
     }
-    for fault in manifest.version_faults() {
-        tracing::warn!(bundle = manifest.name, "{fault}");
+    for finding in manifest.version_faults() {
+        if finding.is_certain {
+            tracing::warn!(bundle = manifest.name, "{finding}");
+        } else {
+            tracing::info!(bundle = manifest.name, "{finding}");
+        }
     }
     Ok(manifest)
 }
