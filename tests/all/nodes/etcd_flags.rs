@@ -158,7 +158,14 @@ async fn etcd_of_an_older_line_is_not_started_on_the_data_of_a_newer_one() -> Te
     let refusal = "etcd 3.4.34 is not started, because etcd 3.6.9 ran on the data of this member before";
     until_reported(&node, refusal).await?;
     assert!(node.etcd().is_none_or(|etcd| !etcd.instance.is_alive()), "it was started");
+    // The next line is no way out either: 3.7 follows 3.6.11 or later.
     program.become_version("3.7.3")?;
+    until_reported(&node, "install etcd 3.6.11 or a later 3.6 first").await?;
+    program.become_version("3.6.11")?;
+    program.started_with(&node).await?;
+    record_version(&node.files(), &membership, "3.6.11");
+    program.become_version("3.7.3")?;
+    kill_etcd(&node)?;
     program.started_with(&node).await?;
     until("nothing is reported any more", async || Ok(node.facts.problems.describe().is_none())).await?;
     Ok(())

@@ -144,11 +144,13 @@ pub fn program() -> PathBuf {
 }
 
 /// The flags for a version; `None` if the version is too old. A version newer than the last supported one gets the
-/// flags of that one.
+/// flags of that one. A suffix such as `-rc.1` in `3.7.0-rc.1` is ignored, because a pre-release has the flags of its
+/// release.
 fn flags_of(version: &Version) -> Option<Flags> {
-    if *version < OLDEST {
+    let release = Version::new(version.major, version.minor, version.patch);
+    if release < OLDEST {
         None
-    } else if *version < NO_EXPERIMENTAL_FLAGS {
+    } else if release < NO_EXPERIMENTAL_FLAGS {
         Some(Flags::Experimental)
     } else {
         Some(Flags::Stable)
@@ -166,11 +168,12 @@ pub fn running_flags(running: &str, digest: impl Fn(Flags, bool) -> String) -> O
     forms.find(|(flags, revocation_list)| digest(*flags, *revocation_list) == running)
 }
 
-/// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. A suffix such as `-rc.1` in
-/// `3.7.0-rc.1` is ignored, because a pre-release has the flags of its release.
+/// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. The suffix of a pre-release or of a
+/// distribution is kept, because it decides about faults; one that is no semantic version is left out.
 fn parse_version(printed: &str) -> Option<Version> {
     let version = printed.lines().find_map(|line| line.strip_prefix("etcd Version:"))?.trim();
-    Version::parse(version.split(['-', '+']).next()?).ok()
+    let numbers = version.split(['-', '+']).next()?;
+    Version::parse(version).or_else(|_| Version::parse(numbers)).ok()
 }
 
 /// Reads the program's version and returns the flags for it.
@@ -271,7 +274,11 @@ mod tests {
     fn version_is_read_and_nothing_is_guessed() {
         let debian = "etcd Version: 3.4.23\nGit SHA: Not provided (use ./build instead of go build)\nGo Version: go1.19.8\n";
         assert_eq!(parse_version(debian).unwrap().to_string(), "3.4.23");
-        assert_eq!(parse_version("a warning\netcd Version: 3.7.0-rc.1+dfsg").unwrap().to_string(), "3.7.0");
+        assert_eq!(
+            parse_version("a warning\netcd Version: 3.7.0-rc.1+dfsg").unwrap().to_string(),
+            "3.7.0-rc.1+dfsg"
+        );
+        assert_eq!(parse_version("etcd Version: 3.4.23-4+deb12u1~x").unwrap().to_string(), "3.4.23");
         for text in ["", "etcd", "3.7.3", "etcd Version: ", "etcd Version: 3.7", "etcd Version: 3.7.3.1"] {
             assert_eq!(parse_version(text), None, "{text}");
         }
