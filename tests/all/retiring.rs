@@ -217,6 +217,10 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
         .until("its release has failed", "SELECT count(*) = 1 FROM work_backoff WHERE process = 'Retirement'")
         .await?;
     assert_eq!(phase(fleet, id).await?, "Retiring");
+    // Its cause is in the log of the shepherd that tried, not in the database alone.
+    let log = fleet.read_log("cut-off")?;
+    let is_logged = |line: &str| line.contains(" WARN ") && line.contains("failed cause=");
+    ensure!(log.lines().any(is_logged), "no failure is logged with its cause:\n{log}");
     says(fleet, &["why", id], "shepherdctl retire waive sim/sim-0006 release --confirm").await?;
     refuses(fleet, &waive("wipe", "sim/sim-0006 is not wiped"), "is at the stage release").await?;
     refuses(fleet, &waive("release", "yes"), known).await?;

@@ -124,7 +124,8 @@ pub fn parse_program_version(text: &str) -> Option<ProgramVersion> {
 
 /// The stage at the beginning of a text, and the rest.
 fn parse_stage(text: &str) -> (ReleaseStage, &str) {
-    const STAGES: [(&str, fn(u32) -> ReleaseStage); 3] =
+    type StageOf = fn(u32) -> ReleaseStage;
+    const STAGES: [(&str, StageOf); 3] =
         [("alpha", ReleaseStage::Alpha), ("beta", ReleaseStage::Beta), ("rc", ReleaseStage::Candidate)];
     let stage = text.strip_prefix(['-', '~']).unwrap_or(text);
     let found = STAGES.iter().find_map(|(word, stage_of)| Some((stage.strip_prefix(word)?, stage_of)));
