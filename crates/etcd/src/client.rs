@@ -228,7 +228,12 @@ impl Client {
 
     /// Compacts the history: etcd drops everything before this revision except the newest value of each key.
     pub async fn compact(&self, revision: i64) -> Result<(), EtcdError> {
-        let request = wire::CompactionRequest { revision, physical: false };
+        self.call_compact(wire::CompactionRequest { revision, physical: false }).await
+    }
+
+    /// Calls for a compaction. With `physical`, etcd responds once the room is free in the file of the connected member.
+    pub(super) async fn call_compact(&self, request: wire::CompactionRequest) -> Result<(), EtcdError> {
+        let revision = request.revision;
         let doing = format!("compacting etcd up to revision {revision}");
         let mut kv = self.kv();
         self.call_unary(doing, request, async |request| kv.compact(request).await).await.map(drop)

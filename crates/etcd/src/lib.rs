@@ -14,8 +14,9 @@
 //! * [`lock`][]: a lock over a lease, for work that one member at a time may do.
 //! * [`key_watcher`][]: list and watch, the newest value of each key. It is fed by `watch_cache`, which merges events
 //!   and listings (without I/O).
-//! * [`members`][]: lists, adds, promotes, moves and removes members of etcd. `connected_peers` finds which members are
-//!   connected.
+//! * [`members`][]: lists, adds, promotes, moves and removes members of etcd. `connected_peers` reads from a member's metrics which
+//!   members are connected.
+//! * [`maintenance`][]: alarms, the size of the database file and its quota, and the way back from a full one.
 //! * [`snapshot_file`][]: receives all data of etcd, as a stream or in a file, and verifies its digest.
 //! * [`key_space`][]: the key of every record. [`record`][]: the format number of a record, and errors of reading one.
 //! * [`retry`][]: the delays before the next attempt.
@@ -66,6 +67,7 @@ pub mod guard;
 pub mod key_space;
 pub mod key_watcher;
 pub mod lock;
+pub mod maintenance;
 pub mod members;
 pub mod namespace;
 pub mod record;

@@ -27,6 +27,8 @@ pub const PATIENCE: Duration = Duration::from_mins(5);
 pub struct Cluster {
     /// Dropped before the directory, so that no member writes there while it is removed.
     members: Vec<Member>,
+    /// Arguments that each member gets besides those of every cluster.
+    arguments: Vec<String>,
     directory: tempfile::TempDir,
     namespace: Namespace,
 }
@@ -44,12 +46,26 @@ impl Cluster {
 
     /// Starts a cluster whose members have these names.
     pub async fn start_named(names: Vec<String>) -> Result<Self> {
+        Self::start_members(names, &[]).await
+    }
+
+    /// Starts a cluster whose members accept no writes once their database file has this size.
+    pub async fn start_with_quota(size: usize, quota_bytes: u64) -> Result<Self> {
+        let names = (0..size).map(|number| format!("m{number}")).collect();
+        Self::start_members(names, &["--quota-backend-bytes".to_owned(), quota_bytes.to_string()]).await
+    }
+
+    async fn start_members(names: Vec<String>, arguments: &[String]) -> Result<Self> {
         assertions_aloud();
         let size = names.len();
         let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
         // `tempdir` makes a directory that only its owner can enter.
-        let mut cluster =
-            Self { members: Vec::new(), directory: tempfile::tempdir()?, namespace: Namespace::new("test")? };
+        let mut cluster = Self {
+            members: Vec::new(),
+            arguments: arguments.to_vec(),
+            directory: tempfile::tempdir()?,
+            namespace: Namespace::new("test")?,
+        };
         for name in names {
             let program =
                 cluster.spawn(&name, &["--initial-cluster", &all, "--initial-cluster-state", "new"])?;
@@ -81,7 +97,8 @@ impl Cluster {
             .args(["--name", name, "--data-dir", name, "--unsafe-no-fsync", "--logger", "zap"])
             .args(["--log-outputs", "stderr", "--listen-client-urls", &client])
             .args(["--advertise-client-urls", &client, "--listen-peer-urls", &peer])
-            .args(["--initial-advertise-peer-urls", &peer]);
+            .args(["--initial-advertise-peer-urls", &peer])
+            .args(&self.arguments);
         Ok(command)
     }
 

@@ -7,6 +7,7 @@ mod guard;
 mod lock;
 mod lossy_etcd;
 mod lost_events;
+mod maintenance;
 mod members;
 mod snapshot;
 mod value;
