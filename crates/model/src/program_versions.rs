@@ -93,6 +93,9 @@ pub const SUPPORTED_ETCD: (ReleaseVersion, ReleaseVersion) =
 /// As [`SUPPORTED_ETCD`], for PostgreSQL.
 pub const SUPPORTED_POSTGRES: (u32, u32) = (15, 18);
 
+/// Name of the fault for which an etcd is not defragmented.
+pub const DEFRAGMENTATION_FAULT: &str = "etcd-killed-defragmentation";
+
 impl VersionFault {
     /// Whether a version has the fault, as far as its number and its package show.
     #[must_use]

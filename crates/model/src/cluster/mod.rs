@@ -26,6 +26,7 @@
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is. [`authority_theft`][]: the
 //!   same after a theft of its key.
+//! * [`etcd_space`][]: the way back of an etcd that accepts no writes because it is full.
 //! * `quorum`: majority and tolerated failures.
 //!
 //! # Invariants
@@ -40,6 +41,7 @@ pub mod certificate_request;
 pub mod credential;
 pub mod declaration;
 pub mod disruption;
+pub mod etcd_space;
 pub mod forecast;
 pub mod image;
 pub mod kubernetes;

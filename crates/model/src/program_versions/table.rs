@@ -8,7 +8,7 @@
 //! Debian that names the package. `docs/versions.md` has the same table, and a test compares them.
 
 use crate::program_versions::version::{DebianUpdate, UpstreamVersion};
-use crate::program_versions::{Program, VersionFault};
+use crate::program_versions::{DEFRAGMENTATION_FAULT, Program, VersionFault};
 
 const fn version(major: u32, minor: u32, patch: u32) -> UpstreamVersion {
     UpstreamVersion::release(major, minor, patch)
@@ -83,6 +83,16 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         effect: "can confirm the renewal of a lease that it has revoked",
         loses_data: false,
         reference: "https://github.com/etcd-io/etcd/pull/20615",
+    },
+    VersionFault {
+        name: DEFRAGMENTATION_FAULT,
+        program: Program::Etcd,
+        ranges: &[(version(3, 5, 0), version(3, 5, 6))],
+        corrected_in_debian: &[],
+        effect: "can differ from the other members after it was killed while it was defragmented, so no member of that \
+                 version is defragmented",
+        loses_data: false,
+        reference: "https://github.com/etcd-io/etcd/pull/14685",
     },
     VersionFault {
         name: "etcd-defragmentation",
