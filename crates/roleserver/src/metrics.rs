@@ -15,7 +15,7 @@ use proto::curator::v1::service_status::Kind;
 use supervisor::report::TreeReport;
 use supervisor::state::RunnableState;
 
-use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_facts::{EtcdSpaceStatus, NodeFacts};
 
 /// Every state of a runnable.
 const RUNNABLE_STATES: [RunnableState; 5] = [
@@ -51,6 +51,8 @@ pub struct MetricsInputs {
     pub services: Vec<ServiceStatus>,
     /// The gate of this node's curator.
     pub curator_gate: GateNumbers,
+    /// The database file of this node's etcd; `None` without an etcd that answers.
+    pub etcd_space: Option<EtcdSpaceStatus>,
 }
 
 impl MetricsInputs {
@@ -65,6 +67,7 @@ impl MetricsInputs {
             control_plane: facts.control_plane.latest().flatten().is_some(),
             services: facts.services.latest().unwrap_or_default(),
             curator_gate: facts.curator_gate.numbers(),
+            etcd_space: facts.etcd_space.latest().flatten(),
         }
     }
 }
@@ -128,6 +131,7 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
         "1 while a curator and its etcd run on the node.",
     );
     page.add_sample("roleserver_control_plane_running", &[], f64::from(u8::from(known.control_plane)));
+    add_etcd_space(&mut page, known.etcd_space.as_ref());
     add_curator_gate(&mut page, &known.curator_gate);
 
     page.add_family(
@@ -148,6 +152,41 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
         page.add_sample("roleserver_service_restarts_total", &labels, f64::from(service.restarts));
     }
     page.0
+}
+
+fn add_etcd_space(page: &mut MetricsPage, space: Option<&EtcdSpaceStatus>) {
+    let Some(space) = space else { return };
+    let alarms = [("nospace", space.full_members), ("corrupt", space.corrupt_members)];
+    for (name, help, bytes) in [
+        ("roleserver_etcd_database_bytes", "Size of the database file of the node's etcd.", space.file_bytes),
+        (
+            "roleserver_etcd_database_used_bytes",
+            "The part of the database file of the node's etcd that has data.",
+            space.bytes_in_use,
+        ),
+        (
+            "roleserver_etcd_quota_bytes",
+            "Size of the database file from which etcd accepts no writes.",
+            space.quota_bytes,
+        ),
+    ] {
+        page.add_family(name, "gauge", help);
+        page.add_sample(name, &[], as_value(bytes));
+    }
+    page.add_family(
+        "roleserver_etcd_alarms",
+        "gauge",
+        "Members of the cluster's etcd with an alarm, by alarm; while one has nospace, etcd accepts no writes.",
+    );
+    for (alarm, members) in alarms {
+        page.add_sample("roleserver_etcd_alarms", &[("alarm", alarm)], as_value(members as u64));
+    }
+    page.add_family(
+        "roleserver_etcd_defragmentations_total",
+        "counter",
+        "How often the database file of the node's etcd was defragmented because it was full.",
+    );
+    page.add_sample("roleserver_etcd_defragmentations_total", &[], as_value(space.defragmentations));
 }
 
 fn add_curator_gate(page: &mut MetricsPage, gate: &GateNumbers) {
@@ -268,6 +307,14 @@ mod tests {
                 rejected_calls: 3,
                 ..GateNumbers::default()
             },
+            etcd_space: Some(EtcdSpaceStatus {
+                file_bytes: 3000,
+                bytes_in_use: 1000,
+                quota_bytes: 4000,
+                full_members: 1,
+                corrupt_members: 0,
+                defragmentations: 2,
+            }),
         };
         let page = render_text(&report, &known);
         for line in [
@@ -284,6 +331,12 @@ mod tests {
             "roleserver_curator_connections_closed_total{reason=\"timeout\"} 7",
             "roleserver_curator_connections_closed_total{reason=\"full\"} 0",
             "roleserver_curator_rejected_calls_total 3",
+            "roleserver_etcd_database_bytes 3000",
+            "roleserver_etcd_database_used_bytes 1000",
+            "roleserver_etcd_quota_bytes 4000",
+            "roleserver_etcd_alarms{alarm=\"nospace\"} 1",
+            "roleserver_etcd_alarms{alarm=\"corrupt\"} 0",
+            "roleserver_etcd_defragmentations_total 2",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
             "roleserver_service_restarts_total{role=\"web\",service=\"a \\\"front\\\"\"} 3",

@@ -24,4 +24,5 @@ mod roots;
 pub(crate) mod services;
 #[cfg(debug_assertions)]
 mod slow_disk;
+mod space;
 mod updating;

@@ -47,6 +47,7 @@ use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_cur
 use crate::cluster::etcd_image::restore_image;
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{Flags, running_flags};
+use crate::cluster::etcd_space::watch_space;
 use crate::cluster::etcd_start::{check_program, record_version};
 use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
 use crate::cluster::member_address::{follow_moved_member, publish_peer_url};
@@ -100,6 +101,7 @@ fn launch_control_plane(
         async move {
             // What an earlier run published no longer holds.
             facts.control_plane.set(None);
+            facts.etcd_space.set(None);
             let scope = starting.scope().clone();
             let first = scope.until_cancelled(startups.next()).await?;
             facts.problems.clear_parts(&NodePart::OF_ETCD);
@@ -328,6 +330,9 @@ async fn start_etcd(
     // Before etcd answers: without a valid certificate, it never may.
     let renewing = renew_peer_certificate(host.clone(), facts.clone(), client.clone());
     starting.start("peer_certificate", renewing)?;
+    // Before it answers, too: a learner is not yet used by anything else.
+    let watching = watch_space(host.files.clone(), own, client.clone(), facts.clone());
+    starting.start("etcd_space", watching)?;
     let answering = async {
         let mut complained = false;
         loop {

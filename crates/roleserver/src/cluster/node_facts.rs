@@ -216,6 +216,23 @@ pub struct ControlPlane {
     pub port: u16,
 }
 
+/// The database file of this node's etcd, for its metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EtcdSpaceStatus {
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// The part of the file that has data.
+    pub bytes_in_use: u64,
+    /// Size of the file from which etcd accepts no writes.
+    pub quota_bytes: u64,
+    /// Members of the cluster that have no space.
+    pub full_members: usize,
+    /// Members of the cluster with data that differs from that of the others.
+    pub corrupt_members: usize,
+    /// How often this role server has defragmented the file since it started.
+    pub defragmentations: u64,
+}
+
 /// A cluster that this node is founding.
 #[derive(Clone, Debug)]
 pub struct ClusterFounding {
@@ -265,6 +282,8 @@ pub struct NodeFacts {
     pub host_findings: HostFindings,
     /// What the gate of this node's curator has done since this process started.
     pub curator_gate: GateMonitor,
+    /// The database file of this node's etcd, and the alarms of its cluster; `None` without an etcd that answers.
+    pub etcd_space: WatchCell<Option<EtcdSpaceStatus>>,
     /// Whether this node's curator is stopped until another authority is in etcd, after a theft.
     pub curator_closed: WatchCell<bool>,
     /// Why this node's curator signs no statement while it leads. The curator withdraws it.
@@ -283,6 +302,7 @@ impl NodeFacts {
         self.founding.clear();
         self.roles.clear();
         self.control_plane.clear();
+        self.etcd_space.clear();
         self.curator_closed.clear();
         self.address.clear();
         self.problems.clear();

@@ -20,6 +20,8 @@ pub enum NodePart {
     PeerCertificate,
     /// Keeps the list of revoked peers of etcd.
     RevocationList,
+    /// Makes room in an etcd that is full.
+    EtcdSpace,
     /// Restarts etcd in turn.
     PeerRestart,
     /// Executes the steps that need the running etcd, before the curator starts.
@@ -32,8 +34,14 @@ pub enum NodePart {
 
 impl NodePart {
     /// The parts that run only while an etcd of this node is to run.
-    pub(super) const OF_ETCD: [Self; 5] =
-        [Self::EtcdProgram, Self::PeerCertificate, Self::RevocationList, Self::PeerRestart, Self::BesideEtcd];
+    pub(super) const OF_ETCD: [Self; 6] = [
+        Self::EtcdProgram,
+        Self::PeerCertificate,
+        Self::RevocationList,
+        Self::EtcdSpace,
+        Self::PeerRestart,
+        Self::BesideEtcd,
+    ];
 }
 
 /// The problems of a node. Clones share them.

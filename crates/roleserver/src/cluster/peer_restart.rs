@@ -248,7 +248,7 @@ async fn take_turn(
     let lock = match attempt.map_err(|error| error.to_string())? {
         LockAttempt::Acquired(lock) => lock,
         LockAttempt::Busy { holder } => {
-            return Err(format!("node {holder} restarts its own, within a minute"));
+            return Err(format!("node {holder} restarts its own or makes its file smaller, within minutes"));
         }
     };
     let restarted = restart_under_lock(host, client, running, &lock, reason).await;
@@ -297,7 +297,7 @@ async fn restart_under_lock(
 }
 
 /// Checks by the own etcd that the other members are a quorum without this one.
-async fn check_quorum(client: &Client) -> Result<(), String> {
+pub(super) async fn check_quorum(client: &Client) -> Result<(), String> {
     let own = client.status().await.map_err(|error| error.to_string())?.member_id;
     let members = list_members(client).await.map_err(|error| error.to_string())?;
     check_restart(&members, own).map_err(|error| error.to_string())
