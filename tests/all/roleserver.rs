@@ -23,6 +23,7 @@ pub(crate) mod callback;
 mod children;
 mod endpoints;
 mod enrolment;
+mod full_disk;
 mod odd_disk;
 mod own_unit;
 mod signing;

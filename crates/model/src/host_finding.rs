@@ -24,6 +24,8 @@ pub enum HostFindingKind {
     PodCgroups,
     /// The curator of the machine had more connections than places.
     ConnectionsTurnedAway,
+    /// A file system that the role server or its programs write to is nearly full.
+    StorageLow,
     /// The machine has pinned no signing keys, although its shepherd sends some. The shepherd finds that.
     UnpinnedKeys,
     /// One that only a newer release knows.
@@ -41,6 +43,7 @@ impl HostFindingKind {
             Self::UnitSetting => "unit-setting",
             Self::PodCgroups => "pod-cgroups",
             Self::ConnectionsTurnedAway => "connections-turned-away",
+            Self::StorageLow => "storage-low",
             Self::UnpinnedKeys => "unpinned-keys",
             Self::Other => "other",
         }
@@ -55,6 +58,7 @@ impl HostFindingKind {
             Self::UnitSetting,
             Self::PodCgroups,
             Self::ConnectionsTurnedAway,
+            Self::StorageLow,
             Self::UnpinnedKeys,
         ];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
@@ -88,6 +92,7 @@ mod tests {
             HostFindingKind::UnitSetting,
             HostFindingKind::PodCgroups,
             HostFindingKind::ConnectionsTurnedAway,
+            HostFindingKind::StorageLow,
             HostFindingKind::UnpinnedKeys,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);

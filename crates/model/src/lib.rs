@@ -30,7 +30,7 @@
 //!   [`template`][].
 //! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an
 //!   agent reports of its release), [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs),
-//!   [`remote_step`][].
+//!   [`storage_level`][] (when a file system is nearly full), [`remote_step`][].
 //! * Programs of others: [`program_versions`][] (versions with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
@@ -114,6 +114,7 @@ pub mod schedule;
 pub mod schedule_mismatch;
 pub mod shell_words;
 pub mod signed_artefact;
+pub mod storage_level;
 pub mod template;
 pub mod text_file;
 pub mod text_layout;

@@ -2,6 +2,9 @@
 //!
 //! After a crash in the middle the old file or the new one exists, and never a half. A machine that loses power in the
 //! middle of an enrolment must come back with the old fence or the new one, not with none.
+//!
+//! A write that fails, as on a full disk, removes its temporary file. One that a crash leaves is removed by the next
+//! start ([`remove_leftovers`]).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write as _};
@@ -54,6 +57,30 @@ pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result
     })
 }
 
+/// Removes the temporary files in a directory whose writers ended in the middle of a write. This process must not be
+/// writing there. The file of another process that still runs stays. Returns how many were removed.
+pub fn remove_leftovers(directory: &Path) -> Result<usize> {
+    let mut removed = 0;
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let Some(writer) = entry.file_name().to_str().and_then(parse_writer) else { continue };
+        let is_running = writer != std::process::id() && Path::new("/proc").join(writer.to_string()).exists();
+        if !is_running && entry.file_type()?.is_file() {
+            std::fs::remove_file(entry.path())?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// The process that writes a temporary file of this name; `None` for another file.
+fn parse_writer(name: &str) -> Option<u32> {
+    let (rest, number) = name.strip_prefix('.')?.rsplit_once('.')?;
+    let (target, process) = rest.rsplit_once('.')?;
+    number.parse::<u64>().ok()?;
+    process.parse().ok().filter(|_| !target.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +101,28 @@ mod tests {
         assert!(replace_file(&taken, b"x", Durability::Durable).is_err());
         assert!(replace_file(Path::new("/"), b"x", Durability::Durable).is_err());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "no temporary file stays");
+    }
+
+    #[test]
+    fn half_written_files_of_ended_processes_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        // Larger than any process id (proc(5), `pid_max`).
+        let ended = 5_000_000;
+        let removed = [format!(".a.json.{ended}.0"), format!(".a.json.{own}.7")];
+        let other = [".1.0", ".a.json.x.0", ".a.json", "a.json.1.0", ".a.json.1.0"];
+        for name in removed.iter().map(String::as_str).chain(other) {
+            std::fs::write(directory.path().join(name), "half").unwrap();
+        }
+        std::fs::create_dir(directory.path().join(format!(".b.{ended}.0"))).unwrap();
+        assert_eq!(remove_leftovers(directory.path()).unwrap(), removed.len());
+        for name in &removed {
+            assert!(!directory.path().join(name).exists(), "{name}");
+        }
+        for name in other {
+            assert!(directory.path().join(name).exists(), "{name}");
+        }
+        assert_eq!(remove_leftovers(directory.path()).unwrap(), 0);
+        assert!(remove_leftovers(&directory.path().join("missing")).is_err());
     }
 }

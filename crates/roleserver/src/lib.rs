@@ -30,7 +30,7 @@
 //! * What the machine runs: [`cluster`][] (etcd, the curator, services, Kubernetes), [`child`][] (programs that outlive
 //!   the role server), [`systemd_manager`][] (scopes for them), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
 //!   of the role server), [`signing_store`][] (the keys that it must be signed with).
-//! * What the machine reports: [`hardware`][], [`host_findings`][], [`logs`][], [`metrics`][], [`status_socket`][].
+//! * What the machine reports: [`hardware`][], [`host_findings`][], [`file_systems`][] (space and inodes), [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`bounded_command`][] (other programs, within a time
 //!   limit), [`atomic_file`][] (files are replaced as a
 //!   whole), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
@@ -73,6 +73,7 @@ pub mod connection;
 pub mod disk;
 pub mod endpoint;
 pub mod enrolment;
+pub mod file_systems;
 pub mod hardware;
 pub mod host_findings;
 pub mod http_fetch;

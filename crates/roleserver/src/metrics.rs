@@ -4,18 +4,20 @@
 //! state directory, as `roleserver status` does, and prints the text. A collector on the machine that runs as the same
 //! user (the textfile collector of `node_exporter` behind a timer, for one) takes it from there.
 //!
-//! Names of metrics stay the same; labels are bounded by what is declared to the node and by the parts of the role
-//! server.
+//! Names of metrics stay the same; labels are bounded by what is declared to the node, by the parts of the role server and
+//! by the directories that it writes to.
 
 use std::fmt::Write as _;
 
 use curator::service::gate_monitor::GateNumbers;
+use model::storage_level::FileSystemUsage;
 use proto::curator::v1::ServiceStatus;
 use proto::curator::v1::service_status::Kind;
 use supervisor::report::TreeReport;
 use supervisor::state::RunnableState;
 
 use crate::cluster::node_facts::{EtcdSpaceStatus, NodeFacts};
+use crate::file_systems::MeasuredFileSystem;
 
 /// Every state of a runnable.
 const RUNNABLE_STATES: [RunnableState; 5] = [
@@ -53,6 +55,8 @@ pub struct MetricsInputs {
     pub curator_gate: GateNumbers,
     /// The database file of this node's etcd; `None` without an etcd that answers.
     pub etcd_space: Option<EtcdSpaceStatus>,
+    /// The file systems that are written to.
+    pub file_systems: Vec<MeasuredFileSystem>,
 }
 
 impl MetricsInputs {
@@ -68,6 +72,7 @@ impl MetricsInputs {
             services: facts.services.latest().unwrap_or_default(),
             curator_gate: facts.curator_gate.numbers(),
             etcd_space: facts.etcd_space.latest().flatten(),
+            file_systems: facts.file_systems.latest().unwrap_or_default(),
         }
     }
 }
@@ -133,6 +138,7 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
     page.add_sample("roleserver_control_plane_running", &[], f64::from(u8::from(known.control_plane)));
     add_etcd_space(&mut page, known.etcd_space.as_ref());
     add_curator_gate(&mut page, &known.curator_gate);
+    add_file_systems(&mut page, &known.file_systems);
 
     page.add_family(
         "roleserver_service_state",
@@ -222,7 +228,39 @@ fn add_curator_gate(page: &mut MetricsPage, gate: &GateNumbers) {
     page.add_sample("roleserver_curator_rejected_calls_total", &[], as_value(gate.rejected_calls));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "no gate counts so many connections")]
+fn add_file_systems(page: &mut MetricsPage, systems: &[MeasuredFileSystem]) {
+    type Field = fn(&FileSystemUsage) -> u64;
+    let families: [(&str, &str, Field); 4] = [
+        (
+            "roleserver_file_system_size_bytes",
+            "Size of a file system that the role server or its programs write to.",
+            |usage| usage.bytes,
+        ),
+        ("roleserver_file_system_available_bytes", "What may still be written to it.", |usage| {
+            usage.available_bytes
+        }),
+        (
+            "roleserver_file_system_inodes",
+            "Most files and directories of it; 0 where it has no limit.",
+            |usage| usage.inodes,
+        ),
+        ("roleserver_file_system_available_inodes", "How many more may be created.", |usage| {
+            usage.available_inodes
+        }),
+    ];
+    for (name, help, field) in families {
+        page.add_family(name, "gauge", help);
+        for system in systems {
+            page.add_sample(
+                name,
+                &[("path", &system.path.to_string_lossy())],
+                as_value(field(&system.usage)),
+            );
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge shows a size of petabytes well enough")]
 const fn as_value(count: u64) -> f64 {
     count as f64
 }
@@ -265,6 +303,7 @@ impl MetricsPage {
 mod tests {
     use std::time::Duration;
 
+    use model::storage_level::FileSystemLevels;
     use supervisor::report::ReportEntry;
 
     use super::*;
@@ -315,6 +354,18 @@ mod tests {
                 corrupt_members: 0,
                 defragmentations: 2,
             }),
+            file_systems: vec![MeasuredFileSystem {
+                path: "/state".into(),
+                contents: vec!["state"],
+                device: 7,
+                usage: FileSystemUsage {
+                    bytes: 4096,
+                    available_bytes: 1024,
+                    inodes: 40,
+                    available_inodes: 3,
+                },
+                levels: FileSystemLevels::default(),
+            }],
         };
         let page = render_text(&report, &known);
         for line in [
@@ -337,6 +388,10 @@ mod tests {
             "roleserver_etcd_alarms{alarm=\"nospace\"} 1",
             "roleserver_etcd_alarms{alarm=\"corrupt\"} 0",
             "roleserver_etcd_defragmentations_total 2",
+            "roleserver_file_system_size_bytes{path=\"/state\"} 4096",
+            "roleserver_file_system_available_bytes{path=\"/state\"} 1024",
+            "roleserver_file_system_inodes{path=\"/state\"} 40",
+            "roleserver_file_system_available_inodes{path=\"/state\"} 3",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
             "roleserver_service_restarts_total{role=\"web\",service=\"a \\\"front\\\"\"} 3",

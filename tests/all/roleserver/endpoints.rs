@@ -57,6 +57,7 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         "callback healthy",
         "cluster healthy",
         "programs healthy",
+        "file-systems healthy",
         "logs healthy",
         "metrics healthy",
         "status healthy",

@@ -3,6 +3,8 @@
 //! The agent gets its own mounts, so that the faulty disk is not visible outside, and ends with the agent. The test
 //! reads them by `/proc/PID/root`.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -28,6 +30,52 @@ impl OddDisk {
             mount --move /mnt \"$state\"
             exec \"$@\" >>\"$state/agent.log\" 2>&1";
         Self::start(state, agent, script)
+    }
+
+    /// Runs an agent on a disk of 8 MiB that is nearly empty. It has a rotated log, and a log that is longer than the role
+    /// server permits.
+    pub(super) fn small(state: &Path, agent: &Command) -> Result<Self> {
+        Self::start_small(state, agent, ":")
+    }
+
+    /// The same, with a disk that is full from the beginning.
+    pub(super) fn small_and_full(state: &Path, agent: &Command) -> Result<Self> {
+        Self::start_small(state, agent, "cat /dev/zero >/mnt/filler 2>/dev/null || :")
+    }
+
+    fn start_small(state: &Path, agent: &Command, fill: &str) -> Result<Self> {
+        // Without a block of its own, the long log takes no space.
+        let script = format!(
+            "
+            mount -t tmpfs -o size=8m tmpfs /mnt
+            cp -a \"$state/.\" /mnt
+            rm -f /mnt/agent.log
+            truncate -s 5M /mnt/agent.log
+            {fill}
+            mount --move /mnt \"$state\"
+            exec \"$@\""
+        );
+        Self::start(state, agent, &script)
+    }
+
+    /// Takes space until so many per cent of the disk are free. What the agent writes meanwhile may take the last of it.
+    pub(super) fn leave_free(&self, percent: u64) -> Result<()> {
+        let mut filler = File::options().create(true).append(true).open(self.path().join(FILLER))?;
+        loop {
+            let usage = rustix::fs::statvfs(self.path())?;
+            if usage.f_bavail <= usage.f_blocks * percent / 100 {
+                return Ok(());
+            }
+            match filler.write_all(&[b'x'; 4096]) {
+                Err(error) if error.kind() == ErrorKind::StorageFull => return Ok(()),
+                written => written?,
+            }
+        }
+    }
+
+    /// Whether the agent's process has ended.
+    pub(super) fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.agent.try_wait()?.is_some())
     }
 
     /// Runs an agent whose state directory can only be read.

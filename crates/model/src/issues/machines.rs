@@ -46,6 +46,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         workloads_end_with_agent(machine),
         agent_unit(machine),
         curator_connections(machine),
+        storage_low(machine),
         unpinned_keys(machine),
     ];
     rules.into_iter().flatten().collect()
@@ -285,6 +286,7 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
                 HostFindingKind::WorkloadsEndWithAgent
                     | HostFindingKind::PodCgroups
                     | HostFindingKind::ConnectionsTurnedAway
+                    | HostFindingKind::StorageLow
                     | HostFindingKind::UnpinnedKeys
             )
         },
@@ -302,6 +304,13 @@ fn curator_connections(machine: &MachineIssueInputs) -> Option<Issue> {
         |kind| kind == HostFindingKind::ConnectionsTurnedAway,
         remedy,
     )
+}
+
+fn storage_low(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = "free space on that file system of the machine or enlarge it; its role server measures it every few seconds, \
+                  and continues by itself as soon as there is space"
+        .to_owned();
+    finding_issue(machine, IssueKind::StorageLow, |kind| kind == HostFindingKind::StorageLow, remedy)
 }
 
 fn unpinned_keys(machine: &MachineIssueInputs) -> Option<Issue> {

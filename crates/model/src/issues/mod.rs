@@ -105,6 +105,7 @@ pub enum IssueKind {
     SessionFlapping,
     ShortWaitingTime,
     SilentAgent,
+    StorageLow,
     TwoPersonRuleOff,
     UnpinnedKeys,
     UnsignedReleases,
@@ -115,7 +116,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -157,6 +158,7 @@ impl IssueKind {
         Self::SessionFlapping,
         Self::ShortWaitingTime,
         Self::SilentAgent,
+        Self::StorageLow,
         Self::TwoPersonRuleOff,
         Self::UnpinnedKeys,
         Self::UnsignedReleases,
@@ -210,6 +212,7 @@ impl IssueKind {
             Self::SessionFlapping => "session-flapping",
             Self::ShortWaitingTime => "short-waiting-time",
             Self::SilentAgent => "silent-agent",
+            Self::StorageLow => "storage-low",
             Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::UnpinnedKeys => "unpinned-keys",
             Self::UnsignedReleases => "unsigned-releases",
@@ -260,6 +263,7 @@ impl IssueKind {
             | Self::SessionFlapping
             | Self::ShortWaitingTime
             | Self::SilentAgent
+            | Self::StorageLow
             | Self::TwoPersonRuleOff
             | Self::UnpinnedKeys
             | Self::UnsignedReleases

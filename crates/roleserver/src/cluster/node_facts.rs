@@ -35,6 +35,7 @@ use crate::cluster::node_order::EtcdImage;
 use crate::cluster::node_problems::NodeProblems;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
 use crate::cluster::stored_authorities::authorities_above_or_anchor;
+use crate::file_systems::MeasuredFileSystem;
 use crate::host_findings::HostFindings;
 
 /// The certificate that this node presents; it can be replaced while the process runs.
@@ -280,6 +281,8 @@ pub struct NodeFacts {
     pub unprotected: WatchCell<Vec<String>>,
     /// What the role server finds wrong with how it runs, from all its parts.
     pub host_findings: HostFindings,
+    /// The file systems that the role server and its programs write to, as they were last measured.
+    pub file_systems: WatchCell<Vec<MeasuredFileSystem>>,
     /// What the gate of this node's curator has done since this process started.
     pub curator_gate: GateMonitor,
     /// The database file of this node's etcd, and the alarms of its cluster; `None` without an etcd that answers.
@@ -295,7 +298,8 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Resets everything but `order_changed`, `programs` and the counters of `curator_gate`, for a machine that is no node any more.
+    /// Resets everything but `order_changed`, `programs`, `file_systems` and the counters of `curator_gate`, for a machine
+    /// that is no node any more.
     /// No part may be running.
     pub fn clear(&self) {
         self.connection.clear();

@@ -11,6 +11,8 @@
 //! * `status`: serves the tree to `roleserver status`.
 //! * `logs`: uploads the logs that shepherds request ([`crate::logs`]).
 //! * `metrics`: serves the metrics to `roleserver metrics`.
+//! * `file-systems`: measures the file systems that the role server and its programs write to
+//!   ([`crate::file_systems`]).
 //! * `update`: fetches another release when one is ordered; this process is then replaced by it
 //!   ([`crate::update`]).
 //! * `unit`: brings the unit file up to date, and checks the unit, if systemd started this process
@@ -43,6 +45,7 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::order_inbox::OrderInbox;
 use crate::commands::CommandError;
 use crate::disk;
+use crate::file_systems::watch_file_systems;
 use crate::hardware::{self, Sources};
 use crate::host_findings::HostFindings;
 use crate::init_system::own_unit::{OwnUnit, run_own_unit};
@@ -80,6 +83,7 @@ fn finish_writes(writer: &StateWriter, log: Option<&LogQueue>) {
 pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), CommandError> {
     let state = StateDirectory::open(state_directory).map_err(CommandError::from_error)?;
     let held = state.acquire_lock(Lock::Agent).map_err(CommandError::from_error)?;
+    state.remove_leftovers();
     let not_enrolled = || {
         CommandError::Failed(format!(
             "this machine is not enrolled: {} holds no enrolment with its key; a shepherd enrols it",
@@ -156,9 +160,11 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     let cluster = run_cluster_node(&settings, &facts);
 
     let runtime = build_runtime().map_err(CommandError::from_error)?;
+    let watch = watch_file_systems(state.path(), findings.clone(), facts.file_systems.clone());
     let counted = move |tree: &TreeReport| metrics::render_text(tree, &MetricsInputs::from_facts(&facts));
     let mut others = vec![
         ("cluster", cluster),
+        ("file-systems", watch),
         ("logs", logs.run_uploads()),
         ("metrics", status_socket::serve_report(state.path(), status_socket::METRICS_SOCKET, counted)),
         ("update", release.run_updates(server_pool)),

@@ -335,6 +335,14 @@ pub(super) const CASES: &[Case] = &[
         &[("connections-turned-away", "rack-a/1")],
     ),
     (
+        "a file system of it is nearly full",
+        |e| {
+            let message = "the file system of /var/lib/roleserver is nearly full".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::StorageLow, message });
+        },
+        &[("storage-low", "rack-a/1")],
+    ),
+    (
         "it has pinned no signing keys",
         |e| {
             let message = "it has pinned no signing keys".into();
