@@ -33,7 +33,7 @@ const RETENTION_PERIOD: Duration = Duration::from_mins(10);
 /// The pause after a full batch: up to 4,000 rows a second. A fleet of 100,000 machines, each updated every half hour,
 /// writes 111 rows of history a second.
 const RETENTION_PAUSE: Duration = Duration::from_millis(250);
-/// Time between two samples of dead rows and old transactions.
+/// Time between two samples of dead rows, old transactions and the limits of the server.
 const STORAGE_PERIOD: Duration = Duration::from_secs(15);
 
 /// Frees the work of lost sessions until `stop`.
@@ -133,9 +133,10 @@ pub async fn delete_expired_once(
     Ok(all)
 }
 
-/// Shows how many dead rows exist and what prevents their removal, until `stop`. On a database without these statistics
-/// it logs that once and ends.
+/// Shows how many dead rows exist, what prevents their removal and how close the server is to its limits, until `stop`. On a
+/// database without these statistics it logs that once and ends.
 pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
+    let mut limit_failure = None;
     while !stop.is_cancelled() {
         let sampled = run_round("looking at what is stored", async {
             match sample_storage_once(&bmdb, &metrics).await {
@@ -147,10 +148,31 @@ pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop:
             tracing::info!(%error, "this database has no statistics of dead rows and old transactions");
             return;
         }
+        run_round("reading the limits of the database server", async {
+            sample_limits(&bmdb, &metrics, &mut limit_failure).await;
+            Ok(())
+        })
+        .await;
         if sleep_or_stop(&stop, STORAGE_PERIOD).await {
             return;
         }
     }
+}
+
+/// Samples the limits of the server. A failure is logged when it begins and when its reason changes, because it lasts where
+/// the role lacks a right. It is an issue, too.
+async fn sample_limits(bmdb: &Bmdb, metrics: &HousekeepingMetrics, failure: &mut Option<String>) {
+    let reason = match bmdb.read_database_limits().await {
+        Ok(limits) => {
+            metrics.database_limits.record(&limits);
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(error) = reason.as_ref().filter(|_| reason != *failure) {
+        tracing::warn!(error, "the limits of the database server cannot be read");
+    }
+    *failure = reason;
 }
 
 /// Samples the storage once.

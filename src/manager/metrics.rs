@@ -18,7 +18,9 @@ use crate::bmdb::metrics::Metrics;
 use crate::bmdb::metrics::database::STATEMENT_BOUNDS;
 use crate::bmdb::metrics::labels::{ByComponent, ByProcess, ByProcessAndResult, ByTable, process_label};
 use crate::bmdb::metrics::registry::{Label, MetricRegistry};
+use crate::manager::database_metrics::DatabaseLimitMetrics;
 use crate::manager::fleet_metrics::FleetMetrics;
+use crate::manager::process_resources::ProcessResourceMetrics;
 use crate::model::process::Process;
 
 /// How a work item ended, as a label.
@@ -134,6 +136,8 @@ pub struct HousekeepingMetrics {
     pub oldest_transaction: Gauge<f64, AtomicU64>,
     /// The same for the oldest transaction that prevents the removal of dead rows.
     pub oldest_snapshot: Gauge<f64, AtomicU64>,
+    /// How close the database server is to its limits.
+    pub database_limits: DatabaseLimitMetrics,
 }
 
 /// The metrics of all loops of a process.
@@ -149,6 +153,8 @@ pub struct ManagerMetrics {
     end: Family<LoopLabel, Histogram, fn() -> Histogram>,
     /// Metrics of the housekeeping tasks.
     pub housekeeping: HousekeepingMetrics,
+    /// What this process uses of its host.
+    pub process: ProcessResourceMetrics,
     /// Metrics of the newest fleet sample.
     pub fleet: FleetMetrics,
 }
@@ -179,6 +185,7 @@ impl ManagerMetrics {
             dead_rows: Family::default(),
             oldest_transaction: Gauge::default(),
             oldest_snapshot: Gauge::default(),
+            database_limits: DatabaseLimitMetrics::default(),
         };
         let metrics = Self {
             common: common.clone(),
@@ -190,6 +197,7 @@ impl ManagerMetrics {
             wait: Family::new_with_constructor(|| Histogram::new(WAIT_BOUNDS)),
             end: Family::new_with_constructor(|| Histogram::new(STATEMENT_BOUNDS)),
             housekeeping,
+            process: ProcessResourceMetrics::default(),
             fleet: FleetMetrics::default(),
         };
         for process in Process::ALL.map(Process::as_str) {
@@ -201,6 +209,7 @@ impl ManagerMetrics {
         common.register(|book| {
             metrics.register_loops(book);
             metrics.register_housekeeping(book);
+            metrics.process.register(book);
             metrics.fleet.register(book);
         });
         metrics
@@ -296,6 +305,7 @@ impl ManagerMetrics {
             &[],
             house.oldest_snapshot.clone(),
         );
+        house.database_limits.register(book);
     }
 
     /// The metrics of one loop.

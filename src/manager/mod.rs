@@ -29,7 +29,8 @@
 //! * [`sampler`]: counts the fleet once a minute. Every shepherd shows the newest count ([`fleet_metrics`]).
 //!
 //! *Housekeeping* runs in every shepherd at once, and does no harm by that. [`housekeeping`] has the reaper, the sweeper,
-//! retention, the recorder of brakes and the monitor of storage.
+//! retention, the recorder of brakes and the monitor of storage, which also shows the limits of the database server
+//! (`database_metrics`). [`process_resources`] watches the disks and the open files of this process.
 //!
 //! What they share: [`machine_access`] reaches a machine over SSH. [`provider_set`] has the providers, each behind a
 //! circuit breaker of [`provider_breakers`]. [`recovery_brakes`] stops recovery while too many machines fall silent.
@@ -57,6 +58,7 @@
 mod catch_panic;
 pub mod cluster;
 pub mod control_loop;
+pub mod database_metrics;
 pub(crate) mod failpoint;
 pub mod fleet_metrics;
 pub mod housekeeping;
@@ -65,6 +67,7 @@ pub mod limiter;
 pub mod machine_access;
 pub mod metrics;
 pub mod power_controller;
+pub mod process_resources;
 pub mod provider_breakers;
 pub mod provider_set;
 pub mod provisioner;

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
@@ -19,6 +20,7 @@ use crate::bmdb::fleet::sample::{LEASE, first_cursor};
 use crate::manager::failpoint;
 use crate::manager::fleet_metrics::FleetMetrics;
 use crate::manager::metrics::ManagerMetrics;
+use crate::manager::process_resources::{ProcessShortages, publish_shortages};
 use crate::model::fleet_sample::{FleetSample, FleetTally, is_sample_due};
 use crate::model::time::Timestamp;
 
@@ -33,7 +35,14 @@ const PAGE_SIZE: i64 = 1_000;
 const PAGE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Counts and shows samples until `stop`. Closes its session before it returns.
-pub async fn run_sampler(sessions: Sessions, metrics: ManagerMetrics, stop: CancellationToken) {
+///
+/// Its session also carries what this process runs short of, because every shepherd has exactly one such session.
+pub async fn run_sampler(
+    sessions: Sessions,
+    metrics: ManagerMetrics,
+    shortages: watch::Receiver<ProcessShortages>,
+    stop: CancellationToken,
+) {
     let mut known = None;
     while !stop.is_cancelled() {
         // Never cancelled half-way: the statement would continue, and a session that commits after this task has
@@ -41,7 +50,11 @@ pub async fn run_sampler(sessions: Sessions, metrics: ManagerMetrics, stop: Canc
         match sessions.start(COMPONENT, serde_json::json!({})).await {
             Ok(session) => {
                 metrics.record_session_start(COMPONENT);
-                run_under_session(&session, sessions.bmdb(), &metrics.fleet, &mut known, &stop).await;
+                let published = publish_shortages(&session, &sessions, shortages.clone());
+                tokio::select! {
+                    () = run_under_session(&session, sessions.bmdb(), &metrics.fleet, &mut known, &stop) => {}
+                    never = published => match never {},
+                }
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the sampler stopped").await
                 {

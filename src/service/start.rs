@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
@@ -20,6 +21,7 @@ use crate::manager::initializer::Initializer;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::ManagerMetrics;
 use crate::manager::power_controller::PowerController;
+use crate::manager::process_resources::{self, DirectoryContent, ProcessShortages, WrittenDirectory};
 use crate::manager::provider_set::ProviderSet;
 use crate::manager::provisioner::plan::ProvisionerLimits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
@@ -38,7 +40,7 @@ use crate::service::listeners;
 use crate::service::os_process::hostname;
 use crate::service::provider_configuration::build_provider;
 use crate::service::running_service::RunningService;
-use crate::service::service_plan::ServicePlan;
+use crate::service::service_plan::{Database, ServicePlan};
 use crate::service::ssh_access::build_machine_access;
 use crate::service::traces::SpanCounts;
 
@@ -115,9 +117,17 @@ async fn start_components(
     let wake_ups = WakeUps::default();
     running.tasks.spawn(wake_ups.clone().listen(bmdb.clone(), running.drain.clone()));
     running.spawn_housekeeping(bmdb, metrics);
+    let (shortages, current_shortages) = watch::channel(ProcessShortages::default());
+    running.tasks.spawn(process_resources::run_process_monitor(
+        written_directories(plan, database),
+        metrics.process.clone(),
+        shortages,
+        running.drain.clone(),
+    ));
     running.workers.spawn(sampler::run_sampler(
         running.sessions.clone(),
         metrics.clone(),
+        current_shortages,
         running.drain.clone(),
     ));
     let brakes = Arc::new(RecoveryBrakes::new(bmdb.clone()));
@@ -189,6 +199,21 @@ async fn start_components(
         }
     }
     Ok(())
+}
+
+/// The directories that this process writes to, by the flags.
+fn written_directories(plan: &ServicePlan, database: &OpenDatabase) -> Vec<WrittenDirectory> {
+    let mut directories = vec![(DirectoryContent::TemporaryFiles, std::env::temp_dir())];
+    if let Database::Directory(path) = &plan.database {
+        directories.push((DirectoryContent::Database, path.clone()));
+    }
+    let keys = [
+        database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key"),
+        plan.flags.ssh_key_path.clone(),
+    ];
+    let key_directory = keys.into_iter().flatten().find_map(|path| Some(path.parent()?.to_owned()));
+    directories.extend(key_directory.map(|path| (DirectoryContent::Keys, path)));
+    directories
 }
 
 impl RunningService {

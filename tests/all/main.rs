@@ -68,6 +68,7 @@ mod rotation;
 mod sampling;
 mod secrets;
 mod shell;
+mod shepherd_disk;
 mod simulator;
 mod skips;
 mod small_memory;

@@ -9,10 +9,12 @@ use shepherd::bmdb::engine::fact_change::FactChange;
 use shepherd::bmdb::fleet::sample::LEASE;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::process_resources::ProcessShortages;
 use shepherd::manager::sampler;
 use shepherd::model::backoff::BackoffFact;
 use shepherd::model::fleet_sample::FleetSample;
 use shepherd::model::process::Process;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
@@ -79,7 +81,12 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
         let shepherd = Shepherd::start(&kit, name, Duration::from_hours(1)).await?;
         let book = Metrics::new();
         let metrics = ManagerMetrics::register(&book);
-        let task = tokio::spawn(sampler::run_sampler(shepherd.sessions.clone(), metrics, stop.clone()));
+        let task = tokio::spawn(sampler::run_sampler(
+            shepherd.sessions.clone(),
+            metrics,
+            watch::channel(ProcessShortages::default()).1,
+            stop.clone(),
+        ));
         running.push((shepherd, book, task));
     }
     for minutes in 1..=3 {

@@ -14,6 +14,10 @@
 //!   [`restore_own_core_limit`][] to one that replaces this one.
 //! * The limit of open files is inherited, too. [`file_limit`] gives the usual one to a program that is started.
 //!
+//! # What a process uses of its limits
+//!
+//! [`own_usage`] reads open files and file systems, so that a program reports a limit before it is reached.
+//!
 //! # What a process can still read of itself
 //!
 //! In `/proc/self` most files of a process that is not dumpable belong to root. The kernel lets a process follow its
@@ -21,6 +25,7 @@
 //! for everybody. Before Linux 5.14, `fdinfo` is closed to a process that is not root: nothing may need it.
 
 pub mod file_limit;
+pub mod own_usage;
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;

@@ -25,12 +25,12 @@
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
 //!   [`power_control`][], [`retirement`][].
 //! * The fleet: [`policy`][], [`policy_flags`][], [`plan`][] (forecast), [`why`][] (explanation), [`issues`][],
-//!   [`fleet_sample`][] (metrics).
+//!   [`fleet_sample`][] (metrics), [`database_limits`][] (of the database server).
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
 //! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an
 //!   agent reports of its release), [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs),
-//!   [`storage_level`][] (when a file system is nearly full), [`remote_step`][].
+//!   [`storage_level`][] (when a file system is nearly full), [`open_files`][], [`remote_step`][].
 //! * Programs of others: [`program_versions`][] (versions with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
@@ -73,6 +73,7 @@ pub mod byte_size;
 pub mod circuit_breaker;
 pub mod cluster;
 pub mod configuration_value;
+pub mod database_limits;
 pub mod disruption;
 pub mod excerpt;
 pub mod facts;
@@ -90,6 +91,7 @@ pub mod log_request;
 pub mod machine_view;
 pub mod needs_human;
 pub mod node_role;
+pub mod open_files;
 pub mod order_limits;
 pub mod pause;
 pub mod phase;

@@ -7,6 +7,8 @@
 //! A level ends only when a quarter more than its threshold is free. So a file system at the threshold is reported once,
 //! and not with every write.
 
+use std::path::PathBuf;
+
 use crate::byte_size::ByteSize;
 
 /// The available share of a file system at or below which it is nearly full, in per cent, and the bound of that share.
@@ -131,6 +133,68 @@ impl FileSystemLevels {
     }
 }
 
+/// A directory that is written to, as its file system was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryUsage {
+    /// The path of the directory.
+    pub path: PathBuf,
+    /// What it contains, for people.
+    pub content: &'static str,
+    /// The device number of its file system.
+    pub device: u64,
+    /// What is available on that file system.
+    pub usage: FileSystemUsage,
+}
+
+/// A file system that is written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredFileSystem {
+    /// The first directory on it.
+    pub path: PathBuf,
+    /// What the directories on it contain.
+    pub contents: Vec<&'static str>,
+    /// The device number that identifies it.
+    pub device: u64,
+    /// What is available on it.
+    pub usage: FileSystemUsage,
+    /// How much of its space and of its inodes is available.
+    pub levels: FileSystemLevels,
+}
+
+impl MeasuredFileSystem {
+    /// What is wrong with it, as a sentence with what to do; `None` if enough is available.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        let shortage = self.levels.describe()?;
+        let consequence = if self.levels.is_exhausted() {
+            "nothing there can be written until there is space"
+        } else {
+            "free space or enlarge it before writes fail"
+        };
+        let (path, contents) = (self.path.display(), self.contents.join(", "));
+        Some(format!("the file system of {path} ({contents}) {shortage}; {consequence}"))
+    }
+}
+
+/// The file systems of these directories, each once. `before` has their former levels.
+#[must_use]
+pub fn group_directories(
+    directories: Vec<DirectoryUsage>,
+    before: &[MeasuredFileSystem],
+) -> Vec<MeasuredFileSystem> {
+    let mut systems: Vec<MeasuredFileSystem> = Vec::new();
+    for DirectoryUsage { path, content, device, usage } in directories {
+        if let Some(system) = systems.iter_mut().find(|system| system.device == device) {
+            system.contents.push(content);
+            continue;
+        }
+        let former = before.iter().find(|former| former.device == device);
+        let levels = former.map_or_else(FileSystemLevels::default, |former| former.levels).next(usage);
+        systems.push(MeasuredFileSystem { path, contents: vec![content], device, usage, levels });
+    }
+    systems
+}
+
 #[cfg(test)]
 mod tests {
     use super::StorageLevel::{Exhausted, Low, Sufficient};
@@ -204,5 +268,39 @@ mod tests {
         assert_eq!(describe(Sufficient, Exhausted).unwrap(), "has no inodes for more files");
         assert!(FileSystemLevels { space: Low, inodes: Exhausted }.is_exhausted());
         assert!(!FileSystemLevels { space: Low, inodes: Low }.is_exhausted());
+    }
+
+    #[test]
+    fn directories_of_one_file_system_are_one_entry_with_its_former_level() {
+        let directory = |path: &str, content, device, available_mib: u64| DirectoryUsage {
+            path: path.into(),
+            content,
+            device,
+            usage: space(100 * MIB, available_mib * MIB),
+        };
+        let read = |mib| {
+            vec![
+                directory("/a", "keys", 1, mib),
+                directory("/b", "etcd", 2, 50),
+                directory("/a/c", "logs", 1, mib),
+            ]
+        };
+        let first = group_directories(read(10), &[]);
+        assert_eq!(first.len(), 2, "{first:?}");
+        assert_eq!((&*first[0].contents, first[0].levels.space), (&["keys", "logs"][..], Low));
+        assert_eq!(first[1].describe(), None);
+        assert_eq!(
+            first[0].describe().unwrap(),
+            "the file system of /a (keys, logs) is nearly full: at most 10 % or 5 GiB are available; free space or enlarge \
+             it before writes fail"
+        );
+        assert_eq!(group_directories(read(12), &first)[0].levels.space, Low, "the former level counts");
+        assert_eq!(group_directories(read(12), &[])[0].levels.space, Sufficient);
+        let full = group_directories(read(0), &first);
+        assert_eq!(
+            full[0].describe().unwrap(),
+            "the file system of /a (keys, logs) is full; nothing there can be written until there is space"
+        );
+        assert!(group_directories(Vec::new(), &full).is_empty());
     }
 }

@@ -19,8 +19,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hardening::own_usage;
 use model::host_finding::{HostFinding, HostFindingKind};
-use model::storage_level::{FileSystemLevels, FileSystemUsage};
+use model::storage_level::{DirectoryUsage, FileSystemUsage, MeasuredFileSystem, group_directories};
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 
@@ -37,21 +38,6 @@ const POD_LOGS: &str = "/var/log/pods";
 /// A directory whose file system is watched, and what it contains, for people.
 type WatchedDirectory = (PathBuf, &'static str);
 
-/// A file system, as it was measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeasuredFileSystem {
-    /// The first watched directory on it.
-    pub path: PathBuf,
-    /// What the watched directories on it contain.
-    pub contents: Vec<&'static str>,
-    /// The device number that identifies it.
-    pub device: u64,
-    /// Its size, and what is available.
-    pub usage: FileSystemUsage,
-    /// How much of its space and of its inodes is available.
-    pub levels: FileSystemLevels,
-}
-
 /// The runnable that measures the file systems below a state directory and reports those that fill up.
 #[must_use]
 pub fn watch_file_systems(
@@ -59,27 +45,28 @@ pub fn watch_file_systems(
     findings: HostFindings,
     measured: WatchCell<Vec<MeasuredFileSystem>>,
 ) -> Runnable {
-    let directories = watched_directories(state);
+    let state = state.to_owned();
     Runnable::new(move |starting: Starting| {
-        let (directories, findings, measured) = (directories.clone(), findings.clone(), measured.clone());
+        let (state, findings, measured) = (state.clone(), findings.clone(), measured.clone());
         async move {
             let healthy = starting.mark_healthy();
-            healthy.scope().until_cancelled(keep_measuring(&directories, &findings, &measured)).await?;
+            healthy.scope().until_cancelled(keep_measuring(&state, &findings, &measured)).await?;
             Err(healthy.scope().cancelled().await.into())
         }
     })
 }
 
 async fn keep_measuring(
-    directories: &[WatchedDirectory],
+    state: &Path,
     findings: &HostFindings,
     measured: &WatchCell<Vec<MeasuredFileSystem>>,
 ) {
     let mut systems = Vec::new();
     loop {
-        let (directories, before) = (directories.to_vec(), systems.clone());
+        let (state, before) = (state.to_owned(), systems.clone());
+        let measuring = tokio::task::spawn_blocking(move || measure(&watched_directories(&state), &before));
         // A measurement that panicked changes nothing.
-        if let Ok(next) = tokio::task::spawn_blocking(move || measure(&directories, &before)).await {
+        if let Ok(next) = measuring.await {
             systems = next;
             findings.set(SOURCE, find_shortages(&systems));
             measured.set(systems.clone());
@@ -88,7 +75,7 @@ async fn keep_measuring(
     }
 }
 
-/// Every directory that the role server or one of its programs writes to. Not all of them exist on every machine.
+/// Every directory that the role server or one of its programs writes to. Not all of them exist on every machine. Blocks.
 fn watched_directories(state: &Path) -> Vec<WatchedDirectory> {
     let cluster = ClusterFiles::in_state_directory(state);
     let kubernetes = state.join("cluster/kubernetes");
@@ -107,61 +94,25 @@ fn watched_directories(state: &Path) -> Vec<WatchedDirectory> {
     directories
 }
 
-/// Measures the file systems of the directories that exist. Directories on one file system are one entry. Blocks.
+/// Measures the file systems of the directories that exist. Blocks.
 fn measure(directories: &[WatchedDirectory], before: &[MeasuredFileSystem]) -> Vec<MeasuredFileSystem> {
-    let mut systems: Vec<MeasuredFileSystem> = Vec::new();
-    for (path, content) in directories {
-        let Ok((device, usage)) = read_usage(path) else { continue };
-        if let Some(system) = systems.iter_mut().find(|system| system.device == device) {
-            system.contents.push(content);
-            continue;
-        }
-        let former = before.iter().find(|former| former.device == device);
-        let levels = former.map_or_else(FileSystemLevels::default, |former| former.levels).next(usage);
-        systems.push(MeasuredFileSystem {
-            path: path.clone(),
-            contents: vec![*content],
-            device,
-            usage,
-            levels,
-        });
-    }
-    systems
-}
-
-/// The device of the file system that a path is on, and its usage.
-fn read_usage(path: &Path) -> rustix::io::Result<(u64, FileSystemUsage)> {
-    let device = rustix::fs::stat(path)?.st_dev;
-    let read = rustix::fs::statvfs(path)?;
-    let bytes = |blocks: u64| blocks.saturating_mul(read.f_frsize);
-    let usage = FileSystemUsage {
-        bytes: bytes(read.f_blocks),
-        available_bytes: bytes(read.f_bavail),
-        inodes: read.f_files,
-        available_inodes: read.f_favail,
-    };
-    Ok((device, usage))
+    let read = directories.iter().filter_map(|(path, content)| {
+        let read = own_usage::read_file_system(path).ok()?;
+        let usage = FileSystemUsage {
+            bytes: read.bytes,
+            available_bytes: read.available_bytes,
+            inodes: read.inodes,
+            available_inodes: read.available_inodes,
+        };
+        Some(DirectoryUsage { path: path.clone(), content, device: read.device, usage })
+    });
+    group_directories(read.collect(), before)
 }
 
 /// The findings about file systems that fill up. *Pure.*
 fn find_shortages(systems: &[MeasuredFileSystem]) -> Vec<HostFinding> {
-    let findings = systems.iter().filter_map(|system| {
-        let shortage = system.levels.describe()?;
-        let path = system.path.display();
-        let consequence = if system.levels.is_exhausted() {
-            "nothing there can be written; heartbeats continue, and everything else does as soon as there is space"
-        } else {
-            "free space or enlarge it before writes fail"
-        };
-        Some(HostFinding {
-            kind: HostFindingKind::StorageLow,
-            message: format!(
-                "the file system of {path} ({}) {shortage}; {consequence}",
-                system.contents.join(", ")
-            ),
-        })
-    });
-    findings.collect()
+    let messages = systems.iter().filter_map(MeasuredFileSystem::describe);
+    messages.map(|message| HostFinding { kind: HostFindingKind::StorageLow, message }).collect()
 }
 
 #[cfg(test)]
@@ -197,29 +148,5 @@ mod tests {
         former[0].levels.space = StorageLevel::Exhausted;
         let next = measure(&directories, &former);
         assert_eq!(next[0].levels, former[0].levels.next(next[0].usage));
-    }
-
-    #[test]
-    fn finding_has_the_path_and_what_is_on_it() {
-        let system = |space| MeasuredFileSystem {
-            path: "/var/lib/roleserver".into(),
-            contents: vec!["state files and logs", "etcd"],
-            device: 7,
-            usage: FileSystemUsage::default(),
-            levels: FileSystemLevels { space, inodes: StorageLevel::Sufficient },
-        };
-        assert!(find_shortages(&[system(StorageLevel::Sufficient)]).is_empty());
-        let found = find_shortages(&[system(StorageLevel::Low), system(StorageLevel::Exhausted)]);
-        let messages: Vec<&str> = found.iter().map(|finding| finding.message.as_str()).collect();
-        assert_eq!(
-            messages,
-            [
-                "the file system of /var/lib/roleserver (state files and logs, etcd) is nearly full: at most 10 % or 5 GiB \
-                 are available; free space or enlarge it before writes fail",
-                "the file system of /var/lib/roleserver (state files and logs, etcd) is full; nothing there can be \
-                 written; heartbeats continue, and everything else does as soon as there is space",
-            ]
-        );
-        assert!(found.iter().all(|finding| finding.kind == HostFindingKind::StorageLow));
     }
 }

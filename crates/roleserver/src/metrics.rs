@@ -10,14 +10,14 @@
 use std::fmt::Write as _;
 
 use curator::service::gate_monitor::GateNumbers;
-use model::storage_level::FileSystemUsage;
+use hardening::own_usage::{self, OpenFiles};
+use model::storage_level::{FileSystemUsage, MeasuredFileSystem};
 use proto::curator::v1::ServiceStatus;
 use proto::curator::v1::service_status::Kind;
 use supervisor::report::TreeReport;
 use supervisor::state::RunnableState;
 
 use crate::cluster::node_facts::{EtcdSpaceStatus, NodeFacts};
-use crate::file_systems::MeasuredFileSystem;
 
 /// Every state of a runnable.
 const RUNNABLE_STATES: [RunnableState; 5] = [
@@ -57,6 +57,8 @@ pub struct MetricsInputs {
     pub etcd_space: Option<EtcdSpaceStatus>,
     /// The file systems that are written to.
     pub file_systems: Vec<MeasuredFileSystem>,
+    /// The open files of this process; `None` if they cannot be counted.
+    pub open_files: Option<OpenFiles>,
 }
 
 impl MetricsInputs {
@@ -73,6 +75,7 @@ impl MetricsInputs {
             curator_gate: facts.curator_gate.numbers(),
             etcd_space: facts.etcd_space.latest().flatten(),
             file_systems: facts.file_systems.latest().unwrap_or_default(),
+            open_files: own_usage::count_open_files().ok(),
         }
     }
 }
@@ -139,6 +142,7 @@ pub fn render_text(report: &TreeReport, known: &MetricsInputs) -> String {
     add_etcd_space(&mut page, known.etcd_space.as_ref());
     add_curator_gate(&mut page, &known.curator_gate);
     add_file_systems(&mut page, &known.file_systems);
+    add_open_files(&mut page, known.open_files);
 
     page.add_family(
         "roleserver_service_state",
@@ -260,6 +264,23 @@ fn add_file_systems(page: &mut MetricsPage, systems: &[MeasuredFileSystem]) {
     }
 }
 
+fn add_open_files(page: &mut MetricsPage, files: Option<OpenFiles>) {
+    let numbers = [
+        ("roleserver_open_files", "Files that the role server has open.", files.map(|files| files.used)),
+        (
+            "roleserver_open_files_limit",
+            "Files that it may have open; absent without a limit.",
+            files.and_then(|files| files.limit),
+        ),
+    ];
+    for (name, help, number) in numbers {
+        page.add_family(name, "gauge", help);
+        if let Some(number) = number {
+            page.add_sample(name, &[], as_value(number));
+        }
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "a gauge shows a size of petabytes well enough")]
 const fn as_value(count: u64) -> f64 {
     count as f64
@@ -366,6 +387,7 @@ mod tests {
                 },
                 levels: FileSystemLevels::default(),
             }],
+            open_files: Some(OpenFiles { used: 12, limit: Some(1024) }),
         };
         let page = render_text(&report, &known);
         for line in [
@@ -392,6 +414,8 @@ mod tests {
             "roleserver_file_system_available_bytes{path=\"/state\"} 1024",
             "roleserver_file_system_inodes{path=\"/state\"} 40",
             "roleserver_file_system_available_inodes{path=\"/state\"} 3",
+            "roleserver_open_files 12",
+            "roleserver_open_files_limit 1024",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"backing-off\"} 1",
             "roleserver_service_state{role=\"web\",service=\"a \\\"front\\\"\",state=\"healthy\"} 0",
             "roleserver_service_restarts_total{role=\"web\",service=\"a \\\"front\\\"\"} 3",

@@ -239,7 +239,7 @@ impl StateDirectory {
             match atomic_file::remove_leftovers(&directory) {
                 Ok(0) => {}
                 Ok(count) => {
-                    tracing::info!(count, path = %directory.display(), "half-written files were removed")
+                    tracing::info!(count, path = %directory.display(), "half-written files were removed");
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {

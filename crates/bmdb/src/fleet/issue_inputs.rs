@@ -27,9 +27,9 @@ use model::byte_size::ByteSize;
 use model::cluster::view::KubernetesStatusView;
 use model::ids::MachineId;
 use model::issues::inputs::{
-    ClusterIssueInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs, KubernetesIssueInputs,
-    MachineIssueInputs, NodeIssueInputs, ProviderIssueInputs, RecentHistory, SessionIssueInputs,
-    StorageIssueInputs,
+    ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs,
+    KubernetesIssueInputs, MachineIssueInputs, NodeIssueInputs, ProviderIssueInputs, RecentHistory,
+    SessionIssueInputs, StorageIssueInputs,
 };
 use model::machine_view::MachineView;
 use model::policy::Policy;
@@ -73,6 +73,7 @@ impl Bmdb {
         let clusters = self.read_cluster_inputs().await?;
         let kubernetes = self.read_kubernetes_inputs().await?;
         let storage = self.read_storage_inputs().await?;
+        let database_limits = self.read_limit_inputs().await;
         let listening_since =
             machines.iter().filter_map(|machine: &MachineIssueInputs| machine.facts.listening_since).min();
         Ok(IssueInputs {
@@ -101,6 +102,7 @@ impl Bmdb {
             storage,
             artefacts,
             two_person_rule,
+            database_limits,
             database_version: self.server_version(),
         })
     }
@@ -239,6 +241,15 @@ impl Bmdb {
         Ok(found)
     }
 
+    /// The limits of the database server. A server that refuses an answer is an issue and hides no other one.
+    async fn read_limit_inputs(&self) -> DatabaseLimitInputs {
+        match self.read_database_limits().await {
+            Ok(limits) => DatabaseLimitInputs::Known(limits),
+            Err(error) if error.is_undefined_object() => DatabaseLimitInputs::Absent,
+            Err(error) => DatabaseLimitInputs::Unreadable(error.to_string()),
+        }
+    }
+
     /// Statistics of the database's storage; `None` where it has none.
     async fn read_storage_inputs(&self) -> Result<Option<StorageIssueInputs>, BmdbError> {
         let sample = match self.read_vacuum_stats().await {
@@ -283,6 +294,8 @@ async fn read_live_sessions(
             turned_away_at: text("turned_away_at").and_then(|at| at.parse().ok()),
             certificate_rejected_at: text("certificate_rejected_at").and_then(|at| at.parse().ok()),
             certificate_rejection: text("certificate_rejection").map(str::to_owned),
+            storage_low: text("storage_low").map(str::to_owned),
+            open_files_low: text("open_files_low").map(str::to_owned),
             host_clock: started_by_host_clock(row.session_id),
             component: row.component,
             started_at: row.started_at,

@@ -19,7 +19,7 @@
 //! * **Shared by all shepherds:** secrets, sealed (`secret`), and the addresses at which servers can be reached
 //!   ([`endpoints`]).
 //! * **Housekeeping:** [`retention`] lists every table with its bound and deletes old rows; [`vacuum_stats`] reads what
-//!   the database itself leaves behind.
+//!   the database itself leaves behind, and [`database_limits`] how close its server is to limits at which it stops.
 //!
 //! # Invariants
 //!
@@ -42,6 +42,7 @@
 pub mod artefact;
 pub mod brake;
 pub mod counts;
+pub mod database_limits;
 pub mod endpoints;
 pub mod issue_inputs;
 pub mod listing;

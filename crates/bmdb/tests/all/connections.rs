@@ -26,7 +26,7 @@ use testkit::dialect;
 use testkit::postgres::TestDatabase;
 
 /// The database of a server of the test's own.
-const OWN: &str = "own";
+pub(crate) const OWN: &str = "own";
 /// The name of the connections that a test counts.
 const COUNTED: &str = "counted";
 
@@ -47,7 +47,7 @@ async fn run(connection: &mut PgConnection, statements: String) -> anyhow::Resul
 }
 
 /// A server of the test's own with a migrated database, so that its configuration can change.
-async fn own_server() -> anyhow::Result<PrivatePostgres> {
+pub(crate) async fn own_server() -> anyhow::Result<PrivatePostgres> {
     let options = PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 60 };
     let server = PrivatePostgres::start(options).await?;
     server.create_database(OWN).await?;

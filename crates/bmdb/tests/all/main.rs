@@ -7,6 +7,7 @@ mod cluster_images;
 mod cluster_observations;
 mod cluster_upgrades;
 mod connections;
+mod database_limits;
 mod dialects;
 mod invariants;
 mod many;

@@ -41,6 +41,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(certificate_issues(evidence));
     found.extend(certificate_rejections(evidence));
     found.extend(connection_issues(evidence));
+    found.extend(shortage_issues(evidence));
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
@@ -331,6 +332,36 @@ fn connection_issues(evidence: &IssueInputs) -> Vec<Issue> {
                  limit of open files or start another shepherd"
             ),
         ));
+    }
+    found
+}
+
+/// Shepherds that run out of space or of open files.
+fn shortage_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = Vec::new();
+    for session in &evidence.sessions {
+        let shortages = [
+            (
+                IssueKind::StorageLow,
+                &session.storage_low,
+                "free space on that file system of the host or enlarge it; the shepherd continues by itself as soon as there \
+                 is space",
+            ),
+            (
+                IssueKind::OpenFiles,
+                &session.open_files_low,
+                "see what its connections are (`ss -tnp`), and raise LimitNOFILE= of its unit if they are your own",
+            ),
+        ];
+        for (kind, message, remedy) in shortages {
+            let Some(message) = message else { continue };
+            let subject = format!("host {}", session.host);
+            let issue = Issue::new(kind, subject, message.clone(), None, remedy.to_owned());
+            // Two shepherds on one host have the same disks.
+            if !found.contains(&issue) {
+                found.push(issue);
+            }
+        }
     }
     found
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
+use crate::database_limits::DatabaseLimits;
 use crate::facts::MachineFacts;
 use crate::host_finding::HostFinding;
 use crate::kubernetes::version::ReleaseVersion;
@@ -45,6 +46,8 @@ pub struct IssueInputs {
     pub kubernetes: Vec<KubernetesIssueInputs>,
     /// The database's own statistics, where it has any.
     pub storage: Option<StorageIssueInputs>,
+    /// How close the database server is to its limits.
+    pub database_limits: DatabaseLimitInputs,
     /// Version of the PostgreSQL that has the database; `None` for another server.
     pub database_version: Option<ReleaseVersion>,
     /// Size of all artefacts together.
@@ -168,6 +171,10 @@ pub struct SessionIssueInputs {
     pub certificate_rejected_at: Option<Timestamp>,
     /// The label of that rejection, as in `shepherd_tls_handshake_failures_total`.
     pub certificate_rejection: Option<String>,
+    /// A file system of its host that runs out of space, as a sentence; `None` in all sessions of a process but one.
+    pub storage_low: Option<String>,
+    /// The sentence that its process has nearly as many open files as it may have, in the same session.
+    pub open_files_low: Option<String>,
 }
 
 /// A cluster that is founded and not being deleted.
@@ -237,4 +244,15 @@ pub struct StorageIssueInputs {
     pub rows: Vec<(String, i64, i64)>,
     /// Age of the oldest open snapshot, which keeps dead rows from being removed.
     pub oldest_snapshot: Duration,
+}
+
+/// What was read of the limits of the database server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DatabaseLimitInputs {
+    /// The server has such limits, and answered.
+    Known(DatabaseLimits),
+    /// The database is of another kind, without them.
+    Absent,
+    /// The server refused an answer, for this reason.
+    Unreadable(String),
 }

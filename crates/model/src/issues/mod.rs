@@ -11,6 +11,7 @@
 //! * `machines`: issues of single machines.
 //! * `retirement`: issues of machines that are retiring or retired.
 //! * `duplicates`: values that two machines share and must not.
+//! * `database`: issues of the limits of the database server.
 //! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
 //! * `two_person_rule`: issues of the two-person rule and its admins.
 //!
@@ -26,6 +27,7 @@ use crate::machine_view::MachineName;
 use crate::time::Timestamp;
 
 mod clusters;
+mod database;
 mod duplicates;
 mod infrastructure;
 pub mod inputs;
@@ -79,6 +81,7 @@ pub enum IssueKind {
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
     CrashLoop,
+    DatabaseLimitsUnreadable,
     DeadRows,
     Drift,
     DuplicateKey,
@@ -97,26 +100,30 @@ pub enum IssueKind {
     NobodyListens,
     NodeProblem,
     NoShepherd,
+    OpenFiles,
     OutdatedAgent,
     ProviderDiscrepancy,
     ProviderFails,
+    ReplicationSlot,
     RetiredListed,
     RetirementStuck,
     SessionFlapping,
     ShortWaitingTime,
     SilentAgent,
     StorageLow,
+    TransactionIds,
     TwoPersonRuleOff,
     UnpinnedKeys,
     UnsignedReleases,
     VersionFault,
+    WalRetained,
     WorkFails,
     WorkloadsEndWithAgent,
 }
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 53] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -132,6 +139,7 @@ impl IssueKind {
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
         Self::CrashLoop,
+        Self::DatabaseLimitsUnreadable,
         Self::DeadRows,
         Self::Drift,
         Self::DuplicateKey,
@@ -150,19 +158,23 @@ impl IssueKind {
         Self::NobodyListens,
         Self::NodeProblem,
         Self::NoShepherd,
+        Self::OpenFiles,
         Self::OutdatedAgent,
         Self::ProviderDiscrepancy,
         Self::ProviderFails,
+        Self::ReplicationSlot,
         Self::RetiredListed,
         Self::RetirementStuck,
         Self::SessionFlapping,
         Self::ShortWaitingTime,
         Self::SilentAgent,
         Self::StorageLow,
+        Self::TransactionIds,
         Self::TwoPersonRuleOff,
         Self::UnpinnedKeys,
         Self::UnsignedReleases,
         Self::VersionFault,
+        Self::WalRetained,
         Self::WorkFails,
         Self::WorkloadsEndWithAgent,
     ];
@@ -186,6 +198,7 @@ impl IssueKind {
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::CrashLoop => "crash-loop",
+            Self::DatabaseLimitsUnreadable => "database-limits-unreadable",
             Self::DeadRows => "dead-rows",
             Self::Drift => "drift",
             Self::DuplicateKey => "duplicate-key",
@@ -204,19 +217,23 @@ impl IssueKind {
             Self::NobodyListens => "nobody-listens",
             Self::NodeProblem => "node-problem",
             Self::NoShepherd => "no-shepherd",
+            Self::OpenFiles => "open-files",
             Self::OutdatedAgent => "outdated-agent",
             Self::ProviderDiscrepancy => "provider-discrepancy",
             Self::ProviderFails => "provider-fails",
+            Self::ReplicationSlot => "replication-slot",
             Self::RetiredListed => "retired-listed",
             Self::RetirementStuck => "retirement-stuck",
             Self::SessionFlapping => "session-flapping",
             Self::ShortWaitingTime => "short-waiting-time",
             Self::SilentAgent => "silent-agent",
             Self::StorageLow => "storage-low",
+            Self::TransactionIds => "transaction-ids",
             Self::TwoPersonRuleOff => "two-person-rule-off",
             Self::UnpinnedKeys => "unpinned-keys",
             Self::UnsignedReleases => "unsigned-releases",
             Self::VersionFault => "version-fault",
+            Self::WalRetained => "wal-retained",
             Self::WorkFails => "work-fails",
             Self::WorkloadsEndWithAgent => "workloads-end-with-agent",
         }
@@ -246,6 +263,7 @@ impl IssueKind {
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop
+            | Self::DatabaseLimitsUnreadable
             | Self::Drift
             | Self::DuplicateSerial
             | Self::FewAdmins
@@ -256,18 +274,22 @@ impl IssueKind {
             | Self::LoopPaused
             | Self::LostWorkers
             | Self::NodeProblem
+            | Self::OpenFiles
             | Self::ProviderDiscrepancy
             | Self::ProviderFails
+            | Self::ReplicationSlot
             | Self::RetiredListed
             | Self::RetirementStuck
             | Self::SessionFlapping
             | Self::ShortWaitingTime
             | Self::SilentAgent
             | Self::StorageLow
+            | Self::TransactionIds
             | Self::TwoPersonRuleOff
             | Self::UnpinnedKeys
             | Self::UnsignedReleases
             | Self::VersionFault
+            | Self::WalRetained
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
             Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {
@@ -359,6 +381,7 @@ pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(clusters::find_issues(evidence));
     found.extend(kubernetes::find_issues(evidence));
     found.extend(infrastructure::find_issues(evidence));
+    found.extend(database::find_issues(evidence));
     found.extend(two_person_rule::find_issues(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.subject).cmp(&(b.severity, b.id, &b.subject)));
     found

@@ -9,13 +9,14 @@ use crate::backoff::BackoffFact;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::AuthorityProgress;
 use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKubernetes};
+use crate::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
 use crate::facts::{
     AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
 };
 use crate::ids::MachineId;
 use crate::issues::inputs::{
-    ClusterIssueInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs, RecentHistory,
-    RuleSwitchedOff, SessionIssueInputs, StorageIssueInputs, TwoPersonRuleInputs,
+    ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs,
+    RecentHistory, RuleSwitchedOff, SessionIssueInputs, StorageIssueInputs, TwoPersonRuleInputs,
 };
 use crate::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
 use crate::issues::tests::cases::CASES;
@@ -87,6 +88,35 @@ fn session(host: &str) -> SessionIssueInputs {
         turned_away_at: Some(at(NOW - 901)),
         certificate_rejected_at: Some(at(NOW - 901)),
         certificate_rejection: Some("alert_unknown_ca".into()),
+        storage_low: None,
+        open_files_low: None,
+    }
+}
+
+/// A server that is just within every limit.
+fn database_limits() -> DatabaseLimits {
+    let ids = |age| IdAge { database: "bmdb".into(), age, freeze_age: 200_000_000 };
+    DatabaseLimits {
+        transactions: ids(686_000_000),
+        multixacts: ids(686_000_000),
+        slots: vec![ReplicationSlot {
+            name: "standby".into(),
+            is_active: true,
+            wal: SlotWal::Reserved,
+            retained: Some(ByteSize(ByteSize::gibibytes(4).0 - 1)),
+            margin: None,
+        }],
+        wal: Some(ByteSize(ByteSize::gibibytes(4).0 - 1)),
+        max_wal: ByteSize::gibibytes(1),
+        is_archiving_failing: false,
+    }
+}
+
+/// The limits among the inputs, to change them.
+fn limits(evidence: &mut IssueInputs) -> &mut DatabaseLimits {
+    match &mut evidence.database_limits {
+        DatabaseLimitInputs::Known(limits) => limits,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -120,6 +150,7 @@ fn healthy_inputs() -> IssueInputs {
         artefacts: ByteSize::gibibytes(15),
         two_person_rule: TwoPersonRuleInputs { admins: 2, ..TwoPersonRuleInputs::default() },
         database_version: Some(postgres_version(150_014)),
+        database_limits: DatabaseLimitInputs::Known(database_limits()),
         storage: Some(StorageIssueInputs {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),

@@ -23,6 +23,7 @@ use curator_client::statement::SignedStatement;
 use curator_client::statement_trust::{ReadStatement, StatementTrust, persist_by};
 use curator_client::tls::certified_key;
 use model::cluster::restore_programs::EtcdPrograms;
+use model::storage_level::MeasuredFileSystem;
 use proto::curator::v1::{AuthorityStatus, KubernetesStatus, ServiceStatus};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -35,7 +36,6 @@ use crate::cluster::node_order::EtcdImage;
 use crate::cluster::node_problems::NodeProblems;
 use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
 use crate::cluster::stored_authorities::authorities_above_or_anchor;
-use crate::file_systems::MeasuredFileSystem;
 use crate::host_findings::HostFindings;
 
 /// The certificate that this node presents; it can be replaced while the process runs.

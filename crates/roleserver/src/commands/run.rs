@@ -96,11 +96,7 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
     let settings_store = SettingsStore::new(state.clone(), writer.clone(), &enrolment);
     let (settings, fallback) = settings_store.load();
     let clock = HostClock::read().map_err(CommandError::from_error)?;
-    let sample = state.read_time_sample().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the stored time cannot be read; using this machine's own clock");
-        None
-    });
-    let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
+    let time = resume_time(&state, &clock);
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::from_error)?;
     let signing = SigningStore::open(state.clone());
     let release = SelfUpdater::resume_update(state.path(), &digest, &clock, signing);
@@ -190,6 +186,15 @@ pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), Com
             Err(CommandError::from_error(release.exec_release(&handover)))
         }
     }
+}
+
+/// The time that this machine trusted last, on its clock.
+fn resume_time(state: &StateDirectory, clock: &HostClock) -> Arc<TrustedTime> {
+    let sample = state.read_time_sample().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the stored time cannot be read; using this machine's own clock");
+        None
+    });
+    Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample))
 }
 
 /// One thread at a time runs the tasks. While it waits for the disk, another one takes them over.

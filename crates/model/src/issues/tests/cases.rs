@@ -481,6 +481,16 @@ pub(super) const CASES: &[Case] = &[
         &[],
     ),
     (
+        "a shepherd with a full disk",
+        |e| e.sessions[0].storage_low = Some("the file system of /tmp is full".into()),
+        &[("storage-low", "host a")],
+    ),
+    (
+        "a shepherd with many open files",
+        |e| e.sessions[0].open_files_low = Some("it has opened many files".into()),
+        &[("open-files", "host a")],
+    ),
+    (
         "a forgotten psql",
         |e| e.storage.as_mut().unwrap().oldest_snapshot = Duration::from_secs(601),
         &[("long-snapshot", "the database")],
@@ -489,6 +499,39 @@ pub(super) const CASES: &[Case] = &[
     ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
     ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
     ("a database without books", |e| e.storage = None, &[]),
+    ("a database without limits", |e| e.database_limits = DatabaseLimitInputs::Absent, &[]),
+    (
+        "limits that cannot be read",
+        |e| e.database_limits = DatabaseLimitInputs::Unreadable("permission denied".into()),
+        &[("database-limits-unreadable", "the database")],
+    ),
+    (
+        "a slot that holds much WAL",
+        |e| limits(e).slots[0].retained = Some(ByteSize::gibibytes(4)),
+        &[("replication-slot", "slot standby")],
+    ),
+    (
+        "a slot that has lost WAL",
+        |e| limits(e).slots[0].wal = SlotWal::Lost,
+        &[("replication-slot", "slot standby")],
+    ),
+    (
+        "transaction ids that are not freed",
+        |e| limits(e).transactions.age = 700_000_000,
+        &[("transaction-ids", "database bmdb")],
+    ),
+    (
+        "multixact ids that are not freed",
+        |e| limits(e).multixacts.age = 700_000_000,
+        &[("transaction-ids", "database bmdb")],
+    ),
+    ("much WAL", |e| limits(e).wal = Some(ByteSize::gibibytes(4)), &[("wal-retained", "the database")]),
+    ("WAL that may not be listed", |e| limits(e).wal = None, &[]),
+    (
+        "WAL that is not archived",
+        |e| limits(e).is_archiving_failing = true,
+        &[("wal-retained", "the database")],
+    ),
     (
         "unsigned releases are allowed",
         |e| e.policy = Arc::new(Policy { allow_unsigned_releases: true, ..Policy::default() }),

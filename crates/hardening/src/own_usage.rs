@@ -1,0 +1,76 @@
+//! What this process uses of its limits: open files, and space and inodes of the file systems that it writes to.
+//!
+//! It reads and decides nothing: each program has its own thresholds.
+
+use std::path::Path;
+
+use rustix::process::{Resource, getrlimit};
+
+/// A file system, as statvfs(3) has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// The device number that identifies it.
+    pub device: u64,
+    /// Its size in bytes; 0 where it has none.
+    pub bytes: u64,
+    /// Bytes that this user may still write.
+    pub available_bytes: u64,
+    /// Most files and directories; 0 where it has no such limit.
+    pub inodes: u64,
+    /// How many files this user may still create.
+    pub available_inodes: u64,
+}
+
+/// Reads the file system that a path is on. Waits for a disk that does not answer.
+pub fn read_file_system(path: &Path) -> std::io::Result<FileSystem> {
+    let device = rustix::fs::stat(path)?.st_dev;
+    let read = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(read.f_frsize);
+    Ok(FileSystem {
+        device,
+        bytes: bytes(read.f_blocks),
+        available_bytes: bytes(read.f_bavail),
+        inodes: read.f_files,
+        available_inodes: read.f_favail,
+    })
+}
+
+/// The open files of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenFiles {
+    /// How many are open.
+    pub used: u64,
+    /// How many may be open; `None` without a limit.
+    pub limit: Option<u64>,
+}
+
+/// Counts the open files of this process.
+pub fn count_open_files() -> std::io::Result<OpenFiles> {
+    // The directory that is read is one of them.
+    let used = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
+    Ok(OpenFiles { used: used as u64, limit: getrlimit(Resource::Nofile).current })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_files_are_counted() {
+        let before = count_open_files().unwrap();
+        let files: Vec<_> = (0..50).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let after = count_open_files().unwrap();
+        // Other tests of this process open files, too.
+        assert!(after.used >= before.used.saturating_sub(20) + files.len() as u64, "{before:?} {after:?}");
+        assert!(after.limit.is_none_or(|limit| limit >= after.used));
+    }
+
+    #[test]
+    fn file_system_is_read_and_a_missing_path_is_an_error() {
+        let read = read_file_system(Path::new("/proc/self")).unwrap();
+        assert_eq!(read.bytes, 0, "it has no size: {read:?}");
+        let temporary = read_file_system(&std::env::temp_dir()).unwrap();
+        assert!(temporary.bytes > 0 && temporary.available_bytes <= temporary.bytes, "{temporary:?}");
+        assert!(read_file_system(Path::new("/no/such/path")).is_err());
+    }
+}

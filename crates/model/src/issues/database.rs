@@ -1,0 +1,100 @@
+//! Issues of the limits of the database server: transaction ids, WAL and replication slots.
+
+use crate::database_limits::{DatabaseLimits, IdAge};
+use crate::issues::inputs::{DatabaseLimitInputs, IssueInputs};
+use crate::issues::{Issue, IssueKind};
+
+/// All issues of this file.
+pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    match &evidence.database_limits {
+        DatabaseLimitInputs::Absent => Vec::new(),
+        DatabaseLimitInputs::Unreadable(error) => vec![unreadable(error)],
+        DatabaseLimitInputs::Known(limits) => {
+            let mut found = slot_issues(limits);
+            found.extend(id_issue(&limits.transactions, "transaction"));
+            found.extend(id_issue(&limits.multixacts, "multixact"));
+            found.extend(wal_issue(limits));
+            found
+        }
+    }
+}
+
+/// Issue: nothing below can be found, because the server does not answer the question.
+fn unreadable(error: &str) -> Issue {
+    Issue::new(
+        IssueKind::DatabaseLimitsUnreadable,
+        "the database".to_owned(),
+        format!("its transaction ids, WAL and replication slots cannot be read: {error}"),
+        None,
+        "grant the role of the shepherd what the error names; docs/database-care.md has what it reads"
+            .to_owned(),
+    )
+}
+
+fn slot_issues(limits: &DatabaseLimits) -> Vec<Issue> {
+    let described = limits.slots.iter().filter_map(|slot| Some((slot, limits.describe_slot(slot)?)));
+    described
+        .map(|(slot, problem)| {
+            Issue::new(
+                IssueKind::ReplicationSlot,
+                format!("slot {}", slot.name),
+                format!("the replication slot {} {problem}", slot.name),
+                None,
+                format!(
+                    "connect its reader again; if that is gone for good, drop the slot with \
+                     `SELECT pg_drop_replication_slot('{}')`",
+                    slot.name.replace('\'', "''")
+                ),
+            )
+        })
+        .collect()
+}
+
+/// Issue: autovacuum does not free ids, and at the limit the server accepts no write.
+fn id_issue(ids: &IdAge, what: &str) -> Option<Issue> {
+    ids.is_overdue().then(|| {
+        Issue::new(
+            IssueKind::TransactionIds,
+            format!("database {}", ids.database),
+            format!(
+                "{} % of the {what} ids are used: autovacuum should have freed them at {} %, and near 100 % PostgreSQL \
+                 accepts no more writes",
+                ids.percent(),
+                IdAge { age: ids.freeze_age, ..ids.clone() }.percent()
+            ),
+            None,
+            format!(
+                "end what holds them (old transactions, prepared ones, replication slots), then `VACUUM (FREEZE)` in the \
+                 database {}; docs/database-care.md has the queries",
+                ids.database
+            ),
+        )
+    })
+}
+
+/// Issue: WAL grows until its disk is full, and then the server stops.
+fn wal_issue(limits: &DatabaseLimits) -> Option<Issue> {
+    let is_large = limits.wal.is_some_and(|wal| wal >= limits.wal_threshold());
+    if !is_large && !limits.is_archiving_failing {
+        return None;
+    }
+    let size = limits.wal.map(|wal| {
+        format!("its WAL takes {}, and max_wal_size is {}", wal.humanize(), limits.max_wal.humanize())
+    });
+    let archive = limits
+        .is_archiving_failing
+        .then(|| "the last attempt to archive WAL failed, and it is retained until one succeeds".to_owned());
+    let parts: Vec<String> = size.into_iter().chain(archive).collect();
+    let remedy = if limits.is_archiving_failing {
+        "see archive_command and the log of the server: WAL is removed as soon as it is archived"
+    } else {
+        "see what retains it: replication slots, wal_keep_size, or checkpoints that do not end"
+    };
+    Some(Issue::new(
+        IssueKind::WalRetained,
+        "the database".to_owned(),
+        parts.join("; "),
+        None,
+        remedy.to_owned(),
+    ))
+}
