@@ -158,7 +158,8 @@ fn measure(directories: &[WrittenDirectory]) -> Measurement {
     Measurement { directories: read.collect(), open_files: own_usage::count_open_files() }
 }
 
-/// What the process runs short of. *Pure.*
+/// What the process runs short of. Open files that could not be counted end no shortage: they may be why counting failed.
+/// *Pure.*
 fn find_shortages(
     systems: &[MeasuredFileSystem],
     files: Option<OpenFiles>,
@@ -166,11 +167,13 @@ fn find_shortages(
 ) -> ProcessShortages {
     let sentences: Vec<String> = systems.iter().filter_map(MeasuredFileSystem::describe).collect();
     let is_reported = before.open_files.is_some();
-    let files = files.filter(|files| is_nearly_used_up(files.used, files.limit, is_reported));
-    ProcessShortages {
-        storage: (!sentences.is_empty()).then(|| sentences.join("; ")),
-        open_files: files.map(|files| describe_shortage(files.limit)),
-    }
+    let open_files = match files {
+        Some(files) => {
+            is_nearly_used_up(files.used, files.limit, is_reported).then(|| describe_shortage(files.limit))
+        }
+        None => before.open_files.clone(),
+    };
+    ProcessShortages { storage: (!sentences.is_empty()).then(|| sentences.join("; ")), open_files }
 }
 
 /// Measures until `stop`, shows the numbers and sends what runs short to `shortages`.
@@ -189,7 +192,11 @@ pub async fn run_process_monitor(
             for (content, directory) in &directories {
                 metrics.record_directory(*content, directory.usage);
             }
-            let files = open_files.ok();
+            let files = open_files
+                .inspect_err(
+                    |error| tracing::debug!(%error, "the open files of this shepherd cannot be counted"),
+                )
+                .ok();
             if let Some(files) = files {
                 metrics.open_files.set(as_gauge(files.used));
                 metrics.open_files_limit.set(as_gauge(files.limit.unwrap_or(0)));
@@ -261,7 +268,9 @@ mod tests {
         assert!(found.open_files.as_deref().unwrap().contains("the 1000 files"), "{found:?}");
         assert!(find_shortages(&[], files(750), &found).open_files.is_some(), "it ends with some room");
         assert_eq!(find_shortages(&[], files(700), &found), none);
-        assert_eq!(find_shortages(&[], None, &found), none);
+        let uncounted = find_shortages(&[], None, &found);
+        assert_eq!((uncounted.storage, uncounted.open_files), (None, found.open_files));
+        assert_eq!(find_shortages(&[], None, &none), none);
     }
 
     #[test]

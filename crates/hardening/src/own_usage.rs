@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 /// A file system, as statvfs(3) has it.
@@ -44,11 +45,22 @@ pub struct OpenFiles {
     pub limit: Option<u64>,
 }
 
-/// Counts the open files of this process.
+/// Counts the open files of this process. Counting opens one more, and at the limit that fails: all are open then.
 pub fn count_open_files() -> std::io::Result<OpenFiles> {
     // The directory that is read is one of them.
-    let used = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
-    Ok(OpenFiles { used: used as u64, limit: getrlimit(Resource::Nofile).current })
+    let counted =
+        std::fs::read_dir("/proc/self/fd").map(|directory| directory.count().saturating_sub(1) as u64);
+    interpret_count(counted, getrlimit(Resource::Nofile).current)
+}
+
+/// The open files, where the attempt to count them had this result. *Pure.*
+fn interpret_count(counted: std::io::Result<u64>, limit: Option<u64>) -> std::io::Result<OpenFiles> {
+    match (counted, limit) {
+        (Err(error), Some(most)) if Errno::from_io_error(&error) == Some(Errno::MFILE) => {
+            Ok(OpenFiles { used: most, limit })
+        }
+        (counted, _) => Ok(OpenFiles { used: counted?, limit }),
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +75,19 @@ mod tests {
         // Other tests of this process open files, too.
         assert!(after.used >= before.used.saturating_sub(20) + files.len() as u64, "{before:?} {after:?}");
         assert!(after.limit.is_none_or(|limit| limit >= after.used));
+    }
+
+    #[test]
+    fn at_the_limit_all_files_are_open_and_another_error_remains() {
+        let read = |counted, limit| interpret_count(counted, limit).map(|files| (files.used, files.limit));
+        let failed = |errno: Errno| Err(std::io::Error::from(errno));
+        assert_eq!(read(Ok(7), Some(1024)).unwrap(), (7, Some(1024)));
+        assert_eq!(read(Ok(7), None).unwrap(), (7, None));
+        assert_eq!(read(failed(Errno::MFILE), Some(1024)).unwrap(), (1024, Some(1024)));
+        for (errno, limit) in [(Errno::MFILE, None), (Errno::NFILE, Some(1024)), (Errno::NOENT, Some(1024))] {
+            let error = read(failed(errno), limit).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(errno));
+        }
     }
 
     #[test]
