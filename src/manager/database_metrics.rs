@@ -2,35 +2,74 @@
 //!
 //! A replication slot is no label: anybody who may create one names it. So the slots are counted, and the largest value is
 //! shown.
+//!
+//! What cannot be read has no value: a former one would start an alert that nobody can end, or prevent one.
 
-use prometheus_client::metrics::gauge::Gauge;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 
 use crate::bmdb::metrics::registry::MetricRegistry;
 use crate::model::byte_size::ByteSize;
 use crate::model::database_limits::{DatabaseLimits, SlotWal};
 
+/// A gauge that is absent while its value is not known.
+#[derive(Clone, Debug, Default)]
+struct OptionalGauge(Arc<Mutex<Option<i64>>>);
+
+impl OptionalGauge {
+    fn get(&self) -> Option<i64> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, value: Option<u64>) {
+        let value = value.map(|value| i64::try_from(value).unwrap_or(i64::MAX));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = value;
+    }
+}
+
+impl EncodeMetric for OptionalGauge {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.get().map_or(Ok(()), |value| encoder.encode_gauge(&value))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+
+    fn is_empty(&self) -> bool {
+        self.get().is_none()
+    }
+}
+
 /// How close the database server is to its limits, as it was last read.
 #[derive(Clone, Debug, Default)]
 pub struct DatabaseLimitMetrics {
-    transaction_age: Gauge,
-    multixact_age: Gauge,
-    wal_bytes: Gauge,
-    slot_bytes: Gauge,
-    slots_in_danger: Gauge,
-    archiving_fails: Gauge,
+    transaction_age: OptionalGauge,
+    multixact_age: OptionalGauge,
+    wal_bytes: OptionalGauge,
+    slot_bytes: OptionalGauge,
+    slots_in_danger: OptionalGauge,
+    archiving_fails: OptionalGauge,
 }
 
 impl DatabaseLimitMetrics {
-    /// Shows these limits from now on.
-    pub fn record(&self, limits: &DatabaseLimits) {
-        let bytes = |size: Option<ByteSize>| as_gauge(size.unwrap_or_default().0);
-        self.transaction_age.set(as_gauge(limits.transactions.age));
-        self.multixact_age.set(as_gauge(limits.multixacts.age));
-        self.wal_bytes.set(bytes(limits.wal));
-        self.slot_bytes.set(bytes(limits.slots.iter().filter_map(|slot| slot.retained).max()));
-        let in_danger = limits.slots.iter().filter(|slot| slot.wal != SlotWal::Reserved).count();
-        self.slots_in_danger.set(as_gauge(in_danger as u64));
-        self.archiving_fails.set(i64::from(limits.is_archiving_failing));
+    /// Shows these limits from now on; `None` if they could not be read.
+    pub fn record(&self, limits: Option<&DatabaseLimits>) {
+        let slot_bytes = |limits: &DatabaseLimits| {
+            limits.slots.iter().filter_map(|slot| slot.retained).max().unwrap_or_default().0
+        };
+        let in_danger = |limits: &DatabaseLimits| {
+            limits.slots.iter().filter(|slot| slot.wal != SlotWal::Reserved).count() as u64
+        };
+        self.transaction_age.set(limits.map(|limits| limits.transactions.age));
+        self.multixact_age.set(limits.map(|limits| limits.multixacts.age));
+        self.wal_bytes.set(limits.and_then(shown_wal).map(|size| size.0));
+        self.slot_bytes.set(limits.map(slot_bytes));
+        self.slots_in_danger.set(limits.map(in_danger));
+        self.archiving_fails.set(limits.map(|limits| u64::from(limits.is_archiving_failing)));
     }
 
     /// Registers all of them.
@@ -73,8 +112,9 @@ impl DatabaseLimitMetrics {
     }
 }
 
-fn as_gauge(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
+/// The size of WAL as it is shown: 0 if the role may not list the files, and `None` if listing them failed.
+fn shown_wal(limits: &DatabaseLimits) -> Option<ByteSize> {
+    limits.wal.or_else(|| limits.wal_failure.is_none().then(ByteSize::default))
 }
 
 #[cfg(test)]
@@ -99,7 +139,7 @@ mod tests {
             is_archiving_failing: true,
             ..DatabaseLimits::default()
         };
-        metrics.record(&limits);
+        metrics.record(Some(&limits));
         let values = [
             &metrics.transaction_age,
             &metrics.wal_bytes,
@@ -107,8 +147,27 @@ mod tests {
             &metrics.slots_in_danger,
             &metrics.archiving_fails,
         ];
-        assert_eq!(values.map(Gauge::get), [7, 0, 9, 2, 1]);
-        metrics.record(&DatabaseLimits::default());
-        assert_eq!(values.map(Gauge::get), [0; 5]);
+        assert_eq!(values.map(OptionalGauge::get), [7, 0, 9, 2, 1].map(Some));
+        metrics.record(Some(&DatabaseLimits::default()));
+        assert_eq!(values.map(OptionalGauge::get), [Some(0); 5]);
+        let failed =
+            DatabaseLimits { wal_failure: Some("timed out".to_owned()), ..DatabaseLimits::default() };
+        metrics.record(Some(&failed));
+        assert_eq!(values.map(OptionalGauge::get), [Some(0), None, Some(0), Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn limits_that_are_not_known_have_no_metric() {
+        let shown = |metrics: &DatabaseLimitMetrics| {
+            let mut book = MetricRegistry::default();
+            metrics.register(&mut book);
+            book.encode_prometheus_text().unwrap()
+        };
+        let metrics = DatabaseLimitMetrics::default();
+        assert!(!shown(&metrics).contains("archiving_fails"));
+        metrics.record(Some(&DatabaseLimits { is_archiving_failing: true, ..DatabaseLimits::default() }));
+        assert!(shown(&metrics).contains("bmdb_archiving_fails 1\n"), "{}", shown(&metrics));
+        metrics.record(None);
+        assert!(!shown(&metrics).contains("archiving_fails"));
     }
 }

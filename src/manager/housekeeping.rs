@@ -160,17 +160,16 @@ pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop:
 }
 
 /// Samples the limits of the server. A failure is logged when it begins and when its reason changes, because it lasts where
-/// the role lacks a right. It is an issue, too.
+/// the role lacks a right. It is an issue, too. What was not read has no metric meanwhile.
 async fn sample_limits(bmdb: &Bmdb, metrics: &HousekeepingMetrics, failure: &mut Option<String>) {
-    let reason = match bmdb.read_database_limits().await {
-        Ok(limits) => {
-            metrics.database_limits.record(&limits);
-            None
-        }
+    let read = bmdb.read_database_limits().await;
+    metrics.database_limits.record(read.as_ref().ok());
+    let reason = match read {
+        Ok(limits) => limits.wal_failure,
         Err(error) => Some(error.to_string()),
     };
     if let Some(error) = reason.as_ref().filter(|_| reason != *failure) {
-        tracing::warn!(error, "the limits of the database server cannot be read");
+        tracing::warn!(error, "limits of the database server cannot be read");
     }
     *failure = reason;
 }

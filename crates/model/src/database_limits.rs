@@ -88,8 +88,10 @@ pub struct DatabaseLimits {
     pub multixacts: IdAge,
     /// All replication slots of the server, by name.
     pub slots: Vec<ReplicationSlot>,
-    /// Size of all WAL files; `None` if the role of the shepherd may not list them.
+    /// Size of all WAL files; `None` if the role of the shepherd may not list them, or if that failed.
     pub wal: Option<ByteSize>,
+    /// Why the files could not be listed; `None` if they were, or if the role may not list them.
+    pub wal_failure: Option<String>,
     /// The size of WAL that causes a checkpoint (`max_wal_size`).
     pub max_wal: ByteSize,
     /// Whether the last attempt to archive WAL failed.

@@ -2,7 +2,8 @@
 //!
 //! [`model::database_limits`] has what follows from it. One statement reads everything that every role may read. The size
 //! of all WAL files needs a right (`pg_monitor`), so a second statement reads it only where the role has that: PostgreSQL
-//! would reject a statement that names the function, even where it is not called.
+//! would reject a statement that names the function, even where it is not called. If the second one fails, the limits have
+//! its error, and all that the first one read.
 //!
 //! A database of another kind (CockroachDB) has none of this, and rejects the statement as something undefined.
 
@@ -12,6 +13,7 @@ use model::byte_size::ByteSize;
 use model::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
 
 const OPERATION: &str = "reading the limits of the database server";
+const WAL_OPERATION: &str = "listing the WAL files of the database server";
 
 impl Bmdb {
     /// Reads transaction ids, WAL and replication slots of the server.
@@ -45,14 +47,18 @@ impl Bmdb {
             }));
         }
         if may_list_wal {
-            limits.wal = self.measure_wal().await?;
+            // Transaction ids and slots count without it.
+            match self.measure_wal().await {
+                Ok(wal) => limits.wal = wal,
+                Err(error) => limits.wal_failure = Some(error.to_string()),
+            }
         }
         Ok(limits)
     }
 
     async fn measure_wal(&self) -> Result<Option<ByteSize>, BmdbError> {
         let bytes = self
-            .statement(OPERATION, |connection| {
+            .statement(WAL_OPERATION, |connection| {
                 Box::pin(
                     sqlx::query_scalar!(r#"SELECT sum(f.size)::BIGINT AS "bytes?" FROM pg_ls_waldir() f"#)
                         .fetch_one(connection),

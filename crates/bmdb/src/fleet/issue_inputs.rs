@@ -5,6 +5,7 @@
 //! moment before it is reported.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use prost::Message as _;
 use proto::hardware::v1::HardwareReport;
@@ -25,6 +26,7 @@ use crate::orders::loop_pause::list_pauses;
 use crate::orders::two_person_rule::read_rule_inputs;
 use model::byte_size::ByteSize;
 use model::cluster::view::KubernetesStatusView;
+use model::database_limits::DatabaseLimits;
 use model::ids::MachineId;
 use model::issues::inputs::{
     ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs,
@@ -40,6 +42,8 @@ use model::time::{Span, Timestamp};
 const OPERATION: &str = "looking for issues";
 /// Most open sessions that are read.
 const MAX_SESSIONS: i64 = 1000;
+/// The pause before the limits of the server are read again, because it did not answer.
+const LIMIT_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Bmdb {
     /// Reads everything that issues are derived from.
@@ -241,13 +245,13 @@ impl Bmdb {
         Ok(found)
     }
 
-    /// The limits of the database server. A server that refuses an answer is an issue and hides no other one.
+    /// The limits of the database server. A server that refuses an answer is an issue and hides no other one. One that is
+    /// away for a moment is none.
     async fn read_limit_inputs(&self) -> DatabaseLimitInputs {
-        match self.read_database_limits().await {
-            Ok(limits) => DatabaseLimitInputs::Known(limits),
-            Err(error) if error.is_undefined_object() => DatabaseLimitInputs::Absent,
-            Err(error) => DatabaseLimitInputs::Unreadable(error.to_string()),
-        }
+        let first = interpret_limits(self.read_database_limits().await);
+        let DatabaseLimitInputs::Unanswered(_) = first else { return first };
+        tokio::time::sleep(LIMIT_RETRY_PAUSE).await;
+        interpret_limits(self.read_database_limits().await)
     }
 
     /// Statistics of the database's storage; `None` where it has none.
@@ -272,6 +276,16 @@ impl Bmdb {
             .await?;
         let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();
         Ok(Some(StorageIssueInputs { rows, oldest_snapshot: sample.oldest_snapshot }))
+    }
+}
+
+/// What an attempt to read the limits of the server means for issues. *Pure.*
+fn interpret_limits(read: Result<DatabaseLimits, BmdbError>) -> DatabaseLimitInputs {
+    match read {
+        Ok(limits) => DatabaseLimitInputs::Known(limits),
+        Err(error) if error.is_undefined_object() => DatabaseLimitInputs::Absent,
+        Err(error) if error.is_transient() => DatabaseLimitInputs::Unanswered(error.to_string()),
+        Err(error) => DatabaseLimitInputs::Unreadable(error.to_string()),
     }
 }
 
@@ -330,4 +344,24 @@ fn mac_addresses(report: &[u8]) -> Vec<String> {
     interfaces
         .map(|interface| interface.mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_that_is_away_or_slow_is_not_one_that_refuses() {
+        let known = interpret_limits(Ok(DatabaseLimits::default()));
+        assert_eq!(known, DatabaseLimitInputs::Known(DatabaseLimits::default()));
+        let away =
+            BmdbError::Unreachable { address: "db:5432/bmdb".to_owned(), reason: "timed out".to_owned() };
+        for error in [away, BmdbError::ReadTimedOut { limit: Duration::from_secs(1) }] {
+            let text = error.to_string();
+            assert_eq!(interpret_limits(Err(error)), DatabaseLimitInputs::Unanswered(text));
+        }
+        let refused = BmdbError::Corrupt("x".to_owned());
+        let text = refused.to_string();
+        assert_eq!(interpret_limits(Err(refused)), DatabaseLimitInputs::Unreadable(text));
+    }
 }

@@ -48,8 +48,12 @@ async fn run(connection: &mut PgConnection, statements: String) -> anyhow::Resul
 
 /// A server of the test's own with a migrated database, so that its configuration can change.
 pub(crate) async fn own_server() -> anyhow::Result<PrivatePostgres> {
-    let options = PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 60 };
-    let server = PrivatePostgres::start(options).await?;
+    own_server_in(ServerStorage::Temporary).await
+}
+
+/// The same, with its data in this storage.
+pub(crate) async fn own_server_in(storage: ServerStorage) -> anyhow::Result<PrivatePostgres> {
+    let server = PrivatePostgres::start(PrivatePostgresOptions { storage, max_connections: 60 }).await?;
     server.create_database(OWN).await?;
     let mut settings = ConnectionSettings::from_url(&server.url(OWN), "migrating")?;
     settings.dialect = dialect::of_this_run()?;

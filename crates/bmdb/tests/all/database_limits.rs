@@ -1,15 +1,18 @@
 //! Limits of the database server are read, and what is wrong with them is an issue until it is gone.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use anyhow::Context as _;
 use model::database_limits::{DatabaseLimits, SlotWal};
 use model::issues::find_issues;
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd_bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use shepherd_bmdb::connection::settings::ConnectionSettings;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgConnection};
 
-use crate::connections::{OWN, own_server};
+use crate::connections::{OWN, own_server, own_server_in};
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::until;
 use testkit::dialect;
@@ -135,6 +138,78 @@ async fn role_without_rights_reads_all_but_the_size_of_wal_and_a_refusal_is_an_i
     assert!(found.len() == 1 && found[0].contains("permission denied"), "the refusal is no issue: {found:?}");
     run(&mut admin, &["GRANT EXECUTE ON FUNCTION pg_current_wal_lsn() TO PUBLIC"]).await?;
     assert!(messages(&bmdb, "database-limits-unreadable").await?.is_empty());
+    bmdb.close().await;
+    Ok(server.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_list_of_wal_files_hides_no_other_limit() -> TestResult {
+    let server = own_server().await?;
+    let mut admin = superuser(&server).await?;
+    let bmdb = connect(&server, None).await?;
+    assert!(bmdb.read_database_limits().await?.wal.is_some());
+    run(
+        &mut admin,
+        &[
+            "SELECT pg_create_physical_replication_slot('standby', true)",
+            // PostgreSQL calls its own function whatever its definition is. So this one is found before it.
+            "CREATE SCHEMA failing",
+            "CREATE FUNCTION failing.pg_ls_waldir(
+                 OUT name TEXT, OUT size BIGINT, OUT modification TIMESTAMPTZ) RETURNS SETOF record
+             LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''the disk of pg_wal is slow''; END'",
+            "ALTER ROLE postgres SET search_path = failing, pg_catalog, public",
+        ],
+    )
+    .await?;
+    bmdb.close().await;
+    let bmdb = connect(&server, None).await?;
+    let limits = bmdb.read_database_limits().await?;
+    assert_eq!(limits.wal, None);
+    assert!(limits.wal_failure.as_deref().is_some_and(|text| text.contains("disk of pg_wal")), "{limits:?}");
+    assert!(limits.transactions.freeze_age > 0 && limits.slots.len() == 1, "{limits:?}");
+    let found = messages(&bmdb, "database-limits-unreadable").await?;
+    assert!(
+        found.len() == 1 && found[0].starts_with("the size of its WAL cannot be read: "),
+        "the failure is no issue: {found:?}"
+    );
+    bmdb.close().await;
+    Ok(server.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failure_to_archive_is_none_of_a_server_that_archives_no_more() -> TestResult {
+    let parent = tempfile::tempdir()?;
+    // The server may run as another user.
+    std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755))?;
+    let storage = ServerStorage::Persistent(parent.path().join("server"));
+    let restart = async |server: PrivatePostgres| {
+        server.stop().await?;
+        PrivatePostgres::start(PrivatePostgresOptions { storage: storage.clone(), max_connections: 60 }).await
+    };
+    let server = own_server_in(storage.clone()).await?;
+    let mut admin = superuser(&server).await?;
+    run(&mut admin, &["ALTER SYSTEM SET archive_mode = on", "ALTER SYSTEM SET archive_command = 'false'"])
+        .await?;
+    drop(admin);
+    let server = restart(server).await?;
+    let mut admin = superuser(&server).await?;
+    run(&mut admin, &["CREATE TABLE filler (text TEXT)", "SELECT pg_switch_wal()"]).await?;
+    let bmdb = connect(&server, None).await?;
+    until("archiving fails", async || Ok(bmdb.read_database_limits().await?.is_archiving_failing)).await?;
+    assert_eq!(messages(&bmdb, "wal-retained").await?.len(), 1);
+    bmdb.close().await;
+
+    run(&mut admin, &["ALTER SYSTEM SET archive_mode = off"]).await?;
+    drop(admin);
+    let server = restart(server).await?;
+    let mut admin = superuser(&server).await?;
+    let failed_at: bool = sqlx::query_scalar("SELECT last_failed_time IS NOT NULL FROM pg_stat_archiver")
+        .fetch_one(&mut admin)
+        .await?;
+    assert!(failed_at, "the server has forgotten the failure, so this test shows nothing");
+    let bmdb = connect(&server, None).await?;
+    assert!(!bmdb.read_database_limits().await?.is_archiving_failing, "the failure stays for ever");
+    assert!(messages(&bmdb, "wal-retained").await?.is_empty());
     bmdb.close().await;
     Ok(server.stop().await?)
 }

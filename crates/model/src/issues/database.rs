@@ -8,26 +8,37 @@ use crate::issues::{Issue, IssueKind};
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     match &evidence.database_limits {
         DatabaseLimitInputs::Absent => Vec::new(),
-        DatabaseLimitInputs::Unreadable(error) => vec![unreadable(error)],
+        DatabaseLimitInputs::Unreadable(error) => vec![unreadable(ALL_LIMITS, error, GRANT)],
+        DatabaseLimitInputs::Unanswered(error) => vec![unreadable(ALL_LIMITS, error, LIST_AGAIN)],
         DatabaseLimitInputs::Known(limits) => {
             let mut found = slot_issues(limits);
             found.extend(id_issue(&limits.transactions, "transaction"));
             found.extend(id_issue(&limits.multixacts, "multixact"));
             found.extend(wal_issue(limits));
+            let failure = limits.wal_failure.as_deref();
+            found.extend(failure.map(|error| unreadable("the size of its WAL", error, LIST_AGAIN)));
             found
         }
     }
 }
 
-/// Issue: nothing below can be found, because the server does not answer the question.
-fn unreadable(error: &str) -> Issue {
+/// Everything that is read of a server's limits.
+const ALL_LIMITS: &str = "its transaction ids, WAL and replication slots";
+/// What to do if the server refuses an answer.
+const GRANT: &str =
+    "grant the role of the shepherd what the error names; docs/database-care.md has what it reads";
+/// What to do if it may answer the next time.
+const LIST_AGAIN: &str = "list the issues again; if this one stays, see the log of the database server, and \
+                          whether its disk and its network are slow";
+
+/// Issue: limits cannot be compared, because the server does not answer the question.
+fn unreadable(what: &str, error: &str, remedy: &str) -> Issue {
     Issue::new(
         IssueKind::DatabaseLimitsUnreadable,
         "the database".to_owned(),
-        format!("its transaction ids, WAL and replication slots cannot be read: {error}"),
+        format!("{what} cannot be read: {error}"),
         None,
-        "grant the role of the shepherd what the error names; docs/database-care.md has what it reads"
-            .to_owned(),
+        remedy.to_owned(),
     )
 }
 

@@ -255,4 +255,6 @@ pub enum DatabaseLimitInputs {
     Absent,
     /// The server refused an answer, for this reason.
     Unreadable(String),
+    /// The server did not answer in time, twice, for this reason. It may answer the next time.
+    Unanswered(String),
 }

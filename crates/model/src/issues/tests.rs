@@ -107,6 +107,7 @@ fn database_limits() -> DatabaseLimits {
             margin: None,
         }],
         wal: Some(ByteSize(ByteSize::gibibytes(4).0 - 1)),
+        wal_failure: None,
         max_wal: ByteSize::gibibytes(1),
         is_archiving_failing: false,
     }

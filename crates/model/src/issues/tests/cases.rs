@@ -506,6 +506,19 @@ pub(super) const CASES: &[Case] = &[
         &[("database-limits-unreadable", "the database")],
     ),
     (
+        "limits that a busy server does not report",
+        |e| e.database_limits = DatabaseLimitInputs::Unanswered("timed out".into()),
+        &[("database-limits-unreadable", "the database")],
+    ),
+    (
+        "WAL files that cannot be listed beside a slot that has lost WAL",
+        |e| {
+            (limits(e).wal, limits(e).wal_failure) = (None, Some("timed out".into()));
+            limits(e).slots[0].wal = SlotWal::Lost;
+        },
+        &[("database-limits-unreadable", "the database"), ("replication-slot", "slot standby")],
+    ),
+    (
         "a slot that holds much WAL",
         |e| limits(e).slots[0].retained = Some(ByteSize::gibibytes(4)),
         &[("replication-slot", "slot standby")],
