@@ -4,7 +4,7 @@
 //! middle of an enrolment must come back with the old fence or the new one, not with none.
 //!
 //! A write that fails, as on a full disk, removes its temporary file. One that a crash leaves is removed by the next
-//! start ([`remove_leftovers`]).
+//! start ([`leftovers`][crate::leftovers]).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write as _};
@@ -66,8 +66,14 @@ pub fn remove_leftovers(directory: &Path) -> Result<usize> {
         let Some(writer) = entry.file_name().to_str().and_then(parse_writer) else { continue };
         let is_running = writer != std::process::id() && Path::new("/proc").join(writer.to_string()).exists();
         if !is_running && entry.file_type()?.is_file() {
-            std::fs::remove_file(entry.path())?;
-            removed += 1;
+            match std::fs::remove_file(entry.path()) {
+                // Its writer renamed it meanwhile, and ended.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                done => {
+                    done?;
+                    removed += 1;
+                }
+            }
         }
     }
     Ok(removed)

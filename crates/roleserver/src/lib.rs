@@ -33,7 +33,7 @@
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`file_systems`][] (space and inodes), [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`bounded_command`][] (other programs, within a time
 //!   limit), [`atomic_file`][] (files are replaced as a
-//!   whole), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
+//!   whole), [`leftovers`][] (what a crash left half written), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
 //!   that was learned).
 //!
 //! # Invariants
@@ -78,6 +78,7 @@ pub mod hardware;
 pub mod host_findings;
 pub mod http_fetch;
 pub mod init_system;
+pub mod leftovers;
 pub mod lock_holder;
 pub mod logs;
 pub mod metrics;

@@ -232,23 +232,6 @@ impl StateDirectory {
         &self.path
     }
 
-    /// Removes half-written files that a crash left. Crashes in a row would otherwise fill a disk. The caller holds
-    /// [`Lock::Agent`], and writes nothing meanwhile.
-    pub fn remove_leftovers(&self) {
-        for directory in [self.path.clone(), self.path.join("cluster")] {
-            match atomic_file::remove_leftovers(&directory) {
-                Ok(0) => {}
-                Ok(count) => {
-                    tracing::info!(count, path = %directory.display(), "half-written files were removed");
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => {
-                    tracing::warn!(%error, path = %directory.display(), "half-written files could not be removed");
-                }
-            }
-        }
-    }
-
     /// The path of the log of the agent and its detached supervisor.
     #[must_use]
     pub fn log_path(&self) -> PathBuf {

@@ -49,6 +49,7 @@ use crate::file_systems::watch_file_systems;
 use crate::hardware::{self, Sources};
 use crate::host_findings::HostFindings;
 use crate::init_system::own_unit::{OwnUnit, run_own_unit};
+use crate::leftovers;
 use crate::logs::LogUploads;
 use crate::logs::log_queue::LogQueue;
 use crate::logs::sources::LogSources;
@@ -83,7 +84,7 @@ fn finish_writes(writer: &StateWriter, log: Option<&LogQueue>) {
 pub fn execute(state_directory: &Path, log: Option<&LogQueue>) -> Result<(), CommandError> {
     let state = StateDirectory::open(state_directory).map_err(CommandError::from_error)?;
     let held = state.acquire_lock(Lock::Agent).map_err(CommandError::from_error)?;
-    state.remove_leftovers();
+    leftovers::remove_all(state.path());
     let not_enrolled = || {
         CommandError::Failed(format!(
             "this machine is not enrolled: {} holds no enrolment with its key; a shepherd enrols it",
