@@ -21,9 +21,11 @@ use crate::client::{Client, EtcdError};
 use crate::members::MemberId;
 
 /// How long a compaction or a defragmentation of the largest file may take.
-const MAINTENANCE_DEADLINE: Duration = Duration::from_mins(10);
+pub const MAINTENANCE_DEADLINE: Duration = Duration::from_mins(10);
 /// How etcd writes an alarm among the errors of its status.
 const ALARM_TEXT: &str = "alarm:";
+/// The kind of alarm for lack of space in that text.
+const NO_SPACE_TEXT: &str = "NOSPACE";
 
 /// A kind of alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +63,22 @@ pub struct DatabaseStatus {
     pub bytes_in_use: u64,
     /// Whether any member has an alarm.
     pub has_alarm: bool,
+    /// Whether any member has the alarm for lack of space.
+    pub has_space_alarm: bool,
+    /// Whether the member is a learner. etcd serves its clients little more than this status.
+    pub is_learner: bool,
+    /// Index of the newest entry of the Raft log that is committed, as far as the member knows.
+    pub committed_index: u64,
+    /// Index of the newest entry that it has applied. It stays behind while the member applies a snapshot of the leader.
+    pub applied_index: u64,
+}
+
+impl DatabaseStatus {
+    /// Whether the member has not applied all that is committed.
+    #[must_use]
+    pub const fn is_behind(&self) -> bool {
+        self.applied_index < self.committed_index
+    }
 }
 
 impl Client {
@@ -71,15 +89,7 @@ impl Client {
         let status = self
             .call_unary(doing, wire::StatusRequest {}, async |request| maintenance.status(request).await)
             .await?;
-        let header = status.header.unwrap_or_default();
-        Ok(DatabaseStatus {
-            member: MemberId(header.member_id),
-            revision: header.revision,
-            version: status.version,
-            file_bytes: status.db_size.try_into().unwrap_or(0),
-            bytes_in_use: status.db_size_in_use.try_into().unwrap_or(0),
-            has_alarm: status.errors.iter().any(|error| error.contains(ALARM_TEXT)),
-        })
+        Ok(decode_status(status))
     }
 
     /// All alarms of all members.
@@ -131,6 +141,23 @@ impl Client {
     }
 }
 
+fn decode_status(status: wire::StatusResponse) -> DatabaseStatus {
+    let header = status.header.unwrap_or_default();
+    let mut alarms = status.errors.iter().filter(|error| error.contains(ALARM_TEXT)).peekable();
+    DatabaseStatus {
+        member: MemberId(header.member_id),
+        revision: header.revision,
+        version: status.version,
+        file_bytes: status.db_size.try_into().unwrap_or(0),
+        bytes_in_use: status.db_size_in_use.try_into().unwrap_or(0),
+        has_alarm: alarms.peek().is_some(),
+        has_space_alarm: alarms.any(|alarm| alarm.contains(NO_SPACE_TEXT)),
+        is_learner: status.is_learner,
+        committed_index: status.raft_index,
+        applied_index: status.raft_applied_index,
+    }
+}
+
 fn decode_alarm(alarm: &wire::AlarmMember) -> Option<Alarm> {
     let kind = match wire::AlarmType::try_from(alarm.alarm) {
         Ok(wire::AlarmType::None) => return None,
@@ -144,6 +171,31 @@ fn decode_alarm(alarm: &wire::AlarmMember) -> Option<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn status_shows_alarms_and_whether_the_member_is_behind() {
+        for (errors, alarm, space) in [
+            (&[][..], false, false),
+            (&["etcdserver: no leader"], false, false),
+            (&["memberID:31 alarm:NOSPACE "], true, true),
+            (&["memberID:31 alarm:CORRUPT "], true, false),
+            (&["memberID:31 alarm:CORRUPT ", "memberID:32  alarm:NOSPACE"], true, true),
+        ] {
+            let errors = errors.iter().map(|error| (*error).to_owned()).collect();
+            let status = decode_status(wire::StatusResponse { errors, ..wire::StatusResponse::default() });
+            assert_eq!((status.has_alarm, status.has_space_alarm), (alarm, space), "{status:?}");
+        }
+        for (raft_index, raft_applied_index, behind) in [(8, 8, false), (9, 8, true), (8, 9, false)] {
+            let status = wire::StatusResponse {
+                raft_index,
+                raft_applied_index,
+                is_learner: true,
+                ..wire::StatusResponse::default()
+            };
+            let status = decode_status(status);
+            assert_eq!((status.is_behind(), status.is_learner), (behind, true), "{status:?}");
+        }
+    }
 
     #[test]
     fn alarm_of_an_unknown_kind_is_not_lost() {

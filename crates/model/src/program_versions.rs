@@ -93,8 +93,10 @@ pub const SUPPORTED_ETCD: (ReleaseVersion, ReleaseVersion) =
 /// As [`SUPPORTED_ETCD`], for PostgreSQL.
 pub const SUPPORTED_POSTGRES: (u32, u32) = (15, 18);
 
-/// Name of the fault for which an etcd is not defragmented.
-pub const DEFRAGMENTATION_FAULT: &str = "etcd-killed-defragmentation";
+/// Name of the fault for which an etcd is never defragmented.
+pub const KILLED_DEFRAGMENTATION_FAULT: &str = "etcd-killed-defragmentation";
+/// Name of the fault for which an etcd is defragmented only once it is full.
+pub const SNAPSHOT_DEFRAGMENTATION_FAULT: &str = "etcd-defragmentation";
 
 impl VersionFault {
     /// Whether a version has the fault, as far as its number and its package show.

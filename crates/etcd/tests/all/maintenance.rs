@@ -42,6 +42,12 @@ async fn full_member_accepts_writes_again_once_it_is_compacted_defragmented_and_
     let full = client.database_status().await?;
     assert_eq!(full.member, own);
     assert!(full.file_bytes > QUOTA * 9 / 10, "{full:?}");
+    assert!(full.has_space_alarm && !full.is_learner, "{full:?}");
+    until("everything is applied", async || {
+        let status = client.database_status().await?;
+        Ok(status.committed_index > 0 && !status.is_behind())
+    })
+    .await?;
 
     // The room is free inside the file, which stays as large as it is.
     client.compact_physically(full.revision).await?;

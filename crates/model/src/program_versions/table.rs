@@ -8,7 +8,9 @@
 //! Debian that names the package. `docs/versions.md` has the same table, and a test compares them.
 
 use crate::program_versions::version::{DebianUpdate, UpstreamVersion};
-use crate::program_versions::{DEFRAGMENTATION_FAULT, Program, VersionFault};
+use crate::program_versions::{
+    KILLED_DEFRAGMENTATION_FAULT, Program, SNAPSHOT_DEFRAGMENTATION_FAULT, VersionFault,
+};
 
 const fn version(major: u32, minor: u32, patch: u32) -> UpstreamVersion {
     UpstreamVersion::release(major, minor, patch)
@@ -85,7 +87,7 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         reference: "https://github.com/etcd-io/etcd/pull/20615",
     },
     VersionFault {
-        name: DEFRAGMENTATION_FAULT,
+        name: KILLED_DEFRAGMENTATION_FAULT,
         program: Program::Etcd,
         ranges: &[(version(3, 5, 0), version(3, 5, 6))],
         corrected_in_debian: &[],
@@ -95,7 +97,7 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         reference: "https://github.com/etcd-io/etcd/pull/14685",
     },
     VersionFault {
-        name: "etcd-defragmentation",
+        name: SNAPSHOT_DEFRAGMENTATION_FAULT,
         program: Program::Etcd,
         ranges: &[
             (version(3, 4, 0), version(3, 4, 38)),

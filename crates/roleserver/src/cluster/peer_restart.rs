@@ -24,7 +24,8 @@
 //! A member restarts only if the others are a quorum without it ([`check_restart`]), by what its own etcd sees. Two
 //! members that see this at the same time would both go. So a member holds a lock in etcd from before the last check
 //! until its etcd has returned to the others. The lock ends after a minute if the holder dies. By then its neighbours
-//! see that its etcd is missing, and the guard stops them.
+//! see that its etcd is missing, and the guard stops them. A member that makes its file smaller holds the same lock, for
+//! some minutes longer ([`etcd_space`](super::etcd_space)).
 //!
 //! A member that votes alone restarts, too: nobody else can end the connection of the member that was removed last. The
 //! cluster then accepts no writes for some seconds. It needs no other member to return, but everything on its own host:
