@@ -3,7 +3,7 @@
 SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.approval, c.version, c.created_at,
        c.created_by, c.deleting_at, c.deleting_by, c.founded_at, c.ca_certificate, c.curators, c.polled_at,
        c.observed_at, c.unreachable_since, c.wait_reasons, c.settled, c.voters, c.voters_reached, c.snapshot_requested_at,
-       c.epoch, c.restored_at, c.restoring_since, c.restoring_by, c.restoring_onto, c.restoring_from,
+       c.etcd_full_since, c.epoch, c.restored_at, c.restoring_since, c.restoring_by, c.restoring_onto, c.restoring_from,
        COALESCE(c.key_since, c.founded_at) AS key_since, c.key_rotation_requested_by, c.keys_refused_since,
        c.peer_renewal_requested_at, c.peer_renewal_requested_by,
        c.authority_rotation, c.authority_rotation_ordered_at, c.authority_rotation_ordered_by, c.authority_rotation_from,

@@ -4,7 +4,7 @@
 UPDATE cluster SET restored_at = clock_timestamp(), curators = $2, restoring_since = NULL, restoring_from = NULL,
     restoring_onto = NULL, restoring_by = NULL, restoring_with_image = FALSE, observed_at = NULL, unreachable_since = NULL,
     voters = NULL, voters_reached = NULL, authority_rotation_from = NULL, authority_rotation_progress = NULL,
-    authority_rotation_key = NULL,
+    authority_rotation_key = NULL, etcd_full_since = NULL,
     authority_rotation_step = CASE WHEN authority_rotation_step = 6 THEN authority_rotation_step END,
     authority_rotation_certificate = CASE WHEN authority_rotation_step = 6 THEN authority_rotation_certificate END,
     authority_rotation_since = CASE WHEN authority_rotation_step = 6 THEN clock_timestamp() END

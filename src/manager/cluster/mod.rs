@@ -424,6 +424,7 @@ fn build_observation(
         observed_at: answered.then_some(requested_at),
         votes: answered.then(|| seen.vote_counts()),
         etcd_bytes: seen.etcd_bytes,
+        is_etcd_full: answered.then_some(seen.is_etcd_full),
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
             (Some(wanted), ObservedKubernetes::Present(has)) => {
                 Some(KubernetesStatusView::new(&wanted.spec, has))

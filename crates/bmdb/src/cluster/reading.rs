@@ -86,6 +86,7 @@ pub(crate) async fn list_clusters(
                 wait_reasons: json_strings(&row.wait_reasons),
                 converged: row.settled,
                 voters: row.voters.zip(row.voters_reached),
+                etcd_full_since: row.etcd_full_since,
                 snapshots: ClusterSnapshots {
                     last: match (row.snapshot_id, row.taken_at, row.snapshot_voters) {
                         (Some(id), Some(at), Some(voters)) => {

@@ -50,6 +50,8 @@ pub struct ClusterRecord {
     pub converged: bool,
     /// Voting members of etcd, and how many of them were reached.
     pub voters: Option<(i64, i64)>,
+    /// Since when a member of etcd has had the alarm `NOSPACE`, by the last answer of its curators.
+    pub etcd_full_since: Option<Timestamp>,
     /// State of its snapshots and of their schedule.
     pub snapshots: ClusterSnapshots,
     /// How often it was restored from a snapshot, counting a restore that is under way.

@@ -62,6 +62,8 @@ pub struct ClusterObservation {
     pub votes: Option<(usize, usize)>,
     /// Size of the database file of its etcd; `None` if the curators did not report it.
     pub etcd_bytes: Option<u64>,
+    /// Whether a member of its etcd has the alarm `NOSPACE`; `None` when the curators did not answer.
+    pub is_etcd_full: Option<bool>,
     /// The curators' state of Kubernetes; `None` if they did not report it.
     pub kubernetes: Option<KubernetesStatusView>,
     /// The observation of each machine.
@@ -375,7 +377,8 @@ impl Bmdb {
                     look.votes.map(|(_, reached)| count(reached)),
                     look.converged,
                     i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX),
-                    look.etcd_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
+                    look.etcd_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+                    look.is_etcd_full
                 )
                 .execute(&mut *tx)
                 .await

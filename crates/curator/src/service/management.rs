@@ -265,7 +265,7 @@ impl management_server::Management for ManagementService {
         _: Request<wire::GetConsensusRequest>,
     ) -> Result<Response<wire::GetConsensusResponse>, Status> {
         let members = self.0.list_members().await?;
-        let status = self.0.store.client().status().await.map_err(ServiceError::from)?;
+        let status = self.0.store.client().database_status().await.map_err(ServiceError::from)?;
         let stored = self.0.store.nodes().await?;
         let owners = match_members_to_nodes(&members, &stored.nodes);
         let node_of = |member: u64| {
@@ -281,7 +281,8 @@ impl management_server::Management for ManagementService {
         });
         Ok(Response::new(wire::GetConsensusResponse {
             members: members.collect(),
-            database_bytes: status.database_bytes,
+            database_bytes: status.file_bytes,
+            has_space_alarm: status.has_space_alarm,
         }))
     }
 

@@ -61,6 +61,9 @@ use crate::program_versions::{
     KILLED_DEFRAGMENTATION_FAULT, Program, SNAPSHOT_DEFRAGMENTATION_FAULT, VersionFinding, find_faults,
 };
 
+/// What is the matter with an etcd that has the alarm for lack of space, as a part of a sentence about it.
+pub const FULL_ETCD: &str = "is full (alarm NOSPACE) and accepts no writes until its members have made room";
+
 /// How long the alarms must have been the same before anything is done.
 pub const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// How long a member with the alarm must have been without a connection before it is passed over.

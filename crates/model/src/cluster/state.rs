@@ -261,6 +261,8 @@ pub struct ObservedCluster {
     pub etcd_members: Vec<EtcdMember>,
     /// Size of the database file of the leader's own member of etcd; `None` if curators of an earlier release lead.
     pub etcd_bytes: Option<u64>,
+    /// Whether a member of etcd has the alarm `NOSPACE`. Curators of an earlier release report none.
+    pub is_etcd_full: bool,
     /// Digests of declared roles, by role.
     pub declared_digests: BTreeMap<String, Digest>,
     /// What the curators have of Kubernetes.

@@ -1,9 +1,10 @@
-//! Issues of clusters: an etcd that is nearly full, old snapshots, old images of etcd, rejected owner keys, replacements of the authority that
-//! do not go on.
+//! Issues of clusters: an etcd that is full or nearly so, old snapshots, old images of etcd, rejected owner keys, replacements
+//! of the authority that do not go on.
 
 use crate::artefact::is_storage_nearly_full;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::{stopped_replacement, stopped_replacement_remedy};
+use crate::cluster::etcd_space::FULL_ETCD;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
@@ -14,6 +15,7 @@ use crate::time::{after, between};
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let of = |cluster: &ClusterIssueInputs| {
         [
+            cluster_etcd_full(cluster),
             cluster_etcd_large(cluster),
             cluster_snapshot_old(cluster, evidence),
             cluster_image_old(cluster, evidence),
@@ -22,6 +24,21 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
         ]
     };
     evidence.clusters.iter().flat_map(of).flatten().collect()
+}
+
+/// Issue: etcd accepts no writes, and what changes the cluster waits.
+fn cluster_etcd_full(cluster: &ClusterIssueInputs) -> Option<Issue> {
+    let (since, name) = (cluster.etcd_full_since?, &cluster.name);
+    Some(Issue::new(
+        IssueKind::ClusterEtcdFull,
+        format!("cluster {name}"),
+        format!("its etcd {FULL_ETCD}"),
+        Some(since),
+        format!(
+            "`shepherdctl issues` shows under node-problem what its members wait for; if their data alone is too large, \
+             delete Kubernetes objects that nothing needs; see: `shepherdctl cluster describe {name}`"
+        ),
+    ))
 }
 
 /// Issue: etcd will soon accept no more writes.

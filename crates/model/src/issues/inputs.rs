@@ -194,6 +194,8 @@ pub struct ClusterIssueInputs {
     pub keys_rejected_since: Option<Timestamp>,
     /// Size of the database file of its etcd, as its curators last reported it.
     pub etcd_bytes: Option<ByteSize>,
+    /// Since when a member of its etcd has had the alarm `NOSPACE`, as its curators last reported it.
+    pub etcd_full_since: Option<Timestamp>,
     /// Since when none of its curators answers.
     pub unreachable_since: Option<Timestamp>,
     /// The order to replace its authority that is carried out.

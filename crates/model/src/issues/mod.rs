@@ -75,6 +75,7 @@ pub enum IssueKind {
     CertificateEnds,
     CertificateRejected,
     ClockSkew,
+    ClusterEtcdFull,
     ClusterEtcdLarge,
     ClusterImageOld,
     ClusterKeyRefused,
@@ -123,7 +124,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -133,6 +134,7 @@ impl IssueKind {
         Self::CertificateEnds,
         Self::CertificateRejected,
         Self::ClockSkew,
+        Self::ClusterEtcdFull,
         Self::ClusterEtcdLarge,
         Self::ClusterImageOld,
         Self::ClusterKeyRefused,
@@ -192,6 +194,7 @@ impl IssueKind {
             Self::CertificateEnds => "certificate-ends",
             Self::CertificateRejected => "certificate-rejected",
             Self::ClockSkew => "clock-skew",
+            Self::ClusterEtcdFull => "cluster-etcd-full",
             Self::ClusterEtcdLarge => "cluster-etcd-large",
             Self::ClusterImageOld => "cluster-image-old",
             Self::ClusterKeyRefused => "cluster-key-refused",
@@ -243,7 +246,8 @@ impl IssueKind {
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
-            Self::ClusterKeyRefused
+            Self::ClusterEtcdFull
+            | Self::ClusterKeyRefused
             | Self::DuplicateKey
             | Self::HostKeyChanged
             | Self::NeedsHuman

@@ -168,6 +168,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         kubernetes_since: None,
         keys_rejected_since: None,
         etcd_bytes: None,
+        etcd_full_since: None,
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,

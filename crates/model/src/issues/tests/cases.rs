@@ -77,6 +77,14 @@ pub(super) const CASES: &[Case] = &[
         &[("cluster-etcd-large", "cluster ams")],
     ),
     (
+        "an etcd that is full",
+        |e| {
+            let since = Some(at(NOW));
+            e.clusters.push(ClusterIssueInputs { etcd_full_since: since, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[("cluster-etcd-full", "cluster ams")],
+    ),
+    (
         "an etcd that has room",
         |e| {
             let size = Some(ByteSize(MAX_ETCD_BYTES * 4 / 5));
