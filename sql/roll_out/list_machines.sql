@@ -6,6 +6,7 @@ SELECT m.machine_id, m.state, m.generation, m.message, m.changed_at, p.provider 
        t.machine_id IS NOT NULL AS "retiring!",
        c.part AS "part?", c.health AS "health?", c.observed_at AS "observed_at?", c.leaving AS "leaving?",
        u.name AS "cluster?", u.voters AS "voters?", u.voters_reached AS "voters_reached?",
+       u.etcd_full_since AS "etcd_full_since?",
        u.founded_at IS NOT NULL AS "founded!", clock_timestamp() AS "now!"
 FROM roll_out_machine m
 JOIN machine_due d ON d.machine_id = m.machine_id AND d.lane = 'access'

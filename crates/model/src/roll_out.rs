@@ -4,13 +4,14 @@
 //! reported the release and are healthy: their agents report, and if they are nodes of a cluster their curators report
 //! them as healthy. Of a cluster's control plane one machine at a time gets the order, and only while every member is
 //! reachable. One failure pauses the roll-out: what is bad on one machine is likely to be bad on all of them, and a
-//! person decides how to go on.
+//! person decides how to go on. While etcd of a cluster is full, none of its machines gets the order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::cluster::etcd_space::FULL_ETCD;
 use crate::host_finding::HostFinding;
 use crate::ids::MachineId;
 use crate::phase::Phase;
@@ -121,6 +122,8 @@ pub struct RollOutNode {
     pub observed_at: Option<Timestamp>,
     /// Whether every voting member of etcd was reachable.
     pub all_members_reachable: bool,
+    /// Since when a member of etcd has had the alarm `NOSPACE`, by that answer.
+    pub etcd_full_since: Option<Timestamp>,
 }
 
 /// A machine of a roll-out.
@@ -326,6 +329,10 @@ fn unhealthy_reason(member: &RollOutMachine, since: Option<Timestamp>, now: Time
 fn start_objection(member: &RollOutMachine, disrupted: &BTreeSet<&str>, now: Timestamp) -> Option<String> {
     if let Some(stop) = &member.block_reason {
         return Some(stop.clone());
+    }
+    // It comes before the curators that do not answer: it can be their reason.
+    if let Some(node) = member.node.as_ref().filter(|node| node.etcd_full_since.is_some()) {
+        return Some(format!("the etcd of cluster {} {FULL_ETCD}", node.cluster));
     }
     if let Some(why) = unhealthy_reason(member, None, now) {
         return Some(why);

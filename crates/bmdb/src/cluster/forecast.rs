@@ -147,6 +147,7 @@ fn last_observation(found: &ClusterDetails) -> ObservedCluster {
         declared_digests: declared.collect(),
         kubernetes,
         nodes,
+        is_etcd_full: found.cluster.etcd_full_since.is_some(),
         ..ObservedCluster::default()
     }
 }

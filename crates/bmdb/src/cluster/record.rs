@@ -154,6 +154,7 @@ impl ClusterDetails {
             members: self.machines.iter().map(|line| line.member.clone()).collect(),
             departed_keys: self.departed_keys.clone(),
             observed: view,
+            etcd_full_since: cluster.etcd_full_since,
         }
     }
 

@@ -340,6 +340,7 @@ pub(super) fn control_plane_evidence(cluster: &ClusterRecord) -> ControlPlaneEvi
         answered_at: cluster.observed_at,
         unreachable_since: cluster.unreachable_since,
         votes: cluster.voters.map(|(voters, reached)| (count(voters), count(reached))),
+        etcd_full_since: cluster.etcd_full_since,
     }
 }
 

@@ -8,6 +8,9 @@
 //! The same is true of an order that gives members new certificates, except that nothing bypasses the check: members
 //! that work renew their certificates by themselves, and without a shepherd nobody carries the order out.
 //!
+//! The curators of a full etcd fall silent although nothing is lost, because none can be elected. A restore is rejected then and
+//! not delayed: the curators of a cluster that is being restored are not queried, so nothing would end the delay.
+//!
 //! Nodes refuse what a former authority of their cluster signs, so a cluster is not restored from a snapshot in which such a
 //! one signs, and nothing bypasses that ([`is_present_authority`]).
 //!
@@ -20,6 +23,7 @@ use prost::Message as _;
 use proto::curator::v1 as wire;
 
 use crate::cluster::disruption::OBSERVATION_TTL;
+use crate::cluster::etcd_space::FULL_ETCD;
 use crate::cluster::quorum::majority;
 use crate::humanize::relative_time;
 use crate::time::{Span, Timestamp, between};
@@ -40,6 +44,8 @@ pub struct ControlPlaneEvidence {
     pub unreachable_since: Option<Timestamp>,
     /// Voting members of etcd, and how many of them the last answer reported as reached.
     pub votes: Option<(usize, usize)>,
+    /// Since when its etcd has been full, by the last answer of its curators.
+    pub etcd_full_since: Option<Timestamp>,
 }
 
 /// Why a cluster is not restored: a code for programs, and a text that continues a sentence after the cluster's name.
@@ -122,8 +128,19 @@ pub fn check_restore_allowed(
     evidence: &ControlPlaneEvidence,
     now: Timestamp,
 ) -> Result<(), RestoreObjection> {
-    let Err(why) = check_lost(evidence, now) else { return Ok(()) };
     let bypass = "To restore it anyway, give --bypass_quorum";
+    let why = match (check_lost(evidence, now), evidence.etcd_full_since) {
+        (Err(why), _) => why,
+        (Ok(()), None) => return Ok(()),
+        (Ok(()), Some(since)) => {
+            let text = format!(
+                "is not restored: its etcd {FULL_ETCD}, as its curators first reported {}, and nothing is lost by \
+                 that. See docs/issues/cluster-etcd-full.md. {bypass}",
+                relative_time(since, now)
+            );
+            return Err(("ETCD_FULL", text));
+        }
+    };
     let text = match &why {
         NotLost::NeverFounded => "cannot be restored: it was never founded".to_owned(),
         NotLost::Answers { voters, reached } => format!(
@@ -257,6 +274,7 @@ mod tests {
             answered_at: seen.map(at),
             unreachable_since: away.map(at),
             votes,
+            etcd_full_since: None,
         }
     }
 
@@ -344,6 +362,23 @@ mod tests {
             );
             let text = renewal.err().map(|(_, text)| text).unwrap_or_default();
             assert!(!text.contains("restore") && !text.contains("--bypass_quorum"), "{text}");
+        }
+    }
+
+    #[test]
+    fn full_etcd_is_not_restored_although_no_curator_answers() {
+        let gone = evidence(Some(NOW - 70), Some(NOW - 60), Some((3, 3)));
+        for (what, evidence, expected) in [
+            ("nobody answers", gone.clone(), "ETCD_FULL"),
+            ("one of three answers", evidence(Some(NOW - 3), None, Some((3, 1))), "ETCD_FULL"),
+            ("it is well", evidence(Some(NOW - 3), None, Some((3, 3))), "QUORUM_ANSWERS"),
+            ("never founded", ControlPlaneEvidence { founded: false, ..gone }, "NOT_FOUNDED"),
+        ] {
+            let full = ControlPlaneEvidence { etcd_full_since: Some(at(NOW - 80)), ..evidence };
+            let (reason, text) = check_restore_allowed(&full, at(NOW)).unwrap_err();
+            assert_eq!(reason, expected, "{what}: {text}");
+            let names_alarm = text.contains("NOSPACE") && text.contains("--bypass_quorum");
+            assert_eq!(names_alarm, expected == "ETCD_FULL", "{what}: {text}");
         }
     }
 }

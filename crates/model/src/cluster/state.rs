@@ -376,6 +376,8 @@ pub struct Cluster {
     pub departed_keys: BTreeSet<Digest>,
     /// Result of the last query of its curators.
     pub observed: CuratorAnswer,
+    /// Since when its etcd has been full, by the last answer of its curators.
+    pub etcd_full_since: Option<Timestamp>,
 }
 
 impl Cluster {
@@ -398,6 +400,18 @@ impl Cluster {
             members: Vec::new(),
             departed_keys: BTreeSet::new(),
             observed: CuratorAnswer::NotQueried,
+            etcd_full_since: None,
+        }
+    }
+
+    /// Whether a member of its etcd has the alarm `NOSPACE`. While no curator answers, their last answer counts: none can
+    /// be elected before the alarm has ended. A cluster that is restored gets another etcd.
+    #[must_use]
+    pub const fn is_etcd_full(&self) -> bool {
+        match &self.observed {
+            CuratorAnswer::Observed(seen) => seen.is_etcd_full,
+            CuratorAnswer::Unreachable(_) => self.etcd_full_since.is_some(),
+            CuratorAnswer::NotQueried => false,
         }
     }
 

@@ -32,7 +32,9 @@ fn cluster_etcd_full(cluster: &ClusterIssueInputs) -> Option<Issue> {
     Some(Issue::new(
         IssueKind::ClusterEtcdFull,
         format!("cluster {name}"),
-        format!("its etcd {FULL_ETCD}"),
+        format!(
+            "its etcd {FULL_ETCD}; changes of its machines and roll-outs wait, and no restore is accepted"
+        ),
         Some(since),
         format!(
             "`shepherdctl issues` shows under node-problem what its members wait for; if their data alone is too large, \

@@ -46,6 +46,7 @@ fn node(cluster: &str, control_plane: bool) -> Option<RollOutNode> {
         healthy: true,
         observed_at: Some(at(30)),
         all_members_reachable: true,
+        etcd_full_since: None,
     })
 }
 
@@ -211,4 +212,29 @@ fn states_have_names() {
         assert_eq!(state.as_str().parse::<RollOutMachineState>().unwrap(), state);
     }
     assert!("odd".parse::<RollOutMachineState>().is_err());
+}
+
+#[test]
+fn machines_of_a_full_etcd_get_no_order() {
+    let full = |cluster, control_plane| {
+        node(cluster, control_plane).map(|node| RollOutNode { etcd_full_since: Some(at(20)), ..node })
+    };
+    let silent = full("a", true).map(|node| RollOutNode { observed_at: None, ..node });
+    for (what, node, waits) in [
+        ("a member of the control plane", full("a", true), true),
+        ("a worker", full("a", false), true),
+        ("no curator answers", silent, true),
+        ("etcd of another cluster has room", node("b", true), false),
+    ] {
+        let machines = [RollOutMachine { node, ..member(1) }];
+        let plan = plan_roll_out(&roll_out(1), &machines, &none(), 9, at(40));
+        assert_eq!(orders(&plan).is_empty(), waits, "{what}: {plan:?}");
+        let reason = plan.wait_reasons.get(&machines[0].machine).cloned().unwrap_or_default();
+        let expected = "the etcd of cluster a is full (alarm NOSPACE)";
+        assert_eq!(reason.starts_with(expected), waits, "{what}: {reason}");
+    }
+    // A machine that has the order is judged as before.
+    let ran = RollOutMachine { report: report(1, NEW, None), node: full("a", false), ..ordered(2) };
+    let plan = plan_roll_out(&roll_out(1), &[ran], &none(), 9, at(40));
+    assert!(plan.wait_reasons.is_empty() && plan.steps.len() == 2, "{plan:?}");
 }

@@ -130,6 +130,7 @@ impl Bmdb {
                             healthy: row.health.as_deref() == Some("healthy"),
                             observed_at: row.observed_at,
                             all_members_reachable: row.voters.is_some() && row.voters == row.voters_reached,
+                            etcd_full_since: row.etcd_full_since,
                         }
                     });
                     members.push(RollOutMachine {

@@ -12,6 +12,8 @@
 //! * A node that its curator calls healthy is never replaced because its machine is silent to us: we may be the ones
 //!   who are cut off.
 //! * The order to found a cluster goes to one machine, and to another only after the first was ordered to leave.
+//! * While etcd is full, nothing is planned that its curators would have to write: no change of members, roles, settings or
+//!   versions. A step would fail half-way, and a machine that has left could not be replaced.
 //! * A cluster is restored onto a machine that stores nothing of it. First the reachable machines of its old control
 //!   plane have to leave, or a grace period of two minutes has to pass. Nothing here keeps the restored cluster apart
 //!   from unreachable old members: the epoch of their etcd and their curators does (`curator/restore.rs`).
@@ -35,6 +37,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::cluster::etcd_space::FULL_ETCD;
 use crate::cluster::plan::declarations::plan_declarations;
 use crate::cluster::plan::kubernetes::plan_kubernetes;
 use crate::cluster::plan::step::ClusterPlanStep;
@@ -109,7 +112,12 @@ pub fn plan_cluster(
         planning.plan_restore(restoring, candidates);
         return planning.plan;
     }
-    planning.add_members(&ClusterPart::ALL, candidates, places);
+    let is_full = cluster.is_etcd_full();
+    if is_full {
+        planning.wait_for_space();
+    } else {
+        planning.add_members(&ClusterPart::ALL, candidates, places);
+    }
     if cluster.identity.is_some() {
         planning.plan_authority_theft();
         if planning.are_curators_stopped() {
@@ -120,7 +128,9 @@ pub fn plan_cluster(
         (None, _) => planning.plan_founding(),
         (Some(_), CuratorAnswer::Observed(seen)) => {
             planning.plan_peer_renewal();
-            planning.plan_running(seen);
+            if !is_full {
+                planning.plan_running(seen);
+            }
         }
         (Some(_), CuratorAnswer::Unreachable(why)) => {
             let waits = format!("none of its curators answers: {why}");
@@ -152,6 +162,15 @@ impl ClusterPlanner<'_> {
 
     fn push_order(&mut self, member: &ClusterMember, what: MembershipOrder) {
         self.push_step(ClusterPlanStep::SendOrder { machine: member.machine, order: what });
+    }
+
+    /// Reports what waits while etcd is full: the cluster, and its machines that leave.
+    fn wait_for_space(&mut self) {
+        self.plan.wait_reasons.push(format!("its etcd {FULL_ETCD}"));
+        let leaves = |member: &&ClusterMember| member.leave_reason.is_some() || member.retiring;
+        for member in self.cluster.members.iter().filter(leaves) {
+            self.push_wait(member, format!("it cannot leave yet: the etcd of its cluster {FULL_ETCD}"));
+        }
     }
 
     /// The plan of a cluster whose curators answer.

@@ -111,6 +111,7 @@ pub(super) fn healthy_cluster(control_plane: u8) -> Cluster {
         members,
         departed_keys: BTreeSet::new(),
         observed: CuratorAnswer::Observed(seen),
+        etcd_full_since: None,
     }
 }
 
@@ -202,4 +203,56 @@ fn plan_waits_for_unreachable_curators() {
     cluster.members[1].retiring = true;
     cluster.observed = CuratorAnswer::Unreachable("no route".to_owned());
     assert_eq!(plan_text(&cluster, &[]), "waits: none of its curators answers: no route");
+}
+
+#[test]
+fn nothing_changes_while_etcd_is_full() {
+    /// A change of the cluster, its first step while etcd has room, and whether the worker waits while it is full.
+    type Case = (&'static str, fn(&mut Cluster), &'static str, bool);
+    let full =
+        "waits: its etcd is full (alarm NOSPACE) and accepts no writes until its members have made room";
+    let leaves = "it cannot leave yet: the etcd of its cluster is full (alarm NOSPACE)";
+    let silent = "waits: none of its curators answers: off";
+    let cases: [Case; 6] = [
+        ("nothing is due", |_| {}, "", false),
+        ("it grows", |cluster| cluster.spec.workers = 2, "choose 20 worker", false),
+        ("it shrinks", |cluster| cluster.spec.workers = 0, "leaving 9", false),
+        ("a machine retires", |cluster| cluster.members[3].retiring = true, "leaving 9", true),
+        (
+            "a machine leaves",
+            |cluster| {
+                cluster.spec.workers = 0;
+                cluster.members[3].leave_reason = Some("it is surplus".to_owned());
+            },
+            "decommission node-9",
+            true,
+        ),
+        (
+            "a role is declared",
+            |cluster| {
+                let web = DesiredDeclaration { role: "web".to_owned(), digest: [7; 32], withdrawn: false };
+                cluster.declared_roles = vec![web];
+            },
+            "declare web",
+            false,
+        ),
+    ];
+    for (what, change, steps, waits) in cases {
+        let mut cluster = healthy_cluster(3);
+        change(&mut cluster);
+        let planned = plan_text(&cluster, &[20]);
+        assert!(planned.starts_with(steps), "{what}: {planned}");
+        observed(&mut cluster).is_etcd_full = true;
+        let planned = plan_text(&cluster, &[20]);
+        assert!(planned.starts_with(full) && !planned.contains(" 20 "), "{what}: {planned}");
+        assert_eq!(planned.contains(&format!("; 9 waits: {leaves}")), waits, "{what}: {planned}");
+        // The last answer counts until the next one.
+        cluster.etcd_full_since = Some(at(900));
+        cluster.observed = CuratorAnswer::Unreachable("off".to_owned());
+        let planned = plan_text(&cluster, &[20]);
+        assert!(planned.starts_with(&format!("{full}; {silent}")), "{what}: {planned}");
+        cluster.observed = healthy_cluster(3).observed;
+        let planned = plan_text(&cluster, &[20]);
+        assert!(planned.starts_with(steps) && !planned.contains("NOSPACE"), "{what}: {planned}");
+    }
 }
