@@ -10,5 +10,6 @@ UPDATE cluster SET polled_at = clock_timestamp(), wait_reasons = $2, settled = $
     voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached),
     etcd_bytes = COALESCE($8, etcd_bytes),
     etcd_full_since = CASE WHEN $9::BOOL IS NULL THEN etcd_full_since
-                           WHEN $9::BOOL THEN COALESCE(etcd_full_since, clock_timestamp()) END
+                           WHEN $9::BOOL THEN COALESCE(etcd_full_since, clock_timestamp()) END,
+    authority_replacements = COALESCE($10::INT8, authority_replacements)
 WHERE cluster_id = $1

@@ -298,6 +298,12 @@ impl SignedStatement {
         Self { successors, ..self }
     }
 
+    /// How many successions lead from the authority that is trusted here to the one that signed.
+    #[must_use]
+    pub const fn succession_count(&self) -> usize {
+        self.successors.len()
+    }
+
     /// The statement, verified by the first authority of `former`, as one that the authority behind `former` verifies.
     pub(super) fn continuing(self, former: &Self) -> Self {
         let successors = former.successors.iter().chain(&self.successors).cloned().collect();

@@ -11,6 +11,7 @@
 //!
 //! There is no succession after a theft of the authority's key. The thief could sign one as well.
 
+use model::cluster::authority_rotation::MAX_REPLACEMENTS;
 use prost::Message as _;
 use proto::curator::v1 as wire;
 use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
@@ -26,8 +27,8 @@ const FORMAT: u32 = 1;
 /// Precedes the signed bytes, so that a signature of the authority never counts for anything else.
 const CONTEXT: &[u8] = b"shepherd authority succession\0";
 /// Most successions that are read, the newest ones. It bounds what a file or a message may have, and with it how often an
-/// authority can be replaced: each week for 39 years.
-const MAX_READ: usize = 2048;
+/// authority can be replaced: each week for 39 years. An issue of the shepherd announces the end before.
+const MAX_READ: usize = MAX_REPLACEMENTS;
 /// Longest encoded succession that is decoded, in bytes. A valid one has less than 1 KiB.
 const MAX_ENCODED_BYTES: usize = 4 << 10;
 
@@ -274,6 +275,7 @@ mod tests {
         let stored = stated(9, 201, None).with_successors(list.clone()).to_wire();
         let read = SignedStatement::verify(&stored, &[anchor(1)]).unwrap();
         assert_eq!(read.to_wire(), stored);
+        assert_eq!(read.succession_count(), 200);
         // What curators send is enough for a node that was off for as long as they store.
         let newest = list[list.len() - MAX_SUCCESSIONS..].to_vec();
         let sent = wire::SignedStatement { successors: newest.clone(), ..stored };

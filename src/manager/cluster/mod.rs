@@ -332,13 +332,15 @@ impl ClusterWorker<'_> {
         if let CuratorAnswer::Observed(_) = &cluster.observed {
             planned.wait_reasons.extend(self.follow_image(&found, now).await);
         }
-        self.bmdb
-            .record_cluster_observation(
-                &self.lease,
-                self.cluster,
-                &build_observation(&cluster, &planned, settled, now),
-            )
-            .await?;
+        let observation = ClusterObservation {
+            authority_replacements: self
+                .statements
+                .as_ref()
+                .and_then(StatementTrust::current)
+                .map(|signed| signed.succession_count()),
+            ..build_observation(&cluster, &planned, settled, now)
+        };
+        self.bmdb.record_cluster_observation(&self.lease, self.cluster, &observation).await?;
         let calm = settled && !rotates;
         Ok(ClusterPassOutcome::RequeueAfter(if calm { CONVERGED_INTERVAL } else { ACTIVE_INTERVAL }))
     }
@@ -425,6 +427,7 @@ fn build_observation(
         votes: answered.then(|| seen.vote_counts()),
         etcd_bytes: seen.etcd_bytes,
         is_etcd_full: answered.then_some(seen.is_etcd_full),
+        authority_replacements: None,
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
             (Some(wanted), ObservedKubernetes::Present(has)) => {
                 Some(KubernetesStatusView::new(&wanted.spec, has))

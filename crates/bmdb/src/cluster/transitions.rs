@@ -64,6 +64,8 @@ pub struct ClusterObservation {
     pub etcd_bytes: Option<u64>,
     /// Whether a member of its etcd has the alarm `NOSPACE`; `None` when the curators did not answer.
     pub is_etcd_full: Option<bool>,
+    /// How often its authority was replaced, by its newest statement; `None` without one.
+    pub authority_replacements: Option<usize>,
     /// The curators' state of Kubernetes; `None` if they did not report it.
     pub kubernetes: Option<KubernetesStatusView>,
     /// The observation of each machine.
@@ -378,7 +380,8 @@ impl Bmdb {
                     look.converged,
                     i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX),
                     look.etcd_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
-                    look.is_etcd_full
+                    look.is_etcd_full,
+                    look.authority_replacements.map(count)
                 )
                 .execute(&mut *tx)
                 .await

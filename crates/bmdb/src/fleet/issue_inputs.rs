@@ -209,6 +209,10 @@ impl Bmdb {
                 keys_rejected_since: row.keys_refused_since,
                 etcd_bytes: row.etcd_bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(ByteSize),
                 etcd_full_since: row.etcd_full_since,
+                authority_replacements: row
+                    .authority_replacements
+                    .and_then(|count| usize::try_from(count).ok())
+                    .unwrap_or(0),
                 unreachable_since: row.unreachable_since,
                 authority_rotation: parse_rotation_order(order, row.authority_rotation_from)?,
                 // What another release wrote and this one cannot read is written again by the next pass.

@@ -31,24 +31,26 @@ async fn etcd_that_is_nearly_full_is_an_issue_until_another_size_is_reported() -
 }
 
 #[tokio::test]
-async fn full_etcd_is_an_issue_by_the_last_answer() -> TestResult {
+async fn full_etcd_and_used_up_authority_are_issues_by_the_last_answer() -> TestResult {
     let kit = Kit::new("cluster_etcd_full").await?;
     let cluster = kit.founded_cluster(3, 1).await?;
     let holder = LeaseHolder::start(&kit, "shepherd", LEASE_KIND, &cluster.to_string()).await?;
     let mut since = None;
-    for (what, is_etcd_full, full) in [
-        ("curators never answered", None, false),
-        ("it has room", Some(false), false),
-        ("it is full", Some(true), true),
-        ("it is full for longer", Some(true), true),
-        ("no curator answers", None, true),
-        ("it has room again", Some(false), false),
+    for (what, is_etcd_full, authority_replacements, full, used_up) in [
+        ("curators never answered", None, None, false, false),
+        ("it has room", Some(false), Some(1_999), false, false),
+        ("it is full", Some(true), Some(2_000), true, true),
+        ("it is full for longer", Some(true), Some(2_000), true, true),
+        ("no curator answers", None, None, true, true),
+        ("it has room again", Some(false), Some(0), false, false),
     ] {
-        let look = ClusterObservation { is_etcd_full, ..ClusterObservation::default() };
+        let look =
+            ClusterObservation { is_etcd_full, authority_replacements, ..ClusterObservation::default() };
         holder.shepherd.bmdb.record_cluster_observation(&holder.lease, cluster, &look).await?;
         let issues = find_issues(&kit.bmdb.read_issue_inputs().await?);
         let found = |id: &str| issues.iter().any(|issue| issue.id == id && issue.subject == "cluster ams");
         assert_eq!(found("cluster-etcd-full"), full, "{what}: {issues:?}");
+        assert_eq!(found("authority-replacements"), used_up, "{what}: {issues:?}");
         let (stored, _) = kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
         let full_since = stored.cluster.etcd_full_since;
         assert_eq!(full_since.is_some(), full, "{what}");

@@ -26,6 +26,13 @@ use crate::time::{Timestamp, between};
 /// of the only member of etcd.
 pub const SILENCE_LIMIT: Duration = Duration::from_mins(2);
 
+/// How often the authority of a cluster can be replaced by choice. After that, the way from the first authority that a
+/// shepherd or a node trusts to the one that signs is too long to be followed. After a theft, it begins at the new authority.
+pub const MAX_REPLACEMENTS: usize = 2048;
+
+/// From so many replacements on, an issue announces that end. With one each week, it comes 11 months later.
+pub const ANNOUNCED_REPLACEMENTS: usize = 2000;
+
 /// Why the authority of a cluster is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationKind {

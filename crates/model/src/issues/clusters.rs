@@ -1,9 +1,11 @@
 //! Issues of clusters: an etcd that is full or nearly so, old snapshots, old images of etcd, rejected owner keys, replacements
-//! of the authority that do not go on.
+//! of the authority that do not go on or are nearly used up.
 
 use crate::artefact::is_storage_nearly_full;
 use crate::byte_size::ByteSize;
-use crate::cluster::authority_rotation::{stopped_replacement, stopped_replacement_remedy};
+use crate::cluster::authority_rotation::{
+    ANNOUNCED_REPLACEMENTS, MAX_REPLACEMENTS, stopped_replacement, stopped_replacement_remedy,
+};
 use crate::cluster::etcd_space::FULL_ETCD;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
@@ -21,6 +23,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             cluster_image_old(cluster, evidence),
             cluster_key_refused(cluster, evidence),
             authority_rotation_held(cluster, evidence),
+            authority_replacements(cluster),
         ]
     };
     evidence.clusters.iter().flat_map(of).flatten().collect()
@@ -41,6 +44,23 @@ fn cluster_etcd_full(cluster: &ClusterIssueInputs) -> Option<Issue> {
              delete Kubernetes objects that nothing needs; see: `shepherdctl cluster describe {name}`"
         ),
     ))
+}
+
+/// Issue: the authority can be replaced only a few times more.
+fn authority_replacements(cluster: &ClusterIssueInputs) -> Option<Issue> {
+    let (count, name) = (cluster.authority_replacements, &cluster.name);
+    (count >= ANNOUNCED_REPLACEMENTS).then(|| {
+        Issue::new(
+            IssueKind::AuthorityReplacements,
+            format!("cluster {name}"),
+            format!(
+                "its authority was replaced {count} times, and neither shepherds nor nodes follow more than \
+                 {MAX_REPLACEMENTS} replacements"
+            ),
+            None,
+            format!("begin again with: `shepherdctl cluster rotate-authority {name} --compromised`"),
+        )
+    })
 }
 
 /// Issue: etcd will soon accept no more writes.

@@ -196,6 +196,8 @@ pub struct ClusterIssueInputs {
     pub etcd_bytes: Option<ByteSize>,
     /// Since when a member of its etcd has had the alarm `NOSPACE`, as its curators last reported it.
     pub etcd_full_since: Option<Timestamp>,
+    /// How often its authority was replaced, as far as its shepherds follow that.
+    pub authority_replacements: usize,
     /// Since when none of its curators answers.
     pub unreachable_since: Option<Timestamp>,
     /// The order to replace its authority that is carried out.

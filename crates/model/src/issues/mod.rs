@@ -69,6 +69,7 @@ pub enum IssueKind {
     AddressConflict,
     AgentUnit,
     ArtefactStorage,
+    AuthorityReplacements,
     AuthorityRotationHeld,
     Brake,
     BudgetExhausted,
@@ -124,10 +125,11 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 55] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
+        Self::AuthorityReplacements,
         Self::AuthorityRotationHeld,
         Self::Brake,
         Self::BudgetExhausted,
@@ -188,6 +190,7 @@ impl IssueKind {
             Self::AddressConflict => "address-conflict",
             Self::AgentUnit => "agent-unit",
             Self::ArtefactStorage => "artefact-storage",
+            Self::AuthorityReplacements => "authority-replacements",
             Self::AuthorityRotationHeld => "authority-rotation-held",
             Self::Brake => "brake",
             Self::BudgetExhausted => "budget-exhausted",
@@ -257,6 +260,7 @@ impl IssueKind {
             Self::AddressConflict
             | Self::AgentUnit
             | Self::ArtefactStorage
+            | Self::AuthorityReplacements
             | Self::AuthorityRotationHeld
             | Self::Brake
             | Self::CertificateEnds

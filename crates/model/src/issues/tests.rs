@@ -169,6 +169,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         keys_rejected_since: None,
         etcd_bytes: None,
         etcd_full_since: None,
+        authority_replacements: 0,
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,

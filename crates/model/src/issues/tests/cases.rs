@@ -1,6 +1,7 @@
 //! Cases: a change of the healthy inputs, and the issues that follow.
 
 use super::*;
+use crate::cluster::authority_rotation::ANNOUNCED_REPLACEMENTS;
 use crate::cluster::kubernetes::ObjectConflict;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::facts::Quarantine;
@@ -83,6 +84,28 @@ pub(super) const CASES: &[Case] = &[
             e.clusters.push(ClusterIssueInputs { etcd_full_since: since, ..cluster(NOW - 9, Some(NOW - 2)) });
         },
         &[("cluster-etcd-full", "cluster ams")],
+    ),
+    (
+        "an authority that can still be replaced often",
+        |e| {
+            let count = ANNOUNCED_REPLACEMENTS - 1;
+            e.clusters.push(ClusterIssueInputs {
+                authority_replacements: count,
+                ..cluster(NOW - 9, Some(NOW - 2))
+            });
+        },
+        &[],
+    ),
+    (
+        "an authority that was replaced too often",
+        |e| {
+            let count = ANNOUNCED_REPLACEMENTS;
+            e.clusters.push(ClusterIssueInputs {
+                authority_replacements: count,
+                ..cluster(NOW - 9, Some(NOW - 2))
+            });
+        },
+        &[("authority-replacements", "cluster ams")],
     ),
     (
         "an etcd that has room",

@@ -1,0 +1,1 @@
+ALTER TABLE cluster DROP COLUMN authority_replacements;
