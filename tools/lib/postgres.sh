@@ -87,7 +87,8 @@ postgres_start() {
     bin=$(postgres_bin)
     as_server_user "$bin/pg_ctl" -D "$directory/data" status >/dev/null && return
     as_server_user "$bin/pg_ctl" -D "$directory/data" -l "$directory/server.log" -w -t 120 -s \
-        -o "-k $directory -c listen_addresses= -c unix_socket_permissions=0700 -c port=5432 -c fsync=off" \
+        -o "-k $directory -c listen_addresses= -c unix_socket_permissions=0700 -c port=5432 -c fsync=off \
+            -c shepherd.throw_away=on" \
         start </dev/null >/dev/null
 }
 
@@ -100,7 +101,8 @@ postgres_hold() {
     local bin directory=$1 setting end=$((SECONDS + 120))
     local -a settings=()
     bin=$(postgres_bin)
-    for setting in fsync=off "${@:2}"; do
+    # Without the second one, what the first one may lose would be an issue.
+    for setting in fsync=off shepherd.throw_away=on "${@:2}"; do
         settings+=(-c "$setting")
     done
     # shellcheck disable=SC2034 # sourcing scripts close it

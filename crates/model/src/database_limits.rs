@@ -8,6 +8,7 @@
 //! more is healthy with more.
 
 use crate::byte_size::ByteSize;
+use crate::database_durability::DurabilityFault;
 
 /// The age at which ids of transactions, and of multixacts, are used up: half of the 2^32 ids.
 pub const ID_LIMIT: u64 = 1 << 31;
@@ -96,6 +97,8 @@ pub struct DatabaseLimits {
     pub max_wal: ByteSize,
     /// Whether the last attempt to archive WAL failed.
     pub is_archiving_failing: bool,
+    /// The setting with which it may lose commits; `None` without one, and for a server that is thrown away at its end.
+    pub durability_fault: Option<DurabilityFault>,
 }
 
 impl DatabaseLimits {

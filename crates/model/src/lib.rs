@@ -25,7 +25,8 @@
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
 //!   [`power_control`][], [`retirement`][].
 //! * The fleet: [`policy`][], [`policy_flags`][], [`plan`][] (forecast), [`why`][] (explanation), [`issues`][],
-//!   [`fleet_sample`][] (metrics), [`database_limits`][] (of the database server).
+//!   [`fleet_sample`][] (metrics), [`database_limits`][] and [`database_durability`][] (of the database
+//!   server).
 //! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
 //!   [`template`][].
 //! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an
@@ -73,6 +74,7 @@ pub mod byte_size;
 pub mod circuit_breaker;
 pub mod cluster;
 pub mod configuration_value;
+pub mod database_durability;
 pub mod database_limits;
 pub mod disruption;
 pub mod excerpt;

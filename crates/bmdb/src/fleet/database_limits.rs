@@ -1,4 +1,5 @@
-//! Reads how close the database server is to its limits: transaction ids, WAL and replication slots.
+//! Reads how close the database server is to its limits (transaction ids, WAL, replication slots), and whether it may lose
+//! commits.
 //!
 //! [`model::database_limits`] has what follows from it. One statement reads everything that every role may read. The size
 //! of all WAL files needs a right (`pg_monitor`), so a second statement reads it only where the role has that: PostgreSQL
@@ -10,13 +11,14 @@
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use model::byte_size::ByteSize;
+use model::database_durability::DurabilityFault;
 use model::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
 
 const OPERATION: &str = "reading the limits of the database server";
 const WAL_OPERATION: &str = "listing the WAL files of the database server";
 
 impl Bmdb {
-    /// Reads transaction ids, WAL and replication slots of the server.
+    /// Reads transaction ids, WAL and replication slots of the server, and whether it may lose commits.
     pub async fn read_database_limits(&self) -> Result<DatabaseLimits, BmdbError> {
         let rows = self
             .statement(OPERATION, |connection| {
@@ -37,6 +39,9 @@ impl Bmdb {
             limits.max_wal = ByteSize(as_count(row.max_wal));
             limits.is_archiving_failing = row.is_archiving_failing;
             may_list_wal = row.may_list_wal;
+            // A private server that is thrown away at its end has nothing to lose.
+            limits.durability_fault =
+                DurabilityFault::find(&row.fsync, &row.commit, &row.standbys).filter(|_| !row.is_thrown_away);
             let bytes = |bytes: Option<i64>| bytes.map(|bytes| ByteSize(as_count(bytes)));
             limits.slots.extend(row.slot.map(|name| ReplicationSlot {
                 name,

@@ -213,3 +213,41 @@ async fn failure_to_archive_is_none_of_a_server_that_archives_no_more() -> TestR
     bmdb.close().await;
     Ok(server.stop().await?)
 }
+
+/// A role can lose what the server keeps. A server that is thrown away has nothing to lose.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_whose_commits_may_be_lost_is_an_issue_until_they_last() -> TestResult {
+    let id = "database-durability";
+    let temporary = own_server().await?;
+    let bmdb = connect(&temporary, None).await?;
+    assert_eq!(messages(&bmdb, id).await?, [""; 0]);
+    bmdb.close().await;
+    temporary.stop().await?;
+
+    let parent = tempfile::tempdir()?;
+    // The server may run as another user.
+    std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755))?;
+    let server = own_server_in(ServerStorage::Persistent(parent.path().join("server"))).await?;
+    let mut admin = superuser(&server).await?;
+    for (statement, expected) in [
+        (None, None),
+        (
+            Some("ALTER ROLE postgres SET synchronous_commit = off"),
+            Some("the database runs with synchronous_commit = off: "),
+        ),
+        // Without a synchronous standby nothing more is lost by this.
+        (Some("ALTER ROLE postgres SET synchronous_commit = local"), None),
+        (Some("ALTER ROLE postgres RESET synchronous_commit"), None),
+    ] {
+        if let Some(statement) = statement {
+            run(&mut admin, &[statement]).await?;
+        }
+        let bmdb = connect(&server, None).await?;
+        let found = messages(&bmdb, id).await?;
+        let text = found.first().map(String::as_str).unwrap_or_default();
+        assert_eq!(found.len(), usize::from(expected.is_some()), "issues after {statement:?}: {found:?}");
+        assert!(text.starts_with(expected.unwrap_or_default()), "issues after {statement:?}: {found:?}");
+        bmdb.close().await;
+    }
+    Ok(server.stop().await?)
+}

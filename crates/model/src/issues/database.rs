@@ -1,5 +1,6 @@
-//! Issues of the limits of the database server: transaction ids, WAL and replication slots.
+//! Issues of the database server: commits that it may lose, and its limits of transaction ids, WAL and replication slots.
 
+use crate::database_durability::DurabilityFault;
 use crate::database_limits::{DatabaseLimits, IdAge};
 use crate::issues::inputs::{DatabaseLimitInputs, IssueInputs};
 use crate::issues::{Issue, IssueKind};
@@ -15,6 +16,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             found.extend(id_issue(&limits.transactions, "transaction"));
             found.extend(id_issue(&limits.multixacts, "multixact"));
             found.extend(wal_issue(limits));
+            found.extend(limits.durability_fault.map(durability_issue));
             let failure = limits.wal_failure.as_deref();
             found.extend(failure.map(|error| unreadable("the size of its WAL", error, LIST_AGAIN)));
             found
@@ -81,6 +83,19 @@ fn id_issue(ids: &IdAge, what: &str) -> Option<Issue> {
             ),
         )
     })
+}
+
+/// Issue: a crash or a fail-over loses what shepherds have acted upon.
+fn durability_issue(fault: DurabilityFault) -> Issue {
+    Issue::new(
+        IssueKind::DatabaseDurability,
+        "the database".to_owned(),
+        format!("the database {fault}"),
+        None,
+        "set it to on for the role of the shepherds (`ALTER ROLE`), the database (`ALTER DATABASE`) and the server \
+         (`ALTER SYSTEM`)"
+            .to_owned(),
+    )
 }
 
 /// Issue: WAL grows until its disk is full, and then the server stops.

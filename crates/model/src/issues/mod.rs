@@ -11,7 +11,7 @@
 //! * `machines`: issues of single machines.
 //! * `retirement`: issues of machines that are retiring or retired.
 //! * `duplicates`: values that two machines share and must not.
-//! * `database`: issues of the limits of the database server.
+//! * `database`: issues of the database server and its limits.
 //! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
 //! * `two_person_rule`: issues of the two-person rule and its admins.
 //!
@@ -83,6 +83,7 @@ pub enum IssueKind {
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
     CrashLoop,
+    DatabaseDurability,
     DatabaseLimitsUnreadable,
     DeadRows,
     Drift,
@@ -125,7 +126,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 56] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -143,6 +144,7 @@ impl IssueKind {
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
         Self::CrashLoop,
+        Self::DatabaseDurability,
         Self::DatabaseLimitsUnreadable,
         Self::DeadRows,
         Self::Drift,
@@ -204,6 +206,7 @@ impl IssueKind {
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::CrashLoop => "crash-loop",
+            Self::DatabaseDurability => "database-durability",
             Self::DatabaseLimitsUnreadable => "database-limits-unreadable",
             Self::DeadRows => "dead-rows",
             Self::Drift => "drift",
@@ -271,6 +274,7 @@ impl IssueKind {
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop
+            | Self::DatabaseDurability
             | Self::DatabaseLimitsUnreadable
             | Self::Drift
             | Self::DuplicateSerial

@@ -110,6 +110,7 @@ fn database_limits() -> DatabaseLimits {
         wal_failure: None,
         max_wal: ByteSize::gibibytes(1),
         is_archiving_failing: false,
+        durability_fault: None,
     }
 }
 

@@ -218,6 +218,8 @@ fn server_arguments(
     }
     if options.storage == ServerStorage::Temporary {
         settings.extend(["fsync=off", "full_page_writes=off", "synchronous_commit=off"].map(str::to_owned));
+        // Read with the limits of the server, so that what is intended here is no issue.
+        settings.push("shepherd.throw_away=on".to_owned());
     }
     let mut arguments = vec![
         "-D".to_owned(),

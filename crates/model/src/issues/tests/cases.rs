@@ -4,6 +4,7 @@ use super::*;
 use crate::cluster::authority_rotation::ANNOUNCED_REPLACEMENTS;
 use crate::cluster::kubernetes::ObjectConflict;
 use crate::cluster::state::MAX_ETCD_BYTES;
+use crate::database_durability::DurabilityFault;
 use crate::facts::Quarantine;
 use crate::host_finding::{HostFinding, HostFindingKind};
 use crate::machine_view::EngagedBrake;
@@ -548,6 +549,11 @@ pub(super) const CASES: &[Case] = &[
             limits(e).slots[0].wal = SlotWal::Lost;
         },
         &[("database-limits-unreadable", "the database"), ("replication-slot", "slot standby")],
+    ),
+    (
+        "a server that loses commits",
+        |e| limits(e).durability_fault = Some(DurabilityFault::CommitOff),
+        &[("database-durability", "the database")],
     ),
     (
         "a slot that holds much WAL",
