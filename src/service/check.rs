@@ -45,6 +45,10 @@ async fn check_database(
 ) -> Result<(), ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     bmdb.refuse_poolers().await.map_err(database_failure)?;
+    bmdb.check_direct_url().await.map_err(database_failure)?;
+    if bmdb.settings().direct.is_some() {
+        found.push("the direct URL leads to the same server and database".to_owned());
+    }
     warn_about_version(&bmdb);
     if let Some(version) = bmdb.server_version() {
         found.push(format!("PostgreSQL {}", format_version(Program::Postgres, version.into())));

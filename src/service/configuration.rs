@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use trusted_file::private_file::read_private_file;
 use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
-use crate::bmdb::connection::url::password_warning;
+use crate::bmdb::connection::url;
 use crate::model::configuration_value::{
     arguments_of_value, claim_key, describe_type, key_lines, locate_problem,
 };
@@ -87,7 +87,7 @@ pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<Configurati
 /// Whether a text in a value is a URL with a password.
 fn has_password(value: &toml::Value) -> bool {
     match value {
-        toml::Value::String(text) => password_warning(text).is_some(),
+        toml::Value::String(text) => url::has_password(text),
         toml::Value::Array(values) => values.iter().any(has_password),
         toml::Value::Table(table) => table.values().any(has_password),
         _ => false,

@@ -49,6 +49,7 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     warn_about_version(&bmdb);
     if private.is_none() {
         bmdb.refuse_poolers().await.map_err(database_failure)?;
+        bmdb.check_direct_url().await.map_err(database_failure)?;
         let budget = bmdb.plan_connections(plan.connections_beside_pool()).await.map_err(database_failure)?;
         if let Some(shortage) = budget.shortage {
             tracing::warn!("the pool does with {} connections: {shortage}", budget.pool);
@@ -85,19 +86,25 @@ impl OpenDatabase {
     }
 }
 
-/// Whether the database URL is on the command line, where every process list shows it.
-fn is_url_on_command_line() -> bool {
-    std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
+/// Whether a URL of the database is on the command line, where every process list shows it.
+fn is_on_command_line(flag: &str) -> bool {
+    std::env::args().any(|argument| {
+        argument.strip_prefix("--").is_some_and(|argument| argument.replace('-', "_").starts_with(flag))
+    })
 }
 
-/// Logs a warning if a password is on the command line, where every process list shows it, if the server of the database
-/// is not verified, and if its URL has parameters that are not supported.
+/// Logs a warning for each URL of the database if its password is on the command line, where every process list shows it,
+/// if its server is not verified, and if it has parameters that are not supported.
 pub fn warn_about_url(plan: &ServicePlan) {
-    let url = plan.flags.bmdb_url.as_deref().filter(|_| is_url_on_command_line());
-    if let Some(warning) = url.and_then(password_warning) {
-        tracing::warn!("{}", warning.trim_start_matches("warning: "));
+    let flags = &plan.flags;
+    for (flag, url) in [("bmdb_url", &flags.bmdb_url), ("bmdb_direct_url", &flags.bmdb_direct_url)] {
+        let url = url.as_deref().filter(|_| is_on_command_line(flag));
+        if let Some(warning) = url.and_then(|url| password_warning(flag, url)) {
+            tracing::warn!("{}", warning.trim_start_matches("warning: "));
+        }
     }
-    if let Database::Url(settings) = &plan.database {
+    let Database::Url(pool) = &plan.database else { return };
+    for settings in std::iter::once(pool).chain(&pool.direct) {
         for warning in [settings.tls_warning(), settings.parameter_warning()].into_iter().flatten() {
             tracing::warn!("{warning}");
         }

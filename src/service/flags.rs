@@ -138,6 +138,9 @@ pub struct ServiceFlags {
     /// The database: postgres://user@host:5432/bmdb. Pass the password in SHEPHERD_BMDB_URL or ~/.pgpass.
     #[arg(long, value_name = "URL", help_heading = "Bare metal database", conflicts_with_all = ["bmdb_eat_my_data", "bmdb_dir"])]
     pub bmdb_url: Option<String>,
+    /// The same database without the pooler of --bmdb_url, for the connections that renew sessions and receive wake-ups.
+    #[arg(long, value_name = "URL", help_heading = "Bare metal database", requires = "bmdb_url")]
+    pub bmdb_direct_url: Option<String>,
     /// Start a private PostgreSQL, and delete its data when shepherd ends.
     #[arg(long, help_heading = "Bare metal database", conflicts_with = "bmdb_dir")]
     pub bmdb_eat_my_data: bool,

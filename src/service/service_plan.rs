@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::bmdb::connection::access::Access;
 use crate::bmdb::connection::budget::ConnectionsBeside;
+use crate::bmdb::connection::dialect::Dialect;
 use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::time::Rate;
@@ -69,9 +70,10 @@ impl ServicePlan {
     /// How many connections to the database this process uses beside the common pool.
     #[must_use]
     pub fn connections_beside_pool(&self) -> ConnectionsBeside {
-        // One for renewals, one for wake-ups, and one for the metrics.
+        // One for renewals, one for wake-ups, one that each direct one is compared with, and one for the metrics.
         let single = 1
             + u32::from(self.flags.bmdb_dialect.notifies())
+            + u32::from(self.flags.bmdb_direct_url.is_some())
             + u32::from(self.flags.metrics_listen_address.is_some());
         if !self.components.contains(&ServiceComponent::Api) {
             return ConnectionsBeside { wanted: single, least: single };
@@ -235,7 +237,22 @@ fn plan_database(flags: &ServiceFlags) -> Result<Database, ExitFailure> {
     settings.max_connections = flags.bmdb_max_connections;
     settings.dialect = flags.bmdb_dialect;
     settings.access = Access::ReadWrite;
+    settings.direct = flags.bmdb_direct_url.as_deref().map(|url| plan_direct(url, flags)).transpose()?;
     Ok(Database::Url(Box::new(settings)))
+}
+
+/// The settings of the direct URL. Whether it leads to the same server is verified where connections are opened.
+fn plan_direct(url: &str, flags: &ServiceFlags) -> Result<Box<ConnectionSettings>, ExitFailure> {
+    if flags.bmdb_dialect != Dialect::Postgres {
+        return Err(ExitFailure::usage(format!(
+            "--bmdb_direct_url works with --bmdb_dialect postgres alone, because a database of the dialect {} has no locks by \
+             which two URLs can be compared; leave it out",
+            flags.bmdb_dialect.as_str()
+        )));
+    }
+    let settings = ConnectionSettings::from_url(url, "shepherd")
+        .map_err(|error| ExitFailure::usage(format!("--bmdb_direct_url: {error}")))?;
+    Ok(Box::new(settings))
 }
 
 fn plan_providers(
@@ -343,6 +360,11 @@ impl ServicePlan {
                 Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
             },
         );
+        if let Database::Url(settings) = &self.database
+            && let Some(direct) = &settings.direct
+        {
+            line("direct", format!("{}, for renewals and wake-ups", direct.address()));
+        }
         for provider in &self.providers {
             line("provider", provider.describe());
         }
@@ -493,6 +515,29 @@ mod tests {
         ] {
             let error = planned(flags, providers, in_environment).unwrap_err();
             assert!(error.contains("give ssh_password_path in the [[provider]] table"), "{error}");
+        }
+    }
+
+    #[test]
+    fn direct_url_is_for_postgresql_alone() {
+        let planned = |flags: &[&str]| {
+            let arguments = ["shepherd", "--bmdb_url=postgres://pooler/bmdb"].iter().chain(flags);
+            let flags = parse_flags_without_environment(arguments.map(Into::into).collect()).unwrap().service;
+            match plan_database(&flags).map_err(|failure| failure.message) {
+                Ok(Database::Url(settings)) => Ok(settings.direct.map(|direct| direct.address())),
+                Ok(_) => panic!("the database has a URL"),
+                Err(message) => Err(message),
+            }
+        };
+        assert_eq!(planned(&[]), Ok(None));
+        let flag = "--bmdb_direct_url=postgres://kim:secret@db/bmdb";
+        assert_eq!(planned(&[flag]), Ok(Some("db:5432/bmdb".to_owned())));
+        for (flags, part) in [
+            (&[flag, "--bmdb_dialect=cockroachdb"][..], "works with --bmdb_dialect postgres alone"),
+            (&["--bmdb_direct_url=mysql://kim:secret@db/bmdb"], "--bmdb_direct_url: the BMDB URL is not"),
+        ] {
+            let refused = planned(flags).unwrap_err();
+            assert!(refused.contains(part) && !refused.contains("secret"), "{refused}");
         }
     }
 

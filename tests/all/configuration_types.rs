@@ -76,6 +76,7 @@ fn good_texts(flag: &Arg) -> [&'static str; 2] {
 /// The flags without which the parser rejects a flag.
 fn companions(flag: &str) -> &'static [&'static str] {
     match flag {
+        "bmdb_direct_url" => &["--bmdb_url=x"],
         "provider_name" => &["--provider=static"],
         "static_device_list_sha256" => &["--static_device_list_url=file:///x"],
         _ => &[],

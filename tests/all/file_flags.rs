@@ -60,6 +60,7 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("shepherd", "agent_tls_key_path", FileUse::Private),
     // PostgreSQL itself checks the directory of its data.
     ("shepherd", "bmdb_dir", FileUse::Content),
+    ("shepherd", "bmdb_direct_url", FileUse::Address),
     ("shepherd", "bmdb_url", FileUse::Address),
     ("shepherd", "config", FileUse::Configuration),
     ("shepherd", "key_rotation_path", FileUse::Content),

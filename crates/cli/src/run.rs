@@ -65,8 +65,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(parsed) => parsed,
         Err(reported) => return print_usage(&reported, &given),
     };
-    if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
-        print_stderr(warning);
+    let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
+    if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
+        print_stderr(&warning);
     }
     let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
     match answered.and_then(|text| Ok(print_text(&text)?)) {

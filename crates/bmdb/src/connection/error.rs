@@ -89,6 +89,9 @@ pub enum BmdbError {
         /// Host, port and database, without credentials.
         address: String,
     },
+    /// The dedicated connections and the pool lead to different servers. Nothing was done.
+    #[error("{0}")]
+    DifferentServers(String),
     /// There are too few connections to work with. Nothing was done.
     #[error("the BMDB at {address} has too few connections: {shortage}")]
     TooFewConnections {

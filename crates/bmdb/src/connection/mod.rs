@@ -12,6 +12,7 @@
 //! * [`budget`] compares the connections that are wanted with those that can be had.
 //! * `session_plan` brings the settings of each connection into force, and `pooler` finds poolers on which a shepherd
 //!   cannot work.
+//! * `direct` compares the server of dedicated connections, which can go around a pooler, with that of the pool.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
 //!   it loses against others; `attempt` hides their types from what runs them. [`error`] decides for each error of the
@@ -49,6 +50,7 @@ use tokio::sync::watch;
 
 use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
+use crate::connection::direct::{OPEN_LIMIT, ServerComparison, describe_mismatch};
 use crate::connection::error::BmdbError;
 use crate::connection::pool::{PrepareFailure, new_pool};
 use crate::connection::pooler::{probe_server, session_fault};
@@ -64,6 +66,7 @@ pub mod access;
 mod attempt;
 pub mod budget;
 pub mod dialect;
+mod direct;
 mod durability;
 pub mod error;
 mod pool;
@@ -93,10 +96,18 @@ struct Inner {
     options: PgConnectOptions,
     settings: ConnectionSettings,
     plan: SessionPlan,
+    dedicated: DedicatedRoute,
     failure: PrepareFailure,
     policy: watch::Sender<(i64, Arc<Policy>)>,
     metrics: BmdbMetrics,
     server_version: Option<ReleaseVersion>,
+}
+
+/// How connections outside the pool are opened.
+#[derive(Clone)]
+struct DedicatedRoute {
+    options: PgConnectOptions,
+    plan: SessionPlan,
 }
 
 impl std::fmt::Debug for Bmdb {
@@ -153,8 +164,23 @@ impl Bmdb {
                 }
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
-                let inner = Inner { pool, options, settings, plan, failure, policy, metrics, server_version };
-                return Ok(Self { inner: Arc::new(inner) });
+                let dedicated = DedicatedRoute {
+                    options: settings.dedicated_options(),
+                    plan: plan.with_comparison(ServerComparison::new(&settings, &options)),
+                };
+                return Ok(Self {
+                    inner: Arc::new(Inner {
+                        pool,
+                        options,
+                        settings,
+                        plan,
+                        dedicated,
+                        failure,
+                        policy,
+                        metrics,
+                        server_version,
+                    }),
+                });
             }
             Ok(Err(error)) => unreachable_reason(&error),
             Err(_) => "no answer within 10 seconds".to_owned(),
@@ -168,11 +194,38 @@ impl Bmdb {
         &self.inner.pool
     }
 
-    /// A connection outside the pool: sessions are renewed on one, so that no other work delays that.
+    /// A connection outside the pool, to the address of the pool.
     pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
         let mut connection = self.inner.options.connect().await?;
         self.inner.plan.prepare(&mut connection).await?;
         Ok(connection)
+    }
+
+    /// A connection outside the pool, by the direct URL if there is one: sessions are renewed on one, so that no other work
+    /// delays that. Fails if it leads to another server than the pool.
+    pub(crate) async fn open_dedicated_connection(&self) -> Result<PgConnection, sqlx::Error> {
+        let DedicatedRoute { options, plan } = &self.inner.dedicated;
+        let mut connection = options.connect().await?;
+        plan.prepare(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// Connects by the direct URL, if there is one. Fails with a sentence when that cannot be, and when it leads to another
+    /// server than the pool.
+    pub async fn check_direct_url(&self) -> Result<(), BmdbError> {
+        let Some(direct) = &self.inner.settings.direct else { return Ok(()) };
+        let reason = match tokio::time::timeout(OPEN_LIMIT, self.open_dedicated_connection()).await {
+            Ok(Ok(connection)) => {
+                drop(connection.close().await);
+                return Ok(());
+            }
+            Ok(Err(error)) => match describe_mismatch(&error) {
+                Some(sentence) => return Err(BmdbError::DifferentServers(sentence)),
+                None => unreachable_reason(&error),
+            },
+            Err(_) => format!("no answer within {} seconds", OPEN_LIMIT.as_secs()),
+        };
+        Err(BmdbError::Unreachable { address: format!("{} (--bmdb_direct_url)", direct.address()), reason })
     }
 
     /// The dialect of the database.

@@ -17,11 +17,11 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
-use crate::connection::Bmdb;
 use crate::connection::access::{Access, is_read_only};
 use crate::connection::error::{BmdbError, describe_error};
 use crate::connection::session_plan::SessionPlan;
 use crate::connection::settings::ConnectionSettings;
+use crate::connection::{Bmdb, DedicatedRoute};
 use crate::metrics::Metrics;
 use crate::metrics::registry::Label;
 
@@ -105,7 +105,8 @@ impl Bmdb {
     /// A pool of one connection for a listener, which is closed with it.
     pub(crate) fn listener_pool(&self) -> PgPool {
         let settings = ConnectionSettings { max_connections: 1, ..self.settings().clone() };
-        new_pool(&settings, self.inner.options.clone(), self.inner.plan.clone(), PrepareFailure::default())
+        let DedicatedRoute { options, plan } = self.inner.dedicated.clone();
+        new_pool(&settings, options, plan, PrepareFailure::default())
     }
 
     pub(super) async fn acquire_connection(

@@ -15,6 +15,7 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::connection::access::{Access, require_access};
 use crate::connection::dialect::Dialect;
+use crate::connection::direct::ServerComparison;
 use crate::connection::settings::ConnectionSettings;
 
 /// Reads every setting that a plan may have.
@@ -26,6 +27,8 @@ pub(super) struct SessionPlan {
     /// Names and values, in the form in which the server writes them.
     settings: Arc<[(&'static str, String)]>,
     access: Access,
+    /// What a direct connection must show; `None` for those of the pool.
+    comparison: Option<ServerComparison>,
 }
 
 /// A setting that cannot be brought into force.
@@ -43,7 +46,12 @@ impl SessionPlan {
             Dialect::Postgres => settings.session_settings(),
             Dialect::Cockroachdb => Vec::new(),
         };
-        Self { settings: requested.into(), access: settings.access }
+        Self { settings: requested.into(), access: settings.access, comparison: None }
+    }
+
+    /// The same plan for connections that must also lead to the server of the pool.
+    pub(super) fn with_comparison(&self, comparison: Option<ServerComparison>) -> Self {
+        Self { comparison, ..self.clone() }
     }
 
     /// What the connections are for.
@@ -54,9 +62,12 @@ impl SessionPlan {
     /// Prepares a new connection. Fails for one that cannot be used.
     pub(super) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         require_access(connection, self.access).await?;
-        match self.apply(connection).await? {
+        if let Some(unmet) = self.apply(connection).await? {
+            return Err(io::Error::other(unmet).into());
+        }
+        match &self.comparison {
             None => Ok(()),
-            Some(unmet) => Err(io::Error::other(unmet).into()),
+            Some(comparison) => comparison.require_same_server(connection).await,
         }
     }
 

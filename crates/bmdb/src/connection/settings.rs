@@ -35,6 +35,9 @@ pub struct ConnectionSettings {
     pub short_reads: bool,
     /// First parts of `search_path`, for tests with a clock of their own.
     pub search_path: Option<String>,
+    /// Where the dedicated connections go, around a pooler; `None` if they go where the pool does. Its address and its
+    /// login count, and nothing else of it.
+    pub direct: Option<Box<ConnectionSettings>>,
 }
 
 impl ConnectionSettings {
@@ -58,6 +61,7 @@ impl ConnectionSettings {
             application: application.to_owned(),
             short_reads: false,
             search_path: None,
+            direct: None,
         })
     }
 
@@ -116,7 +120,18 @@ impl ConnectionSettings {
         settings
     }
 
+    /// The options of the pool's connections.
     pub(super) fn connect_options(&self) -> PgConnectOptions {
+        self.prepare_options(&self.options)
+    }
+
+    /// The options of the dedicated connections: those of the direct URL, if there is one.
+    pub(super) fn dedicated_options(&self) -> PgConnectOptions {
+        self.prepare_options(self.direct.as_ref().map_or(&self.options, |direct| &direct.options))
+    }
+
+    /// Adds to an address and a login what is set on every connection.
+    fn prepare_options(&self, options: &PgConnectOptions) -> PgConnectOptions {
         let mut settings = self.session_settings();
         settings.extend([
             ("tcp_keepalives_idle", "10".to_owned()),
@@ -124,7 +139,7 @@ impl ConnectionSettings {
             ("tcp_keepalives_count", "3".to_owned()),
             ("jit", "off".to_owned()),
         ]);
-        self.options
+        options
             .clone()
             .application_name(&self.application)
             .options(settings)

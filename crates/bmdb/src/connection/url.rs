@@ -3,18 +3,21 @@
 //! A URL on a command line is visible to everybody who lists processes. It works there all the same, because existing
 //! users write it so, with a warning; and no log line or error may repeat its password.
 
-/// The warning for a URL with a password that was given as a flag; `None` without a password.
+/// The warning for a URL with a password that was given as this flag; `None` without a password.
 #[must_use]
-pub fn password_warning(url: &str) -> Option<&'static str> {
-    has_password(url).then_some(
-        "warning: everybody who lists processes here can read the password in --bmdb_url; give the URL in the \
-         environment as SHEPHERD_BMDB_URL, or the password in ~/.pgpass",
-    )
+pub fn password_warning(flag: &str, url: &str) -> Option<String> {
+    has_password(url).then(|| {
+        format!(
+            "warning: everybody who lists processes here can read the password in --{flag}; give the URL in the \
+             environment as SHEPHERD_{}, or the password in ~/.pgpass",
+            flag.to_uppercase()
+        )
+    })
 }
 
 /// Whether a connection URL has a password, between user and host or as a parameter.
 #[must_use]
-fn has_password(url: &str) -> bool {
+pub fn has_password(url: &str) -> bool {
     mask_password(url) != url
 }
 
@@ -71,7 +74,10 @@ mod tests {
             ("postgres:///bmdb?Password=secret&host=/run", "postgres:///bmdb?Password=***&host=/run"),
         ] {
             assert_eq!(mask_password(url), expected);
-            assert!(password_warning(url).is_some(), "{url}");
+            assert!(has_password(url), "{url}");
+            let warning = password_warning("bmdb_direct_url", url).unwrap();
+            assert!(warning.contains("in --bmdb_direct_url; ") && !warning.contains("cret"), "{warning}");
+            assert!(warning.contains("SHEPHERD_BMDB_DIRECT_URL"), "{warning}");
         }
     }
 
@@ -87,7 +93,7 @@ mod tests {
             "",
         ] {
             assert_eq!(mask_password(url), url);
-            assert_eq!(password_warning(url), None, "{url}");
+            assert_eq!(password_warning("bmdb_url", url), None, "{url}");
         }
     }
 }

@@ -10,6 +10,7 @@
 //! that limit, however many they are, so that they cannot delay the others' next renewal.
 //!
 //! The connection is opened when the thread starts, before any work takes the connections that the server has left.
+//! It goes by the direct URL if there is one, around a pooler, and is used only if it leads to the server of the pool.
 //! One to a server that refuses writes is replaced, and so is an old one. The old one is used until its successor is open:
 //! a server without a free connection, or a name that does not resolve, costs no session.
 
@@ -89,7 +90,7 @@ struct RenewalConnection {
 
 impl RenewalConnection {
     async fn open(bmdb: &Bmdb) -> Result<Self, sqlx::Error> {
-        let connection = bmdb.open_connection().await?;
+        let connection = bmdb.open_dedicated_connection().await?;
         Ok(Self { connection, replace_at: Instant::now() + bmdb.settings().connection_lifetime })
     }
 }

@@ -5,8 +5,9 @@
 //! connection was lost all loops are woken. Without `LISTEN` loops poll.
 //!
 //! The connection is outside the common pool: what a listener still sends when it is dropped has no limit, and would take
-//! a place there. It is tested every few seconds: nothing is announced on a server that became a reader, and none of its
-//! connections need end for that.
+//! a place there. It goes by the direct URL if there is one, and is used only if that leads to the server of the pool. It is
+//! tested every few seconds: nothing is announced on a server that became a reader, and none of its connections need end
+//! for that.
 
 use std::collections::HashMap;
 use std::io;

@@ -275,6 +275,62 @@ async fn pooler_of_transactions_that_drops_options_is_refused_before_anything_is
     Ok(server.close().await?)
 }
 
+/// A session that is renewed on another server ends on the server where its work is claimed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn direct_url_to_another_server_is_refused_at_the_start_and_after_reconnecting() -> TestResult {
+    let (server, other) = (own_server().await?, own_server().await?);
+    let proxy = Proxy::to(&server.url(OWN)).await?;
+    let mut settings = ConnectionSettings::from_url(&server.url(OWN), "of the pool")?;
+    settings.dialect = Dialect::Postgres;
+    settings.direct = Some(Box::new(ConnectionSettings::from_url(proxy.url(), "direct")?));
+    let shepherd = Shepherd::with(settings.clone(), Duration::from_secs(5)).await?;
+    shepherd.bmdb.check_direct_url().await?;
+    let mut admin = server.url(OWN).parse::<PgConnectOptions>()?.connect().await?;
+    let session = shepherd.session().await?;
+    until_renewed(&mut admin).await?;
+
+    // The start of another shepherd.
+    proxy.redirect(&other.url(OWN))?;
+    let starting = Bmdb::connect(settings.clone()).await?;
+    let refused = starting.check_direct_url().await.expect_err("it is another server");
+    assert!(matches!(refused, BmdbError::DifferentServers(_)), "{refused}");
+    assert!(refused.to_string().contains("(--bmdb_direct_url) is another server"), "{refused}");
+    starting.close().await;
+    assert!(!session.lost().is_cancelled(), "an open connection counts: {:?}", session.loss_reason());
+
+    // The other server has no such session, and would end it by its answer.
+    proxy.cut();
+    proxy.heal();
+    ended("the session", tokio::spawn(session.lost().clone().cancelled_owned())).await?;
+    assert_eq!(session.loss_reason(), Some("it could not be renewed in time"), "another server was used");
+
+    // Another database of the same server is another one, too.
+    server.create_database("second").await?;
+    settings.direct = Some(Box::new(ConnectionSettings::from_url(&server.url("second"), "direct")?));
+    let starting = Bmdb::connect(settings).await?;
+    let refused = starting.check_direct_url().await.expect_err("it is another database");
+    assert!(matches!(refused, BmdbError::DifferentServers(_)), "{refused}");
+    starting.close().await;
+
+    proxy.redirect(&server.url(OWN))?;
+    let session = shepherd.session().await?;
+    until("a session is renewed when both lead to the same server", async || {
+        Ok(sqlx::query_scalar(
+            "SELECT deadline - started_at > (interval_ms + 1) * INTERVAL '1 millisecond'
+             FROM session WHERE session_id = $1",
+        )
+        .bind(session.id().0)
+        .fetch_one(&mut admin)
+        .await?)
+    })
+    .await?;
+    drop(session);
+    shepherd.stop().await?;
+    admin.close().await?;
+    server.stop().await?;
+    Ok(other.stop().await?)
+}
+
 /// The servers of tests have no `fsync`. `CockroachDB` has no such setting, so that it is not read there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_loses_answered_commits_is_warned_about() -> TestResult {
