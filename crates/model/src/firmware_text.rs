@@ -10,13 +10,17 @@
 //!
 //! * has no letter and no digit, or is one character repeated, or has only zeros and `x` (`0x0000`);
 //! * counts: `123456789`, `0123456789ABCDEF`, also after letters (`SYS-1234567890`);
-//! * begins with `(null`, or with the words "to be filled";
+//! * begins with `(null`, or with the words "to be filled", or contains the words "default string";
+//! * has a control character within: bytes of another table, which a broken pointer leads to;
 //! * says that there is no value (`Not Available`), or names the field itself (`Chassis Serial Number`).
+//!
+//! The texts of the list are in the tables of real machines: those of the public collection of DMI tables by Linux
+//! Hardware Project (github.com/linuxhw/DMI) were searched for them.
 //!
 //! Each test takes the text, not the field: a product named `Unknown` is as little known as a serial number.
 
 /// Texts that say that there is no value, or name the field, in the form that [`fold`] gives.
-const PLACEHOLDERS: [&str; 44] = [
+const PLACEHOLDERS: [&str; 52] = [
     "assettag",
     "baseboardmanufacturer",
     "baseboardproductname",
@@ -25,7 +29,6 @@ const PLACEHOLDERS: [&str; 44] = [
     "boardproductname",
     "chassismanufacturer",
     "default",
-    "defaultstring",
     "empty",
     "invalid",
     "manufacturer",
@@ -50,16 +53,25 @@ const PLACEHOLDERS: [&str; 44] = [
     "oemstring",
     "product",
     "productname",
+    "reserved",
     "serial",
     "sernum",
+    "smbiostype1systemmanufacturer",
+    "smbiostype1systemproductname",
+    "systemmanufact",
+    "systemmanufacter",
     "systemmanufacturer",
+    "systemname",
+    "systemproduct",
     "systemproductname",
     "systemversion",
     "tbd",
     "unassigned",
     "unavailable",
     "undefined",
+    "unknow",
     "unknown",
+    "unknownproduct",
     "unspecified",
 ];
 
@@ -79,7 +91,9 @@ pub fn is_placeholder(text: &str) -> bool {
         || text.trim_start().to_ascii_lowercase().starts_with("(null")
         || folded.starts_with("tobefilled")
         || folded.contains("filledbyoem")
+        || folded.contains("defaultstring")
         || folded.contains("serialnumber")
+        || has_control_character(text)
         || PLACEHOLDERS.contains(&folded.as_str())
 }
 
@@ -95,6 +109,12 @@ pub fn meaningful_text(text: &str) -> Option<&str> {
 #[must_use]
 pub fn is_placeholder_name(bytes: &[u8]) -> bool {
     bytes.get(1..).is_none_or(|rest| rest.iter().all(|byte| Some(byte) == rest.first()))
+}
+
+/// Whether a control character is within a text, not around it. Zeros and white space also end and pad a text.
+fn has_control_character(text: &str) -> bool {
+    let padding = |c: char| c.is_whitespace() || c == '\0';
+    text.trim_matches(padding).chars().any(|c| c.is_control() && !c.is_whitespace())
 }
 
 /// Letters and digits in lower case.
@@ -155,6 +175,13 @@ mod tests {
             "........",
             "-",
             "Empty",
+            "Unknow",
+            "Unknown Product",
+            "OEM Default string000",
+            "System Name",
+            "System Manufacter",
+            "SmbiosType1_SystemProductName",
+            "\u{1}w\u{3}L$ Rev",
         ] {
             assert!(is_placeholder(text), "{text:?}");
             assert_eq!(meaningful_text(text), None, "{text:?}");
