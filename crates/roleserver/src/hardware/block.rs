@@ -15,6 +15,7 @@ use proto::hardware::v1::BlockDevice;
 use proto::hardware::v1::block_device::Protocol;
 
 use crate::hardware::block_unit::merge_paths;
+use crate::hardware::management_controller::is_virtual_medium;
 use crate::hardware::{Sources, Warnings, ata, list_names, nvme, read_number, read_text, scsi};
 
 const SECTOR_BYTES: u64 = 512;
@@ -61,29 +62,6 @@ fn is_disk(name: &str, directory: &Path) -> bool {
         )
         // A card reader without a card.
         && !(set("removable") && read_number(&directory.join("size")) == Some(0))
-}
-
-/// Whether vendor and model are those of a medium that a management controller (BMC) shows to the machine by USB: an image
-/// that somebody attached, or nothing. The disks of hypervisors and of RAID controllers, which are called virtual too,
-/// are disks.
-fn is_virtual_medium(vendor: &str, model: &str) -> bool {
-    const VENDORS: [&str; 3] = ["idrac", "ilo", "openbmc"];
-    const MODELS: [&str; 11] = [
-        "ilo ",
-        "lcdrive",
-        "oemdrv",
-        "secupd",
-        "virtual cd",
-        "virtual dvd",
-        "virtual fdd",
-        "virtual floppy",
-        "virtual hdisk",
-        "virtual media",
-        "virtual usb",
-    ];
-    let model = model.to_ascii_lowercase();
-    VENDORS.contains(&vendor.to_ascii_lowercase().as_str())
-        || MODELS.iter().any(|start| model.starts_with(start))
 }
 
 fn describe_device(
@@ -274,28 +252,6 @@ mod tests {
         let (devices, _) = machine.read_block_devices();
         let listed: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(listed, ["sda", "vda"]);
-    }
-
-    #[test]
-    fn virtual_media_of_management_controllers_are_no_disks() {
-        for (vendor, model, expected) in [
-            ("iDRAC", "LCDRIVE", true),
-            ("iDRAC", "Virtual Floppy", true),
-            ("AMI", "Virtual Floppy0", true),
-            ("AMI", "Virtual HDisk0", true),
-            ("ATEN", "Virtual CDROM", true),
-            ("HPE", "iLO LUN 00 Media 0", true),
-            ("OpenBMC", "Virtual Media Device", true),
-            ("Lenovo", "Virtual Media", true),
-            ("Msft", "Virtual Disk", false),
-            ("VMware", "Virtual disk", false),
-            ("DELL", "VIRTUAL DISK", false),
-            ("DELL", "IDSDM", false),
-            ("HGST", "HUC101812CSS204", false),
-            ("", "", false),
-        ] {
-            assert_eq!(is_virtual_medium(vendor, model), expected, "{vendor} {model}");
-        }
     }
 
     #[test]

@@ -5,7 +5,11 @@
 //! kernel publishes as text are the fallback. A machine without DMI, such as most small ARM boards, has a device tree
 //! with its model and its serial number.
 //!
-//! A module counts as memory by what its array is for (type 16): arrays for flash or for video belong to a board too.
+//! A module counts as memory by what its array is for (type 16): arrays for flash or for video belong to a board too. It
+//! counts once: some tables repeat a module in an array that they do not describe.
+//!
+//! A board whose buyer builds the computer has no maker and no product of the system (type 1). The board's own (type 2)
+//! are reported then, with a warning. Its serial number is that of a part and never the system's.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +30,10 @@ pub struct Dmi {
     pub product: String,
     /// Serial number of the system (type 1); empty if unknown.
     pub serial_number: String,
+    /// Maker of the board (type 2); empty if unknown.
+    pub board_manufacturer: String,
+    /// Product name of the board (type 2); empty if unknown.
+    pub board_product: String,
     /// Sum of the sizes of the modules for system memory (type 17); `None` if no module states its size.
     pub memory_bytes: Option<u64>,
     /// Whether the firmware supports UEFI (type 0); `None` if it does not state it.
@@ -48,25 +56,36 @@ pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     };
     let id = sources.sys.join("class/dmi/id");
     let maker = read_text(&device_tree.join("compatible")).and_then(|text| compatible_maker(&text));
-    for (field, name, other, what) in [
-        (&mut dmi.manufacturer, "sys_vendor", maker, "manufacturer"),
-        (&mut dmi.product, "product_name", read_text(&device_tree.join("model")), "product"),
+    let board =
+        |of_table: &str, name: &str| first_meaningful([Some(of_table.to_owned()), read_text(&id.join(name))]);
+    let board_manufacturer = board(&dmi.board_manufacturer, "board_vendor");
+    let board_product = board(&dmi.board_product, "board_name");
+    for (field, name, other, of_board, what) in [
+        (&mut dmi.manufacturer, "sys_vendor", maker, board_manufacturer, "manufacturer"),
+        (&mut dmi.product, "product_name", read_text(&device_tree.join("model")), board_product, "product"),
         (
             &mut dmi.serial_number,
             "product_serial",
             read_text(&device_tree.join("serial-number")),
+            String::new(),
             "serial number",
         ),
     ] {
         if field.is_empty() {
-            let texts = [read_text(&id.join(name)), other];
-            *field = texts.into_iter().flatten().find(|text| !is_placeholder(text)).unwrap_or_default();
+            *field = first_meaningful([read_text(&id.join(name)), other]);
         }
         if field.is_empty() {
-            warnings.add_warning(format!("the firmware does not tell this machine's {what}"));
+            let instead = if of_board.is_empty() { "" } else { ": that of its board is reported" };
+            warnings.add_warning(format!("the firmware does not tell this machine's {what}{instead}"));
+            *field = of_board;
         }
     }
     dmi
+}
+
+/// The first text that means something; empty if none does.
+fn first_meaningful(texts: [Option<String>; 2]) -> String {
+    texts.into_iter().flatten().find(|text| !is_placeholder(text)).unwrap_or_default()
 }
 
 /// The maker in the property `compatible` of a device tree: what is before the comma of its first text
@@ -95,6 +114,11 @@ pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
                 dmi.product = structure.string(0x05);
                 dmi.serial_number = structure.string(0x07);
             }
+            // A blade has several boards; the first one that is named is the main one.
+            2 if dmi.board_product.is_empty() => {
+                dmi.board_manufacturer = structure.string(0x04);
+                dmi.board_product = structure.string(0x05);
+            }
             16 => {
                 arrays.extend(structure.word(0x02).zip(structure.byte(0x05)));
             }
@@ -107,27 +131,29 @@ pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
     dmi
 }
 
-/// The sum of the modules for system memory. A module has the handle of its array; one without an array in the table
-/// counts, because many tables have none.
+/// The sum of the modules for system memory. A module has the handle of its array. Many tables describe no array: a
+/// module of an array that is not in the table counts if no module of a described array does. Otherwise it is another
+/// name for one of those.
 fn sum_modules(modules: &[(Option<u16>, u64)], arrays: &BTreeMap<u16, u8>) -> Option<u64> {
-    let is_system_memory = |array: &Option<u16>| {
-        array.and_then(|handle| arrays.get(&handle)).is_none_or(|purpose| *purpose == SYSTEM_MEMORY)
+    let purpose = |array: &Option<u16>| array.and_then(|handle| arrays.get(&handle)).copied();
+    let sum = |counted: Option<u8>| {
+        let counted = modules.iter().filter(|(array, _)| purpose(array) == counted);
+        counted.map(|(_, bytes)| *bytes).reduce(u64::saturating_add)
     };
-    let counted = modules.iter().filter(|(array, _)| is_system_memory(array)).map(|(_, bytes)| *bytes);
-    counted.reduce(u64::saturating_add)
+    sum(Some(SYSTEM_MEMORY)).or_else(|| sum(None))
 }
 
 /// Size of a memory device; `None` for an empty slot, an unknown size, and a device that is not RAM.
 fn module_bytes(structure: &Structure<'_>) -> Option<u64> {
+    // Non-volatile modules: the kernel uses only their volatile part as memory (version 3.2: technology, and sizes by
+    // volatility). Their type is "logical non-volatile device", also where all of a module is used as memory.
+    if matches!(structure.byte(0x28), Some(0x04..=0x07)) {
+        return structure.quad_word(0x3c).filter(|bytes| !matches!(*bytes, 0 | u64::MAX));
+    }
     // ROM, flash and EEPROM of all kinds are the firmware's own chips or parts of a module that the kernel does not use
     // as memory.
     if matches!(structure.byte(0x12), Some(0x08..=0x0c | 0x1f)) {
         return None;
-    }
-    // Non-volatile modules: the kernel uses only their volatile part as memory (version 3.2: technology, and sizes by
-    // volatility).
-    if matches!(structure.byte(0x28), Some(0x04..=0x07)) {
-        return structure.quad_word(0x3c).filter(|bytes| !matches!(*bytes, 0 | u64::MAX));
     }
     match structure.word(0x0c)? {
         0 | 0xffff => None,
@@ -251,22 +277,25 @@ pub(crate) mod tests {
     #[test]
     fn memory_that_keeps_its_content_is_no_ram() {
         let gigabytes = |count: u64| (count << 30).to_le_bytes();
-        let module = |technology: u8, volatile: u64| {
+        let module_of_type = |kind: u8, technology: u8, volatile: u64| {
             let (size, volatile) = (&[0xff, 0x7f][..], gigabytes(volatile));
             let bytes: [(usize, &[u8]); 5] = [
                 (0x0c, size),
-                (0x12, &[0x1a]),
+                (0x12, &[kind]),
                 (0x1c, &[0, 0, 2, 0]),
                 (0x28, &[technology]),
                 (0x3c, &volatile),
             ];
             structure(17, 0x5c, &bytes, &["DIMM"])
         };
+        let module = |technology, volatile| module_of_type(0x1a, technology, volatile);
         let memory =
             |tables: &[Vec<u8>]| parse_table(&tables.concat(), &mut Warnings::default()).memory_bytes;
         assert_eq!(memory(&[module(0x03, 0)]), Some(128 << 30), "DRAM counts by its size");
         assert_eq!(memory(&[module(0x03, 128), module(0x07, 0)]), Some(128 << 30));
         assert_eq!(memory(&[module(0x07, 96)]), Some(96 << 30), "what is used as memory counts");
+        assert_eq!(memory(&[module_of_type(0x1f, 0x07, 126)]), Some(126 << 30), "all of it in memory mode");
+        assert_eq!(memory(&[module_of_type(0x1f, 0x07, 0)]), None);
         let logical = structure(17, 0x28, &[(0x0c, &[0x00, 0x40]), (0x12, &[0x1f])], &["NVDIMM"]);
         assert_eq!(memory(&[logical]), None);
     }
@@ -284,12 +313,41 @@ pub(crate) mod tests {
         assert_eq!(memory(&[array(1, 3), module(1), array(2, 5), module(2)]), Some(16 << 30));
         assert_eq!(memory(&[module(2), array(2, 4)]), None, "video memory, before its array");
         assert_eq!(memory(&[array(1, 3), module(9)]), Some(16 << 30), "its array is not in the table");
+        assert_eq!(memory(&[module(9), array(1, 3), module(1)]), Some(16 << 30), "one module, listed twice");
     }
 
     #[test]
     fn maker_of_a_device_tree_is_the_first_word() {
         assert_eq!(compatible_maker("raspberrypi,4-model-b\0brcm,bcm2711").as_deref(), Some("raspberrypi"));
         assert_eq!(compatible_maker("board\0x,y"), None);
+    }
+
+    #[test]
+    fn board_names_a_machine_whose_system_has_no_name() {
+        let system = |texts: [&str; 3]| structure(1, 0x1b, &[(4, &[1, 2]), (7, &[3])], &texts);
+        let boards = [
+            structure(2, 0x0f, &[(4, &[1, 2])], &["TYAN", "S7002"]),
+            structure(2, 0x0f, &[(4, &[1, 2])], &["TYAN", "riser"]),
+        ]
+        .concat();
+        for (texts, manufacturer, product, warned) in [
+            (["Maker", "Machine", "S1234"], "Maker", "Machine", 0),
+            (["empty", "empty", "S1234"], "TYAN", "S7002", 2),
+            (["", "Machine", "S1234"], "TYAN", "Machine", 1),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let tables = root.path().join("sys/firmware/dmi/tables");
+            std::fs::create_dir_all(&tables).unwrap();
+            // An absent string has the number 0 in a table; here it is a blank one.
+            let texts = texts.map(|text| if text.is_empty() { " " } else { text });
+            std::fs::write(tables.join("DMI"), [system(texts), boards.clone()].concat()).unwrap();
+            let mut warnings = Warnings::default();
+            let dmi = read_dmi(&Sources::in_directory(root.path()), &mut warnings);
+            assert_eq!((dmi.manufacturer.as_str(), dmi.product.as_str()), (manufacturer, product));
+            let sentences = warnings.into_sentences();
+            assert_eq!(sentences.len(), warned, "{sentences:?}");
+            assert!(sentences.iter().all(|warning| warning.ends_with(": that of its board is reported")));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! * [`block`][]: block devices from sysfs; [`nvme`][], [`scsi`][] and [`ata`][] query the devices themselves, and
 //!   [`block_unit`][] finds the devices that are one disk.
 //! * [`network`][]: ports from sysfs and ethtool.
+//! * [`management_controller`][]: what looks like a disk or a port and belongs to the management controller.
 //! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code of the inventory.
 //!
 //! # Invariants
@@ -41,6 +42,7 @@ pub mod block_unit;
 pub mod cpu;
 pub mod dmi;
 pub mod ioctl;
+pub mod management_controller;
 pub mod memory;
 pub mod network;
 pub mod nvme;

@@ -1,9 +1,12 @@
 //! Network interfaces from sysfs and ethtool.
 //!
-//! The list has interfaces on a bus of their own: no loopback, bridges or tunnels, and no virtual functions of a port
-//! that is listed already. Where a hypervisor gives one port in two ways (`hv_netvsc`, `net_failover`), the interface above
-//! both is listed. Speeds and the permanent address come from the driver by ethtool; an address in sysfs may
-//! have been changed by a bond or by hand.
+//! The list has interfaces on a bus of their own: no loopback, bridges or tunnels, no virtual functions of a port that is
+//! listed already and no representors of those, and no interface to the management controller
+//! ([`management_controller`][]). Where a hypervisor gives one port in two ways (`hv_netvsc`, `net_failover`), the
+//! interface above both is listed. Speeds and the permanent address come from the driver by ethtool; an address in sysfs
+//! may have been changed by a bond or by hand. A bond keeps the permanent address of each of its ports.
+//!
+//! [`management_controller`]: crate::hardware::management_controller
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,6 +15,7 @@ use proto::hardware::v1::NetworkInterface;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::hardware::ioctl::{self, EthtoolBuffer};
+use crate::hardware::management_controller::is_controller_interface;
 use crate::hardware::{Sources, Warnings, list_names, read_number, read_text};
 
 const ETHERNET: u64 = 1;
@@ -51,7 +55,36 @@ fn is_port(directory: &Path) -> bool {
         && !device.join("physfn").is_symlink()
         // A bond or a bridge has no device. A master with a device is the same port.
         && !directory.join("master/device").exists()
+        && read_text(&directory.join("phys_port_name")).is_none_or(|name| !is_representor(&name))
+        && !is_to_controller(&device)
         && matches!(read_number(&directory.join("type")), Some(ETHERNET | INFINIBAND))
+}
+
+/// Whether the name of a port is that of a representor: the end, in an adapter's switch, of a function of the adapter
+/// (`pf0vf3`, `c1pf0sf1`). A port to the outside is called `p0`.
+fn is_representor(port_name: &str) -> bool {
+    let controller =
+        port_name.strip_prefix('c').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    let function = controller.unwrap_or(port_name).strip_prefix("pf");
+    function.is_some_and(|function| function.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Whether an interface leads to the management controller. Its device is an interface of a USB device, which has the
+/// ids.
+fn is_to_controller(device: &Path) -> bool {
+    let Ok(device) = device.canonicalize() else { return false };
+    let id = |name: &str| read_text(&device.parent()?.join(name));
+    id("idVendor")
+        .zip(id("idProduct"))
+        .is_some_and(|(vendor, product)| is_controller_interface(&vendor, &product))
+}
+
+/// The address of an interface without ethtool: the one that its bond keeps, or its present one.
+fn read_address(directory: &Path) -> Vec<u8> {
+    let address = |name: &str| hex::decode(read_text(&directory.join(name))?.replace(':', "")).ok();
+    let permanent =
+        address("bonding_slave/perm_hwaddr").filter(|address| address.iter().any(|byte| *byte != 0));
+    permanent.or_else(|| address("address")).unwrap_or_default()
 }
 
 fn describe_interface(
@@ -68,9 +101,7 @@ fn describe_interface(
     let speed = speed.filter(|speed| link_up && *speed != SPEED_UNKNOWN);
     let mut port = NetworkInterface {
         name: name.to_owned(),
-        mac: read_text(&directory.join("address"))
-            .and_then(|text| hex::decode(text.replace(':', "")).ok())
-            .unwrap_or_default(),
+        mac: read_address(directory),
         driver: driver.to_owned(),
         current_speed_mbps: speed.unwrap_or(0),
         link_up,
@@ -218,6 +249,56 @@ mod tests {
         let ports = read_interfaces(&sources, &mut Warnings::default());
         let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
         assert_eq!(names, ["eth0", "eth2"]);
+    }
+
+    #[test]
+    fn function_of_an_adapter_is_no_port_of_the_machine() {
+        for (name, expected) in [
+            ("p0", false),
+            ("p1s2", false),
+            ("0", false),
+            ("c", false),
+            ("pf", false),
+            ("pf0vf3", true),
+            ("pf1sf20", true),
+            ("c1pf0vf0", true),
+            ("pf0", true),
+        ] {
+            assert_eq!(is_representor(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn interface_to_the_management_controller_is_no_port() {
+        let root = tempfile::tempdir().unwrap();
+        let sources = Sources::in_directory(root.path());
+        for (name, vendor, product) in [("usb0", "0b1f", "03ee"), ("usb1", "0bda", "8153")] {
+            let usb = sources.sys.join("devices").join(name);
+            std::fs::create_dir_all(usb.join("interface")).unwrap();
+            std::fs::write(usb.join("idVendor"), format!("{vendor}\n")).unwrap();
+            std::fs::write(usb.join("idProduct"), format!("{product}\n")).unwrap();
+            port(&sources, name, &[("type", "1"), ("address", "b0:3a:f2:b6:05:9f")], None);
+            let device = sources.sys.join("class/net").join(name).join("device");
+            symlink(format!("../../../devices/{name}/interface"), device).unwrap();
+        }
+        let ports = read_interfaces(&sources, &mut Warnings::default());
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!(names, ["usb1"]);
+    }
+
+    #[test]
+    fn ports_of_a_bond_have_their_own_addresses() {
+        let root = tempfile::tempdir().unwrap();
+        let sources = Sources::in_directory(root.path());
+        for (name, permanent) in [("eno1", "0c:c4:7a:00:01:02"), ("eno2", "00:00:00:00:00:00")] {
+            port(&sources, name, &[("type", "1"), ("address", "0c:c4:7a:00:01:0f")], Some("igb"));
+            let bond = sources.sys.join("class/net").join(name).join("bonding_slave");
+            std::fs::create_dir_all(&bond).unwrap();
+            std::fs::write(bond.join("perm_hwaddr"), format!("{permanent}\n")).unwrap();
+        }
+        let ports = read_interfaces(&sources, &mut Warnings::default());
+        assert_eq!(hex::encode(&ports[0].mac), "0cc47a000102");
+        assert_eq!(hex::encode(&ports[1].mac), "0cc47a00010f");
     }
 
     fn settings(bits: &[usize]) -> Vec<u8> {
