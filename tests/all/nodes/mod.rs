@@ -19,6 +19,7 @@ mod peer_restart;
 mod peer_revocation;
 mod renewal;
 mod restoring;
+mod restoring_kubernetes;
 mod roles;
 mod roots;
 pub(crate) mod services;

@@ -2,6 +2,8 @@
 //! that is restored with an image of its etcd.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -144,7 +146,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
 }
 
 /// An image of the whole etcd, and the version of the etcd.
-async fn image(owner: &Owner) -> Result<(Vec<u8>, String)> {
+pub(super) async fn image(owner: &Owner) -> Result<(Vec<u8>, String)> {
     let mut snapshots = SnapshotsClient::new(owner.curators()?.channel());
     let mut messages = patiently(async || snapshots.take_image(wire::TakeImageRequest {}).await).await?;
     let mut image = Vec::new();
@@ -155,6 +157,31 @@ async fn image(owner: &Owner) -> Result<(Vec<u8>, String)> {
         }
         image.extend(message.chunk);
     }
+}
+
+/// Gives a machine a snapshot with an image, and the order to restore the cluster with both.
+pub(super) fn order_restore(
+    owner: &Owner,
+    node: &Node,
+    taken: &[u8],
+    (image, etcd_version): &(Vec<u8>, String),
+) -> Result<()> {
+    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
+        anyhow::bail!("the order does not found a cluster")
+    };
+    node.files().read_or_create_key()?;
+    std::fs::write(node.files().snapshot_path(), taken)?;
+    std::fs::write(node.files().image_path(), image)?;
+    let sha256 = hex::encode(snapshot_digest(image));
+    node.ask(OrderKind::Found {
+        cluster,
+        name,
+        owner_keys,
+        snapshot: Some(hex::encode(snapshot_digest(taken))),
+        image: Some(EtcdImage { sha256, etcd_version: etcd_version.clone() }),
+        revocations: BTreeMap::new(),
+        epoch: 1,
+    })
 }
 
 /// All objects of Kubernetes, by their keys.
@@ -187,28 +214,14 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
     }
     let objects = list_objects(&client).await?;
     assert_eq!(objects.len(), 1_000);
-    let (taken, (image, etcd_version)) = (snapshot(&owner).await?, image(&owner).await?);
+    let (taken, image) = (snapshot(&owner).await?, image(&owner).await?);
     // A client has seen this object, and nobody will see it again.
     let written = client.put_unguarded("/registry/pods/later", b"of after the image").await?;
     let before = owner.members().await?[0].member_id;
     first.cut_power().await?;
 
     let mut second = Node::at(first.address)?;
-    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
-        panic!("the order does not found a cluster")
-    };
-    second.files().read_or_create_key()?;
-    std::fs::write(second.files().snapshot_path(), &taken)?;
-    std::fs::write(second.files().image_path(), &image)?;
-    second.ask(OrderKind::Found {
-        cluster,
-        name,
-        owner_keys,
-        snapshot: Some(hex::encode(snapshot_digest(&taken))),
-        image: Some(EtcdImage { sha256: hex::encode(snapshot_digest(&image)), etcd_version }),
-        revocations: BTreeMap::new(),
-        epoch: 1,
-    })?;
+    order_restore(&owner, &second, &taken, &image)?;
     // Interrupted anywhere, it restores the whole image or goes on with it.
     for milliseconds in [20, 80, 200, 500] {
         second.start()?;
@@ -242,6 +255,13 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
     Ok(())
 }
 
+/// Writes a program that prints one line.
+fn write_program(directory: &Path, name: &str, line: &str) -> Result<()> {
+    let program = directory.join(name);
+    std::fs::write(&program, format!("#!/bin/sh\necho '{line}'\n"))?;
+    Ok(std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn image_is_not_restored_by_another_version_of_the_tool() -> TestResult {
     if etcdutl_program()?.is_none() {
@@ -253,29 +273,52 @@ async fn image_is_not_restored_by_another_version_of_the_tool() -> TestResult {
     first.start()?;
     first.until_control_plane(true).await?;
     owner.claim(&first).await?;
-    let (taken, (image, _)) = (snapshot(&owner).await?, image(&owner).await?);
+    etcd(&first)?.put_unguarded("/registry/pods/a", b"a pod").await?;
+    let (taken, image) = (snapshot(&owner).await?, image(&owner).await?);
     first.cut_power().await?;
     let mut second = Node::at(first.address)?;
-    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
-        panic!("the order does not found a cluster")
-    };
-    second.files().read_or_create_key()?;
-    std::fs::write(second.files().snapshot_path(), &taken)?;
-    std::fs::write(second.files().image_path(), &image)?;
-    let sha256 = hex::encode(snapshot_digest(&image));
-    second.ask(OrderKind::Found {
-        cluster,
-        name,
-        owner_keys,
-        snapshot: Some(hex::encode(snapshot_digest(&taken))),
-        image: Some(EtcdImage { sha256, etcd_version: "3.99.0".to_owned() }),
-        revocations: BTreeMap::new(),
-        epoch: 1,
-    })?;
+    let (own, place) = (second.etcd_program.clone(), tempfile::tempdir()?);
+    let programs = ["another-tool", "etcd-3.4"].map(|name| place.path().join(name));
+    for directory in &programs {
+        std::fs::create_dir_all(directory)?;
+    }
+    // The etcd that the image is of with a tool of another minor version, and etcd 3.4, which has none.
+    symlink(&own, programs[0].join("etcd"))?;
+    write_program(&programs[0], "etcdutl", "etcdutl version: 3.99.0")?;
+    write_program(&programs[1], "etcd", "etcd Version: 3.4.30")?;
+    write_program(&programs[1], "etcdutl", "etcdutl version: 3.5.21")?;
+    let later = (image.0.clone(), "3.99.0".to_owned());
+    for (what, image, etcd, expected) in [
+        ("a later etcd", &later, own.clone(), "install etcd and etcdutl 3.99"),
+        ("another tool", &image, programs[0].join("etcd"), "and etcdutl 3.99.0: install etcdutl 3."),
+        (
+            "etcd 3.4",
+            &image,
+            programs[1].join("etcd"),
+            "has etcd 3.4.30, for which no etcdutl restores an image",
+        ),
+    ] {
+        order_restore(&owner, &second, &taken, image)?;
+        second.etcd_program = etcd;
+        second.start()?;
+        let reported = || second.facts.problems.describe().unwrap_or_default();
+        until("it reports why it restores nothing", async || Ok(reported().contains(expected)))
+            .await
+            .with_context(|| format!("{what}: {}", reported()))?;
+        let text = reported();
+        assert!(text.contains("the cluster is not restored") && !text.contains('\n'), "{what}: {text}");
+        let left = std::fs::read_dir(second.files().etcd_directory()).into_iter().flatten().flatten();
+        let left: Vec<String> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let begun = |name: &String| name == "founding" || name.starts_with("restoring-");
+        assert!(!left.iter().any(begun), "{what}: it has begun: {left:?}");
+        second.cut_power().await?;
+    }
+
+    // With the right programs, the same order is carried out.
+    order_restore(&owner, &second, &taken, &image)?;
+    second.etcd_program = own;
     second.start()?;
-    let reported = || second.facts.problems.describe().unwrap_or_default();
-    until("it reports why it restores nothing", async || Ok(reported().contains("etcd 3.99.0"))).await?;
-    assert!(reported().contains("install etcd and etcdutl 3.99"), "{}", reported());
-    assert!(!second.files().etcd_directory().join("founding").exists(), "it has begun");
+    second.until_control_plane(true).await?;
+    assert!(etcd(&second)?.get("/registry/pods/a").await?.is_some(), "the objects are lost");
     Ok(())
 }

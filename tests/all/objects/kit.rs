@@ -7,7 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use base64::Engine as _;
-use kube::api::{DeleteParams, GetParams, Patch, PatchParams, PostParams};
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use kube::api::{
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use kube::core::{Request, Status};
 use serde_json::{Value, json};
 use shepherd::etcd::client::Client;
@@ -200,7 +204,7 @@ pub(crate) struct Other(kube::Client);
 type Answer = std::result::Result<Value, Box<Status>>;
 
 impl Other {
-    fn new(connection: &ApiServerConnection) -> Result<Self> {
+    pub(crate) fn new(connection: &ApiServerConnection) -> Result<Self> {
         let mut config = kube::Config::new(connection.url.parse()?);
         config.default_retry = false;
         if let Some(identity) = &connection.identity {
@@ -240,6 +244,23 @@ impl Other {
     pub(crate) async fn get(&self, kind: &ObjectKind, key: &ObjectKey) -> Result<Answer> {
         let request = Self::at(kind, key).get(&escape_path_segment(&key.name), &GetParams::default())?;
         Self::answered(self.0.request(request).await)
+    }
+
+    /// Lists objects of a kind in all namespaces.
+    pub(crate) async fn list(&self, kind: &ObjectKind, parameters: &ListParams) -> Result<Answer> {
+        let request = Request::new(kind.path(None)).list(parameters)?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    /// Watches a kind in all namespaces from this resource version on.
+    pub(crate) async fn watch(
+        &self,
+        kind: &ObjectKind,
+        from: &str,
+    ) -> kube::Result<BoxStream<'static, kube::Result<WatchEvent<Value>>>> {
+        let request = Request::new(kind.path(None)).watch(&WatchParams::default(), from);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        Ok(self.0.request_events(request).await?.boxed())
     }
 
     pub(crate) async fn replace(&self, kind: &ObjectKind, object: &Value) -> Result<Answer> {

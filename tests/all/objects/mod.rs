@@ -3,7 +3,7 @@
 mod add_ons;
 mod discovery;
 mod keeping;
-mod kit;
+pub(crate) mod kit;
 mod leading;
 mod node_objects;
 pub(crate) mod real;

@@ -1,9 +1,9 @@
-//! A real API server of Kubernetes, with an etcd of its own.
+//! A real API server of Kubernetes, with an etcd of its own or with one that a test has started.
 //!
-//! [`crate::harness::api_client`] finds its program. A test that has none is skipped.
+//! [`crate::harness::kubernetes`] finds its program. A test that has none is skipped.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,6 +14,7 @@ use rcgen::{
 use shepherd::reconciler::objects::api_client::{
     ApiError, ApiServerConnection, ClientIdentity, ReloadingClient,
 };
+use tempfile::TempDir;
 
 use super::kit::{cluster_roles, kind, named};
 use crate::harness::child::{Program, guarded};
@@ -26,13 +27,18 @@ const NAME: &str = "kube-apiserver";
 pub(crate) struct Real {
     /// Dropped before the rest, which it uses until it ends.
     program: Option<Program>,
-    etcd: Cluster,
+    /// The etcd of its own, if it has one.
+    _etcd: Option<Cluster>,
+    /// The client socket of its etcd.
+    socket: PathBuf,
+    directory: TempDir,
     address: SocketAddr,
     assets: PathBuf,
     has_front_proxy: bool,
 }
 
 /// The certificates of an API server, in PEM, and pairs of certificate and key.
+#[derive(Clone)]
 pub(crate) struct Files {
     /// The authority that verifies it.
     pub(crate) servers: String,
@@ -66,9 +72,9 @@ fn signed(
     Ok((certificate, key))
 }
 
-impl Real {
-    /// Starts one, if its program exists.
-    pub(crate) async fn start() -> Result<Option<Self>> {
+impl Files {
+    /// Creates an authority, and certificates for servers on loopback and for a client that may do everything.
+    pub(crate) fn generate() -> Result<Self> {
         let mut authority = CertificateParams::new(Vec::new())?;
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         authority.distinguished_name.push(DnType::CommonName, "authority");
@@ -85,22 +91,42 @@ impl Real {
             [(DnType::CommonName, "shepherd:reconciler"), (DnType::OrganizationName, "system:masters")];
         let ours = signed(Vec::new(), &subject, ExtendedKeyUsagePurpose::ClientAuth, &issuer)?;
         let pair = |(certificate, key): (Certificate, KeyPair)| (certificate.pem(), key.serialize_pem());
-        let files = Files {
+        Ok(Self {
             servers: authority_certificate.pem(),
             clients: authority_certificate.pem(),
             front_proxy: None,
             server: pair(server),
             client: pair(ours),
-        };
-        Self::start_with(files).await
+        })
+    }
+}
+
+impl Real {
+    /// Starts one, if its program exists.
+    pub(crate) async fn start() -> Result<Option<Self>> {
+        Self::start_with(Files::generate()?).await
     }
 
     /// Starts one with these certificates, if its program exists.
     pub(crate) async fn start_with(files: Files) -> Result<Option<Self>> {
         let Some(assets) = folder(ProgramSet::ApiServer)? else { return Ok(None) };
+        let etcd = Cluster::start(1).await?;
+        let socket = etcd.path("m0-client:1");
+        Ok(Some(Self::start_in(assets, files, Some(etcd), socket).await?))
+    }
+
+    /// The same on the etcd that listens on this socket.
+    pub(crate) async fn start_on(socket: &Path, files: Files) -> Result<Option<Self>> {
+        let Some(assets) = folder(ProgramSet::ApiServer)? else { return Ok(None) };
+        Ok(Some(Self::start_in(assets, files, None, socket.to_owned()).await?))
+    }
+
+    async fn start_in(assets: PathBuf, files: Files, etcd: Option<Cluster>, socket: PathBuf) -> Result<Self> {
         let mut real = Self {
             program: None,
-            etcd: Cluster::start(1).await?,
+            _etcd: etcd,
+            socket,
+            directory: tempfile::tempdir()?,
             address: port::reserved()?,
             assets,
             has_front_proxy: files.front_proxy.is_some(),
@@ -117,10 +143,14 @@ impl Real {
             ("accounts.key", accounts.serialize_pem()),
             ("accounts.pub", accounts.public_key_pem()),
         ] {
-            std::fs::write(real.etcd.path(name), text)?;
+            std::fs::write(real.path(name), text)?;
         }
         real.run().await?;
-        Ok(Some(real))
+        Ok(real)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
     }
 
     /// The address at which it serves.
@@ -132,9 +162,9 @@ impl Real {
         ApiServerConnection {
             url: format!("https://{}", self.address),
             identity: Some(ClientIdentity {
-                authority: self.etcd.path("ca.pem"),
-                certificate: self.etcd.path("client.pem"),
-                key: self.etcd.path("client.key"),
+                authority: self.path("ca.pem"),
+                certificate: self.path("client.pem"),
+                key: self.path("client.key"),
             }),
         }
     }
@@ -146,10 +176,10 @@ impl Real {
 
     /// Starts it, and waits until it serves everything that a pass requests.
     pub(crate) async fn run(&mut self) -> Result<()> {
-        let path = |name: &str| self.etcd.path(name).display().to_string();
+        let path = |name: &str| self.path(name).display().to_string();
         let mut command = guarded(self.assets.join(NAME));
         command
-            .arg(format!("--etcd-servers=unix://{}", path("m0-client:1")))
+            .arg(format!("--etcd-servers=unix://{}", self.socket.display()))
             .args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"])
             .arg(format!("--secure-port={}", self.address.port()))
             .args(["--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC"])
@@ -172,7 +202,7 @@ impl Real {
                 .args(["--requestheader-username-headers=X-Remote-User"])
                 .args(["--requestheader-group-headers=X-Remote-Group"]);
         }
-        let log = self.etcd.path("apiserver.log");
+        let log = self.path("apiserver.log");
         self.program = Some(Program::spawn_logged(&mut command, &log)?);
         let kubernetes = ReloadingClient::new(self.connection());
         let end = Instant::now() + PATIENCE;
