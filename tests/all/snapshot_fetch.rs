@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use prost::Message as _;
 use secrecy::SecretSlice;
 use shepherd::bmdb::cluster::sealed_image::{PART_BYTES, PartPlace, seal_part};
@@ -254,8 +254,9 @@ async fn columns_of_the_database_lead_no_machine_to_the_snapshot_of_another_clus
     Ok(listener.stop().await?)
 }
 
-/// Stores an image of the only snapshot, of three parts, which its cluster is restored with.
-async fn add_image(pool: &PgPool, secrets: &SecretsKey, image: &[u8]) -> Result<()> {
+/// Stores an image of the only snapshot, of three parts, which its cluster is restored with. Returns the place of the second
+/// part.
+async fn add_image(pool: &PgPool, secrets: &SecretsKey, image: &[u8]) -> Result<PartPlace> {
     let (cluster, snapshot): (Uuid, Uuid) =
         sqlx::query_as("SELECT cluster_id, snapshot_id FROM cluster_snapshot").fetch_one(pool).await?;
     let id = Uuid::new_v4();
@@ -282,7 +283,7 @@ async fn add_image(pool: &PgPool, secrets: &SecretsKey, image: &[u8]) -> Result<
             .await?;
     }
     sqlx::query("UPDATE cluster SET restoring_with_image = TRUE").execute(pool).await?;
-    Ok(())
+    Ok(PartPlace { cluster, snapshot, image: id, number: 1, last_of: None })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -301,7 +302,7 @@ async fn image_of_etcd_goes_to_the_machine_that_restores_it_in_its_right_parts_a
     let image: Vec<u8> = (0_u8..=250).cycle().take(2 * PART_BYTES + 5).collect();
     let order = seal_order(&secrets, &restorer, &snapshot_of(CLUSTER), Some(&image))?;
     restored_by(&pool, &secrets, (&restorer, order), &other).await?;
-    add_image(&pool, &secrets, &image).await?;
+    let second = add_image(&pool, &secrets, &image).await?;
 
     let digest = Sha256(request_digest(&image));
     let path = directory.path().join("image");
@@ -312,19 +313,36 @@ async fn image_of_etcd_goes_to_the_machine_that_restores_it_in_its_right_parts_a
     let given = shepherds(&listener, &other)?.fetch_artefact(digest, &path).await;
     assert_eq!(given.err(), Some(FetchError::Absent), "another machine of the cluster was given the image");
     // The shepherd has the last part open, and reads the others again.
+    let refused = async |what: &str, expected: &str| -> Result<()> {
+        let _ = std::fs::remove_file(&path);
+        let fetched = ways.fetch_artefact(digest, &path).await;
+        let is_refused = match &fetched {
+            Err(FetchError::Failed(text)) => text.contains(expected) && !text.contains('\n'),
+            _ => false,
+        };
+        ensure!(is_refused, "{what} were sent: {fetched:?}");
+        Ok(())
+    };
     let swap = "UPDATE cluster_image_part SET number = 10 WHERE number = 0;
          UPDATE cluster_image_part SET number = 0 WHERE number = 1;
          UPDATE cluster_image_part SET number = 1 WHERE number = 10";
-    let lose = "DELETE FROM cluster_image_part WHERE number = 1";
-    for (what, statement, undo) in [("swapped", swap, swap), ("lost", lose, "")] {
-        sqlx::raw_sql(statement).execute(&pool).await?;
-        let _ = std::fs::remove_file(&path);
-        let fetched = ways.fetch_artefact(digest, &path).await;
-        assert!(matches!(fetched, Err(FetchError::Failed(_))), "{what} parts were sent: {fetched:?}");
-        if !undo.is_empty() {
-            sqlx::raw_sql(undo).execute(&pool).await?;
-        }
+    sqlx::raw_sql(swap).execute(&pool).await?;
+    refused("swapped parts", "the stored part is number 1; restore another snapshot").await?;
+    sqlx::raw_sql(swap).execute(&pool).await?;
+    let part = &image[PART_BYTES..2 * PART_BYTES];
+    for (what, place) in [
+        ("another cluster", PartPlace { cluster: OTHER_CLUSTER, ..second }),
+        ("another snapshot", PartPlace { snapshot: Uuid::new_v4(), ..second }),
+        ("another image", PartPlace { image: Uuid::new_v4(), ..second }),
+    ] {
+        sqlx::query("UPDATE cluster_image_part SET sealed = $1 WHERE number = 1")
+            .bind(seal_part(&secrets, &place, part)?)
+            .execute(&pool)
+            .await?;
+        refused(&format!("parts of {what}"), &format!("the stored part is of {what}")).await?;
     }
+    sqlx::query("DELETE FROM cluster_image_part WHERE number = 1").execute(&pool).await?;
+    refused("all but lost parts", "it is missing; restore another snapshot").await?;
     sqlx::query("UPDATE cluster SET restoring_with_image = FALSE").execute(&pool).await?;
     let given = ways.fetch_artefact(digest, &path).await;
     assert_eq!(given.err(), Some(FetchError::Absent), "its objects are not to be restored");
