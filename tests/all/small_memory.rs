@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
-use crate::harness::memory::peak_of;
+use crate::harness::memory::{peak_of, process_memory};
 
 /// Uploads at once.
 const UPLOADS: usize = 32;
@@ -178,19 +178,12 @@ fn many_uploads_at_once_hold_one_copy_of_the_program() -> TestResult {
     Ok(())
 }
 
-/// The resident memory of a process, in KiB.
-fn resident(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    Ok(line.trim().trim_end_matches("kB").trim().parse()?)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shepherd_whose_machines_are_ready_holds_less_than_150_mib() -> TestResult {
     let fleet = Fleet::start("small_memory", &["--machine_count", "60", "--boot_seconds", "0.5"]).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--initializer_loop_parallelism=20"])?;
     fleet.until("all 60 machines are Ready", ALL_READY).await?;
-    let held = resident(shepherd.pid())?;
+    let held = process_memory(shepherd.pid(), "VmRSS:")?;
     assert!(held < 150 << 10, "{held} KiB");
     let status = shepherd.terminate().await?;
     assert!(status.code() == Some(0), "the shepherd ended with {status}\n{}", fleet.explain().await?);

@@ -1,10 +1,13 @@
-//! Measures how much memory a piece of code uses.
+//! Measures how much memory a piece of code or a process uses.
 //!
 //! The allocator of the test program counts the bytes that each thread has now, and the most that it had. That is how a
 //! test proves that a few bytes from outside cannot expand into many.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fs;
+
+use anyhow::{Context as _, Result};
 
 struct Metered;
 
@@ -56,6 +59,20 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     PEAK.set(before);
     let result = work();
     (result, PEAK.get().wrapping_sub(before).max(0).cast_unsigned())
+}
+
+/// Memory of a process in KiB: `VmRSS:` is what is resident now, `VmHWM:` the most that was.
+pub fn process_memory(pid: u32, field: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+}
+
+/// Sets the peak of a process to what is resident now, and returns that in KiB.
+pub fn reset_process_peak(pid: u32) -> Result<u64> {
+    // proc(5) describes this number.
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
+    process_memory(pid, "VmRSS:")
 }
 
 #[test]

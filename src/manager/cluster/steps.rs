@@ -13,7 +13,8 @@ use crate::manager::cluster::curators::{
     CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
 };
 use crate::manager::cluster::statements::is_own_authority;
-use crate::manager::cluster::{ClusterPassError, ClusterWorker};
+use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
+use crate::manager::failpoint;
 use crate::model::cluster::node_labels::node_labels;
 use crate::model::cluster::plan::step::ClusterPlanStep;
 use crate::model::cluster::plan::{ClusterPlan, TICKET_LIFETIME};
@@ -56,6 +57,9 @@ impl ClusterWorker<'_> {
                 let sealed =
                     self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
                 self.bmdb.issue_cluster_order(&self.lease, *machine, (*what, self.name), sealed).await?;
+                if *what == MembershipOrder::Found {
+                    failpoint::hit(COMPONENT, "founding-ordered");
+                }
             }
             ClusterPlanStep::EndPeerRenewal => self.bmdb.end_peer_renewal(&self.lease, self.cluster).await?,
             ClusterPlanStep::RenewPeer { .. }
@@ -186,6 +190,7 @@ impl ClusterWorker<'_> {
                 };
                 if is_own && report.epoch == cluster.epoch {
                     self.bmdb.record_cluster_restored(&self.lease, self.cluster, machine, &[curator]).await?;
+                    failpoint::hit(COMPONENT, "restore-recorded");
                     return Ok(());
                 }
                 "it reports to have restored something else than this cluster; it has to leave it"
@@ -237,6 +242,7 @@ impl ClusterWorker<'_> {
                         self.check_restored_snapshot(found, &digest).await?;
                         // Last: an order that is not built uses no epoch.
                         let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
+                        failpoint::hit(COMPONENT, "epoch-allocated");
                         (digest.to_vec(), image, epoch.ok_or(over)?)
                     }
                 };

@@ -59,7 +59,7 @@ pub(crate) struct Otherwise {
 /// A simulator and a database. [`Fleet::shepherd`] starts shepherds on them.
 #[derive(Clone)]
 pub(crate) struct Fleet {
-    _simulator: Arc<Program>,
+    simulator: Arc<Program>,
     /// URL of the simulator's provider API.
     pub(crate) url: String,
     /// The connections of the test itself.
@@ -100,7 +100,7 @@ impl Fleet {
         let line = line.context("the simulator ended")??;
         let url = line.strip_prefix("listening on ").context(line.clone())?.to_owned();
         Ok(Self {
-            _simulator: Arc::new(simulator),
+            simulator: Arc::new(simulator),
             url,
             pool,
             database: Arc::new(database),
@@ -217,6 +217,11 @@ impl Fleet {
         command.args(BRISK.iter().chain(flags).map(|flag| rename_flag(flag, renamed_flags)));
         command.stdout(Stdio::null());
         Ok(command)
+    }
+
+    /// The process of the simulator, in which the role servers of its machines run.
+    pub(crate) fn simulator_pid(&self) -> u32 {
+        self.simulator.pid()
     }
 
     /// The directory with the simulator's and the shepherds' files.
