@@ -18,6 +18,7 @@ mod cycles;
 mod fleet;
 mod flood;
 mod heartbeats;
+mod images;
 mod long_snapshot;
 mod memory;
 mod pickup;
@@ -26,6 +27,7 @@ mod polls;
 mod reads;
 mod report;
 mod server;
+mod site;
 mod watchers;
 
 use std::io::Write as _;
@@ -111,6 +113,8 @@ pub(crate) struct Plan {
     pub(crate) changes: u32,
     /// How long the idle cost of the curator is measured before the changes, which it is subtracted from.
     pub(crate) watchers_rest: Duration,
+    /// Objects in the etcd of which an image is taken, of a quarter of a MiB each.
+    pub(crate) image_objects: u32,
 }
 
 /// What can be measured by itself, while it is worked on.
@@ -122,6 +126,8 @@ enum Part {
     Held,
     /// Calls of operators beside a flood of connections.
     Flood,
+    /// An image of the etcd of a cluster, taken and restored.
+    Images,
     /// What operators ask.
     Reads,
     /// Nodes of a cluster that watch their curator.
@@ -147,6 +153,7 @@ impl Plan {
             watchers: vec![10, 100, 1_000],
             changes: 200,
             watchers_rest: Duration::from_secs(20),
+            image_objects: 4_096,
         };
         if flags.full {
             plan.repetitions = 9;
@@ -170,6 +177,7 @@ impl Plan {
                 watchers: vec![2, 10],
                 changes: 5,
                 watchers_rest: Duration::from_secs(1),
+                image_objects: 64,
             };
         }
         plan.repetitions = flags.repetitions.unwrap_or(plan.repetitions);
@@ -298,6 +306,7 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
             fleet.close().await?;
             measured
         }
+        Part::Images => images::measure(plan, server, report).await,
         Part::Watchers => watchers::measure(plan, report).await,
     }
 }
@@ -319,5 +328,6 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
         fleet.close().await?;
     }
     long_snapshot::measure(plan, server, report).await?;
-    memory::measure(plan, server, &steady, report).await
+    memory::measure(plan, server, &steady, report).await?;
+    images::measure(plan, server, report).await
 }

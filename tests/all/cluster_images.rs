@@ -30,7 +30,7 @@ use crate::harness::memory::{process_memory, reset_process_peak};
 const IMAGE_MEBIBYTES: u64 = 32;
 /// Size of an image that does not fit into the memory that it may take.
 const LARGE_MEBIBYTES: u64 = 128;
-/// Most that a process may take for an image, in MiB.
+/// Most that a process may take for an image, in MiB. `make bench ARGS='--part images'` measures this with a GiB.
 const MEMORY_LIMIT: u64 = 64;
 
 /// Starts a shepherd that dies at this place.
