@@ -21,6 +21,8 @@
 //!   are those of one epoch.
 //! * The owners are those that the shepherd names. The thief may have added a key of its own.
 //! * There are no tickets. The thief may have made some.
+//! * The keys of Kubernetes are marked as exposed, because the thief has read them. The next leader begins to rotate them
+//!   ([`exposed_keys`](crate::kubernetes::exposed_keys)).
 //!
 //! The curators of the members are stopped meanwhile, which ends the connections that owners and nodes have opened with
 //! certificates of the stolen authority. Once they serve again, they reject these certificates, and their leader signs the
@@ -47,6 +49,7 @@ use model::time::Timestamp;
 use proto::curator::v1 as wire;
 
 use crate::bootstrap::BootstrapError;
+use crate::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use crate::statement_record::{decode_statement, encode_statement, statement_record_key};
 
 /// How often the write is tried if another one was faster.
@@ -92,7 +95,7 @@ pub async fn install_authority(
             Installation::Write(next) => next,
         };
         let values = [next.ring.encode(), next.cluster.encode(), encode_statement(&next.statement)];
-        let changes: Vec<KeyChange> = keys
+        let mut changes: Vec<KeyChange> = keys
             .iter()
             .zip(values)
             .zip(revisions)
@@ -102,6 +105,7 @@ pub async fn install_authority(
                 expected: ExpectedRevision::At(revision),
             })
             .collect();
+        changes.extend(mark_kubernetes_keys(client).await?);
         let tickets = KeySelector::Prefix(TICKETS.to_string());
         if client.replace_unguarded("another authority of the cluster", &changes, &tickets).await? {
             tracing::warn!(
@@ -131,6 +135,24 @@ async fn read_records(
         statement: decode_statement(statement, &stated.value)?,
     };
     Ok(Some((records, [ring.mod_revision, of_cluster.mod_revision, stated.mod_revision])))
+}
+
+/// The write that marks the keys of Kubernetes as exposed; `None` if there are none. A record that cannot be read is left
+/// alone: the thief may have written it, and must not block the installation.
+async fn mark_kubernetes_keys(client: &Client) -> Result<Option<KeyChange>, BootstrapError> {
+    let key = keys_record_key()?;
+    let Some(record) = client.get(&key).await? else { return Ok(None) };
+    match KubernetesKeys::decode(&key, &record.value) {
+        Ok(keys) => Ok(keys.mark_exposed().map(|marked| KeyChange::Put {
+            key,
+            value: marked.encode(),
+            expected: ExpectedRevision::At(record.mod_revision),
+        })),
+        Err(error) => {
+            tracing::error!(%error, "the keys of Kubernetes cannot be read, so they are not rotated after the theft");
+            Ok(None)
+        }
+    }
 }
 
 /// Decides what has to be written.

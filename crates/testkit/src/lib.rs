@@ -13,7 +13,8 @@
 //! * [`statement`][]: the SQL statements of the checkout, those of files and those in Rust code.
 //! * [`skip`][]: tests that are skipped because the user or the host lacks something.
 //! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
-//!   `curators`: a cluster of curators beside such servers, and its clients.
+//!   `curators`: a cluster of curators beside such servers, and its clients. `forged_access`: the worth of copied keys of
+//!   Kubernetes.
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
 //!   database, and the lists of the tests that run in them. `bmdb_kit`: a fleet in a database, and processes that share
 //!   the engine without any loop.
@@ -45,6 +46,8 @@ pub mod etcd_program;
 #[cfg(feature = "etcd")]
 pub mod etcd_servers;
 pub mod flood;
+#[cfg(feature = "curator")]
+pub mod forged_access;
 #[cfg(feature = "curator")]
 pub mod key_holder;
 pub mod memory;

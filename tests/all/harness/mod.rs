@@ -15,6 +15,6 @@ pub(crate) mod seeds;
 
 // Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{
-    aloud, child, curators, dialect, etcd_program, etcd_servers, key_holder, memory, port, postgres, skip,
-    source, statement,
+    aloud, child, curators, dialect, etcd_program, etcd_servers, forged_access, key_holder, memory, port,
+    postgres, skip, source, statement,
 };

@@ -53,6 +53,7 @@ mod attempts;
 mod calls;
 mod disk;
 mod joining;
+mod kubernetes;
 pub(super) mod listeners;
 mod raft;
 mod restart;

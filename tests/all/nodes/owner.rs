@@ -138,13 +138,28 @@ impl Owner {
 
     /// Adds and removes roles. Repeats the call for as long as it has to wait.
     pub(crate) async fn roles(&self, node: &Node, give: &[&str], take: &[&str]) -> Result<wire::Node> {
-        let mut management = ManagementClient::new(self.curators()?.channel());
-        let request = wire::UpdateRolesRequest {
+        self.update_roles(wire::UpdateRolesRequest {
             node_id: node.id()?.to_string(),
             add_roles: give.iter().map(|&name| name.to_owned()).collect(),
             remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
             ..Default::default()
-        };
+        })
+        .await
+    }
+
+    /// Ends the membership of a node with a disk that is not wiped.
+    pub(crate) async fn remove_member(&self, node: &Node) -> Result<wire::Node> {
+        self.update_roles(wire::UpdateRolesRequest {
+            node_id: node.id()?.to_string(),
+            remove_roles: vec!["consensus-member".to_owned()],
+            start_rotation: true,
+            ..Default::default()
+        })
+        .await
+    }
+
+    async fn update_roles(&self, request: wire::UpdateRolesRequest) -> Result<wire::Node> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
         let answer = patiently(async || management.update_roles(request.clone()).await).await?;
         answer.node.context("no node")
     }
@@ -191,23 +206,6 @@ impl Owner {
             Err(status) if status.code() == Code::NotFound => Ok(true),
             Err(status) if passes(&status) => Ok(false),
             Err(status) => Err(status.into()),
-        })
-        .await
-    }
-
-    /// Orders that the authority of the cluster be replaced.
-    pub(crate) async fn rotate_authority(&self) -> Result<()> {
-        let mut management = ManagementClient::new(self.curators()?.channel());
-        let request =
-            wire::RotateAuthorityRequest { cluster_id: self.cluster.to_string(), replaces: Vec::new() };
-        until("the authority is being replaced", async || {
-            match management.rotate_authority(request.clone()).await {
-                Ok(_) => Ok(true),
-                // The response to an earlier call was lost.
-                Err(status) if status.code() == Code::AlreadyExists => Ok(true),
-                Err(status) if passes(&status) => Ok(false),
-                Err(status) => Err(status.into()),
-            }
         })
         .await
     }

@@ -214,7 +214,7 @@ impl KubernetesKeys {
         if generation != self.generation {
             former.push(self.trust_bundle());
         }
-        Self { generation, rings, former }
+        Self { generation, rings, former, exposed: self.exposed.clone() }
     }
 
     /// Rotations under way, as the API shows them, in order of the numbers of their kinds.

@@ -66,6 +66,8 @@ pub struct KubernetesKeys {
     pub rings: BTreeMap<KeyPurpose, KeyRing>,
     /// Trust bundles of earlier generations, the oldest first, for nodes that are not assigned a newer one.
     pub former: Vec<TrustBundle>,
+    /// Purposes with keys that somebody else has ([`exposed_keys`](crate::kubernetes::exposed_keys)).
+    pub exposed: BTreeSet<KeyPurpose>,
 }
 
 /// The etcd key of the record.
@@ -78,7 +80,7 @@ impl KubernetesKeys {
     #[must_use]
     pub fn initial(before: Option<&Self>, signers: BTreeMap<KeyPurpose, Signer>) -> Self {
         let rings = signers.into_iter().map(|(which, signer)| (which, KeyRing::new(signer))).collect();
-        Self { generation: before.map_or(0, |keys| keys.generation) + 1, rings, former: Vec::new() }
+        Self { generation: before.map_or(0, |keys| keys.generation) + 1, rings, ..Self::default() }
     }
 
     /// What stays when Kubernetes is deleted: the generation.
@@ -179,6 +181,7 @@ impl KubernetesKeys {
             rings,
             kubelets: kubelets.into_iter().next(),
             former_trust_bundles: self.former.iter().map(TrustBundle::to_wire).collect(),
+            exposed: self.exposed.iter().map(|which| which.to_wire().into()).collect(),
         }
         .encode_to_vec()
     }
@@ -235,7 +238,10 @@ impl KubernetesKeys {
         if !ascend || former.last().is_some_and(|last| last.generation >= record.generation) {
             return Err(fault("generations before are not in their order".to_owned()));
         }
-        Ok(Self { generation: record.generation, rings, former })
+        let exposed = record.exposed.into_iter().map(|number| {
+            parse_key_purpose(number).map_err(|_| fault(format!("it names exposed keys for {number}")))
+        });
+        Ok(Self { generation: record.generation, rings, former, exposed: exposed.collect::<Result<_, _>>()? })
     }
 }
 
@@ -277,7 +283,7 @@ pub(crate) mod tests {
     #[test]
     fn record_round_trips() {
         let key = keys_record_key().unwrap();
-        let mut all = vec![keys(), keys().without_keys(), later()];
+        let mut all = vec![keys(), keys().without_keys(), later(), later().mark_exposed().unwrap()];
         all.extend(KeyPurpose::ALL.map(replacing));
         for kept in all {
             assert_eq!(KubernetesKeys::decode(&key, &kept.encode()).unwrap(), kept);
@@ -307,7 +313,7 @@ pub(crate) mod tests {
     #[test]
     fn invalid_record_error_names_the_fault_and_leaks_no_key() {
         type Change = fn(&mut wire::KubernetesKeysRecord);
-        let cases: [(Change, &str); 11] = [
+        let cases: [(Change, &str); 12] = [
             (|record| record.format = 2, "format 2"),
             (|record| record.generation = 0, "no generation"),
             (|record| drop(record.rings.pop()), "are missing"),
@@ -328,6 +334,7 @@ pub(crate) mod tests {
                 "not in their order",
             ),
             (|record| record.former_trust_bundles[0].generation = record.generation, "not in their order"),
+            (|record| record.exposed.push(9), "exposed keys for 9"),
         ];
         for (change, text) in cases {
             let kept = KubernetesKeys {

@@ -14,7 +14,7 @@
 //!   nodes. [`user_certificates`][]: certificates for people and for programs outside the cluster.
 //! * [`key_rotation`][]: replaces a key without any component being rejected meanwhile. [`key_rollout`][]: assigns a
 //!   new generation of keys to one node after the other. [`trust_bundle`][]: what the nodes get whose turn has not
-//!   come.
+//!   come. [`exposed_keys`][]: which keys are rotated because somebody else has them.
 //! * `node_setup`: the setup of one node. [`error`][]: why a call fails.
 //!
 //! What a node may report is in [`kubernetes_status`](curator_client::kubernetes_status). The calls are in
@@ -56,6 +56,7 @@
 
 pub mod component_certificates;
 pub mod error;
+pub mod exposed_keys;
 pub mod key_rollout;
 pub mod key_rotation;
 pub mod keys;

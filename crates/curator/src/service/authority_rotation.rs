@@ -100,8 +100,9 @@ impl LeaderContext {
         Ok(ring.begin(next, now)?)
     }
 
-    /// Adds what the end of a membership writes into the record of the authorities, so that both are written or none.
-    /// etcd has removed the member before, so it never receives the key that is made here.
+    /// Adds what the end of a membership writes into the record of the authorities and into that of the keys of
+    /// Kubernetes, so that all are written or none. etcd has removed the member before, so it never receives the key that
+    /// is made here.
     pub(super) async fn add_rotation_after_removal(
         &self,
         changes: &mut Vec<KeyChange>,
@@ -124,7 +125,8 @@ impl LeaderContext {
             tracing::warn!("a consensus member was removed: the authority of the cluster is replaced");
             changes.push(record_change(authority_record_key()?, next.encode(), Some(&stored)));
         }
-        Ok(())
+        // Its disk has the keys of Kubernetes, too.
+        self.add_exposure_of_keys(changes).await
     }
 
     /// Makes the next step of a replacement, if one is due. What fails is logged, and tried again at the next tick.

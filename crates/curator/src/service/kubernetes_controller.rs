@@ -1,9 +1,10 @@
 //! The leader's Kubernetes controller: advances key rotation and rollout, repairs allocations.
 //!
 //! It makes the next step of a key rotation, assigns generations to nodes, and allocates missing pod ranges or deletes
-//! orphaned allocations. It also begins to give kubelets an authority of their own, where they have none. Each decision
-//! is made from records that were read, and is one write that succeeds only while this curator leads and these records
-//! are unchanged. So it does not matter how often it is tried, or which curator led in between.
+//! orphaned allocations. It also begins to give kubelets an authority of their own, where they have none, and to rotate
+//! keys that somebody else has. Each decision is made from records that were read, and is one write that succeeds only
+//! while this curator leads and these records are unchanged. So it does not matter how often it is tried, or which curator
+//! led in between.
 
 use curator_client::certificate::{Serial, Validity};
 use curator_client::pki::AUTHORITY_LIFETIME;
@@ -29,6 +30,7 @@ impl LeaderContext {
     pub(super) async fn reconcile_kubernetes(&self) -> Result<(), ServiceError> {
         while self.repair_allocations().await?
             || self.separate_kubelets().await?
+            || self.rotate_exposed_keys().await?
             || self.advance_rollout().await?
             || self.advance_rotation().await?
         {}
@@ -146,7 +148,45 @@ impl LeaderContext {
         Ok(true)
     }
 
-    /// Makes the next step of a key rotation, if one is due; returns whether it did.
+    /// Adds the mark that somebody else has the keys of Kubernetes to what is written, if there are such keys.
+    pub(super) async fn add_exposure_of_keys(
+        &self,
+        changes: &mut Vec<KeyChange>,
+    ) -> Result<(), ServiceError> {
+        let Some(known) = self.store.kubernetes_keys().await? else { return Ok(()) };
+        if let Some(marked) = known.value.mark_exposed() {
+            tracing::warn!("somebody else has the keys of Kubernetes: all of them are going to be rotated");
+            changes.push(record_change(keys_record_key()?, marked.encode(), Some(&known)));
+        }
+        Ok(())
+    }
+
+    /// Begins the rotations of exposed keys, unless the authority of the cluster is being replaced; returns whether it did.
+    async fn rotate_exposed_keys(&self) -> Result<bool, ServiceError> {
+        let _alone = self.lock_membership().await;
+        let Some(known) = self.store.kubernetes_keys().await? else { return Ok(false) };
+        let due = known.value.due_rotations();
+        if due.is_empty() {
+            return Ok(false);
+        }
+        let authorities = self.store.authorities().await?;
+        if authorities.is_none_or(|authorities| authorities.value.replacement.is_some()) {
+            return Ok(false);
+        }
+        let signers = due.into_iter().map(|which| Ok((which, self.create_signer(which)?)));
+        let signers = signers.collect::<Result<Vec<_>, ServiceError>>()?;
+        let begun = known.value.begin_due_rotations(signers, self.clock.now())?;
+        self.assign_to_new_nodes().await?;
+        let begun = begun.retain_bundles(self.store.allocations().await?.assigned_generations());
+        self.store.write(&[record_change(keys_record_key()?, begun.encode(), Some(&known))]).await?;
+        tracing::warn!(
+            generation = begun.generation,
+            "keys of Kubernetes that somebody else has are being replaced"
+        );
+        Ok(true)
+    }
+
+    /// Makes all steps of key rotations that are due, by one write; returns whether there was one.
     async fn advance_rotation(&self) -> Result<bool, ServiceError> {
         let _alone = self.lock_membership().await;
         let Some(known) = self.store.kubernetes_keys().await? else { return Ok(false) };
@@ -154,12 +194,20 @@ impl LeaderContext {
             return Ok(false);
         }
         let nodes = self.store.nodes().await?.nodes;
-        let next = known.value.next_rotation_step(&nodes.values(), self.token_overlap, self.clock.now());
-        let Some((which, step, after)) = next else { return Ok(false) };
+        // Rotations that began together go on together, so that no node restarts for each of them.
+        let (now, mut after) = (self.clock.now(), known.value.clone());
+        while let Some((which, step, next)) =
+            after.next_rotation_step(&nodes.values(), self.token_overlap, now)
+        {
+            tracing::info!(keys = %which, ?step, generation = next.generation, "a rotation of Kubernetes keys takes its next step");
+            after = next;
+        }
+        if after == known.value {
+            return Ok(false);
+        }
         // No node is without an assignment: each of them has reported since it was assigned one.
         let after = after.retain_bundles(self.store.allocations().await?.assigned_generations());
         self.store.write(&[record_change(keys_record_key()?, after.encode(), Some(&known))]).await?;
-        tracing::info!(keys = %which, ?step, generation = after.generation, "a rotation of Kubernetes keys took its next step");
         Ok(true)
     }
 

@@ -6,6 +6,7 @@ mod authority_rotation;
 mod authority_theft;
 mod consensus;
 mod curator_role;
+mod exposed_keys;
 mod false_curator;
 mod flood;
 mod heartbeats;

@@ -26,13 +26,13 @@ async fn stored_ring(cluster: &Cluster) -> Result<AuthorityRing> {
 }
 
 /// Whether the authority is about to be replaced, and whether it is replaced once more after that.
-async fn replacement(cluster: &Cluster) -> Result<Option<bool>> {
+pub(crate) async fn replacement(cluster: &Cluster) -> Result<Option<bool>> {
     let ring = stored_ring(cluster).await?;
     Ok(ring.replacement.map(|replacement| replacement.again))
 }
 
 /// A node that has become a consensus member. Its etcd does not run.
-async fn join_as_member(
+pub(crate) async fn join_as_member(
     cluster: &Cluster,
     management: &mut ManagementClient<Channel>,
     last: u8,
@@ -47,7 +47,7 @@ async fn join_as_member(
     Ok(node)
 }
 
-fn removal(node: &Holder, start_rotation: bool) -> wire::UpdateRolesRequest {
+pub(crate) fn removal(node: &Holder, start_rotation: bool) -> wire::UpdateRolesRequest {
     wire::UpdateRolesRequest {
         node_id: node.id.to_string(),
         remove_roles: vec!["consensus-member".to_owned()],
@@ -57,7 +57,7 @@ fn removal(node: &Holder, start_rotation: bool) -> wire::UpdateRolesRequest {
 }
 
 /// Nobody waits for a node that is decommissioned.
-async fn decommission(management: &mut ManagementClient<Channel>, node: &Holder) -> Result<()> {
+pub(crate) async fn decommission(management: &mut ManagementClient<Channel>, node: &Holder) -> Result<()> {
     management.decommission(wire::DecommissionRequest { node_id: node.id.to_string() }).await?;
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! A removed consensus member that still has its whole disk, copied while it was a member, and connections from before.
 //!
-//! The key of the cluster's authority lies in the copied etcd. With that key the attacker signs certificates and
-//! statements as it likes, so a removal alone ends the certificates of the member and nothing else. The test shows that,
-//! and then that everything is refused once the authority was replaced. The end of the replacement is the bound that the
-//! documentation names. The attacker is idle meanwhile: one that speaks to etcd as a peer before that end reads the key of
-//! the new authority, too, and only another cluster helps against it.
+//! The key of the cluster's authority lies in the copied etcd, with those of the authorities of Kubernetes. With the first,
+//! the attacker signs certificates and statements as it likes, so the end of the membership ends the certificates of the
+//! member and nothing else. The test shows that. The same order has begun to replace the authority and then the keys of
+//! Kubernetes, and the test shows that everything is refused after that. The end is the bound that the documentation
+//! names. The attacker is idle meanwhile: one that speaks to etcd as a peer before that end reads the key of the new
+//! authority, too, and only another replacement helps against it.
 //!
-//! Clients of etcd connect through a UNIX socket of its host, so there is no port for them to try. Keys of Kubernetes and
-//! ports of API servers are those of other authorities, and a replacement of this one changes nothing about them.
+//! Clients of etcd connect through a UNIX socket of its host, so there is no port for them to try. No API server runs
+//! here: what the attacker shows is compared with what they trust, which the curators send to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustls::sign::CertifiedKey;
+use shepherd::curator::kubernetes::keys::KubernetesKeys;
 use shepherd::curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::cluster::{authority_record_key, decode_authority};
@@ -44,6 +46,7 @@ use super::calls::{
     Target, answer_to_deleted, answer_to_revoked, channel_to, orders, try_every_call,
     try_every_call_refused_as,
 };
+use super::kubernetes::try_kubernetes;
 use super::listeners::{PeerAnswer, open_peer, peer_port, request_members, request_peer};
 use super::raft::Impostor;
 use super::{
@@ -54,6 +57,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};
 use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::{in_time, until};
+use crate::harness::forged_access::stored_keys;
 use crate::harness::port::reserved;
 
 /// Time in which a connection of before the removal ends. etcd itself ends an idle one only after five minutes.
@@ -94,6 +98,8 @@ pub(super) struct StolenDisk {
     pub(super) peer: Vec<u8>,
     /// The authority of the cluster, with its key.
     pub(super) authority: Authority,
+    /// The keys of Kubernetes, if the cluster has any.
+    pub(super) kubernetes: Option<KubernetesKeys>,
     /// A key that the attacker generated.
     own: Identity,
 }
@@ -104,11 +110,13 @@ impl StolenDisk {
         let place = tempfile::tempdir()?;
         copy_directory(&node.disk(), &place.path().join("cluster"))?;
         let files = ClusterFiles::in_state_directory(place.path());
+        let (authority, kubernetes) = read_keys(&files).await?;
         Ok(Self {
             loot: Loot::read(&files)?,
             curator: files.read_curator_certificate().context("no certificate of a curator")?,
             peer: read_peer_certificate(&files).context("no pair of a member")?,
-            authority: read_authority(&files).await?,
+            authority,
+            kubernetes,
             own: Identity::generate()?,
         })
     }
@@ -206,8 +214,9 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The authority in the copied data of etcd, which is started as the only member of a cluster of its own.
-async fn read_authority(files: &ClusterFiles) -> Result<Authority> {
+/// The authority and the keys of Kubernetes in the copied data of etcd, which is started as the only member of a cluster of
+/// its own.
+async fn read_keys(files: &ClusterFiles) -> Result<(Authority, Option<KubernetesKeys>)> {
     let membership = files.read_membership()?.context("it was no member")?;
     let (directory, peers) = (files.etcd_directory(), format!("http://{}", reserved()?));
     let mut command = guarded(etcd_program()?);
@@ -224,7 +233,8 @@ async fn read_authority(files: &ClusterFiles) -> Result<Authority> {
     })
     .await
     .with_context(|| std::fs::read_to_string(directory.join("copy.log")).unwrap_or_default())?;
-    Ok(decode_authority(&key, &record.context("no authority")?.value)?)
+    let authority = decode_authority(&key, &record.context("no authority")?.value)?;
+    Ok((authority, stored_keys(&client).await.ok()))
 }
 
 /// Waits until this is true of the authorities that each of these nodes trusts.
@@ -257,15 +267,14 @@ async fn until_etcd_trusts(node: &Node, authority: &TrustAnchor) -> Result<()> {
     .with_context(|| node.report())
 }
 
-/// Replaces the authority of the cluster, and returns the new one once no node trusts the old one any more.
-async fn replace_authority(
+/// Waits until the authority of the cluster has been replaced, and returns the new one, which alone is trusted.
+async fn follow_replacement(
     owner: &mut Owner,
     old: &TrustAnchor,
     members: [&Node; 2],
     worker: &Node,
 ) -> Result<TrustAnchor> {
     let nodes = [members[0], members[1], worker];
-    owner.rotate_authority().await?;
     let is_new = |listed: &[TrustAnchor]| listed.first().is_some_and(|first| first != old);
     until_trusted(&nodes, "all trust two authorities", |listed| listed.len() == 2 || is_new(listed)).await?;
     until_trusted(&nodes, "the new authority signs", is_new).await?;
@@ -352,10 +361,16 @@ async fn try_before_the_replacement(stolen: &StolenDisk, members: [&Node; 2]) ->
             ("the pair of the disk", stolen.loot.with(&stolen.peer)?, false),
             ("a false pair", stolen.certify_peer(member.address)?, true),
         ] {
-            let answer = request_members(at, shown).await?;
-            let outcome = if answer == PeerAnswer::Refused { Attempt::Refused } else { Attempt::Answered };
+            let mut outcome = Attempt::Answered;
+            // The member has the list of revoked peers a few seconds after the removal.
+            until("the peer port serves what the old authority signs, and no revoked pair", async || {
+                let answer = request_members(at, shown.clone()).await?;
+                outcome = if answer == PeerAnswer::Refused { Attempt::Refused } else { Attempt::Answered };
+                Ok((outcome == Attempt::Answered) == is_served)
+            })
+            .await
+            .with_context(|| format!("{who}: {outcome:?}"))?;
             attempts.record(format!("the peer port of etcd, by {who}"), outcome);
-            ensure!((outcome == Attempt::Answered) == is_served, "{who}: {answer:?}");
         }
     }
     attempts.print("the disk of a removed member, before the authority is replaced");
@@ -398,9 +413,12 @@ async fn disk_of_a_removed_member_is_worth_nothing_once_the_authority_is_replace
 
     let mut attempts = Attempts::default();
     let former = members.map(|(_, node)| node.etcd().map(|etcd| etcd.instance));
-    owner.roles(&third, &[], &["consensus-member"]).await?;
+    let statement = newest_statement(&open_calls(&stolen.loot, &first)?).await?;
+    owner.remove_member(&third).await?;
     third.until_control_plane(false).await?;
     third.cut_power().await?;
+    // Every etcd trusts the old authority until it has restarted twice.
+    try_before_the_replacement(&stolen, [&first, &second]).await?;
     owner.delete(&third).await?;
     for (name, mut stream) in open {
         let mut rest = Vec::new();
@@ -412,14 +430,11 @@ async fn disk_of_a_removed_member_is_worth_nothing_once_the_authority_is_replace
     attempts.record("a connection of before: the nodes at the curator", Attempt::Refused);
     for ((_, node), former) in members.into_iter().zip(former) {
         node.until_etcd_is_another(&former.context("no etcd")?).await?;
-        node.until_no_restart_is_due().await?;
     }
-    owner.until_well(2, 3).await?;
-    try_before_the_replacement(&stolen, [&first, &second]).await?;
 
-    let former = newest_statement(&open_calls(&stolen.loot, &first)?).await?;
     let old = stolen.authority.anchor().clone();
-    let new = replace_authority(&mut owner, &old, [&first, &second], &worker).await?;
+    let new = follow_replacement(&mut owner, &old, [&first, &second], &worker).await?;
+    try_kubernetes(&mut attempts, &stolen, &first).await?;
     // The attacker trusts the new authority, so that it reaches the true curators.
     stolen.loot.anchor = new;
 
@@ -446,7 +461,7 @@ async fn disk_of_a_removed_member_is_worth_nothing_once_the_authority_is_replace
     let place = tempfile::tempdir()?;
     let file = place.path().join("run-by-the-false-leader");
     let newest = newest_statement(&open_calls(&stolen.loot, &first)?).await?;
-    let statements = stolen.statements(newest, former)?;
+    let statements = stolen.statements(newest, statement)?;
     let script = script(&owner, &worker, stolen.loot.id, FALSE_EPOCH, statements, &file).await?;
     let (cluster, before) = (owner.cluster, Beliefs::of(&worker, owner.cluster)?);
     drop(owner);
