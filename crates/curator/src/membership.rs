@@ -340,9 +340,18 @@ pub enum SyncError {
 
 /// Plans the next change. The leader on node `leader` must have read the members first and the nodes after them.
 ///
+/// The membership of a node in `revoked` ends, as that of a node that is not up does. A list of revoked peers would not
+/// do: etcd compares only those that connect to it, and members connect to each other in both directions. So a revoked
+/// member would go on to receive every entry. The leader itself stays: a revoked one steps down, and the next one removes it.
+///
 /// With the nodes read first, a node that is added in between would have a record without a member, and rule 3 would
 /// remove the role that is just being added. Either order requires that nothing else in this leader writes in between.
-pub fn plan_sync(leader: NodeId, members: &[EtcdMember], nodes: &Nodes) -> Result<SyncPlan, SyncError> {
+pub fn plan_sync(
+    leader: NodeId,
+    members: &[EtcdMember],
+    nodes: &Nodes,
+    revoked: &BTreeSet<NodeId>,
+) -> Result<SyncPlan, SyncError> {
     let owners = match_members_to_nodes(members, nodes);
     if !owners.by_node.contains_key(&leader) {
         return Err(SyncError::LeaderNotMember(leader));
@@ -352,7 +361,8 @@ pub fn plan_sync(leader: NodeId, members: &[EtcdMember], nodes: &Nodes) -> Resul
     }
 
     let mut withheld = Vec::new();
-    let unwanted = owners.by_node.iter().filter(|(node, _)| !is_up(nodes, node));
+    let is_revoked = |node: &NodeId| *node != leader && revoked.contains(node);
+    let unwanted = owners.by_node.iter().filter(|(node, _)| !is_up(nodes, node) || is_revoked(node));
     let unwanted = unwanted.map(|(node, member)| (Some(*node), *member));
     let stray = owners.stray.iter().map(|member| (member.name.parse().ok(), *member));
     for (node, member) in unwanted.chain(stray) {

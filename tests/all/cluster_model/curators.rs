@@ -141,7 +141,7 @@ impl Leading {
         let _alone = self.alone().await;
         let members = self.world.members(self.machine).await?;
         let stored = self.nodes().await?;
-        let Ok(tick) = plan_sync(self.own, &members, &stored.nodes) else {
+        let Ok(tick) = plan_sync(self.own, &members, &stored.nodes, &BTreeSet::new()) else {
             self.world.count("ticks aborted");
             return Ok(());
         };

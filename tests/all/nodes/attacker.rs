@@ -34,6 +34,7 @@ use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member::read_peer_certificate;
 use shepherd::roleserver::cluster::files::ClusterFiles;
+use shepherd::roleserver::cluster::peer_restart::StartRecord;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
@@ -150,6 +151,20 @@ async fn newest_statement(leader: &LeaderClient<Channel>) -> Result<wire::Signed
 async fn until_it_has_a_statement(node: &Node) -> Result<()> {
     let path = node.disk().join("statement.json");
     until("the node has a statement", async || Ok(path.exists())).await.with_context(|| node.report())
+}
+
+/// Waits until the etcd of a member was started with this certificate on its list of revoked peers, and with two
+/// authorities, so that it restarts for nothing else.
+async fn until_etcd_rejects(member: &Node, pair: &[u8]) -> Result<()> {
+    let serial = Serial::from_der(pair).context("no serial number")?.to_string();
+    until("etcd rejects the pair of the revoked node", async || {
+        let Some(started) = member.files().read_etcd_file("started.json")? else { return Ok(false) };
+        let started: StartRecord = serde_json::from_slice(&started)?;
+        let is_present = started.revoked.contains(&serial) && started.authorities.len() == 2;
+        Ok(is_present && member.etcd().is_some_and(|etcd| etcd.instance.is_alive()))
+    })
+    .await
+    .with_context(|| member.report())
 }
 
 /// Statements that an attacker can send: the newest one, the same with another byte, and one that the attacker signed as
@@ -407,6 +422,7 @@ async fn revoked_key_opens_and_leads_nothing() -> TestResult {
     until_it_has_a_statement(&worker).await?;
     let loot = Loot::copy(&second)?;
     let curators = curator_certificate(&second)?;
+    let pair = read_peer_certificate(&second.files()).context("the member has no pair")?;
     let leader = open_calls(&loot, &first)?;
     let former = newest_statement(&leader).await?;
 
@@ -415,14 +431,20 @@ async fn revoked_key_opens_and_leads_nothing() -> TestResult {
     let request = wire::RevokeCredentialsRequest { target };
     patiently(async || credentials.revoke(request.clone()).await).await?;
     let mut newest = former.clone();
-    until("the worker has a statement that lists the revoked curator", async || {
-        newest = newest_statement(&leader).await?;
-        let lists_one = !wire::Statement::decode(newest.statement.as_slice())?.revoked.is_empty();
+    // The end of the membership begins a replacement of the authority, which waits for the revoked node.
+    until("the worker has a statement that lists the revoked curator and two authorities", async || {
+        // While etcd restarts, no curator answers.
+        let Ok(served) = newest_statement(&leader).await else { return Ok(false) };
+        newest = served;
+        let statement = wire::Statement::decode(newest.statement.as_slice())?;
+        let is_last = !statement.revoked.is_empty() && statement.authorities.len() == 2;
         let stored = std::fs::read_to_string(worker.disk().join("statement.json"))?;
-        Ok(lists_one && stored.contains(&hex::encode(&newest.statement)))
+        Ok(is_last && stored.contains(&hex::encode(&newest.statement)))
     })
     .await
     .with_context(|| worker.report())?;
+    until_etcd_rejects(&first, &pair).await?;
+    owner.until_well(1, 2).await?;
 
     let before = orders(&owner).await?;
     let own = Target::new(&second)?;
@@ -440,15 +462,11 @@ async fn revoked_key_opens_and_leads_nothing() -> TestResult {
         ("the certificate of the node", loot.as_node()?),
         ("the curator's certificate", loot.with(&curators)?),
         ("the key alone", loot.as_key()?),
+        ("the pair of its membership", loot.with(&pair)?),
     ];
     try_peer_port(&mut attempts, &first, &shown).await?;
-    // Its membership goes on until its role is removed: docs/security.md has that as open.
-    let pair = read_peer_certificate(&second.files()).context("the member has no pair")?;
-    let outcome = match request_members(peer_port(&first)?, loot.with(&pair)?).await? {
-        PeerAnswer::Refused => Attempt::Refused,
-        PeerAnswer::Served(_) => Attempt::Answered,
-    };
-    attempts.record("the peer port of etcd, by the pair of a membership that goes on", outcome);
+    let members = owner.members().await?;
+    assert!(members.len() == 1, "the revoked node is a member of etcd: {members:?}");
 
     // With the former statement, in which the curator is not revoked.
     let place = tempfile::tempdir()?;

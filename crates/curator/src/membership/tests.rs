@@ -32,32 +32,31 @@ pub(crate) fn nodes(list: impl IntoIterator<Item = Node>) -> Nodes {
     list.into_iter().map(|node| (node.id, node)).collect()
 }
 
+/// Plans for the leader on node 1, where nobody is revoked.
+fn plan(members: &[EtcdMember], nodes: &Nodes) -> Result<SyncPlan, SyncError> {
+    plan_sync(node_id(1), members, nodes, &BTreeSet::new())
+}
+
 fn planned_action(members: &[EtcdMember], nodes: &Nodes) -> Option<SyncAction> {
-    plan_sync(node_id(1), members, nodes).unwrap().action
+    plan(members, nodes).unwrap().action
 }
 
 #[test]
 fn sync_does_nothing_when_both_agree() {
     let agreed = nodes([member_node(1), member_node(2), up(3)]);
-    assert_eq!(plan_sync(node_id(1), &[voter(1), voter(2)], &agreed).unwrap(), SyncPlan::default());
+    assert_eq!(plan(&[voter(1), voter(2)], &agreed).unwrap(), SyncPlan::default());
 }
 
 #[test]
 fn member_list_without_the_leader_is_ignored() {
     let known = nodes([member_node(1), member_node(2)]);
     let gone = voter(9);
-    assert_eq!(
-        plan_sync(node_id(1), &[voter(2), gone.clone()], &known),
-        Err(SyncError::LeaderNotMember(node_id(1)))
-    );
+    assert_eq!(plan(&[voter(2), gone.clone()], &known), Err(SyncError::LeaderNotMember(node_id(1))));
     let without = nodes([member_node(2)]);
-    assert_eq!(
-        plan_sync(node_id(1), &[voter(1), gone], &without),
-        Err(SyncError::LeaderHasNoRecord(node_id(1)))
-    );
+    assert_eq!(plan(&[voter(1), gone], &without), Err(SyncError::LeaderHasNoRecord(node_id(1))));
     let mut down = up(1);
     down.state = NodeState::Decommissioned;
-    let error = plan_sync(node_id(1), &[voter(1)], &nodes([down])).unwrap_err();
+    let error = plan(&[voter(1)], &nodes([down])).unwrap_err();
     assert_eq!(error, SyncError::LeaderHasNoRecord(node_id(1)));
 }
 
@@ -112,15 +111,36 @@ fn members_of_nodes_that_are_not_up_are_removed() {
 fn stray_member_stays_while_removal_would_lose_quorum() {
     let known = nodes([member_node(1), member_node(2), up(3)]);
     let members = [voter(1), dead(2), voter(9)];
-    let tick = plan_sync(node_id(1), &members, &known).unwrap();
+    let tick = plan(&members, &known).unwrap();
     assert_eq!(tick.action, None);
     let refusal = QuorumError::TooFewRemaining { member: 9, remaining: 2, alive: 1, quorum: 2 };
     assert_eq!(tick.blocked, [refusal]);
     // An allowed change is made even if others are blocked.
     let known = nodes([member_node(1), member_node(2), member_node(3)]);
-    let tick = plan_sync(node_id(1), &members, &known).unwrap();
+    let tick = plan(&members, &known).unwrap();
     assert_eq!(tick.action, Some(SyncAction::RemoveRoles { node: node_id(3) }));
     assert_eq!(tick.blocked.len(), 1);
+}
+
+#[test]
+fn revoked_member_is_removed_once_that_keeps_the_quorum() {
+    let known = nodes([member_node(1), member_node(2), member_node(3)]);
+    let remove = |node: u8| Some(SyncAction::RemoveMember { member: node.into(), node: Some(node_id(node)) });
+    for (what, members, revoked, action, blocked) in [
+        ("nobody", vec![voter(1), voter(2), voter(3)], &[][..], None, 0),
+        ("all are there", vec![voter(1), voter(2), voter(3)], &[2][..], remove(2), 0),
+        ("of two", vec![voter(1), voter(2)], &[2][..], remove(2), 0),
+        ("it votes not yet", vec![voter(1), dead(2), learner(3)], &[3][..], remove(3), 0),
+        ("the other one is away", vec![voter(1), voter(2), dead(3)], &[2][..], None, 1),
+        ("it is away itself", vec![voter(1), dead(2), voter(3)], &[2][..], remove(2), 0),
+        ("one after the other", vec![voter(1), voter(2), voter(3)], &[2, 3][..], remove(2), 0),
+        ("the leader steps down by itself", vec![voter(1), voter(2), voter(3)], &[1][..], None, 0),
+    ] {
+        let known = if members.len() == 2 { nodes([member_node(1), member_node(2)]) } else { known.clone() };
+        let revoked: BTreeSet<NodeId> = revoked.iter().map(|&number| node_id(number)).collect();
+        let plan = plan_sync(node_id(1), &members, &known, &revoked).unwrap();
+        assert_eq!((plan.action, plan.blocked.len()), (action, blocked), "{what}");
+    }
 }
 
 #[test]
@@ -276,7 +296,7 @@ proptest::proptest! {
             known.extend(record.map(|node| (node.id, node)));
         }
         let mut ticks = 0;
-        while let Some(change) = plan_sync(node_id(1), &members, &known).unwrap().action {
+        while let Some(change) = plan(&members, &known).unwrap().action {
             ticks += 1;
             proptest::prop_assert!(ticks <= 20, "it goes round in circles: {:?}", change);
             match change {
@@ -297,7 +317,7 @@ proptest::proptest! {
             }
         }
         // Only blocked removals are still different.
-        let withheld = plan_sync(node_id(1), &members, &known).unwrap().blocked.len();
+        let withheld = plan(&members, &known).unwrap().blocked.len();
         let has_role = |member: &EtcdMember| {
             let role = |node: &Node| node.roles.consensus_member.as_ref().map(|role| role.member_id);
             known.values().any(|node| role(node) == Some(member.id))

@@ -358,7 +358,8 @@ impl LeaderContext {
         let _alone = self.lock_membership().await;
         let members = self.list_members().await?;
         let stored = self.store.nodes().await?;
-        let tick = match plan_sync(self.node_id, &members, &stored.nodes) {
+        let revoked = self.cache.records().revocations.nodes.clone();
+        let tick = match plan_sync(self.node_id, &members, &stored.nodes, &revoked) {
             Ok(tick) => tick,
             Err(abort) => return Err(ServiceError::rejected(Code::Unavailable, abort.to_string())),
         };
@@ -380,7 +381,8 @@ impl LeaderContext {
             let revision = stored.revisions.get(&changed.id).copied();
             let mut changes = vec![node_change(&changed, revision)?];
             if matches!(change, SyncAction::RemoveRoles { .. }) {
-                // The call that ended the membership is lost, and what it demanded. Without it, no disk counts as wiped.
+                // The call that ended the membership is lost, and what it demanded, or the node was revoked. No disk counts
+                // as wiped then.
                 Box::pin(self.add_rotation_after_removal(&mut changes)).await?;
             }
             self.store.write(&changes).await?;

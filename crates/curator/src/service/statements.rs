@@ -270,7 +270,7 @@ impl LeaderContext {
         }
         let members = self.list_members().await?;
         let nodes = self.store.nodes().await?.nodes;
-        let difference = plan_sync(self.node_id, &members, &nodes)
+        let difference = plan_sync(self.node_id, &members, &nodes, &BTreeSet::new())
             .map_err(|abort| ServiceError::rejected(Code::Unavailable, abort.to_string()))?;
         if difference.action.is_some() {
             return Ok(None);

@@ -7,8 +7,10 @@ use curator_client::authority_ring::{AuthorityRing, ReplacementStage};
 use curator_client::cluster::authority_record_key;
 use curator_client::node::{ConsensusMember, Node};
 use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::revoke_credentials_request::Target;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
@@ -17,6 +19,7 @@ use testkit::etcd_servers::until;
 use testkit::key_holder::Holder;
 
 use crate::authority_rotation::{report, until_listed};
+use crate::leading::{call_leader, three, way};
 
 /// The record of the authorities, as it is stored.
 async fn stored_ring(cluster: &Cluster) -> Result<AuthorityRing> {
@@ -142,5 +145,42 @@ async fn removal_before_the_first_statement_replaces_nothing() -> TestResult {
     let taken = management.update_roles(removal(&node, true)).await?.into_inner().node.context("no node")?;
     assert!(taken.roles.is_none_or(|roles| roles.consensus_member.is_none()));
     assert_eq!(replacement(&cluster).await?, None, "nodes could not follow");
+    Ok(())
+}
+
+/// A list of revoked peers would not be enough: the other members connect to this one, too.
+#[tokio::test]
+async fn membership_of_a_revoked_node_ends_and_begins_a_replacement() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let client = cluster.client_of(leader);
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    let (revoked, key) = (&cluster.nodes[(leader + 1) % 3], authority_record_key()?);
+    let (curators, _following) = way(&cluster)?;
+    let target = Some(Target::NodeId(revoked.id.to_string()));
+    let (credentials, request) =
+        (CredentialsClient::new(curators.channel()), wire::RevokeCredentialsRequest { target });
+    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+
+    let management = ManagementClient::new(curators.channel());
+    let get = async || management.clone().get_consensus(wire::GetConsensusRequest {}).await;
+    let mut members = Vec::new();
+    let ended = until("its membership ends", async || {
+        // etcd may have no leader for a moment.
+        let Ok(response) = get().await else { return Ok(false) };
+        members = response.into_inner().members;
+        Ok(members.len() == 2)
+    });
+    ended.await.with_context(|| format!("a revoked node is still a member of etcd: {members:?}"))?;
+    until("its record has no role, and the authority is replaced", async || {
+        let node_key = Node::etcd_key(&revoked.id)?;
+        let (Ok(node), Ok(ring)) = (client.get(&node_key).await, client.get(&key).await) else {
+            return Ok(false);
+        };
+        let node = Node::decode(&node_key, &node.context("no record")?.value)?;
+        let ring = AuthorityRing::decode(&key, &ring.context("no authority")?.value)?;
+        Ok(node.roles.consensus_member.is_none() && ring.replacement.is_some())
+    })
+    .await?;
     Ok(())
 }

@@ -6,8 +6,8 @@
 //! that becomes a member again gets another member ID, and etcd would not run on the data of the former member.
 //!
 //! While etcd runs, a step beside it that fails is repeated and reported, and stops nothing: the other members may need
-//! this one for their quorum. So a member with revoked credentials runs etcd without a curator until its role is
-//! removed.
+//! this one for their quorum. So a member with revoked credentials runs etcd without a curator until the leading curator
+//! has ended its membership.
 //!
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process. It
 //! shows a certificate of its own ([`curator_certificate`][crate::cluster::curator_certificate]). After a theft of the
