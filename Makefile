@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-nspawn
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -93,6 +93,9 @@ e2e-kube-bundle: ## run everything in a bundle of Kubernetes until a pod answers
 
 e2e-authority: ## replace the authority of a cluster under requests, kill everything at each stage: hours (E2E_PARTS=killed for one part; builds Kubernetes first unless E2E_KUBERNETES=no)
 	tests/e2e_authority/run
+
+e2e-authority-theft: ## replace the authority of a cluster after a theft under requests, kill everything after each step: half an hour (builds Kubernetes first unless E2E_KUBERNETES=no)
+	E2E_PARTS=compromised tests/e2e_authority/run
 
 e2e-authority-upgrade: ## upgrade a cluster of the release before statements under requests, roll it back before its first statement, and upgrade it again: two hours (builds Kubernetes first unless E2E_KUBERNETES=no)
 	tests/e2e_authority/upgrade
