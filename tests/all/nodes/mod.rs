@@ -3,6 +3,7 @@
 mod attacker;
 mod crashes;
 mod damaged_files;
+mod ended_certificates;
 mod etcd_flags;
 mod etcd_version;
 mod forming;

@@ -33,11 +33,11 @@ fn now() -> Timestamp {
 }
 
 /// A certificate that was issued so many days ago and ended an hour ago.
-fn ended() -> Validity {
+pub(super) fn ended() -> Validity {
     Validity { not_before: before(now(), DAY * 31), not_after: before(now(), Duration::from_hours(1)) }
 }
 
-async fn authority_of(node: &Node) -> Result<Authority> {
+pub(super) async fn authority_of(node: &Node) -> Result<Authority> {
     let client = Client::new(vec![etcd_member::client_endpoint(&node.files())], Namespace::new("curator")?);
     let key = authority_record_key()?;
     let record = client.get(&key).await?.context("no authority")?;
@@ -45,14 +45,14 @@ async fn authority_of(node: &Node) -> Result<Authority> {
 }
 
 /// Gives its member a certificate with this validity. Nothing records it.
-fn replace_certificate(node: &Node, authority: &Authority, validity: Validity) -> Result<Serial> {
+pub(super) fn replace_certificate(node: &Node, authority: &Authority, validity: Validity) -> Result<Serial> {
     let serial = Serial::new(rand::random());
     let issued = authority.issue_etcd_peer_certificate(&node.key()?, node.address, serial, validity)?;
     etcd_member::replace_peer_certificate(&node.files(), &issued.certificate)?;
     Ok(serial)
 }
 
-fn certificate(node: &Node) -> Result<(Serial, Validity)> {
+pub(super) fn certificate(node: &Node) -> Result<(Serial, Validity)> {
     let present = etcd_member::read_peer_certificate(&node.files()).context("no certificate")?;
     let parsed = Serial::from_der(&present).zip(Validity::from_der(&present));
     parsed.context("a damaged certificate")
@@ -67,7 +67,11 @@ async fn until_another(node: &Node, former: Serial) -> Result<(Serial, Validity)
 }
 
 /// Gives its machine the order with a certificate that the shepherd signs with the authority in this snapshot.
-fn order_certificate(node: &Node, taken: &ClusterSnapshot, authority: &Authority) -> Result<Serial> {
+pub(super) fn order_certificate(
+    node: &Node,
+    taken: &ClusterSnapshot,
+    authority: &Authority,
+) -> Result<Serial> {
     let (serial, ca) = (Serial::new(rand::random()), &authority.anchor().certificate);
     let certificate = renew_peer(taken, ca, &node.key()?, serial, now())?.certificate;
     let operation = agent::cluster_order::Operation::RenewPeer(agent::RenewPeer { certificate });
