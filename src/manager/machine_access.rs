@@ -21,6 +21,7 @@ use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
+use crate::model::program_versions::{Program, find_faults};
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_trust::KeyRotation;
 use crate::model::time::unix_milliseconds;
@@ -288,6 +289,13 @@ fn takeover_changes(taken: TakeoverResult, pinned: Option<&PinnedHostKey>, fence
         Some(pinned) if pinned.rejected.is_some() => changes.push(FactChange::HostKeyVerified),
         Some(_) => {}
     }
+    for finding in taken.openssh.into_iter().flat_map(|version| find_faults(Program::OpenSsh, version)) {
+        if finding.is_certain {
+            tracing::warn!(fault = finding.fault.name, "the machine was taken over, and its {finding}");
+        } else {
+            tracing::info!(fault = finding.fault.name, "the machine was taken over, and its {finding}");
+        }
+    }
     for warning in &taken.success.warnings {
         tracing::warn!(warning, "the machine enrolled with a warning");
     }
@@ -425,6 +433,7 @@ mod tests {
         let program = || ProgramPath { path: "p".to_owned(), reason: "it is good".to_owned() };
         let taken = || TakeoverResult {
             host_key: key(1),
+            openssh: None,
             uploaded: false,
             program: program(),
             success: EnrollSuccess::default(),

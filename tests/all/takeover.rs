@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use prost::Message;
+use shepherd::model::program_versions::version::parse_openssh_banner;
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
 use shepherd::proto::agent::v1::{
     EnrollError, EnrollRequest, EnrollResponse, EnrollSuccess, Supervision, enroll_error, enroll_response,
@@ -147,6 +148,14 @@ async fn a_machine_is_taken_over_pinned_on_first_use_and_the_upload_skipped_the_
     assert_eq!(EnrollRequest::decode(sent.as_slice()).unwrap(), request());
     assert_eq!(fs::read(sshd.home().join(DEFAULT_AGENT_PATH)).unwrap(), agent.content());
     assert_eq!(uploaded_names(&sshd), ["roleserver"]);
+    let client = std::process::Command::new("ssh").arg("-V").output().unwrap();
+    let client = String::from_utf8_lossy(&client.stderr).into_owned();
+    let line = format!("SSH-2.0-{}", client.split(',').next().unwrap_or_default());
+    assert!(
+        first.openssh.is_some() && first.openssh == parse_openssh_banner(&line),
+        "{client}: {:?}",
+        first.openssh
+    );
     assert_eq!(first.host_key.fingerprint(), openssh_fingerprint(&sshd, "host_ed25519").unwrap());
 
     let pinned = HostKeyExpectation::Pinned(vec![first.host_key.clone()]);

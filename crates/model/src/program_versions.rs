@@ -9,6 +9,7 @@
 //! A distribution corrects a fault without another release, so the version of its package does not decide:
 //!
 //! * A package that is known to have the correction ([`VersionFault::corrected_in_debian`]) has no fault.
+//! * An earlier update of the same package has the fault.
 //! * Any other version with the revision of a package may have the correction. Its sentence says so, it is logged as
 //!   information, and it is no issue ([`VersionFinding::is_certain`]).
 //! * A version without a revision is that of the developers.
@@ -36,6 +37,8 @@ pub enum Program {
     Containerd,
     /// The program in a bundle that starts a container.
     Runc,
+    /// The SSH server of a machine.
+    OpenSsh,
 }
 
 impl fmt::Display for Program {
@@ -46,6 +49,7 @@ impl fmt::Display for Program {
             Self::Kubernetes => "Kubernetes",
             Self::Containerd => "containerd",
             Self::Runc => "runc",
+            Self::OpenSsh => "OpenSSH",
         })
     }
 }
@@ -77,7 +81,8 @@ pub struct VersionFinding {
     pub fault: &'static VersionFault,
     /// The version that has it.
     pub version: ProgramVersion,
-    /// Whether the version has no revision of a package that may have corrected the fault.
+    /// Whether no package may have corrected the fault: the version has no revision of a package, or one that is known to
+    /// be older than the correction.
     pub is_certain: bool,
 }
 
@@ -102,7 +107,7 @@ impl VersionFault {
     /// Whether a version has the fault, as far as its number and its package show.
     #[must_use]
     pub fn affects(&self, version: ProgramVersion) -> bool {
-        self.fixed_in(version.upstream).is_some() && !self.is_corrected(version)
+        self.fixed_in(version.upstream).is_some() && self.is_corrected(version) != Some(true)
     }
 
     /// The first version without the fault in the line of releases of `version`; `None` if `version` has no fault.
@@ -111,16 +116,18 @@ impl VersionFault {
         range.map(|(_, fixed)| *fixed)
     }
 
-    /// Whether the package of `version` is known to have the correction.
-    fn is_corrected(&self, version: ProgramVersion) -> bool {
-        let update = version.revision.and_then(|revision| revision.debian_update);
-        update.is_some_and(|update| {
-            self.corrected_in_debian.iter().any(|(upstream, since)| {
-                *upstream == version.upstream
-                    && update.debian == since.debian
-                    && update.update >= since.update
-            })
-        })
+    /// Whether the package of `version` has the correction; `None` if nothing is known about it.
+    fn is_corrected(&self, version: ProgramVersion) -> Option<bool> {
+        let update = version.revision?.debian_update?;
+        let mut corrections = self.corrected_in_debian.iter();
+        let (_, since) = corrections
+            .find(|(upstream, since)| *upstream == version.upstream && update.debian == since.debian)?;
+        Some(update.update >= since.update)
+    }
+
+    /// Whether no package may have corrected the fault that `version` has.
+    fn is_certain(&self, version: ProgramVersion) -> bool {
+        version.revision.is_none() || self.is_corrected(version) == Some(false)
     }
 
     /// The fault of a version as a sentence without its end.
@@ -128,12 +135,12 @@ impl VersionFault {
     pub fn describe(&self, version: ProgramVersion) -> String {
         let Self { name, program, effect, reference, .. } = self;
         let fixed = self.fixed_in(version.upstream).map(|fixed| format_version(*program, fixed));
-        let is_packaged = version.revision.is_some();
+        let is_certain = self.is_certain(version);
         let version = format_version(*program, version.upstream);
         let fault = format!("{program} {version} {effect} ({name}, {reference})");
         match fixed {
             None => fault,
-            Some(fixed) if is_packaged => format!(
+            Some(fixed) if !is_certain => format!(
                 "{fault}, unless the distribution has corrected it in this package: if not, install {fixed} or later"
             ),
             Some(fixed) => format!("{fault}: install {fixed} or later"),
@@ -141,11 +148,12 @@ impl VersionFault {
     }
 }
 
-/// A version as the program's developers write it. PostgreSQL has two numbers.
+/// A version as the program's developers write it. PostgreSQL and OpenSSH have two numbers.
 #[must_use]
 pub fn format_version(program: Program, version: UpstreamVersion) -> String {
     match program {
         Program::Postgres => format!("{}.{}", version.numbers.major, version.numbers.minor),
+        Program::OpenSsh => format!("{}.{}p1", version.numbers.major, version.numbers.minor),
         _ => version.to_string(),
     }
 }
@@ -154,8 +162,7 @@ pub fn format_version(program: Program, version: UpstreamVersion) -> String {
 #[must_use]
 pub fn find_faults(program: Program, version: ProgramVersion) -> Vec<VersionFinding> {
     let faults = VERSION_FAULTS.iter().filter(|fault| fault.program == program && fault.affects(version));
-    let is_certain = version.revision.is_none();
-    faults.map(|fault| VersionFinding { fault, version, is_certain }).collect()
+    faults.map(|fault| VersionFinding { fault, version, is_certain: fault.is_certain(version) }).collect()
 }
 
 /// The version of a PostgreSQL from its `server_version_num`, such as 150004 for 15.4.

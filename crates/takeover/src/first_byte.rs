@@ -31,10 +31,22 @@ impl Greeting {
         stored.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
+    /// The version line of an SSH server, without its end; `None` if it is incomplete, or too far behind.
+    pub(super) fn version_line(&self) -> Option<String> {
+        version_line(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The words before the version line of an SSH server; `None` if there are none.
     pub(super) fn words(&self) -> Option<Excerpt> {
         words_before_version(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+fn version_line(greeting: &[u8]) -> Option<String> {
+    let mut lines =
+        greeting.split_inclusive(|byte| *byte == b'\n').filter_map(|line| line.strip_suffix(b"\n"));
+    let line = lines.find(|line| line.starts_with(b"SSH-"))?;
+    Some(String::from_utf8_lossy(line).trim_end().to_owned())
 }
 
 fn words_before_version(greeting: &[u8]) -> Option<Excerpt> {
@@ -121,6 +133,8 @@ mod tests {
         assert_eq!(words(b"closed\r\nSSH-2.0-x\r\n\0\0\x05").as_deref(), Some("closed"));
         assert_eq!(words(b"SSH-2.0-OpenSSH_10.2\r\n"), None);
         assert_eq!(words(b""), None);
+        assert_eq!(version_line(b"closed\r\nSSH-2.0-x y\r\n\0\0\x05").as_deref(), Some("SSH-2.0-x y"));
+        assert_eq!(version_line(b"closed\r\nSSH-2.0-x"), None);
         let greeting = Greeting::default();
         for _ in 0..3 {
             greeting.append(&[b'x'; 700]);

@@ -16,6 +16,7 @@ use crate::session::{SshSession, SshSettings, SshTarget};
 use crate::ssh_error::{Blame, HostKeyChanged, SshError};
 use crate::steps::{ProbeReport, StepError, parse_enroll, parse_probe, parse_upload, unsafe_path_reason};
 use model::host_key::HostKey;
+use model::program_versions::version::ProgramVersion;
 use model::remote_step::RemoteStep;
 use model::sanitize::sanitize_text;
 use model::shell_words::NulInWord;
@@ -53,6 +54,8 @@ impl TakeoverStep {
 pub struct TakeoverResult {
     /// The key that the host proved; the caller pins it on first use.
     pub host_key: HostKey,
+    /// The version of its OpenSSH; `None` for another server.
+    pub openssh: Option<ProgramVersion>,
     /// Whether the program was uploaded; `false` if the right one was there.
     pub uploaded: bool,
     /// Where the program is, and why.
@@ -257,10 +260,10 @@ pub async fn take_over_machine(
     may_begin(TakeoverStep::Connect)?;
     let session = SshSession::connect(ssh, target, expectation, deadline).await?;
     let outcome = run_steps(&session, target, agent, &agent_path.into(), request, may_begin).await;
-    let host_key = session.host_key().clone();
+    let (host_key, openssh) = (session.host_key().clone(), session.openssh_version());
     session.close().await;
     let (uploaded, program, success) = outcome?;
-    Ok(TakeoverResult { host_key, uploaded, program, success })
+    Ok(TakeoverResult { host_key, openssh, uploaded, program, success })
 }
 
 async fn run_steps(

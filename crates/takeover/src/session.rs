@@ -44,6 +44,7 @@ use crate::tcp_connection::{SocketGuard, connect_tcp};
 use crate::time_limit::TimeLimit;
 use model::excerpt::Excerpt;
 use model::host_key::HostKey;
+use model::program_versions::version::{ProgramVersion, parse_openssh_banner};
 use model::traces::TRACE_TARGET;
 
 const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
@@ -128,6 +129,7 @@ pub struct SshSession {
     host_key: HostKey,
     close_reason: CloseReason,
     login_message: LoginMessage,
+    version_line: Option<String>,
     _socket: SocketGuard,
 }
 
@@ -187,6 +189,12 @@ impl SshSession {
     #[must_use]
     pub const fn host_key(&self) -> &HostKey {
         &self.host_key
+    }
+
+    /// The version of the host's OpenSSH, by its version line; `None` for another server.
+    #[must_use]
+    pub fn openssh_version(&self) -> Option<ProgramVersion> {
+        parse_openssh_banner(self.version_line.as_deref()?)
     }
 
     /// Disconnects with a message, so that the host logs an orderly end, and waits for it for a moment.
@@ -448,6 +456,7 @@ async fn handshake(
             host_key: host_key.clone(),
             close_reason: ending,
             login_message,
+            version_line: first_words.version_line(),
             _socket: socket,
         }),
         (Ok(Ok(_)), None) => {

@@ -261,4 +261,14 @@ pub const VERSION_FAULTS: &[VersionFault] = &[
         loses_data: false,
         reference: "https://github.com/opencontainers/runc/security/advisories/GHSA-xjvp-4fhw-gc47",
     },
+    VersionFault {
+        name: "openssh-signal-race",
+        program: Program::OpenSsh,
+        ranges: &[(version(8, 5, 0), version(9, 8, 0))],
+        // https://www.debian.org/security/2024/dsa-5724
+        corrected_in_debian: &[(version(9, 2, 0), debian(12, 3))],
+        effect: "lets a client that never logs in run commands as root, by a race in a signal handler (CVE-2024-6387)",
+        loses_data: false,
+        reference: "https://www.openssh.com/txt/release-9.8",
+    },
 ];

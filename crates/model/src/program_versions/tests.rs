@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::etcd_start::FIRST_STEPS;
-use super::version::parse_program_version;
+use super::version::{parse_openssh_banner, parse_program_version};
 use super::*;
 
 fn parsed(text: &str) -> ProgramVersion {
@@ -122,6 +122,11 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &["1.2.9", "1.3.5", "1.4.0-rc.3", "1.4.2", "1.5.0-rc.2"],
         &["1.3.6", "1.4.3", "1.5.0-rc.3", "1.5.0"],
     ),
+    (
+        "openssh-signal-race",
+        &["8.5p1", "9.7p1", "9.6p1 Ubuntu-3ubuntu13.3", "9.2p1 Debian-2+deb12u2", "9.2p1 Debian-2"],
+        &["8.4p1 Debian-5+deb11u3", "9.8p1", "10.2", "9.2p1 Debian-2+deb12u3", "9.2p1 Debian-2+deb12u7"],
+    ),
 ];
 
 #[test]
@@ -149,6 +154,9 @@ fn package_that_may_have_the_correction_is_not_certain() {
         (Program::Containerd, "1.6.0", &["containerd-image-volumes"]),
         (Program::Containerd, "1.6.0~ds1-1", &["containerd-image-volumes?"]),
         (Program::Containerd, "1.6.20~ds1-1+deb12u3", &[]),
+        (Program::Runc, "1.0.0~rc93+ds1-5+deb11u2", &["runc-working-directory", "runc-masked-paths?"]),
+        (Program::OpenSsh, "9.2p1 Debian-2+deb12u2", &["openssh-signal-race"]),
+        (Program::OpenSsh, "9.6p1 Ubuntu-3ubuntu13.3", &["openssh-signal-race?"]),
         (Program::Etcd, "3.5.2", &["etcd-lost-delete-event", "etcd-divergence"]),
         (Program::Etcd, "3.5.2+k3s1", &["etcd-lost-delete-event?", "etcd-divergence?"]),
     ] {
@@ -170,6 +178,33 @@ fn package_that_may_have_the_correction_is_not_certain() {
     assert!(
         candidate.starts_with("runc 1.4.0-rc.1 ") && candidate.ends_with(": install 1.4.0-rc.3 or later")
     );
+}
+
+#[test]
+fn line_of_an_ssh_server_never_proves_a_fault_that_a_package_may_have_corrected() {
+    let found = |line: &str| {
+        let version = parse_openssh_banner(line)?;
+        let found = find_faults(Program::OpenSsh, version);
+        Some(found.iter().map(|found| found.is_certain).collect::<Vec<_>>())
+    };
+    for (line, expected) in [
+        ("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u2", Some(&[true][..])),
+        ("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r", Some(&[])),
+        ("SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13.3", Some(&[false])),
+        // Red Hat corrects it, and keeps the line of its developers.
+        ("SSH-2.0-OpenSSH_8.7", Some(&[false])),
+        ("SSH-2.0-OpenSSH_9.8", Some(&[])),
+        ("SSH-1.99-OpenSSH_8.4p1", Some(&[])),
+        ("SSH-2.0-dropbear_2022.83", None),
+        ("HTTP/1.1 400 Bad-OpenSSH_9.2", None),
+        ("", None),
+    ] {
+        assert_eq!(found(line).as_deref(), expected, "{line}");
+    }
+    let version = parse_openssh_banner("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u2").unwrap();
+    let sentence = find_faults(Program::OpenSsh, version)[0].to_string();
+    assert!(sentence.starts_with("OpenSSH 9.2p1 lets a client"), "{sentence}");
+    assert!(sentence.ends_with("/release-9.8): install 9.8p1 or later"), "{sentence}");
 }
 
 #[test]

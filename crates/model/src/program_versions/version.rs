@@ -122,6 +122,18 @@ pub fn parse_program_version(text: &str) -> Option<ProgramVersion> {
     Some(ProgramVersion { upstream: UpstreamVersion { numbers, stage }, revision })
 }
 
+/// Parses the version line of an OpenSSH server (`SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3`); `None` for another server.
+/// Distributions correct OpenSSH without another version, and not each of them changes this line. So the version counts as
+/// that of a package in any case.
+#[must_use]
+pub fn parse_openssh_banner(line: &str) -> Option<ProgramVersion> {
+    let (_, version) =
+        line.trim().split_once("-OpenSSH_").filter(|(protocol, _)| protocol.starts_with("SSH-"))?;
+    let parsed = parse_program_version(version)?;
+    let revision = parsed.revision.unwrap_or(PackageRevision { debian_update: None });
+    Some(ProgramVersion { revision: Some(revision), ..parsed })
+}
+
 /// The stage at the beginning of a text, and the rest.
 fn parse_stage(text: &str) -> (ReleaseStage, &str) {
     type StageOf = fn(u32) -> ReleaseStage;
