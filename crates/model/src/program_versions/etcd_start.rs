@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::kubernetes::version::ReleaseVersion;
 use crate::program_versions::version::ProgramVersion;
-use crate::program_versions::{Program, VersionFault, find_faults};
+use crate::program_versions::{Program, VERSION_FAULTS, VersionFault, find_faults};
 
 /// What a minor version requires of the etcd that ran on the data before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,11 +140,45 @@ pub fn check_etcd_start(
     }
 }
 
+/// The warning about names that allow nothing, such as misspelled ones; `None` if each allows something.
+#[must_use]
+pub fn warn_about_allowed(allowed: &[String]) -> Option<String> {
+    let faults = VERSION_FAULTS.iter().filter(|fault| fault.loses_data).map(|fault| fault.name);
+    let known: Vec<&str> = faults.chain(FIRST_STEPS.iter().map(|step| step.name)).collect();
+    let unknown: Vec<String> = allowed
+        .iter()
+        .filter(|name| !known.contains(&name.as_str()))
+        .map(|name| format!("{name:?}"))
+        .collect();
+    (!unknown.is_empty()).then(|| {
+        format!(
+            "ROLESERVER_ALLOWED_FAULTS has {}, which allows nothing: the names that allow something are {}",
+            unknown.join(", "),
+            known.join(", ")
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     use crate::program_versions::version::parse_program_version;
+
+    #[test]
+    fn names_that_allow_nothing_are_reported_with_those_that_do() {
+        let warning = |names: &[&str]| {
+            warn_about_allowed(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(warning(&[]), None);
+        assert_eq!(warning(&["etcd-divergence", "etcd-membership-records", "etcd-rolling-upgrade"]), None);
+        let text = warning(&["etcd-divergence", "etcd-divergense", "etcd-stale-read"]).unwrap();
+        assert_eq!(
+            text,
+            "ROLESERVER_ALLOWED_FAULTS has \"etcd-divergense\", \"etcd-stale-read\", which allows nothing: the names that \
+             allow something are etcd-divergence, etcd-membership-records, etcd-rolling-upgrade"
+        );
+    }
 
     #[test]
     fn etcd_is_started_unless_it_would_harm_the_data() {

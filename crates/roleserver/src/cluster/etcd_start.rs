@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 
 use model::kubernetes::version::ReleaseVersion;
-use model::program_versions::etcd_start::{EtcdStartRefusal, check_etcd_start};
+use model::program_versions::etcd_start::{EtcdStartRefusal, check_etcd_start, warn_about_allowed};
 use model::program_versions::version::parse_program_version;
 use model::program_versions::{Program, find_faults};
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,9 @@ pub async fn check_program(program: &Path, files: &ClusterFiles) -> Result<Flags
     let Some(next) = parse_program_version(&version.to_string()) else { return Ok(flags) };
     let last = files.read_membership()?.and_then(|membership| last_version(files, &membership));
     let allowed = allowed_faults(&std::env::var(ALLOWED_FAULTS).unwrap_or_default());
+    if let Some(warning) = warn_about_allowed(&allowed) {
+        tracing::warn!("{warning}");
+    }
     check_etcd_start(last, next, &allowed)
         .map_err(|refusal| EtcdStartError::Refused { program: program.to_owned(), refusal })?;
     for finding in find_faults(Program::Etcd, next) {
