@@ -1,6 +1,6 @@
 -- Read how close the server is to limits at which it or its standbys stop: the age of the oldest transaction id and
--- multixact id of all its databases, whether WAL can be archived, its replication slots, and the settings with which it
--- may lose commits. There is one row per slot, or one without a slot. Every role may read all of this. Only the list of
+-- multixact id of all its databases, whether WAL can be archived, its replication slots, the settings with which it
+-- may lose commits, its version, and the size of this database. There is one row per slot, or one without a slot. Every role may read all of this. Only the list of
 -- WAL files needs a right, and a column reports whether the role has it. The time of a failure stays when the server
 -- archives no more.
 WITH wal_end AS MATERIALIZED (
@@ -19,6 +19,7 @@ SELECT t.datname::TEXT AS "transaction_database!", t.age::BIGINT AS "transaction
        s.slot_name::TEXT AS "slot?", COALESCE(s.active, FALSE) AS "is_active!", s.wal_status::TEXT AS "wal_status?",
        pg_wal_lsn_diff(w.lsn, s.restart_lsn)::BIGINT AS "retained?", s.safe_wal_size::BIGINT AS "margin?",
        has_function_privilege('pg_ls_waldir()', 'EXECUTE') AS "may_list_wal!",
+       current_setting('server_version_num')::INT4 AS "version!", pg_database_size(current_database()) AS "database_bytes!",
        current_setting('fsync') AS "fsync!", current_setting('synchronous_commit') AS "commit!",
        COALESCE(current_setting('synchronous_standby_names', TRUE), '') AS "standbys!",
        COALESCE(current_setting('shepherd.throw_away', TRUE), 'off') = 'on' AS "is_thrown_away!"

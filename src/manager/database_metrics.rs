@@ -53,6 +53,7 @@ pub struct DatabaseLimitMetrics {
     slot_bytes: OptionalGauge,
     slots_in_danger: OptionalGauge,
     archiving_fails: OptionalGauge,
+    database_bytes: OptionalGauge,
 }
 
 impl DatabaseLimitMetrics {
@@ -70,6 +71,7 @@ impl DatabaseLimitMetrics {
         self.slot_bytes.set(limits.map(slot_bytes));
         self.slots_in_danger.set(limits.map(in_danger));
         self.archiving_fails.set(limits.map(|limits| u64::from(limits.is_archiving_failing)));
+        self.database_bytes.set(limits.map(|limits| limits.database.0));
     }
 
     /// Registers all of them.
@@ -105,6 +107,11 @@ impl DatabaseLimitMetrics {
                 "1 while the last attempt of the database server to archive WAL is one that failed",
                 &self.archiving_fails,
             ),
+            (
+                "bmdb_database_bytes",
+                "Size of the database of the fleet with its indexes, without WAL; the free space of its disk cannot be read",
+                &self.database_bytes,
+            ),
         ];
         for (name, help, gauge) in families {
             book.add_database_metric(name, help, &[], gauge.clone());
@@ -137,6 +144,7 @@ mod tests {
             transactions: IdAge { age: 7, ..IdAge::default() },
             slots: vec![slot(SlotWal::Reserved, 5), slot(SlotWal::Lost, 0), slot(SlotWal::Unreserved, 9)],
             is_archiving_failing: true,
+            database: ByteSize(11),
             ..DatabaseLimits::default()
         };
         metrics.record(Some(&limits));
@@ -146,14 +154,15 @@ mod tests {
             &metrics.slot_bytes,
             &metrics.slots_in_danger,
             &metrics.archiving_fails,
+            &metrics.database_bytes,
         ];
-        assert_eq!(values.map(OptionalGauge::get), [7, 0, 9, 2, 1].map(Some));
+        assert_eq!(values.map(OptionalGauge::get), [7, 0, 9, 2, 1, 11].map(Some));
         metrics.record(Some(&DatabaseLimits::default()));
-        assert_eq!(values.map(OptionalGauge::get), [Some(0); 5]);
+        assert_eq!(values.map(OptionalGauge::get), [Some(0); 6]);
         let failed =
             DatabaseLimits { wal_failure: Some("timed out".to_owned()), ..DatabaseLimits::default() };
         metrics.record(Some(&failed));
-        assert_eq!(values.map(OptionalGauge::get), [Some(0), None, Some(0), Some(0), Some(0)]);
+        assert_eq!(values.map(OptionalGauge::get), [Some(0), None, Some(0), Some(0), Some(0), Some(0)]);
     }
 
     #[test]

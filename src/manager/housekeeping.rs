@@ -17,6 +17,8 @@ use crate::manager::catch_panic::catch_panic;
 use crate::manager::metrics::HousekeepingMetrics;
 use crate::manager::recovery_brakes::RecoveryBrakes;
 use crate::model::ids::MachineId;
+use crate::model::kubernetes::version::ReleaseVersion;
+use crate::model::program_versions::postgres_warnings;
 
 /// Time between two searches for lost sessions.
 pub const REAPER_PERIOD: Duration = Duration::from_secs(1);
@@ -136,7 +138,7 @@ pub async fn delete_expired_once(
 /// Shows how many dead rows exist, what prevents their removal and how close the server is to its limits, until `stop`. On a
 /// database without these statistics it logs that once and ends.
 pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
-    let mut limit_failure = None;
+    let (mut limit_failure, mut version) = (None, bmdb.server_version());
     while !stop.is_cancelled() {
         let sampled = run_round("looking at what is stored", async {
             match sample_storage_once(&bmdb, &metrics).await {
@@ -149,7 +151,7 @@ pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop:
             return;
         }
         run_round("reading the limits of the database server", async {
-            sample_limits(&bmdb, &metrics, &mut limit_failure).await;
+            sample_limits(&bmdb, &metrics, &mut limit_failure, &mut version).await;
             Ok(())
         })
         .await;
@@ -159,10 +161,22 @@ pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop:
     }
 }
 
-/// Samples the limits of the server. A failure is logged when it begins and when its reason changes, because it lasts where
+/// Samples the limits of the server, and logs the published faults of another version than before. A failure is logged when it begins and when its reason changes, because it lasts where
 /// the role lacks a right. It is an issue, too. What was not read has no metric meanwhile.
-async fn sample_limits(bmdb: &Bmdb, metrics: &HousekeepingMetrics, failure: &mut Option<String>) {
+async fn sample_limits(
+    bmdb: &Bmdb,
+    metrics: &HousekeepingMetrics,
+    failure: &mut Option<String>,
+    version: &mut Option<ReleaseVersion>,
+) {
     let read = bmdb.read_database_limits().await;
+    let other = read.as_ref().ok().and_then(|limits| limits.version).filter(|read| *version != Some(*read));
+    if let Some(other) = other {
+        *version = Some(other);
+        for warning in postgres_warnings(other) {
+            tracing::warn!("the database is on a server of another version than before: {warning}");
+        }
+    }
     metrics.database_limits.record(read.as_ref().ok());
     let reason = match read {
         Ok(limits) => limits.wal_failure,

@@ -9,6 +9,7 @@
 
 use crate::byte_size::ByteSize;
 use crate::database_durability::DurabilityFault;
+use crate::kubernetes::version::ReleaseVersion;
 
 /// The age at which ids of transactions, and of multixacts, are used up: half of the 2^32 ids.
 pub const ID_LIMIT: u64 = 1 << 31;
@@ -97,6 +98,10 @@ pub struct DatabaseLimits {
     pub max_wal: ByteSize,
     /// Whether the last attempt to archive WAL failed.
     pub is_archiving_failing: bool,
+    /// Version of the server; `None` for one that reports none.
+    pub version: Option<ReleaseVersion>,
+    /// Size of the database of the fleet with its indexes. The free space of its disk cannot be read.
+    pub database: ByteSize,
     /// The setting with which it may lose commits; `None` without one, and for a server that is thrown away at its end.
     pub durability_fault: Option<DurabilityFault>,
 }

@@ -1,5 +1,5 @@
-//! Reads how close the database server is to its limits (transaction ids, WAL, replication slots), and whether it may lose
-//! commits.
+//! Reads how close the database server is to its limits (transaction ids, WAL, replication slots), whether it may lose
+//! commits, and its version: another server may have taken over since the connection was made.
 //!
 //! [`model::database_limits`] has what follows from it. One statement reads everything that every role may read. The size
 //! of all WAL files needs a right (`pg_monitor`), so a second statement reads it only where the role has that: PostgreSQL
@@ -13,6 +13,7 @@ use crate::connection::error::BmdbError;
 use model::byte_size::ByteSize;
 use model::database_durability::DurabilityFault;
 use model::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
+use model::program_versions::postgres_version;
 
 const OPERATION: &str = "reading the limits of the database server";
 const WAL_OPERATION: &str = "listing the WAL files of the database server";
@@ -39,6 +40,8 @@ impl Bmdb {
             limits.max_wal = ByteSize(as_count(row.max_wal));
             limits.is_archiving_failing = row.is_archiving_failing;
             may_list_wal = row.may_list_wal;
+            limits.version = u32::try_from(row.version).ok().map(postgres_version);
+            limits.database = ByteSize(as_count(row.database_bytes));
             // A private server that is thrown away at its end has nothing to lose.
             limits.durability_fault =
                 DurabilityFault::find(&row.fsync, &row.commit, &row.standbys).filter(|_| !row.is_thrown_away);

@@ -4,7 +4,7 @@
 //! (`fleet/view.rs`). An apparent contradiction that two statements may have read at two moments is read again at one
 //! moment before it is reported.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use prost::Message as _;
@@ -29,12 +29,16 @@ use model::cluster::view::KubernetesStatusView;
 use model::database_limits::DatabaseLimits;
 use model::ids::MachineId;
 use model::issues::inputs::{
-    ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs,
+    ClusterIssueInputs, DatabaseLimitInputs, EtcdMemberInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs,
     KubernetesIssueInputs, MachineIssueInputs, NodeIssueInputs, ProviderIssueInputs, RecentHistory,
     SessionIssueInputs, StorageIssueInputs,
 };
+use model::kubernetes::archive::read_bundle_manifest;
+use model::kubernetes::version::ReleaseVersion;
 use model::machine_view::MachineView;
 use model::policy::Policy;
+use model::program_versions::Program;
+use model::program_versions::version::ProgramVersion;
 use model::schedule::next_due;
 use model::schedule_mismatch::describe_mismatch;
 use model::time::{Span, Timestamp};
@@ -106,8 +110,8 @@ impl Bmdb {
             storage,
             artefacts,
             two_person_rule,
+            database_version: version_now(&database_limits, self.server_version()),
             database_limits,
-            database_version: self.server_version(),
         })
     }
 
@@ -194,6 +198,7 @@ impl Bmdb {
                 Box::pin(sqlx::query_file!("../../sql/issues/list_clusters.sql").fetch_all(pool))
             })
             .await?;
+        let mut members = self.read_etcd_members().await?;
         let clusters = rows.into_iter().map(|row| {
             let order = (
                 row.authority_rotation,
@@ -208,6 +213,7 @@ impl Bmdb {
                 kubernetes_since: row.kubernetes_since,
                 keys_rejected_since: row.keys_refused_since,
                 etcd_bytes: row.etcd_bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(ByteSize),
+                etcd_members: members.remove(&row.cluster_id).unwrap_or_default(),
                 etcd_full_since: row.etcd_full_since,
                 authority_replacements: row
                     .authority_replacements
@@ -222,6 +228,42 @@ impl Bmdb {
             })
         });
         clusters.collect()
+    }
+
+    /// The machines of control planes that reported an etcd, by cluster.
+    async fn read_etcd_members(&self) -> Result<HashMap<Uuid, Vec<EtcdMemberInputs>>, BmdbError> {
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(sqlx::query_file!("../../sql/issues/list_etcd_members.sql").fetch_all(pool))
+            })
+            .await?;
+        let mut found: HashMap<Uuid, Vec<EtcdMemberInputs>> = HashMap::new();
+        for row in rows {
+            let member = EtcdMemberInputs { machine: row.machine, version: row.etcd_version };
+            found.entry(row.cluster_id).or_default().push(member);
+        }
+        Ok(found)
+    }
+
+    /// The versions of the programs in stored bundles, by the digest of the bundle. A bundle that is stored no more, or
+    /// that this release cannot read, has none.
+    async fn read_bundled_programs(
+        &self,
+        digests: Vec<Vec<u8>>,
+    ) -> Result<HashMap<String, Vec<(Program, ProgramVersion)>>, BmdbError> {
+        if digests.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows = self
+            .statement_with(OPERATION, digests, move |pool, digests| {
+                Box::pin(sqlx::query_file!("../../sql/issues/read_first_pieces.sql", digests).fetch_all(pool))
+            })
+            .await?;
+        let of = |bytes: &[u8]| read_bundle_manifest(bytes).map(|manifest| manifest.program_versions());
+        Ok(rows
+            .into_iter()
+            .map(|row| (hex::encode(row.sha256), of(&row.bytes).unwrap_or_default()))
+            .collect())
     }
 
     async fn read_kubernetes_inputs(&self) -> Result<Vec<KubernetesIssueInputs>, BmdbError> {
@@ -240,12 +282,25 @@ impl Bmdb {
                     name: row.name,
                     rotations: observed.unwrap_or_default().rotations,
                     nodes: Vec::new(),
+                    bundled: Vec::new(),
                 });
             }
             let runs = row.kubernetes.and_then(|runs| serde_json::from_value(runs).ok());
             if let (Some(cluster), Some(runs), Some(machine)) = (found.last_mut(), runs, row.machine) {
                 cluster.nodes.push(NodeIssueInputs { machine, node: row.node_id, kubernetes: runs });
             }
+        }
+        let digests: BTreeSet<&str> = found
+            .iter()
+            .flat_map(|cluster| cluster.nodes.iter().map(|node| node.kubernetes.bundle.as_str()))
+            .collect();
+        let digests = digests.into_iter().filter_map(|digest| hex::decode(digest).ok()).collect();
+        let programs = self.read_bundled_programs(digests).await?;
+        for cluster in &mut found {
+            let bundles: BTreeSet<&str> =
+                cluster.nodes.iter().map(|node| node.kubernetes.bundle.as_str()).collect();
+            cluster.bundled =
+                bundles.into_iter().filter_map(|digest| programs.get(digest)).flatten().copied().collect();
         }
         Ok(found)
     }
@@ -291,6 +346,16 @@ fn interpret_limits(read: Result<DatabaseLimits, BmdbError>) -> DatabaseLimitInp
         Err(error) if error.is_undefined_object() => DatabaseLimitInputs::Absent,
         Err(error) if error.is_transient() => DatabaseLimitInputs::Unanswered(error.to_string()),
         Err(error) => DatabaseLimitInputs::Unreadable(error.to_string()),
+    }
+}
+
+/// The version of the server that answers now. After a fail-over that is another server than the one that answered when
+/// this handle connected; only where the present one does not answer, that one counts. *Pure.*
+fn version_now(limits: &DatabaseLimitInputs, at_connect: Option<ReleaseVersion>) -> Option<ReleaseVersion> {
+    match limits {
+        DatabaseLimitInputs::Known(limits) => limits.version.or(at_connect),
+        DatabaseLimitInputs::Absent => None,
+        DatabaseLimitInputs::Unreadable(_) | DatabaseLimitInputs::Unanswered(_) => at_connect,
     }
 }
 
@@ -354,6 +419,22 @@ fn mac_addresses(report: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn version_is_that_of_the_server_that_answers_now() {
+        let (before, now) = (ReleaseVersion::new(15, 4, 0), ReleaseVersion::new(14, 2, 0));
+        let known =
+            |version| DatabaseLimitInputs::Known(DatabaseLimits { version, ..DatabaseLimits::default() });
+        for (limits, expected) in [
+            (known(Some(now)), Some(now)),
+            (known(None), Some(before)),
+            (DatabaseLimitInputs::Unanswered(String::new()), Some(before)),
+            (DatabaseLimitInputs::Unreadable(String::new()), Some(before)),
+            (DatabaseLimitInputs::Absent, None),
+        ] {
+            assert_eq!(version_now(&limits, Some(before)), expected, "{limits:?}");
+        }
+    }
 
     #[test]
     fn server_that_is_away_or_slow_is_not_one_that_refuses() {

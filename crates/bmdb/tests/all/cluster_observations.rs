@@ -101,3 +101,92 @@ async fn snapshots_without_kubernetes_objects_are_an_issue_until_one_has_an_imag
     }
     Ok(())
 }
+
+/// The archive of a bundle in which only the manifest is real, with this containerd.
+fn bundle_with(containerd: &str) -> anyhow::Result<Vec<u8>> {
+    let directory = tempfile::tempdir()?;
+    let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    let manifest = format!(
+        r#"{{"format": 1, "name": "test", "kubernetes": "1.36.2", "needs_roleserver": "0.1.0", "add_ons": [], "images": [],
+            "files": [{{"component": "containerd", "path": "bin/containerd", "version": "{containerd}", "size": 3,
+                       "mode": "0755", "sha256": "{digest}"}}]}}"#
+    );
+    std::fs::write(directory.path().join("manifest.json"), manifest)?;
+    let mut command = std::process::Command::new("tar");
+    command.args(["--format=ustar", "-cz", "-C"]).arg(directory.path()).arg("manifest.json");
+    let output = command.output()?;
+    anyhow::ensure!(output.status.success(), "tar: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(output.stdout)
+}
+
+#[tokio::test]
+async fn versions_of_etcd_and_of_bundles_are_issues_while_they_are_there() -> TestResult {
+    let kit = Kit::new("cluster_versions").await?;
+    kit.founded_cluster(2, 1).await?;
+    let machines = kit.control_plane(2).await?;
+    let reported = async || -> anyhow::Result<Vec<String>> {
+        let issues = find_issues(&kit.bmdb.read_issue_inputs().await?);
+        let issues = issues.into_iter().filter(|issue| issue.id == "version-fault");
+        Ok(issues.map(|issue| format!("{}: {}", issue.subject, issue.message)).collect())
+    };
+    let names: Vec<String> = machines.iter().map(|machine| machine.0.to_string()).collect();
+    for (machine, etcd, affected) in [
+        (0, "3.7.3", None),
+        (1, "3.6.8", Some(names[1].clone())),
+        (0, "3.6.8", Some(names.join(", "))),
+        (0, "3.6.14", Some(names[1].clone())),
+        (1, "3.7.3", None),
+    ] {
+        sqlx::query(
+            "INSERT INTO machine_cluster_report (machine_id, generation, epoch, reported_at, etcd_version)
+             VALUES ($1, 0, 0, clock_timestamp(), $2)
+             ON CONFLICT (machine_id) DO UPDATE SET etcd_version = $2",
+        )
+        .bind(machines[machine].0)
+        .bind(etcd)
+        .execute(&kit.pool)
+        .await?;
+        let found = reported().await?;
+        assert_eq!(found.len(), usize::from(affected.is_some()), "{machine} {etcd}: {found:?}");
+        let expected = format!("cluster ams: on {}: etcd 3.6.8 can answer", affected.unwrap_or_default());
+        assert!(found.iter().all(|text| text.starts_with(&expected)), "{found:?}");
+    }
+
+    sqlx::query(
+        "INSERT INTO cluster_kubernetes
+         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.36.2', '10.96.0.0/16', '10.128.0.0/12', 24,
+             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
+    )
+    .execute(&kit.pool)
+    .await?;
+    for (digest, containerd, expected) in
+        [("1a", "1.7.32", Some("cluster ams: containerd 1.7.32 lets an image")), ("1b", "1.7.33", None)]
+    {
+        sqlx::query(
+            "UPDATE machine_cluster SET kubernetes = jsonb_build_object('bundle', repeat($1, 32), 'version', '1.36.2',
+                 'components', '[]'::JSONB, 'waits', '')",
+        )
+        .bind(digest)
+        .execute(&kit.pool)
+        .await?;
+        assert_eq!(reported().await?, [""; 0], "the bundle {digest} is not stored");
+        let bytes = bundle_with(containerd)?;
+        sqlx::query(
+            "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by)
+             VALUES (decode(repeat($1, 32), 'hex'), $2, gen_random_uuid(), clock_timestamp(), $1, clock_timestamp(), 'kim')",
+        )
+        .bind(digest)
+        .bind(i64::try_from(bytes.len())?)
+        .execute(&kit.pool)
+        .await?;
+        sqlx::query("INSERT INTO artefact_chunk (sha256, number, bytes) VALUES (decode(repeat($1, 32), 'hex'), 0, $2)")
+            .bind(digest)
+            .bind(bytes)
+            .execute(&kit.pool)
+            .await?;
+        let found = reported().await?;
+        assert_eq!(found.len(), usize::from(expected.is_some()), "{containerd}: {found:?}");
+        assert!(found.iter().all(|text| text.starts_with(expected.unwrap_or_default())), "{found:?}");
+    }
+    Ok(())
+}

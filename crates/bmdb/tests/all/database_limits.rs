@@ -73,6 +73,8 @@ async fn slot_that_loses_wal_is_an_issue_until_it_is_dropped() -> TestResult {
     .await?;
     let limits = bmdb.read_database_limits().await?;
     assert!(limits.slots.is_empty(), "{limits:?}");
+    assert!(limits.version.is_some() && limits.version == bmdb.server_version(), "{limits:?}");
+    assert!(limits.database.0 > 1 << 20, "{limits:?}");
     assert!(limits.wal.is_some_and(|wal| wal.0 >= 16 << 20), "{limits:?}");
     assert!(!limits.transactions.database.is_empty() && !limits.transactions.is_overdue(), "{limits:?}");
     assert!(limits.transactions.freeze_age > 0 && limits.multixacts.freeze_age > 0, "{limits:?}");

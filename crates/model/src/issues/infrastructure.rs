@@ -8,7 +8,6 @@ use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, MachineIssueInputs, SessionIssueInputs};
 use crate::issues::{Issue, IssueKind};
 use crate::process::Process;
-use crate::program_versions::postgres_warnings;
 use crate::time::{Timestamp, after, before, between};
 
 /// How far a host's clock may differ from the database's.
@@ -45,24 +44,9 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
-    found.extend(database_version(evidence));
     found.extend(artefact_storage(evidence));
     found.extend(unsigned_releases(evidence));
     found
-}
-
-/// Issue: the database runs on a version with a published fault, or on one that is not supported.
-fn database_version(evidence: &IssueInputs) -> Option<Issue> {
-    let warnings = postgres_warnings(evidence.database_version?);
-    (!warnings.is_empty()).then(|| {
-        Issue::new(
-            IssueKind::VersionFault,
-            "the database".to_owned(),
-            warnings.join("; "),
-            None,
-            "update PostgreSQL to a supported version without the fault (docs/versions.md)".to_owned(),
-        )
-    })
 }
 
 fn no_shepherd(evidence: &IssueInputs) -> Option<Issue> {

@@ -14,6 +14,8 @@ use crate::machine_view::{EngagedBrake, MachineName};
 use crate::pause::Pause;
 use crate::plan::RecordedDisruption;
 use crate::policy::Policy;
+use crate::program_versions::Program;
+use crate::program_versions::version::ProgramVersion;
 use crate::time::Timestamp;
 use crate::unknown_fence::UnknownFence;
 
@@ -194,6 +196,8 @@ pub struct ClusterIssueInputs {
     pub keys_rejected_since: Option<Timestamp>,
     /// Size of the database file of its etcd, as its curators last reported it.
     pub etcd_bytes: Option<ByteSize>,
+    /// The machines of its control plane that reported an etcd, and the version of each as the program prints it.
+    pub etcd_members: Vec<EtcdMemberInputs>,
     /// Since when a member of its etcd has had the alarm `NOSPACE`, as its curators last reported it.
     pub etcd_full_since: Option<Timestamp>,
     /// How often its authority was replaced, as far as its shepherds follow that.
@@ -206,6 +210,15 @@ pub struct ClusterIssueInputs {
     pub authority_progress: Option<AuthorityProgress>,
 }
 
+/// A machine of a control plane that reported which etcd is installed there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdMemberInputs {
+    /// The name of the machine.
+    pub machine: String,
+    /// The version as the program prints it.
+    pub version: String,
+}
+
 /// Kubernetes of a cluster that is founded and not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesIssueInputs {
@@ -215,6 +228,8 @@ pub struct KubernetesIssueInputs {
     pub rotations: Vec<KubernetesKeyRotation>,
     /// Nodes that reported what they run.
     pub nodes: Vec<NodeIssueInputs>,
+    /// Versions of other programs in the bundles that these nodes run, as far as a bundle is still stored.
+    pub bundled: Vec<(Program, ProgramVersion)>,
 }
 
 /// A node that reported what it runs of Kubernetes.

@@ -1,13 +1,10 @@
 //! Issues of Kubernetes: object conflicts, unhealthy components, stalled rotations.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, KubernetesIssueInputs};
-use crate::issues::{Issue, IssueKind, MAX_NAMED_MACHINES};
-use crate::program_versions::version::{UpstreamVersion, parse_program_version};
-use crate::program_versions::{Program, find_faults};
+use crate::issues::{Issue, IssueKind, join_first};
 use crate::time::{Timestamp, after, between};
 
 /// How long a component may be unhealthy. Fetching a bundle and restarting take less.
@@ -19,20 +16,10 @@ const ROTATION_STALLED_AFTER: Duration = Duration::from_mins(15);
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let all = evidence.kubernetes.iter();
     all.flat_map(|cluster| {
-        let found =
-            [object_conflict(cluster), unhealthy_components(cluster, evidence.at), version_fault(cluster)];
+        let found = [object_conflict(cluster), unhealthy_components(cluster, evidence.at)];
         found.into_iter().flatten().chain(stalled_rotations(cluster, evidence.at))
     })
     .collect()
-}
-
-/// The first few of a list, and how many more there are.
-fn join_first(all: &[String]) -> String {
-    let shown = all.iter().take(MAX_NAMED_MACHINES).cloned().collect::<Vec<_>>().join("; ");
-    match all.len().saturating_sub(MAX_NAMED_MACHINES) {
-        0 => shown,
-        more => format!("{shown}; and {more} more"),
-    }
 }
 
 /// Issue: objects of somebody else have the names of objects that a node should create.
@@ -53,28 +40,6 @@ fn object_conflict(cluster: &KubernetesIssueInputs) -> Option<Issue> {
             "copy what you need of those objects to other names and delete them, or label them as the page \
              describes; the next pass creates the built-in ones"
                 .to_owned(),
-        )
-    })
-}
-
-/// Issue: nodes run a version of Kubernetes with a published fault.
-fn version_fault(cluster: &KubernetesIssueInputs) -> Option<Issue> {
-    let versions = cluster.nodes.iter().filter_map(|node| parse_program_version(&node.kubernetes.version));
-    let findings = versions.flat_map(|version| find_faults(Program::Kubernetes, version));
-    // A fault that a package may have corrected is no issue.
-    let certain: BTreeMap<(UpstreamVersion, &str), String> = findings
-        .filter(|finding| finding.is_certain)
-        .map(|finding| ((finding.version.upstream, finding.fault.name), finding.to_string()))
-        .collect();
-    let messages: Vec<String> = certain.into_values().collect();
-    let name = &cluster.name;
-    (!messages.is_empty()).then(|| {
-        Issue::new(
-            IssueKind::VersionFault,
-            format!("cluster {name}"),
-            join_first(&messages),
-            None,
-            format!("upgrade it to a bundle without the fault: `shepherdctl cluster upgrade {name} …`"),
         )
     })
 }

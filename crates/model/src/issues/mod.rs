@@ -14,6 +14,7 @@
 //! * `database`: issues of the database server and its limits.
 //! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
 //! * `two_person_rule`: issues of the two-person rule and its admins.
+//! * `version_faults`: versions of other programs with a published fault.
 //!
 //! # How to add a kind
 //!
@@ -37,6 +38,7 @@ mod retirement;
 #[cfg(test)]
 mod tests;
 mod two_person_rule;
+mod version_faults;
 
 /// How soon an operator should look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -384,6 +386,15 @@ impl Issue {
     }
 }
 
+/// The first few of a list, and how many more there are.
+fn join_first(all: &[String]) -> String {
+    let shown = all.iter().take(MAX_NAMED_MACHINES).cloned().collect::<Vec<_>>().join("; ");
+    match all.len().saturating_sub(MAX_NAMED_MACHINES) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
+    }
+}
+
 /// All issues, most urgent first, then by kind and by subject.
 #[must_use]
 pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
@@ -395,6 +406,7 @@ pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(infrastructure::find_issues(evidence));
     found.extend(database::find_issues(evidence));
     found.extend(two_person_rule::find_issues(evidence));
+    found.extend(version_faults::find_issues(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.subject).cmp(&(b.severity, b.id, &b.subject)));
     found
 }

@@ -30,6 +30,7 @@ use crate::provider_status::ProviderStatus;
 use crate::time::Span;
 
 mod cases;
+mod version_faults;
 
 const NOW: i64 = 1_000_000;
 
@@ -97,6 +98,8 @@ fn session(host: &str) -> SessionIssueInputs {
 fn database_limits() -> DatabaseLimits {
     let ids = |age| IdAge { database: "bmdb".into(), age, freeze_age: 200_000_000 };
     DatabaseLimits {
+        version: Some(postgres_version(150_014)),
+        database: ByteSize::gibibytes(1),
         transactions: ids(686_000_000),
         multixacts: ids(686_000_000),
         slots: vec![ReplicationSlot {
@@ -169,6 +172,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         kubernetes_since: None,
         keys_rejected_since: None,
         etcd_bytes: None,
+        etcd_members: Vec::new(),
         etcd_full_since: None,
         authority_replacements: 0,
         unreachable_since: None,
@@ -208,7 +212,12 @@ fn kubernetes(state: &str, since: i64) -> KubernetesIssueInputs {
     let runs =
         NodeKubernetes { bundle: "a".into(), components: vec![component], ..NodeKubernetes::default() };
     let node = NodeIssueInputs { machine: "m1".into(), node: Some("node-1".into()), kubernetes: runs };
-    KubernetesIssueInputs { name: "ams".into(), rotations: Vec::new(), nodes: vec![node] }
+    KubernetesIssueInputs {
+        name: "ams".into(),
+        rotations: Vec::new(),
+        nodes: vec![node],
+        bundled: Vec::new(),
+    }
 }
 
 /// The same, with a key rotation under way since `since`.

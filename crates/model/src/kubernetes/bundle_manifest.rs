@@ -22,7 +22,7 @@ use std::str::FromStr;
 
 use crate::kubernetes::manifest_parser::{self, truncate};
 use crate::kubernetes::version::ReleaseVersion;
-use crate::program_versions::version::parse_program_version;
+use crate::program_versions::version::{ProgramVersion, parse_program_version};
 use crate::program_versions::{Program, VersionFinding, find_faults};
 use crate::role_declaration::Sha256;
 
@@ -254,17 +254,25 @@ impl BundleManifest {
         self.images.iter().find(|image| image.name == name)
     }
 
-    /// The published faults of its Kubernetes, its containerd and its runc.
+    /// The versions of its Kubernetes, its containerd and its runc, as far as it has them.
     #[must_use]
-    pub fn version_faults(&self) -> Vec<VersionFinding> {
+    pub fn program_versions(&self) -> Vec<(Program, ProgramVersion)> {
         let version_of = |component| parse_program_version(&self.program(component)?.version);
         let versions = [
             (Program::Kubernetes, Some(self.kubernetes.into())),
             (Program::Containerd, version_of(BundleComponent::Containerd)),
             (Program::Runc, version_of(BundleComponent::Runc)),
         ];
-        let known = versions.into_iter().filter_map(|(program, version)| Some((program, version?)));
-        known.flat_map(|(program, version)| find_faults(program, version)).collect()
+        versions.into_iter().filter_map(|(program, version)| Some((program, version?))).collect()
+    }
+
+    /// The published faults of these versions.
+    #[must_use]
+    pub fn version_faults(&self) -> Vec<VersionFinding> {
+        self.program_versions()
+            .into_iter()
+            .flat_map(|(program, version)| find_faults(program, version))
+            .collect()
     }
 
     /// Checks that a node with this role server can do this with the bundle; the error is a sentence.
