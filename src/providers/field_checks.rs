@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::model::plain_text::replace_hidden;
+
 /// The longest text accepted in a field, in bytes.
 pub(super) const MAX_FIELD_BYTES: usize = 1024;
 /// The longest DNS name (RFC 1035) and the longest label of one, in bytes.
@@ -46,10 +48,10 @@ pub fn check_address(address: &str) -> Result<(), String> {
     if well_formed && !numeric { Ok(()) } else { Err(format!("{expected}, found {shown:?}")) }
 }
 
-/// Shortens a text for an error message and replaces control characters.
+/// Shortens a text for an error message and replaces hidden characters.
 pub(super) fn shorten(text: &str) -> String {
-    let printable = |c: char| if c.is_control() { ' ' } else { c };
-    let mut shown: String = text.chars().map(printable).take(MAX_SHOWN_CHARS).collect();
+    let start: String = text.chars().take(MAX_SHOWN_CHARS).collect();
+    let mut shown = replace_hidden(&start, &[]);
     if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
         shown.push('…');
     }

@@ -29,6 +29,7 @@ use crate::bmdb::connection::url;
 use crate::model::configuration_value::{
     arguments_of_value, claim_key, describe_type, key_lines, locate_problem,
 };
+use crate::model::plain_text::replace_hidden;
 use crate::model::text_file::decode_text;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::build_command;
@@ -94,10 +95,9 @@ fn has_password(value: &toml::Value) -> bool {
     }
 }
 
-/// The problem without control characters and shortened, because it repeats parts of the file.
+/// The problem without hidden characters and shortened, because it repeats parts of the file.
 fn sanitize_problem(problem: &str) -> String {
-    let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
-    problem.chars().map(shown).take(1000).collect()
+    replace_hidden(&problem.chars().take(1000).collect::<String>(), &['\n'])
 }
 
 /// Names of the flags that take precedence over the file.

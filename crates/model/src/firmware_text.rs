@@ -17,8 +17,13 @@
 //! The texts of the list are in the tables of real machines: those of the public collection of DMI tables by Linux
 //! Hardware Project (github.com/linuxhw/DMI) were searched for them.
 //!
-//! Each test takes the text, not the field: a product named `Unknown` is as little known as a serial number.
+//! Each test takes the text, not the field: a product named `Unknown` is as little known as a serial number. Network
+//! addresses ([`meaningful_mac`]) and World Wide Names ([`is_placeholder_name`]) have placeholders of their own beside it.
 
+use crate::plain_text::is_hidden;
+
+/// Bits of a MAC address's first byte that mark it as a group address or as locally administered.
+const GROUP_OR_LOCAL_BITS: u8 = 0b11;
 /// Texts that say that there is no value, or name the field, in the form that [`fold`] gives.
 const PLACEHOLDERS: [&str; 52] = [
     "assettag",
@@ -100,7 +105,7 @@ pub fn is_placeholder(text: &str) -> bool {
 /// A text of firmware without space around it; `None` for one that means nothing.
 #[must_use]
 pub fn meaningful_text(text: &str) -> Option<&str> {
-    let text = text.trim_matches(|c: char| c.is_whitespace() || c.is_control());
+    let text = text.trim_matches(|c: char| c.is_whitespace() || is_hidden(c));
     (!is_placeholder(text)).then_some(text)
 }
 
@@ -115,6 +120,19 @@ pub fn is_placeholder_name(bytes: &[u8]) -> bool {
 fn has_control_character(text: &str) -> bool {
     let padding = |c: char| c.is_whitespace() || c == '\0';
     text.trim_matches(padding).chars().any(|c| c.is_control() && !c.is_whitespace())
+}
+
+/// A MAC address, in hexadecimal bytes with colons, that a manufacturer assigned to one interface. `None` for a group
+/// address, a locally administered one, and a placeholder: [`is_placeholder`], one byte repeated, or bytes in equal steps
+/// (`00:11:22:33:44:55`), which boards with an empty EEPROM have.
+#[must_use]
+pub fn meaningful_mac(text: &str) -> Option<&str> {
+    let bytes =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<Vec<u8>, _>>().ok()?;
+    let is_assigned = bytes.len() == 6 && bytes[0] & GROUP_OR_LOCAL_BITS == 0;
+    let is_regular =
+        || bytes.windows(3).all(|three| three[2].wrapping_sub(three[1]) == three[1].wrapping_sub(three[0]));
+    (is_assigned && !is_placeholder(text) && !is_regular()).then_some(text)
 }
 
 /// Letters and digits in lower case.
@@ -134,6 +152,28 @@ fn counts_up(folded: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mac_address_means_something_if_a_manufacturer_assigned_it() {
+        for (mac, expected) in [
+            ("00:00:5e:00:53:01", true),
+            ("ac:1f:6b:01:02:03", true),
+            ("00:00:00:00:00:01", true),
+            ("00:00:00:00:00:00", false),
+            ("ff:ff:ff:ff:ff:ff", false),
+            ("88:88:88:88:88:88", false),
+            ("00:11:22:33:44:55", false),
+            ("00:01:02:03:04:05", false),
+            ("12:34:56:78:9a:bc", false),
+            ("02:00:00:00:00:01", false),
+            ("01:00:5e:00:00:01", false),
+            ("00:00:5e:00:53", false),
+            ("", false),
+            ("x", false),
+        ] {
+            assert_eq!(meaningful_mac(mac).is_some(), expected, "{mac}");
+        }
+    }
 
     #[test]
     fn placeholders_mean_nothing_however_they_are_written() {

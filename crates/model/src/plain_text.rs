@@ -74,6 +74,13 @@ pub fn visible_text(text: &str) -> String {
     text.nfkc().filter(|c| !is_hidden(*c)).collect::<String>().trim().to_owned()
 }
 
+/// A text of a machine, a provider or a file, in which each hidden character is a space. Those in `kept` stay, such as the
+/// ends of lines.
+#[must_use]
+pub fn replace_hidden(text: &str, kept: &[char]) -> String {
+    text.chars().map(|c| if is_hidden(c) && !kept.contains(&c) { ' ' } else { c }).collect()
+}
+
 /// The canonical form of a name: as that of a line, and words are one space apart. The error is the rest of a sentence
 /// about the name.
 pub fn canonical_name(text: &str) -> Result<String, String> {
@@ -139,6 +146,13 @@ mod tests {
             assert!(form.chars().all(|c| !is_hidden(c)), "{c:?}");
             assert_eq!(form.nfkc().collect::<String>(), form, "{c:?}");
         }
+    }
+
+    #[test]
+    fn hidden_characters_of_others_become_spaces() {
+        assert_eq!(replace_hidden("a\u{202e}b\u{200b}c\n\u{1b}[2J", &[]), "a b c  [2J");
+        assert_eq!(replace_hidden("a\tb\r\n", &['\n', '\t']), "a\tb \n");
+        assert_eq!(replace_hidden("\u{645}\u{e9}\u{1f600}", &[]), "\u{645}\u{e9}\u{1f600}");
     }
 
     #[test]

@@ -1,18 +1,15 @@
 //! Sanitize text from machines and providers for terminals and logs.
 //!
-//! Neither is trusted: their text must not move a cursor, forge a second log line, or fill a page.
+//! Neither is trusted: their text must not move a cursor, forge a second log line, look like another text, or fill a page.
 
-/// External text in a form that is safe to show: one line, no control characters, limited length.
+use crate::plain_text::replace_hidden;
+
+/// External text in a form that is safe to show: one line, no hidden characters, limited length.
 #[must_use]
 pub fn sanitize_text(text: &str) -> String {
     const MAX_CHARS: usize = 300;
-    let flat: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(MAX_CHARS + 1)
-        .collect::<String>()
-        .trim()
-        .to_owned();
+    let start: String = text.chars().take(MAX_CHARS + 1).collect();
+    let flat = replace_hidden(&start, &[]).trim().to_owned();
     if flat.chars().count() > MAX_CHARS {
         flat.chars().take(MAX_CHARS).chain(['…']).collect()
     } else {
@@ -27,6 +24,7 @@ mod tests {
     #[test]
     fn external_text_becomes_one_bounded_line() {
         assert_eq!(sanitize_text("no\u{1b}[31m space\nleft\n"), "no [31m space left");
+        assert_eq!(sanitize_text("fdp.exe\u{202e}txt\u{200b}"), "fdp.exe txt");
         assert_eq!(sanitize_text(&"x".repeat(1000)).chars().count(), 301);
     }
 }

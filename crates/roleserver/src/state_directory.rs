@@ -43,6 +43,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use curator_client::identity::{Identity, IdentityError};
+use model::plain_text::replace_hidden;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trusted_file::private_file::{PrivateFileError, read_private_file};
@@ -445,9 +446,9 @@ fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
     Ok(Some(bytes))
 }
 
-/// The error of the JSON parser, which may quote its input, without control characters.
+/// The error of the JSON parser, which may quote its input, without hidden characters.
 fn printable_error(error: &serde_json::Error) -> String {
-    error.to_string().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    replace_hidden(&error.to_string(), &[])
 }
 
 #[cfg(test)]

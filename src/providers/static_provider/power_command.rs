@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
 use crate::model::ids::IntentId;
+use crate::model::plain_text::replace_hidden;
 use crate::model::provider_status::PowerState;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use hardening::file_limit::UsualFileLimit as _;
@@ -170,7 +171,7 @@ impl OutputTail {
 fn output_tail(text: &str, most: usize) -> String {
     let text = text.trim();
     let skipped = text.chars().count().saturating_sub(most);
-    text.chars().skip(skipped).map(|character| if character.is_control() { ' ' } else { character }).collect()
+    replace_hidden(&text.chars().skip(skipped).collect::<String>(), &[])
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::cluster::disruption::OBSERVATION_TTL;
 use crate::cluster::view::STAGES;
 use crate::facts::InstallationState;
 use crate::phase::Phase;
+use crate::plain_text::is_hidden;
 use crate::policy::Policy;
 use crate::process::Process;
 use crate::time::{Timestamp, after, between};
@@ -434,9 +435,9 @@ fn process_label(name: &str) -> String {
     name.parse::<Process>().map_or_else(|_| OTHER.to_owned(), |process| process.to_string())
 }
 
-/// The label value for a provider's location: without control characters, and of limited length.
+/// The label value for a provider's location: without hidden characters, and of limited length.
 fn location_label(location: &str) -> String {
-    location.chars().filter(|c| !c.is_control()).take(MAX_LOCATION_CHARS).collect()
+    location.chars().filter(|c| !is_hidden(*c)).take(MAX_LOCATION_CHARS).collect()
 }
 
 /// The locations with the most machines, and one more for each provider that has other locations.

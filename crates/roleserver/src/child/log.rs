@@ -12,6 +12,8 @@ use std::io::{ErrorKind, Read as _, Result, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use model::plain_text::replace_hidden;
+
 /// Size in bytes above which a file is truncated.
 pub const MAX_LOG_BYTES: u64 = 4 << 20;
 /// Bytes at the end of a log that stay in it when there is no space for a copy.
@@ -68,8 +70,7 @@ pub fn last_lines(path: &Path, most: usize) -> String {
     let bytes = read_end(path, TAIL_BYTES).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let shown = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
-    shown(&lines[lines.len().saturating_sub(most)..].join(" / "))
+    replace_hidden(&lines[lines.len().saturating_sub(most)..].join(" / "), &[])
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use backoff::ExponentialBackoff;
 use model::host_finding::HostFinding;
+use model::plain_text::replace_hidden;
 use supervisor::context::{Runnable, Starting};
 
 use crate::host_findings::HostFindings;
@@ -173,7 +174,7 @@ fn subdirectories(directory: &Path) -> Vec<PathBuf> {
 
 fn read_program_name(pid: i32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+    Some(replace_hidden(name.trim(), &[]))
 }
 
 /// The names of the programs that were there at both times, without repetition.

@@ -8,6 +8,7 @@ use prost::Message as _;
 
 use bmdb::engine::fact_change::NewHardwareReport;
 use model::firmware_text::meaningful_text;
+use model::plain_text::is_hidden;
 use proto::hardware::v1::HardwareReport;
 
 /// Longest copied text, in characters.
@@ -30,7 +31,7 @@ pub fn summarise_report(report: &HardwareReport, incarnation: &str) -> NewHardwa
 }
 
 fn clean_text(text: &str) -> Option<String> {
-    let shown: String = text.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect();
+    let shown: String = text.chars().filter(|c| !is_hidden(*c)).take(TEXT_LIMIT).collect();
     meaningful_text(&shown).map(str::to_owned)
 }
 
@@ -42,7 +43,7 @@ mod tests {
     #[test]
     fn columns_are_truncated_and_cleaned_and_the_report_is_kept() {
         let report = HardwareReport {
-            manufacturer: " ACME\u{0} Inc. \u{7f}".to_owned(),
+            manufacturer: " ACME\u{0} Inc\u{200b}. \u{7f}".to_owned(),
             product: "xy".repeat(500),
             serial_number: "  \n".to_owned(),
             memory: Some(Memory { installed_bytes: u64::MAX, usable_ratio: 0.5 }),

@@ -12,6 +12,7 @@ use model::cluster::restore_programs::EtcdPrograms;
 use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
+use model::plain_text::{is_hidden, replace_hidden};
 use model::roll_out::ReleaseReport as Release;
 use model::signed_artefact::signing_key::{MAX_KEYS, SigningKey};
 use proto::agent::v1::installation_report::Result as Installed;
@@ -51,9 +52,7 @@ pub fn parse_heartbeat(
     if request.access_fence < 0 {
         return Err(MalformedField { field: "access_fence", problem: "is negative" });
     }
-    if request.agent_version.chars().count() > VERSION_LIMIT
-        || request.agent_version.chars().any(char::is_control)
-    {
+    if request.agent_version.chars().count() > VERSION_LIMIT || request.agent_version.chars().any(is_hidden) {
         return Err(MalformedField {
             field: "agent_version",
             problem: "is longer than 100 characters or holds one that is not printable",
@@ -120,8 +119,7 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
     if !report.address.is_empty() && report.address.parse::<std::net::IpAddr>().is_err() {
         return malformed("cluster_report.address", "is no IP address");
     }
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    let error = shown_text(&report.error, &[]);
     Ok(MemberReport {
         generation: report.generation,
         key,
@@ -138,6 +136,13 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
     })
 }
 
+/// A text of a machine as it is stored and shown: bounded, and without hidden characters except those in `kept`. A text
+/// column does not accept NUL, a terminal must not get control characters, and a text must not look like another one.
+fn shown_text(text: &str, kept: &[char]) -> String {
+    let start: String = text.chars().take(ERROR_LIMIT).collect();
+    replace_hidden(&start, kept)
+}
+
 /// A version as a program printed it; `None` if it is not one.
 fn parse_program_version(text: &str) -> Option<String> {
     let is_version = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '+'].contains(&c);
@@ -151,12 +156,11 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
     let sha256 = report.sha256.try_into();
     let sha256 = sha256
         .map_err(|_| MalformedField { field: "release_report.sha256", problem: "does not have 32 bytes" })?;
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    let error = shown_text(&report.error, &[]);
     let error = Some(error).filter(|text| !text.is_empty());
     let findings = report.findings.into_iter().take(MAX_FINDINGS).map(|finding| HostFinding {
         kind: HostFindingKind::parse(&finding.kind),
-        message: finding.message.chars().map(shown).take(ERROR_LIMIT).collect(),
+        message: shown_text(&finding.message, &[]),
     });
     Ok(Release { generation: report.generation, sha256, error, findings: findings.collect() })
 }
@@ -166,9 +170,7 @@ fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField
 #[must_use]
 pub fn find_pinning_flaw(report: &ReleaseReport, keys: &[SigningKey]) -> Option<HostFinding> {
     if !report.signing_error.is_empty() {
-        let shown = |c: char| if c.is_control() { ' ' } else { c };
-        let text = format!("it accepts no release: {}", report.signing_error);
-        let message = text.chars().map(shown).take(ERROR_LIMIT).collect();
+        let message = shown_text(&format!("it accepts no release: {}", report.signing_error), &[]);
         return Some(HostFinding { kind: HostFindingKind::UnpinnedKeys, message });
     }
     let (pinned, keys) = (sort_ids(report.pinned_key_ids.iter()), sort_ids(keys.iter().map(SigningKey::id)));
@@ -210,11 +212,7 @@ pub fn add_finding(mut heartbeat: ReceivedHeartbeat, finding: Option<HostFinding
 fn parse_installation_report(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
     let error = match report.result {
         Some(Installed::Success(_)) => None,
-        Some(Installed::Failure(failure)) => {
-            // A text column does not accept NUL, and a terminal must not get control characters.
-            let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
-            Some(failure.error.chars().map(shown).take(ERROR_LIMIT).collect())
-        }
+        Some(Installed::Failure(failure)) => Some(shown_text(&failure.error, &['\n'])),
         None => {
             return Err(MalformedField {
                 field: "installation_report.result",
@@ -243,6 +241,37 @@ mod tests {
             agent_version: "1.2.3".to_owned(),
             ..HeartbeatRequest::default()
         }
+    }
+
+    #[test]
+    fn no_text_of_a_machine_keeps_a_hidden_character() {
+        let odd = || "disk\u{202e}0\u{200b}\u{1b}[2J\0".to_owned();
+        let release = || ReleaseReport {
+            sha256: vec![1; 32],
+            error: odd(),
+            findings: vec![WireFinding { kind: odd(), message: odd() }],
+            signing_error: odd(),
+            ..ReleaseReport::default()
+        };
+        let stored = parse_release_report(release()).unwrap();
+        let pinned = find_pinning_flaw(&release(), &[]).unwrap();
+        let member =
+            parse_cluster_report(ClusterReport { error: odd(), ..ClusterReport::default() }).unwrap();
+        let failure = InstallationFailure { error: odd() };
+        let installed = InstallationReport { generation: 1, result: Some(Installed::Failure(failure)) };
+        let installed = parse_installation_report(installed).unwrap();
+        for text in [
+            stored.error.unwrap(),
+            stored.findings[0].message.clone(),
+            pinned.message,
+            member.error.unwrap(),
+            installed.error.unwrap(),
+        ] {
+            assert!(text.contains("disk 0") && !text.contains(is_hidden), "{text:?}");
+        }
+        assert!(
+            rejection(|request| request.agent_version = "1.2\u{200b}.3".to_owned()).contains("agent_version")
+        );
     }
 
     fn rejection(change: impl FnOnce(&mut HeartbeatRequest)) -> String {

@@ -10,6 +10,7 @@ use model::ids::MachineId;
 use model::log_request::{
     AvailableLog, LogPart, MAX_LOG_NAMES, MAX_MESSAGE_CHARS, MAX_NAME_CHARS, MAX_PART_BYTES,
 };
+use model::plain_text::replace_hidden;
 use proto::agent::v1::UploadLogRequest;
 
 /// A validated log part with its request.
@@ -34,8 +35,7 @@ pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String
     if lines.len() > MAX_PART_BYTES {
         return Err(format!("lines is larger than {} KiB", MAX_PART_BYTES >> 10));
     }
-    let mut lines: String =
-        lines.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { ' ' } else { c }).collect();
+    let mut lines = replace_hidden(&lines, &['\n', '\t']);
     if !lines.is_empty() && !lines.ends_with('\n') {
         lines.push('\n');
     }
@@ -45,14 +45,9 @@ pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String
     let there = request
         .available_logs
         .into_iter()
-        .map(|there| AvailableLog {
-            log: replace_control_characters(&there.log, MAX_NAME_CHARS),
-            bytes: there.bytes,
-        })
+        .map(|there| AvailableLog { log: shown_text(&there.log, MAX_NAME_CHARS), bytes: there.bytes })
         .collect();
-    let sentence = |text: &str| {
-        Some(replace_control_characters(text, MAX_MESSAGE_CHARS)).filter(|text| !text.is_empty())
-    };
+    let sentence = |text: &str| Some(shown_text(text, MAX_MESSAGE_CHARS)).filter(|text| !text.is_empty());
     Ok(ParsedLogPart {
         machine,
         request_id: reported,
@@ -68,8 +63,9 @@ pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String
     })
 }
 
-fn replace_control_characters(text: &str, most: usize) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect()
+fn shown_text(text: &str, most: usize) -> String {
+    let start: String = text.chars().take(most).collect();
+    replace_hidden(&start, &[])
 }
 
 #[cfg(test)]
