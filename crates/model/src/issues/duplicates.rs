@@ -6,9 +6,6 @@ use crate::firmware_text;
 use crate::issues::inputs::{IssueInputs, MachineIssueInputs};
 use crate::issues::{Issue, IssueKind};
 
-/// Bits of a MAC address's first byte that mark it as a group address or as locally administered.
-const GROUP_OR_LOCAL_BITS: u8 = 0b11;
-
 /// All issues of this file.
 pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let mut found = Vec::new();
@@ -99,12 +96,6 @@ fn assigned_serial(machine: &MachineIssueInputs) -> Option<String> {
     firmware_text::meaningful_text(machine.serial_number.as_deref()?).map(str::to_owned)
 }
 
-/// MAC addresses that a manufacturer assigned: neither locally administered ones, nor zeros.
 fn assigned_macs(machine: &MachineIssueInputs) -> Vec<String> {
-    let assigned = |mac: &&String| {
-        let first = mac.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
-        first.is_some_and(|first| first & GROUP_OR_LOCAL_BITS == 0)
-            && mac.chars().any(|c| c != '0' && c != ':')
-    };
-    machine.macs.iter().filter(assigned).cloned().collect()
+    machine.macs.iter().filter_map(|mac| firmware_text::meaningful_mac(mac)).map(str::to_owned).collect()
 }

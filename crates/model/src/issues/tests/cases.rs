@@ -432,7 +432,8 @@ pub(super) const CASES: &[Case] = &[
         "network addresses made up at boot, and none",
         |e| {
             for machine in &mut e.machines {
-                machine.macs = vec!["02:00:00:00:00:01".into(), "00:00:00:00:00:00".into()];
+                machine.macs =
+                    vec!["02:00:00:00:00:01".into(), "00:00:00:00:00:00".into(), "00:11:22:33:44:55".into()];
             }
         },
         &[],
