@@ -27,6 +27,8 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_RESPONSE_BYTES: usize = 160 << 20;
 /// The most keys in one response; a longer listing is read in pages.
 const PAGE_KEYS: usize = 100;
+/// Most characters of an answer of etcd that an error quotes.
+const MAX_STATUS_CHARS: usize = 1000;
 
 /// An operation that failed in etcd, or whose outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -408,7 +410,8 @@ fn error_causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)>
     std::iter::successors(status.source(), |error| (*error).source())
 }
 
-/// The status's own text and the texts of its causes, each once.
+/// The status's own text and the texts of its causes, each once, of limited length. What shows it to a person removes hidden
+/// characters: this crate has no part in texts for people.
 fn status_text(status: &Status) -> String {
     let mut messages = vec![status.message().to_owned()];
     for cause in error_causes(status) {
@@ -418,12 +421,19 @@ fn status_text(status: &Status) -> String {
         }
     }
     messages.retain(|text| !text.is_empty());
-    if messages.is_empty() { format!("{:?}", status.code()) } else { messages.join(": ") }
+    let text = if messages.is_empty() { format!("{:?}", status.code()) } else { messages.join(": ") };
+    text.chars().take(MAX_STATUS_CHARS).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_of_etcd_is_bounded() {
+        let text = status_text(&Status::internal("x".repeat(5000)));
+        assert_eq!(text.chars().count(), MAX_STATUS_CHARS);
+    }
 
     #[test]
     fn statuses_are_classified_by_remedy() {

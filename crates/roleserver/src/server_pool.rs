@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use curator_client::identity::Identity;
+use curator_client::status_text::describe_status;
 use model::ids::MachineId;
 use model::role_declaration::Sha256;
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
@@ -289,7 +290,6 @@ fn status_error(status: &Status) -> FetchError {
         Code::NotFound => FetchError::Absent,
         // The shepherd is of a release before this one.
         Code::Unimplemented => FetchError::Failed("its release cannot send files".to_owned()),
-        code if status.message().is_empty() => FetchError::Failed(code.description().to_owned()),
-        _ => FetchError::Failed(status.message().chars().take(500).collect()),
+        _ => FetchError::Failed(describe_status(status)),
     }
 }

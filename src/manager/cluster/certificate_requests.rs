@@ -7,6 +7,7 @@
 
 use tonic::Code;
 
+use crate::curator_client::status_text::describe_status;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};
 use crate::model::cluster::certificate_request::{RequestStep, due_requests};
@@ -80,13 +81,13 @@ impl ClusterWorker<'_> {
         match signed {
             // The curators would reject the same request again, so the rejection is final.
             Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::InvalidArgument => {
-                let (bmdb, lease, text) = (self.bmdb, &self.lease, status.message());
+                let (bmdb, lease, text) = (self.bmdb, &self.lease, describe_status(&status));
                 match request {
                     PersonalRequest::Curators(credential) => {
-                        bmdb.record_cluster_credential_rejected(lease, credential.request.id, text).await?;
+                        bmdb.record_cluster_credential_rejected(lease, credential.request.id, &text).await?;
                     }
                     PersonalRequest::ApiServers(user) => {
-                        bmdb.record_kubernetes_user_rejected(lease, user.request.id, text).await?;
+                        bmdb.record_kubernetes_user_rejected(lease, user.request.id, &text).await?;
                     }
                 }
                 Ok(())

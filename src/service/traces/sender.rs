@@ -16,6 +16,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use crate::backoff::ExponentialBackoff;
+use crate::model::excerpt::Excerpt;
 use crate::service::traces::SpanCounts;
 use crate::service::traces::settings::TraceSettings;
 
@@ -191,7 +192,7 @@ fn is_retryable(status: &tonic::Status) -> bool {
     }
 }
 
-/// A status with its causes.
+/// A status with its causes, as one line of limited length.
 fn describe_status(status: &tonic::Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
@@ -199,7 +200,8 @@ fn describe_status(status: &tonic::Status) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    text
+    Excerpt::from_start(&text)
+        .map_or_else(|| status.code().description().to_owned(), |words| words.to_string())
 }
 
 #[cfg(test)]

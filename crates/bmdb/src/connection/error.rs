@@ -5,7 +5,11 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::connection::dialect::Dialect;
+use model::excerpt::Excerpt;
 use model::time::Span;
+
+/// Most characters of an answer of a server that an error quotes.
+const MAX_SERVER_CHARS: usize = 1000;
 
 /// Why a statement or transaction failed, or what is known of its outcome.
 #[derive(Debug, thiserror::Error)]
@@ -306,10 +310,16 @@ pub fn describe_error(error: &sqlx::Error) -> String {
         sqlx::Error::Database(refusal) => {
             let code = refusal.code().unwrap_or_default();
             let advice = advice_for(&code, refusal.message());
-            format!("the database refused it: {}{advice}", refusal.message())
+            format!("the database refused it: {}{advice}", server_words(refusal.message()))
         }
         other => other.to_string(),
     }
+}
+
+/// What a server or a pooler answered, as one line of limited length.
+pub(crate) fn server_words(message: &str) -> String {
+    let words = Excerpt::within(message, MAX_SERVER_CHARS);
+    words.map_or_else(|| "it gave no reason".to_owned(), |words| words.to_string())
 }
 
 /// What to do about an error that an operator can end, to follow its message; empty for the others.
@@ -387,6 +397,13 @@ pub(crate) fn remedy_for(error: &sqlx::Error, committing: bool) -> Remedy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_of_a_server_is_one_line_of_limited_length() {
+        assert_eq!(server_words("no\u{1b}[2J\nspace\u{202e}left "), "no [2J space left");
+        assert_eq!(server_words("\u{200b}"), "it gave no reason");
+        assert_eq!(server_words(&"x".repeat(100_000)).chars().count(), MAX_SERVER_CHARS + 1);
+    }
 
     #[test]
     fn missing_right_on_the_schema_is_advised_by_its_grant() {

@@ -51,7 +51,7 @@ use tokio::sync::watch;
 use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::direct::{OPEN_LIMIT, ServerComparison, describe_mismatch};
-use crate::connection::error::BmdbError;
+use crate::connection::error::{BmdbError, server_words};
 use crate::connection::pool::{PrepareFailure, new_pool};
 use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
@@ -322,7 +322,7 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
             None => io.to_string(),
         },
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
-        sqlx::Error::Database(refusal) => refusal_reason(refusal.message()),
+        sqlx::Error::Database(refusal) => refusal_reason(&server_words(refusal.message())),
         other => other.to_string(),
     }
 }

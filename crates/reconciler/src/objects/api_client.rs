@@ -18,6 +18,7 @@ use kube::api::{
     DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchParams,
 };
 use kube::core::{Request, Status, WatchEvent};
+use model::excerpt::Excerpt;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::Value;
@@ -35,6 +36,8 @@ const WATCH_SECONDS: u32 = 290;
 const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 20);
 /// Our user agent in audit logs, which shows the release that wrote an object.
 const CLIENT_USER_AGENT: &str = concat!("shepherd-roleserver/", env!("CARGO_PKG_VERSION"));
+/// Most characters of a rejection that an error quotes.
+const MAX_REJECTION_CHARS: usize = 1000;
 
 /// The address of the API server, and our identity there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +64,7 @@ pub struct ClientIdentity {
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// The server rejected it, with a reason.
-    #[error("{}", .0.message)]
+    #[error("{}", describe_rejection(.0))]
     Rejected(Box<Status>),
     /// No response. The request may have been carried out.
     #[error("the API server gave no answer that can be used: {0}")]
@@ -72,6 +75,15 @@ pub enum ApiError {
     /// The request was never sent.
     #[error("{0}")]
     NotSent(String),
+}
+
+/// The message of a rejection as one line of limited length. Webhooks of others write messages, too.
+fn describe_rejection(status: &Status) -> String {
+    let words = Excerpt::within(&status.message, MAX_REJECTION_CHARS);
+    words.map_or_else(
+        || format!("it gave no reason ({} {})", status.code, status.reason),
+        |words| words.to_string(),
+    )
 }
 
 /// An event of a watch.

@@ -17,6 +17,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::status_text::describe_status;
 use proto::agent::v1 as wire;
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use proto::hardware::v1::HardwareReport;
@@ -318,17 +319,12 @@ const fn should_try_next(code: Code) -> bool {
 }
 
 fn error_message(status: &Status) -> String {
-    match status.code() {
-        Code::Unauthenticated => {
-            "the shepherd does not know this machine id with this key; it may have been \
-                                  retired or enrolled again elsewhere; retrying"
-                .to_owned()
-        }
-        code => {
-            let message = if status.message().is_empty() { code.description() } else { status.message() };
-            message.chars().take(500).collect()
-        }
+    if status.code() == Code::Unauthenticated {
+        return "the shepherd does not know this machine id with this key; it may have been retired or enrolled again \
+                elsewhere; retrying"
+            .to_owned();
     }
+    describe_status(status)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::time::Duration;
 use curator_client::node_id::NodeId;
 use hardening::file_limit::UsualFileLimit as _;
 use model::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
+use model::excerpt::Excerpt;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 use uuid::Uuid;
@@ -38,8 +39,6 @@ const RESTORE_LIMIT: Duration = Duration::from_mins(20);
 const UNFINISHED: &str = "restoring-";
 /// Held while an image is restored. Two attempts at once would remove each other's data.
 static RESTORING: Mutex<()> = Mutex::new(());
-/// Characters of the output that an error quotes at most.
-const QUOTED_CHARACTERS: usize = 300;
 
 /// Path of the program etcdutl: the one beside etcd, or else the first one in `PATH`; `None` if there is none.
 #[must_use]
@@ -149,9 +148,8 @@ fn run_etcdutl(
     let output = output_within(command(program).args(arguments).current_dir(&directory), RESTORE_LIMIT);
     let output = output.map_err(failed)?;
     if !output.status.success() {
-        let printed = String::from_utf8_lossy(&output.stderr);
-        let last = printed.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
-        let last: String = last.chars().take(QUOTED_CHARACTERS).collect();
+        let last = Excerpt::last_line(&String::from_utf8_lossy(&output.stderr));
+        let last = last.map_or_else(|| "it printed nothing".to_owned(), |words| words.to_string());
         let (program, status) = (program.display(), output.status);
         let text = format!("{program} did not restore the image of etcd ({status}): {last}");
         return Err(RunnableError::msg(text));

@@ -43,6 +43,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use hardening::file_limit::UsualFileLimit as _;
+use model::excerpt::Excerpt;
 use rustix::process::{Pid, Signal, kill_process_group};
 use semver::Version;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -224,7 +225,8 @@ pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, 
         Some(version) if status.success() => Ok(version),
         _ => {
             let printed = if output.trim().is_empty() { errors } else { output };
-            let printed = printed.trim().chars().take(QUOTED_CHARACTERS).collect();
+            let printed = Excerpt::within(&printed, QUOTED_CHARACTERS)
+                .map_or_else(String::new, |words| words.to_string());
             Err(ProgramError::NoVersion { program: named(), status, printed })
         }
     }

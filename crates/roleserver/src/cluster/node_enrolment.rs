@@ -449,7 +449,7 @@ where
             Err(status) if is_transient(status.code()) => {
                 tracing::info!(
                     operation = doing,
-                    error = status.message(),
+                    error = describe_status(&status),
                     "the curator was not reached; trying again"
                 );
                 tokio::time::sleep(RETRY_INTERVAL).await;

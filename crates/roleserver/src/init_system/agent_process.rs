@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::child::log::last_lines;
 use crate::init_system::{DesiredAgent, SupervisionError};
 use crate::process::ProcessRecord;
 use crate::state_directory::StateDirectory;
@@ -61,12 +62,6 @@ pub(super) fn wait_for_agent(
 }
 
 fn log_tail(state: &StateDirectory) -> String {
-    let text = std::fs::read(state.log_path()).unwrap_or_default();
-    let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
-    let lines: Vec<_> = tail.lines().rev().take(3).collect();
-    if lines.is_empty() {
-        "nothing".to_owned()
-    } else {
-        lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
-    }
+    let lines = last_lines(&state.log_path(), 3);
+    if lines.is_empty() { "nothing".to_owned() } else { lines }
 }

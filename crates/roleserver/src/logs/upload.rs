@@ -7,6 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
+use curator_client::status_text::describe_status;
 use model::ids::MachineId;
 use model::log_request::{MAX_FOLLOW, MAX_LINES, MAX_PART_BYTES};
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
@@ -102,12 +103,12 @@ impl LogUploader {
             Err(status) if status.code() == Code::InvalidArgument => {
                 tracing::error!(
                     request = self.request,
-                    error = status.message(),
+                    error = describe_status(&status),
                     "a shepherd refused a part of a log"
                 );
                 Ok(UploadLogResponse { continue_upload: false, retry_later: false })
             }
-            Err(status) => Err(format!("{:?}: {}", status.code(), status.message())),
+            Err(status) => Err(format!("{:?}: {}", status.code(), describe_status(&status))),
         });
         if answer.is_err() {
             self.client = None;
