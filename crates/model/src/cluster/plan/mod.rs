@@ -133,8 +133,8 @@ pub fn plan_cluster(
             }
         }
         (Some(_), CuratorAnswer::Unreachable(why)) => {
-            let waits = format!("none of its curators answers: {why}");
-            planning.plan.wait_reasons.push(waits);
+            let reports = planning.control_plane_problems();
+            planning.plan.wait_reasons.push(format!("none of its curators answers: {why}{reports}"));
             planning.plan_peer_renewal();
         }
         (Some(_), CuratorAnswer::NotQueried) => {
@@ -143,6 +143,9 @@ pub fn plan_cluster(
     }
     planning.plan
 }
+
+/// How many machines a sentence about silent curators quotes.
+const MAX_NAMED_PROBLEMS: usize = 3;
 
 /// The plan of one pass, while it is made.
 struct ClusterPlanner<'c> {
@@ -162,6 +165,17 @@ impl ClusterPlanner<'_> {
 
     fn push_order(&mut self, member: &ClusterMember, what: MembershipOrder) {
         self.push_step(ClusterPlanStep::SendOrder { machine: member.machine, order: what });
+    }
+
+    /// What the machines of the control plane report of their nodes, as the end of a sentence: it often is the reason why no
+    /// curator answers. Empty if none reports a problem.
+    fn control_plane_problems(&self) -> String {
+        let members = self.cluster.members.iter().filter(|member| member.part == ClusterPart::ControlPlane);
+        let problem = |member: &ClusterMember| {
+            let error = member.report.as_ref()?.error.as_ref()?;
+            Some(format!("; {} reports: {error}", member.name))
+        };
+        members.filter_map(problem).take(MAX_NAMED_PROBLEMS).collect()
     }
 
     /// Reports what waits while etcd is full: the cluster, and its machines that leave.

@@ -121,12 +121,14 @@ mod tests {
             }
         }
         let text = plan_text(&cluster, &[]);
+        let silent = WAITS.split("; ").next().unwrap_or_default();
         for part in [
+            "m2 reports: its clock is wrong; waits: its members of etcd get new certificates, as kim ordered",
             "1 waits: it has a new certificate for etcd, and waits for the others",
             "2 waits: it was sent a certificate for etcd, and reports: its clock is wrong",
             "3 waits: it was sent a certificate for etcd, and has not reported on it",
         ] {
-            assert!(text.starts_with(WAITS) && text.contains(part), "{part}: {text}");
+            assert!(text.starts_with(silent) && text.contains(part), "{part}: {text}");
         }
 
         // Another order: what was sent before does not count.

@@ -206,6 +206,29 @@ fn plan_waits_for_unreachable_curators() {
 }
 
 #[test]
+fn silent_curators_are_explained_by_what_their_machines_report() {
+    let mut cluster = healthy_cluster(5);
+    cluster.observed = CuratorAnswer::Unreachable("no route".to_owned());
+    let silent = "waits: none of its curators answers: no route";
+    let report = |cluster: &mut Cluster, index: usize, error: &str| {
+        cluster.members[index].report.as_mut().unwrap().error = Some(error.to_owned());
+    };
+    // What a worker reports explains nothing.
+    report(&mut cluster, 5, "it has no disk");
+    assert_eq!(plan_text(&cluster, &[]), silent);
+    report(&mut cluster, 1, "etcd is full");
+    let name = |index: usize, cluster: &Cluster| cluster.members[index].name.clone();
+    let one = format!("{silent}; {} reports: etcd is full", name(1, &cluster));
+    assert_eq!(plan_text(&cluster, &[]), one);
+    for index in [0, 2, 3] {
+        report(&mut cluster, index, "etcd is missing");
+    }
+    let text = plan_text(&cluster, &[]);
+    let first = format!("{silent}; {} reports: etcd is missing; ", name(0, &cluster));
+    assert!(text.starts_with(&first) && text.matches(" reports: ").count() == 3, "{text}");
+}
+
+#[test]
 fn nothing_changes_while_etcd_is_full() {
     /// A change of the cluster, its first step while etcd has room, and whether the worker waits while it is full.
     type Case = (&'static str, fn(&mut Cluster), &'static str, bool);
