@@ -1,5 +1,7 @@
 //! Errors of the Kubernetes calls, with their gRPC codes.
 
+use std::net::Ipv6Addr;
+
 use curator_client::node::NodeState;
 use curator_client::node_id::NodeId;
 use model::kubernetes::address_ranges::Ipv4Range;
@@ -61,6 +63,19 @@ pub enum KubernetesError {
     InUse {
         /// Ids of these nodes, as text.
         nodes: String,
+    },
+    /// The addresses of pods and services are IPv4, and each node has to reach them from an address of that kind.
+    #[error(
+        "{role} was not added to {node}: its address is {address}, and Kubernetes of a cluster has IPv4 addresses only; let \
+         the node reach its curators by IPv4"
+    )]
+    Ipv6Node {
+        /// The node that would get the role.
+        node: NodeId,
+        /// The role that the order adds.
+        role: NodeRole,
+        /// The address at which other nodes reach it.
+        address: Ipv6Addr,
     },
     /// Every part of the pod network is allocated to a node.
     #[error(
@@ -136,6 +151,7 @@ impl KubernetesError {
             | Self::Immutable { .. }
             | Self::RevisionConflict { .. }
             | Self::InUse { .. }
+            | Self::Ipv6Node { .. }
             | Self::PodRangesExhausted { .. }
             | Self::NotUp { .. }
             | Self::Revoked(_)

@@ -10,6 +10,7 @@
 //! older release, which does not know these records, may have deleted a node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
@@ -124,6 +125,9 @@ pub fn plan_allocation(
         if new(&role) && settings.is_none() {
             return Err(KubernetesError::RoleNeedsKubernetes { node: node.id, role });
         }
+        if let (true, Some(IpAddr::V6(address))) = (new(&role), node_address(node)) {
+            return Err(KubernetesError::Ipv6Node { node: node.id, role, address });
+        }
     }
     match settings {
         Some(settings) if order.add.contains(&NodeRole::KubernetesWorker) => {
@@ -131,6 +135,11 @@ pub fn plan_allocation(
         }
         _ => Ok(None),
     }
+}
+
+/// The address at which other nodes reach it; `None` before its first report.
+fn node_address(node: &Node) -> Option<IpAddr> {
+    node.assigned_address.or_else(|| Some(node.status.as_ref()?.address))
 }
 
 /// The new allocation of a worker that has no pod range yet; `None` if it has one.
@@ -276,6 +285,24 @@ mod tests {
         let all = NodeAllocations::from([(node_id(1), own)]);
         let given = plan_allocation(&up(1), &order_adding(&[W]), Some(&settings()), &all).unwrap().unwrap();
         assert_eq!(given, NodeAllocation { bundle, assigned: generation, ..with("10.128.0.0/24") });
+    }
+
+    #[test]
+    fn kubernetes_role_is_not_added_to_a_node_with_an_ipv6_address() {
+        let none = NodeAllocations::new();
+        let settings = settings();
+        let mut node = up(1);
+        node.status.as_mut().unwrap().address = "2001:db8::7".parse().unwrap();
+        for role in [W, K] {
+            let refusal = plan_allocation(&node, &order_adding(&[role]), Some(&settings), &none).unwrap_err();
+            assert_eq!(refusal.code(), tonic::Code::FailedPrecondition);
+            let text = refusal.to_string();
+            assert!(text.contains(role) && text.contains("2001:db8::7") && text.contains("IPv4"), "{text}");
+        }
+        // Other roles are no matter of Kubernetes, and an owner may assign another address.
+        assert_eq!(plan_allocation(&node, &order_adding(&["web"]), Some(&settings), &none).unwrap(), None);
+        node.assigned_address = Some("10.0.0.1".parse().unwrap());
+        assert!(plan_allocation(&node, &order_adding(&[W]), Some(&settings), &none).unwrap().is_some());
     }
 
     #[test]

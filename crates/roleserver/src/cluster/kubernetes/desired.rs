@@ -217,11 +217,17 @@ fn component_context<'k>(
     if duty == KubernetesDuty::Worker && known.drain.allowed_bundle != Some(bundle.digest) {
         return Err("its pods are moved to other nodes before its bundle changes".to_owned());
     }
+    let address = known.address.ok_or("the address at which other nodes reach this one is unknown")?;
+    if address.is_ipv6() {
+        return Err(format!(
+            "the address of this node is {address}, and Kubernetes of a cluster has IPv4 addresses only"
+        ));
+    }
     Ok(ComponentContext {
         setup,
         material,
         bundle,
-        address: known.address.ok_or("the address at which other nodes reach this one is unknown")?,
+        address,
         ports: known.ports,
         etcd: known.etcd,
         directory: known.directory,
@@ -320,6 +326,8 @@ pub(super) mod tests {
         assert_eq!(started_components(|_, materials, _, _, _| materials.controller = None), held_up);
         assert_eq!(started_components(|_, _, held, _, _| held.bundle = None), held_up);
         assert_eq!(started_components(|_, _, _, _, address| *address = None), held_up);
+        let of_another_kind = started_components(|_, _, _, _, address| *address = "2001:db8::7".parse().ok());
+        assert_eq!(of_another_kind, held_up);
     }
 
     fn worker() -> KubernetesStartup {
