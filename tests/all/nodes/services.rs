@@ -2,6 +2,7 @@
 //!
 //! The services run the shell and the Perl of a Debian host, which its packages need anyway.
 
+mod manual;
 mod programs;
 
 use std::collections::BTreeMap;
