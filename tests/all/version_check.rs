@@ -51,26 +51,26 @@ fn reporting(database: &TestDatabase, version: &'static str) -> Result<String> {
         for client in listener.incoming().flatten() {
             let Ok(server) = UnixStream::connect(&socket) else { continue };
             let (Ok(to_client), Ok(from_server)) = (client.try_clone(), server.try_clone()) else { continue };
-            std::thread::spawn(move || forward(client, to_client, server, from_server, version));
+            std::thread::spawn(move || forward(&client, &to_client, &server, &from_server, version));
         }
     });
     Ok(url)
 }
 
 fn forward(
-    client: TcpStream,
-    to_client: TcpStream,
-    server: UnixStream,
-    from_server: UnixStream,
+    client: &TcpStream,
+    to_client: &TcpStream,
+    server: &UnixStream,
+    from_server: &UnixStream,
     version: &str,
 ) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            copy(&from_server, &to_client, |message| exchange_version(message, version));
+            copy(from_server, to_client, |message| exchange_version(message, version));
             // The other direction may wait for the client. A socket that has ended already is no failure.
             let _ = to_client.shutdown(Shutdown::Both);
         });
-        copy(&client, &server, |_| {});
+        copy(client, server, |_| {});
         let _ = server.shutdown(Shutdown::Both);
     });
 }
