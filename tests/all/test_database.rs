@@ -24,7 +24,7 @@ async fn address_carries_the_dialect_and_the_clock() -> TestResult {
     let bmdb = database.bmdb().await?;
     for (setting, expected) in [
         ("SHOW default_transaction_isolation", dialect::isolation(database.dialect())),
-        ("SHOW search_path", "shim, public, pg_catalog"),
+        ("SHOW search_path", "public, shim, pg_catalog"),
     ] {
         let value: String = sqlx::query_scalar(setting).fetch_one(&mut connection).await?;
         assert_eq!(value.replace(',', ", ").replace("  ", " "), expected);

@@ -113,7 +113,7 @@ impl TestDatabase {
     pub async fn bmdb(&self) -> anyhow::Result<Bmdb> {
         let mut settings = ConnectionSettings::from_url(&self.url, "shepherd tests")?;
         settings.dialect = self.dialect;
-        settings.search_path = Some("shim, public, pg_catalog".to_owned());
+        settings.search_path = Some("public, shim, pg_catalog".to_owned());
         let bmdb = Bmdb::connect(settings).await?;
         bmdb.read_policy().await?;
         Ok(bmdb)
@@ -305,7 +305,7 @@ async fn administer(server: &Server, statement: String) -> anyhow::Result<()> {
 fn with_session_settings(url: &str, dialect: Dialect) -> String {
     let isolation = dialect::isolation(dialect).replace(' ', "\\ ");
     let settings =
-        format!("-c search_path=shim,public,pg_catalog -c default_transaction_isolation={isolation}");
+        format!("-c search_path=public,shim,pg_catalog -c default_transaction_isolation={isolation}");
     format!("{url}&options={}", settings.replace('\\', "%5C").replace(' ', "%20"))
 }
 

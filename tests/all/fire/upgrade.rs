@@ -17,7 +17,6 @@ use crate::checker::{Records, check};
 use crate::fire::{ALL_KNOWN_READY, BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, Program, endpoint};
-use crate::harness::postgres::TestDatabase;
 use crate::harness::postgres::migrator;
 
 const FLAGS: [&str; 4] = [
@@ -38,13 +37,6 @@ fn previous(what: &str) -> Result<i64> {
 fn previous_names(of: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let text = include_str!("../../upgrade/previous");
     text.lines().filter_map(move |line| line.strip_prefix(of)?.strip_prefix(' ')?.split_once(" was "))
-}
-
-/// Tables are created, and found, in `public` first, as in a database without the test clock.
-fn place(database: &TestDatabase) -> Result<String> {
-    let url = database.url().replace("search_path=shim,public", "search_path=public,shim");
-    ensure!(url != database.url(), "the test database's URL names no search path");
-    Ok(url)
 }
 
 async fn connect(fleet: &Fleet) -> Result<PgConnection> {
@@ -110,7 +102,7 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
         "--persistent_agent_percent",
         "100",
     ];
-    let fleet = Fleet::start_at("fire_upgrade", &flags, place).await?;
+    let fleet = Fleet::start("fire_upgrade", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let endpoints = [first.clone(), second.clone()];
     let before =
@@ -196,7 +188,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     };
     let machines = 40;
     let flags = ["--machine_count", "40", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
-    let fleet = Fleet::start_at("fire_upgrade_live", &flags, place).await?;
+    let fleet = Fleet::start("fire_upgrade_live", &flags).await?;
     let mut connection = connect(&fleet).await?;
     sqlx::raw_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public").execute(&mut connection).await?;
     connection.close().await?;

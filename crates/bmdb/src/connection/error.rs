@@ -5,6 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::connection::dialect::Dialect;
+use crate::connection::session_state::SessionFault;
 use model::excerpt::Excerpt;
 use model::time::Span;
 
@@ -28,19 +29,13 @@ pub enum BmdbError {
         /// The connection's error, without credentials.
         reason: String,
     },
-    /// The server runs transactions at another isolation level than the dialect needs. Nothing was done.
-    #[error(
-        "the BMDB at {place} runs transactions at {}, and the dialect {} needs {}: a pooler in between drops connection \
-         options (connect to the server itself), or the server is of another kind (see --bmdb_dialect)",
-        found.to_uppercase(), dialect.as_str(), dialect.isolation().to_uppercase()
-    )]
-    Isolation {
+    /// A new connection is not what correctness depends on. Nothing was done.
+    #[error("the BMDB at {address} {fault}")]
+    UnusableSession {
         /// Host, port and database, without credentials.
-        place: String,
-        /// The level that the server reports.
-        found: String,
-        /// The dialect that was configured.
-        dialect: Dialect,
+        address: String,
+        /// What is wrong with it, and what to do.
+        fault: SessionFault,
     },
     /// The server takes no writes. Nothing was done.
     #[error(

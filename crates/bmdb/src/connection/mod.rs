@@ -10,8 +10,8 @@
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
 //! * `durability` warns about a server that loses commits that it answered.
 //! * [`budget`] compares the connections that are wanted with those that can be had.
-//! * `session_plan` brings the settings of each connection into force, and `pooler` finds poolers on which a shepherd
-//!   cannot work.
+//! * `session_plan` brings the settings of each connection into force, [`session_state`] refuses one that is not as it must
+//!   be, and `pooler` finds poolers on which a shepherd cannot work.
 //! * `direct` compares the server of dedicated connections, which can go around a pooler, with that of the pool.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
@@ -45,16 +45,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, Executor as _, PgConnection, PgPool, Row as _};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
 use tokio::sync::watch;
 
-use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::direct::{OPEN_LIMIT, ServerComparison, describe_mismatch};
 use crate::connection::error::{BmdbError, server_words};
 use crate::connection::pool::{PrepareFailure, new_pool};
 use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
+use crate::connection::session_state::{SessionFault, SessionState};
 use crate::connection::settings::ConnectionSettings;
 use crate::metrics::database::BmdbMetrics;
 use model::kubernetes::version::ReleaseVersion;
@@ -75,12 +75,12 @@ pub mod private_postgres;
 pub mod read_pool;
 pub mod schema;
 mod session_plan;
+pub mod session_state;
 pub mod settings;
 pub(crate) mod transaction;
 pub mod url;
 mod url_parameters;
 
-const READ_STATE: &str = include_str!("../../../../sql/connection/read_state.sql");
 const READING: &str = "reading the settings of a connection";
 /// How long closing waits: longer than any transaction may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
@@ -123,8 +123,6 @@ impl Bmdb {
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
         let options = settings.connect_options();
         let plan = SessionPlan::new(&settings);
-        let failure = PrepareFailure::default();
-        let pool = new_pool(&settings, options.clone(), plan.clone(), failure.clone());
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
@@ -144,24 +142,22 @@ impl Bmdb {
                 }
                 let session = read_session(&mut connection, &plan, in_force).await;
                 drop(connection.close().await);
-                let SessionState { is_reader, unmet, isolation } = session.map_err(|source| {
+                let (state, unmet) = session.map_err(|source| {
                     let code = source.as_database_error().and_then(sqlx::error::DatabaseError::code);
                     let fault = session_fault(&code.unwrap_or_default(), address.clone());
                     fault.unwrap_or(BmdbError::Statement { operation: READING, source })
                 })?;
-                if is_reader {
-                    return Err(BmdbError::ReadOnly { address });
-                }
-                if isolation != settings.dialect.isolation() {
-                    return Err(BmdbError::Isolation {
-                        place: address,
-                        found: isolation,
-                        dialect: settings.dialect,
-                    });
+                match plan.find_fault(&state) {
+                    None => {}
+                    Some(SessionFault::ReadOnly) => return Err(BmdbError::ReadOnly { address }),
+                    Some(fault) => return Err(BmdbError::UnusableSession { address, fault }),
                 }
                 if let Some(UnmetSetting { name: setting, requested, found }) = unmet {
                     return Err(BmdbError::SettingNotInForce { address, setting, requested, found });
                 }
+                let plan = plan.with_schema(state.schema);
+                let failure = PrepareFailure::default();
+                let pool = new_pool(&settings, options.clone(), plan.clone(), failure.clone());
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
                 let dedicated = DedicatedRoute {
@@ -285,30 +281,14 @@ impl Bmdb {
     }
 }
 
-/// What a new connection is, after its settings were brought into force.
-struct SessionState {
-    is_reader: bool,
-    unmet: Option<UnmetSetting>,
-    /// The level as it is, which a server may replace by another one than was set.
-    isolation: String,
-}
-
+/// Brings the settings of the first connection into force. Returns what it is then, and a setting that is not in force.
 async fn read_session(
     connection: &mut PgConnection,
     plan: &SessionPlan,
     in_force: bool,
-) -> Result<SessionState, sqlx::Error> {
-    let (read_only, _) = read_state(connection).await?;
-    let is_reader = plan.access() == Access::ReadWrite && read_only == "on";
+) -> Result<(SessionState, Option<UnmetSetting>), sqlx::Error> {
     let unmet = if in_force { None } else { plan.apply(connection).await? };
-    let (_, isolation) = read_state(connection).await?;
-    Ok(SessionState { is_reader, unmet, isolation })
-}
-
-/// Reads `transaction_read_only` and `transaction_isolation`, without a prepared statement.
-async fn read_state(connection: &mut PgConnection) -> Result<(String, String), sqlx::Error> {
-    let row = connection.fetch_one(sqlx::raw_sql(READ_STATE)).await?;
-    Ok((row.try_get(0)?, row.try_get(1)?))
+    Ok((SessionState::read(connection).await?, unmet))
 }
 
 /// Why the server cannot be reached, without the password that some messages repeat.

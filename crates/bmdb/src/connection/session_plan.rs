@@ -6,16 +6,18 @@
 //! each new connection, those that differ are set by a statement, and all are read again. A connection on which one still
 //! differs is not used.
 //!
-//! `CockroachDB` writes its settings in another form. There only the isolation level is verified, when a handle connects.
+//! `CockroachDB` writes its settings in another form, so that they are not compared there. What a connection is in spite of
+//! its settings is read in both dialects (`session_state`).
 
 use std::io;
 use std::sync::Arc;
 
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use crate::connection::access::{Access, require_access};
+use crate::connection::access::Access;
 use crate::connection::dialect::Dialect;
 use crate::connection::direct::ServerComparison;
+use crate::connection::session_state::{SessionDemand, SessionFault, SessionState};
 use crate::connection::settings::ConnectionSettings;
 
 /// Reads every setting that a plan may have.
@@ -26,7 +28,7 @@ const READ_REQUESTED: &str = include_str!("../../../../sql/connection/read_reque
 pub(super) struct SessionPlan {
     /// Names and values, in the form in which the server writes them.
     settings: Arc<[(&'static str, String)]>,
-    access: Access,
+    demand: Arc<SessionDemand>,
     /// What a direct connection must show; `None` for those of the pool.
     comparison: Option<ServerComparison>,
 }
@@ -46,7 +48,14 @@ impl SessionPlan {
             Dialect::Postgres => settings.session_settings(),
             Dialect::Cockroachdb => Vec::new(),
         };
-        Self { settings: requested.into(), access: settings.access, comparison: None }
+        let demand = SessionDemand { access: settings.access, dialect: settings.dialect, schema: None };
+        Self { settings: requested.into(), demand: demand.into(), comparison: None }
+    }
+
+    /// The same plan for connections that must also have the schema of the first one.
+    pub(super) fn with_schema(&self, schema: Option<String>) -> Self {
+        let demand = SessionDemand { schema, ..(*self.demand).clone() };
+        Self { demand: demand.into(), ..self.clone() }
     }
 
     /// The same plan for connections that must also lead to the server of the pool.
@@ -55,15 +64,22 @@ impl SessionPlan {
     }
 
     /// What the connections are for.
-    pub(super) const fn access(&self) -> Access {
-        self.access
+    pub(super) fn access(&self) -> Access {
+        self.demand.access
+    }
+
+    /// What makes a connection of this state unusable; `None` if nothing does.
+    pub(super) fn find_fault(&self, state: &SessionState) -> Option<SessionFault> {
+        state.find_fault(&self.demand)
     }
 
     /// Prepares a new connection. Fails for one that cannot be used.
     pub(super) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        require_access(connection, self.access).await?;
         if let Some(unmet) = self.apply(connection).await? {
             return Err(io::Error::other(unmet).into());
+        }
+        if let Some(fault) = self.find_fault(&SessionState::read(connection).await?) {
+            return Err(io::Error::other(format!("the server {fault}")).into());
         }
         match &self.comparison {
             None => Ok(()),

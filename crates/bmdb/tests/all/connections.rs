@@ -41,7 +41,7 @@ fn role_name() -> String {
 }
 
 /// Runs statements of the test itself.
-async fn run(connection: &mut PgConnection, statements: String) -> anyhow::Result<()> {
+pub(crate) async fn run(connection: &mut PgConnection, statements: String) -> anyhow::Result<()> {
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await?;
     Ok(())
 }
@@ -385,7 +385,7 @@ async fn role_with_few_connections_gets_a_small_pool_and_its_renewals() -> TestR
     until("renewals have their connection", async || {
         let open: i64 = sqlx::query_scalar(
             "SELECT count(*) FROM pg_stat_activity
-             WHERE application_name = $1 AND pid <> $2 AND query LIKE '-- Read settings%'",
+             WHERE application_name = $1 AND pid <> $2 AND query LIKE '-- Read what a session is%'",
         )
         .bind(COUNTED)
         .bind(pooled)

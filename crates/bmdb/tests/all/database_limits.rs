@@ -159,7 +159,7 @@ async fn failed_list_of_wal_files_hides_no_other_limit() -> TestResult {
             "CREATE FUNCTION failing.pg_ls_waldir(
                  OUT name TEXT, OUT size BIGINT, OUT modification TIMESTAMPTZ) RETURNS SETOF record
              LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''the disk of pg_wal is slow''; END'",
-            "ALTER ROLE postgres SET search_path = failing, pg_catalog, public",
+            "ALTER ROLE postgres SET search_path = public, failing, pg_catalog",
         ],
     )
     .await?;

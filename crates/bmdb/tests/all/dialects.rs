@@ -108,3 +108,29 @@ async fn database_that_runs_at_another_isolation_level_is_refused() -> TestResul
     }
     Ok(())
 }
+
+/// A balancer or a pooler may lead each connection to another server than the first one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn later_connection_at_another_isolation_level_is_refused() -> TestResult {
+    let kit = Kit::new("later_isolation").await?;
+    let mut server = kit.database.server_url().parse::<PgConnectOptions>()?.connect().await?;
+    let name = kit.database.url().parse::<PgConnectOptions>()?.get_database().map(str::to_owned);
+    let name = name.context("the address names a database")?;
+    let set = format!("ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'");
+    sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut server).await?;
+    for (dialect, part) in [
+        // A setting that cannot be set is found before its effect.
+        (Dialect::Postgres, "default_transaction_isolation is "),
+        (Dialect::Cockroachdb, "the server runs transactions at REPEATABLE READ"),
+    ] {
+        let proxy = Proxy::start(&kit.database).await?;
+        let mut settings = ConnectionSettings::from_url(proxy.url(), "behind a balancer")?;
+        settings.dialect = dialect;
+        let bmdb = Bmdb::connect(settings).await?;
+        proxy.rewrite("default_transaction_isolation", "default.transaction.isolation");
+        let refused = bmdb.schema_version().await.expect_err("the pool has no connection yet").to_string();
+        assert!(refused.contains(part), "of the pool: {refused}");
+        bmdb.close().await;
+    }
+    Ok(())
+}

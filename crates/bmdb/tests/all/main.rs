@@ -22,4 +22,5 @@ mod proxy;
 mod races;
 mod restore_orders;
 mod second_person;
+mod session_state;
 mod work;
