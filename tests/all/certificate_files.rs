@@ -226,11 +226,92 @@ fn rejected_files(root: &Issued, middle: &Issued) -> Result<Vec<Variant>> {
         variant("key for the certificate", key.as_str(), key.as_str(), ca, Some("holds no certificate")),
         variant("no certificate", "", key.as_str(), ca, Some("holds no certificate")),
         variant("text", "hello\n", key.as_str(), ca, Some("holds no certificate")),
-        variant("half a certificate", half(&own.pem), key.as_str(), ca, Some("holds no certificate")),
-        variant("block of something else", block, key.as_str(), ca, Some("holds no certificate")),
+        variant(
+            "half a certificate",
+            half(&own.pem),
+            key.as_str(),
+            ca,
+            Some("its block 1 is no certificate"),
+        ),
+        variant("block of something else", block, key.as_str(), ca, Some("its block 1 is no certificate")),
         variant("CA without content", good, key.as_str(), Some(b""), Some("holds no certificate")),
         variant("CA that is text", good, key.as_str(), Some(b"hello\n"), Some("holds no certificate")),
         variant("key for a CA", good, key.as_str(), Some(key.as_bytes()), Some("holds no certificate")),
+    ])
+}
+
+const MARK: &str = "\u{feff}";
+
+/// What editors and other programs write around what is meant, and what must not change its meaning.
+fn accepted_forms(root: &Issued, middle: &Issued) -> Result<Vec<Variant>> {
+    let own = leaf(Some(middle), |_| ())?;
+    let (chain, key, r) = (format!("{}{}", own.pem, middle.pem), own.key_pem(), &root.pem);
+    let (good, ca) = (chain.as_str(), Some(r.as_bytes()));
+    let marked_ca = format!("{MARK}{r}");
+    let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+    Ok(vec![
+        variant("mark before the chain", format!("{MARK}{chain}"), key.as_str(), ca, None),
+        variant("mark before the key", good, format!("{MARK}{key}"), ca, None),
+        variant("mark before the CA", good, key.as_str(), Some(marked_ca.as_bytes()), None),
+        variant("parameters before the key", good, format!("{parameters}{key}"), ca, None),
+        variant("key before the chain", format!("{key}{chain}"), key.as_str(), ca, None),
+    ])
+}
+
+/// Blocks and encodings that parsers of PEM pass over.
+fn rejected_forms(root: &Issued, middle: &Issued) -> Result<Vec<Variant>> {
+    let own = leaf(Some(middle), |_| ())?;
+    let (m, r, key) = (&middle.pem, &root.pem, own.key_pem());
+    let (chain, ca) = (format!("{}{m}", own.pem), Some(r.as_bytes()));
+    let good = chain.as_str();
+    let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let trusted = |pem: &str| pem.replace("CERTIFICATE", "TRUSTED CERTIFICATE");
+    let another = KeyPair::generate()?.serialize_pem();
+    let former = key.replace("-----\nM", "-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nM");
+    let trusted_too = format!("{r}{}", trusted(r));
+    let damaged = format!("{r}{}", r.replacen("\nM", "\n!", 1));
+    let list = format!("{r}-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
+    let indented =
+        format!("{}{}", own.pem, m.replace('\n', "\n  ").replacen("-----BEGIN", "  -----BEGIN", 1));
+    let encrypted = key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+    Ok(vec![
+        variant("chain in UTF-16", utf16(good), key.as_str(), ca, Some("it is UTF-16")),
+        variant("key in UTF-16", good, utf16(&key), ca, Some("it is UTF-16")),
+        variant("CA in UTF-16", good, key.as_str(), Some(&utf16(r)), Some("it is UTF-16")),
+        variant("encrypted key", good, encrypted, ca, Some("its private key is encrypted")),
+        variant("encrypted key of before", good, former, ca, Some("its private key is encrypted")),
+        variant("two keys", good, format!("{key}{another}"), ca, Some("it has 2 private keys")),
+        variant("the key twice", good, format!("{key}{key}"), ca, Some("it has 2 private keys")),
+        variant(
+            "trusted intermediate",
+            own.pem.clone() + &trusted(m),
+            key.as_str(),
+            ca,
+            Some("its block 2 is a"),
+        ),
+        variant(
+            "trusted CA",
+            good,
+            key.as_str(),
+            Some(trusted(r).as_bytes()),
+            Some("its block 1 is a TRUSTED"),
+        ),
+        variant(
+            "trusted CA beside one",
+            good,
+            key.as_str(),
+            Some(trusted_too.as_bytes()),
+            Some("its block 2 is a TRUSTED"),
+        ),
+        variant(
+            "damaged CA beside one",
+            good,
+            key.as_str(),
+            Some(damaged.as_bytes()),
+            Some("its block 2 is no certificate"),
+        ),
+        variant("revocations", good, key.as_str(), Some(list.as_bytes()), Some("its block 2 is a X509 CRL")),
+        variant("indented block", indented, key.as_str(), ca, Some("its block 2 is no certificate")),
     ])
 }
 
@@ -309,7 +390,9 @@ async fn check_start_and_reload_agree_about_every_variant() -> TestResult {
     let mut variants = accepted_variants(&root, &middle, &stranger)?;
     variants.extend(rejected_chains(&root, &middle, &stranger)?);
     variants.extend(rejected_files(&root, &middle)?);
-    assert!(variants.len() >= 30, "{}", variants.len());
+    variants.extend(accepted_forms(&root, &middle)?);
+    variants.extend(rejected_forms(&root, &middle)?);
+    assert!(variants.len() >= 60, "{}", variants.len());
     let first = leaf(Some(&root), |_| ())?;
     for variant in &variants {
         let name = variant.name;

@@ -36,9 +36,10 @@
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`text_file`][] (files that people
-//!   write), [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
-//!   [`firmware_text`][] (placeholders in the text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][],
-//!   [`traces`][], [`configuration_value`][] (values of a configuration file).
+//!   write), [`pem_blocks`][] (certificates and keys in them), [`plain_text`][] (text that people give), [`sanitize`][]
+//!   (text of others), [`excerpt`][] (answers in errors), [`firmware_text`][] (placeholders in the text of firmware),
+//!   [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][], [`configuration_value`][] (values of a
+//!   configuration file).
 //!
 //! # Invariants
 //!
@@ -96,6 +97,7 @@ pub mod node_role;
 pub mod open_files;
 pub mod order_limits;
 pub mod pause;
+pub mod pem_blocks;
 pub mod phase;
 pub mod plain_text;
 pub mod plan;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use bmdb::connection::error::BmdbError;
 use bmdb::fleet::secret::SecretError;
+use model::pem_blocks::PemError;
 use trusted_file::private_file::PrivateFileError;
 
 /// Why a server could not be started.
@@ -44,6 +45,16 @@ pub enum ServerError {
         what: &'static str,
         /// The first line of the expected block.
         block: &'static str,
+    },
+    /// A file with a PEM block that cannot be used.
+    #[error("{} (given with {flag}) cannot be used: {error}", path.display())]
+    UnusablePem {
+        /// The file with the block.
+        path: PathBuf,
+        /// The flag that names the file.
+        flag: &'static str,
+        /// Which block, and what to do.
+        error: PemError,
     },
     /// The certificate and the key do not belong together.
     #[error("the certificate {} and the key {} cannot be used together: {reason}; give a certificate and its own key with --agent_tls_certificate_path and --agent_tls_key_path", certificate.display(), key.display())]

@@ -24,6 +24,7 @@ use tonic_types::StatusExt as _;
 use crate::client::contexts::Context;
 use crate::error::CliError;
 use bmdb::connection::Bmdb;
+use model::pem_blocks::{PemError, certificate_blocks};
 use model::text_file::skip_mark;
 use server::api::api_error::error_status;
 use server::api::in_process::InProcessChannel;
@@ -238,10 +239,13 @@ fn trust_anchors(context: &Context) -> Result<RootCertStore, CliError> {
     };
     let content = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
     let text = skip_mark(&content).map_err(|error| refuse(format!("cannot be used: {error}")))?;
-    let authorities = CertificateDer::pem_slice_iter(text)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| refuse(format!("is not PEM: {error}")))?;
-    roots.add_parsable_certificates(authorities);
+    let unusable = |error: PemError| refuse(format!("cannot be used: {error}"));
+    for block in certificate_blocks(text).map_err(unusable)? {
+        let added = CertificateDer::from_pem_slice(block.text).is_ok_and(|der| roots.add(der).is_ok());
+        if !added {
+            return Err(unusable(PemError::Unreadable { number: block.number }));
+        }
+    }
     if roots.is_empty() {
         return Err(refuse(
             "contains no certificate; without a ca_certificate_path, servers are verified by the trust store of \
@@ -307,14 +311,16 @@ mod tests {
         };
         let reported = || trust_anchors(&context).unwrap_err().to_string();
         assert!(reported().contains("cannot be read"), "{}", reported());
-        let odd = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        for text in ["", "no certificate", odd] {
+        let block = |label: &str| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+        let none = "contains no certificate; without a ca_certificate_path";
+        for (text, part) in [
+            (String::new(), none),
+            ("no certificate".to_owned(), none),
+            (block("CERTIFICATE"), "cannot be used: its block 1 is no certificate that can be read"),
+            (block("TRUSTED CERTIFICATE"), "cannot be used: its block 1 is a TRUSTED CERTIFICATE"),
+        ] {
             std::fs::write(&path, text).unwrap();
-            assert!(
-                reported().contains("contains no certificate; without a ca_certificate_path"),
-                "{}",
-                reported()
-            );
+            assert!(reported().contains(part), "{}", reported());
         }
     }
 
