@@ -16,6 +16,7 @@ use bmdb::fleet::artefact::order_target;
 use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
 use model::signed_artefact::signature::ArtefactSignature;
+use model::text_file::decode_text;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_client::ArtefactsClient;
 
@@ -86,23 +87,24 @@ fn read_signature(args: &AddArtefact) -> Result<String, CliError> {
     let mut beside = args.file.as_os_str().to_owned();
     beside.push(".minisig");
     let path = args.signature.clone().unwrap_or_else(|| beside.into());
-    let text = match std::fs::read_to_string(&path) {
+    let failed =
+        |what: &dyn std::fmt::Display| CliError::Invalid(format!("cannot read {}: {what}", path.display()));
+    let content = match std::fs::read(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound && args.signature.is_none() => {
             return Ok(String::new());
         }
-        read => {
-            read.map_err(|error| CliError::Invalid(format!("cannot read {}: {error}", path.display())))?
-        }
+        read => read.map_err(|error| failed(&error))?,
     };
+    let text = decode_text(&content).map_err(|error| failed(&error))?;
     // Before anything is uploaded.
-    ArtefactSignature::parse(&text).map_err(|error| {
+    ArtefactSignature::parse(text).map_err(|error| {
         let remedy = match args.signature {
             Some(_) => "",
             None => "; if it is no signature for this fleet, give --without_signature, or another file with --signature",
         };
         CliError::Invalid(format!("{}: {error}{remedy}", path.display()))
     })?;
-    Ok(text)
+    Ok(text.to_owned())
 }
 
 /// Arguments of `artefacts delete`: the artefact to remove.
@@ -186,5 +188,27 @@ mod tests {
         assert_eq!(read(None, true), Ok(String::new()));
         let error = read(Some(&beside), false).unwrap_err();
         assert!(!error.contains("--without_signature"), "it was named: {error}");
+    }
+
+    #[test]
+    fn signature_is_read_as_editors_save_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let args = AddArtefact {
+            file: directory.path().join("tool.tar"),
+            name: None,
+            signature: None,
+            without_signature: false,
+            reason: "a test".to_owned(),
+        };
+        let read = |content: &[u8]| {
+            std::fs::write(directory.path().join("tool.tar.minisig"), content).unwrap();
+            read_signature(&args).map_err(|error| error.to_string())
+        };
+        // The same reason as without the mark: its comment is that of minisign.
+        let plain = read(FOREIGN.as_bytes()).unwrap_err();
+        assert_eq!(read(format!("\u{feff}{FOREIGN}").as_bytes()), Err(plain));
+        let utf16: Vec<u8> = FOREIGN.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let error = read(&utf16).unwrap_err();
+        assert!(error.contains("it is UTF-16") && !error.contains("--without_signature"), "{error}");
     }
 }

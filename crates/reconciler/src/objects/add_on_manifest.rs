@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::objects::cluster_config::AddOn;
 use crate::objects::object_kind::{ADD_ON_LABEL, APPLIED_ANNOTATION, MANAGED_ADD_ON, MANAGED_LABEL};
+use model::text_file::decode_text;
 
 /// The longest value of a label.
 const MAX_LABEL_CHARS: usize = 63;
@@ -46,7 +47,8 @@ pub(super) fn parse_manifest(add_on: &AddOn) -> Result<Vec<ManifestObject>, Stri
             "its name can be no label: use at most {MAX_LABEL_CHARS} letters, digits, dots, dashes and underscores"
         ));
     }
-    let text = std::str::from_utf8(&add_on.manifest).map_err(|_| "its manifest is no UTF-8".to_owned())?;
+    let text =
+        decode_text(&add_on.manifest).map_err(|error| format!("its manifest cannot be read: {error}"))?;
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| format!("its manifest is no YAML: {}", first_line(&error.to_string())))?;
     let mut all = Vec::new();
@@ -170,6 +172,18 @@ mod tests {
             json!({MANAGED_LABEL: MANAGED_ADD_ON, ADD_ON_LABEL: "dns", "own": "x"})
         );
         assert_eq!((declared[1].namespace.as_deref(), declared[1].name.as_str()), (None, "b"));
+    }
+
+    #[test]
+    fn manifest_is_read_as_editors_save_it() {
+        let text = "apiVersion: v1\nkind: A\nmetadata: {name: a}\n";
+        let parse = |manifest: Vec<u8>| parse_manifest(&AddOn { name: "dns".to_owned(), manifest });
+        let plain = parse_text("dns", text).unwrap();
+        assert_eq!(parse_text("dns", &format!("\u{feff}{text}")), Ok(plain));
+        let utf16 = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        assert!(parse(utf16).unwrap_err().starts_with("its manifest cannot be read: it is UTF-16"));
+        let latin = [text.as_bytes(), b"# caf\xe9"].concat();
+        assert!(parse(latin).unwrap_err().contains("it is not UTF-8 from byte"));
     }
 
     #[test]
