@@ -41,9 +41,10 @@ impl std::error::Error for ExitFailure {}
 pub fn database_failure(error: BmdbError) -> ExitFailure {
     let sentence = error.with_advice();
     match error {
-        BmdbError::InvalidUrl { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
-            ExitFailure::usage(sentence)
-        }
+        BmdbError::InvalidUrl { .. }
+        | BmdbError::TlsFile { .. }
+        | BmdbError::NewerSchema { .. }
+        | BmdbError::OlderSchema { .. } => ExitFailure::usage(sentence),
         _ => ExitFailure::failed(sentence),
     }
 }

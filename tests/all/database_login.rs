@@ -222,5 +222,5 @@ fn a_server_is_verified_when_that_is_requested() {
         assert!(sentence.contains("TLS failed: ") && sentence.contains("sslrootcert=FILE"), "{sentence}");
     }
     let missing = check("localhost", Path::new("/nonexistent/ca.pem"));
-    assert_eq!(missing.code, Some(1), "{}", last_line(&missing, &site));
+    assert_eq!(missing.code, Some(2), "{}", last_line(&missing, &site));
 }

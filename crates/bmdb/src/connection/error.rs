@@ -1,5 +1,6 @@
 //! Database errors and what to do about each: retry, resolve the outcome, or fail.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -27,6 +28,16 @@ pub enum BmdbError {
         /// Host, port and database, without credentials.
         address: String,
         /// The connection's error, without credentials.
+        reason: String,
+    },
+    /// A file of a certificate or a key that the URL names cannot be used. Nothing was done.
+    #[error("the file {} of {parameter} in the BMDB URL cannot be used: {reason}", path.display())]
+    TlsFile {
+        /// The parameter of the URL.
+        parameter: &'static str,
+        /// The file that it names.
+        path: PathBuf,
+        /// What is wrong with the file, and what to do.
         reason: String,
     },
     /// A new connection is not what correctness depends on. Nothing was done.

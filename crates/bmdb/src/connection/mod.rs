@@ -6,7 +6,8 @@
 //! # How it works
 //!
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
-//!   is. [`url`] finds and masks passwords in URLs, and `url_parameters` adapts URLs to sqlx.
+//!   is. [`url`] finds and masks passwords in URLs, `url_parameters` adapts URLs to sqlx, and [`tls_files`] judges the files
+//!   of certificates that they name.
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
 //! * `durability` warns about a server that loses commits that it answered.
 //! * [`budget`] compares the connections that are wanted with those that can be had.
@@ -56,6 +57,7 @@ use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::session_state::{SessionFault, SessionState};
 use crate::connection::settings::ConnectionSettings;
+use crate::connection::tls_files::check_tls_files;
 use crate::metrics::database::BmdbMetrics;
 use model::kubernetes::version::ReleaseVersion;
 use model::policy::Policy;
@@ -77,6 +79,7 @@ pub mod schema;
 mod session_plan;
 pub mod session_state;
 pub mod settings;
+pub mod tls_files;
 pub(crate) mod transaction;
 pub mod url;
 mod url_parameters;
@@ -121,6 +124,9 @@ impl Bmdb {
     ///
     /// Touches nothing: the schema may be missing or of any version.
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
+        for route in std::iter::once(&settings).chain(settings.direct.as_deref()) {
+            check_tls_files(&route.tls_files).await?;
+        }
         let options = settings.connect_options();
         let plan = SessionPlan::new(&settings);
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.

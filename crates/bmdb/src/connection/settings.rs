@@ -12,6 +12,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use crate::connection::access::{Access, CONNECTION_LIFETIME};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
+use crate::connection::tls_files::{TlsFile, list_tls_files};
 use crate::connection::url_parameters::{AdaptedUrl, adapt_url};
 
 /// Settings of a connection to the BMDB.
@@ -21,6 +22,8 @@ pub struct ConnectionSettings {
     pub options: PgConnectOptions,
     /// Names of the parameters of the URL that are not supported.
     pub ignored_parameters: Vec<String>,
+    /// Files of certificates and keys that the URL or the environment names.
+    pub tls_files: Vec<TlsFile>,
     /// The dialect of the database.
     pub dialect: Dialect,
     /// Whether the server must take writes.
@@ -54,6 +57,7 @@ impl ConnectionSettings {
         Ok(Self {
             options,
             ignored_parameters: ignored,
+            tls_files: list_tls_files(url, |name| std::env::var(name).ok()),
             dialect: Dialect::Postgres,
             access: Access::Any,
             max_connections: 16,
