@@ -253,8 +253,8 @@ fn certificate_issues(evidence: &IssueInputs) -> Vec<Issue> {
             format!("host {}", session.host),
             format!("the certificate that {shown} {when}"),
             Some(before(ends, CERTIFICATE_NOTICE)),
-            "renew the files of --agent_tls_certificate_path and --agent_tls_key_path; they are read again within an \
-             hour"
+            "renew the files of --agent_tls_certificate_path and --agent_tls_key_path, with the intermediates, and that of \
+             --agent_endpoint_ca_certificate_path; they are read again within an hour"
                 .to_owned(),
         ));
     }

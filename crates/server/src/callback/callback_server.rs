@@ -135,11 +135,11 @@ pub async fn serve_agents(
     let rejections = CertificateRejections::default();
     let known = {
         let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
-        let rejections = rejections.clone();
+        let (rejections, announced) = (rejections.clone(), certificate.subscribe_ca_certificates());
         move || {
             serde_json::json!({
                 "endpoints": endpoints,
-                "certificate_ends": served_expiry_text(&served),
+                "certificate_ends": served_expiry_text(&served, &announced),
                 "turned_away_at": pressure.text(),
                 "certificate_rejected_at": rejections.time_text(),
                 "certificate_rejection": rejections.label(),

@@ -8,6 +8,7 @@
 //! * [`server_config`][]: the configuration of TLS, and a served certificate that can be replaced.
 //! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
 //! * [`certificate_check`][]: whether the other side would accept a certificate from files now, with the reason.
+//! * `certificate_expiry`: when clients stop to accept the served chain. Pure.
 //! * [`certificate_rotation`][]: the order in which a new certificate and its authority reach agents. Pure.
 //! * [`tracked_connection`][]: an accepted connection, with what is known of its peer, that can be closed from outside.
 //!
@@ -21,6 +22,7 @@
 
 pub mod callback_ca;
 pub mod certificate_check;
+mod certificate_expiry;
 pub mod certificate_rotation;
 pub mod client_verifier;
 pub mod server_certificate;

@@ -37,6 +37,12 @@ impl ReloadableCertificate {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
     }
 
+    /// The certificate that is currently served, with those that follow it, DER.
+    #[must_use]
+    pub fn chain(&self) -> Vec<CertificateDer<'static>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).cert.clone()
+    }
+
     /// The certificate that is currently served, DER.
     #[must_use]
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {

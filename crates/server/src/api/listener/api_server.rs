@@ -171,12 +171,12 @@ pub async fn serve_api(
     let details = {
         let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
         move || {
-            let authorities: Vec<String> =
+            let ca_certificates: Vec<String> =
                 authorities.borrow().iter().map(|der| STANDARD.encode(der)).collect();
             serde_json::json!({
                 "endpoints": endpoints,
-                "ca_certificates": authorities,
-                "certificate_ends": served_expiry_text(&served),
+                "ca_certificates": ca_certificates,
+                "certificate_ends": served_expiry_text(&served, &authorities),
                 "turned_away_at": pressure.text(),
             })
         }
