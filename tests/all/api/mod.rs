@@ -42,6 +42,7 @@ mod lists;
 mod logs;
 mod orders;
 mod recorded;
+mod rejections;
 mod restore;
 mod roles;
 mod rule_bypasses;

@@ -261,7 +261,7 @@ fn certificate_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found
 }
 
-/// Callback servers with a certificate that a client lately rejected.
+/// Listeners with a certificate that a client lately rejected.
 fn certificate_rejections(evidence: &IssueInputs) -> Vec<Issue> {
     let mut found = Vec::new();
     for session in &evidence.sessions {
@@ -275,17 +275,22 @@ fn certificate_rejections(evidence: &IssueInputs) -> Vec<Issue> {
             Some("alert_bad_certificate") => "it is for other names, or malformed",
             _ => "its purpose, its signature or something else of it is wrong",
         };
+        let (listener, client) = match session.component.as_str() {
+            "api" => ("API", "compare its CA with the ca_certificate_path of the client's context"),
+            _ => ("callback server", "`roleserver status` on a machine that does not report"),
+        };
         found.push(Issue::new(
             IssueKind::CertificateRejected,
             format!("host {}", session.host),
             format!(
-                "a client rejected the certificate of its callback server {} ago: {reason}",
+                "a client rejected the certificate of its {listener} {} ago: {reason}",
                 humanize_duration(between(at, evidence.at))
             ),
             Some(at),
-            "run `shepherd --check` there, and `roleserver status` on a machine that does not report; the log of the \
-             shepherd has the addresses of such clients"
-                .to_owned(),
+            format!(
+                "run `shepherd --check` there, and {client}; the log of the shepherd has the addresses of such \
+                 clients"
+            ),
         ));
     }
     found

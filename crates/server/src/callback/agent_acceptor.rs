@@ -24,8 +24,8 @@ use transport::gate::stream::GatedStream;
 use transport::gate::table::CloseReason;
 use transport::gate::{Gate, GateEvent, Place};
 
-use crate::callback::certificate_rejection::{CertificateRejections, rejection_label};
 use crate::gate_metrics::{GatePressure, as_gauge, open_gate};
+use crate::tls::certificate_rejection::{CertificateRejections, find_rejection};
 use crate::tls::client_verifier::verified_agent_key;
 use crate::tls::tracked_connection::TrackedConnection;
 use bmdb::metrics::Metrics;
@@ -153,14 +153,15 @@ fn count_failure(metrics: &Metrics, reason: &'static str) {
 }
 
 fn classify_failure(error: &HandshakeError) -> Option<HandshakeFailure> {
+    if let Some(reason) = find_rejection(error) {
+        return Some(HandshakeFailure::Rejected(reason));
+    }
     let HandshakeError::Failed(error) = error else { return None };
     Some(match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
             HandshakeFailure::Other("certificate")
         }
-        Some(rustls::Error::AlertReceived(alert)) => {
-            rejection_label(*alert).map_or(HandshakeFailure::Other("alert_other"), HandshakeFailure::Rejected)
-        }
+        Some(rustls::Error::AlertReceived(_)) => HandshakeFailure::Other("alert_other"),
         Some(_) => HandshakeFailure::Other("protocol"),
         None => HandshakeFailure::Other("connection"),
     })

@@ -22,7 +22,6 @@ use tonic::transport::Server;
 
 use crate::callback::agent_acceptor::{AgentStream, accept_agents, agent_gate};
 use crate::callback::callback_service::CallbackService;
-use crate::callback::certificate_rejection::CertificateRejections;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
 use crate::callback::image_source::ImageSource;
@@ -31,6 +30,7 @@ use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
 use crate::gate_metrics::GatePressure;
 use crate::rate_limiter::CallRateLimiter;
+use crate::tls::certificate_rejection::CertificateRejections;
 use crate::tls::server_certificate::{
     CaCertificates, CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
     served_expiry_text,

@@ -6,7 +6,8 @@
 //! # How a heartbeat comes in
 //!
 //! 1. [`agent_acceptor`][] accepts the connection. Handshakes run concurrently, and the [gate](transport::gate) bounds
-//!    their number and time. [`certificate_rejection`][] has the alerts with which clients reject the certificate.
+//!    their number and time. [`tls::certificate_rejection`](crate::tls::certificate_rejection) has the alerts with which
+//!    clients reject the certificate.
 //! 2. [`tls::client_verifier`](crate::tls::client_verifier) verifies that the peer has proven its key.
 //! 3. [`callback_service`][] checks the rate of the key. [`heartbeat_validation`][] checks the form of the request, and
 //!    [`hardware_summary`][] shortens what a hardware report contains for lists.
@@ -36,7 +37,6 @@
 pub mod agent_acceptor;
 pub mod callback_server;
 pub mod callback_service;
-pub mod certificate_rejection;
 pub mod file_downloads;
 pub mod hardware_summary;
 pub mod heartbeat_validation;

@@ -9,6 +9,7 @@
 //! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
 //! * [`certificate_check`][]: whether the other side would accept a certificate from files now, with the reason.
 //! * `certificate_expiry`: when clients stop to accept the served chain. Pure.
+//! * [`certificate_rejection`][]: the alerts with which clients reject the certificate.
 //! * [`certificate_rotation`][]: the order in which a new certificate and its authority reach agents. Pure.
 //! * [`tracked_connection`][]: an accepted connection, with what is known of its peer, that can be closed from outside.
 //!
@@ -23,6 +24,7 @@
 pub mod callback_ca;
 pub mod certificate_check;
 mod certificate_expiry;
+pub mod certificate_rejection;
 pub mod certificate_rotation;
 pub mod client_verifier;
 pub mod server_certificate;

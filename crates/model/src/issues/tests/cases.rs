@@ -495,6 +495,14 @@ pub(super) const CASES: &[Case] = &[
         &[("certificate-rejected", "host a")],
     ),
     (
+        "an operator rejected the certificate of an API",
+        |e| {
+            e.sessions[0].component = "api".into();
+            e.sessions[0].certificate_rejected_at = Some(at(NOW - 900));
+        },
+        &[("certificate-rejected", "host a")],
+    ),
+    (
         "a callback server turned a connection away",
         |e| e.sessions[0].turned_away_at = Some(at(NOW - 900)),
         &[("connections-turned-away", "host a")],

@@ -41,6 +41,7 @@ use crate::api::stream_limits::StreamLimits;
 use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
 use crate::gate_metrics::{GatePressure, open_gate};
+use crate::tls::certificate_rejection::CertificateRejections;
 use crate::tls::server_certificate::{
     CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts, served_expiry_text,
 };
@@ -167,9 +168,11 @@ pub async fn serve_api(
     let pressure = GatePressure::default();
     let gate = open_gate(ListenerKind::Api, settings.limits, metrics.clone(), pressure.clone(), |_| ());
 
+    let rejections = CertificateRejections::default();
     // Clients that have the authority's certificates can verify any certificate that is served.
     let details = {
         let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
+        let rejections = rejections.clone();
         move || {
             let ca_certificates: Vec<String> =
                 authorities.borrow().iter().map(|der| STANDARD.encode(der)).collect();
@@ -178,6 +181,8 @@ pub async fn serve_api(
                 "ca_certificates": ca_certificates,
                 "certificate_ends": served_expiry_text(&served, &authorities),
                 "turned_away_at": pressure.text(),
+                "certificate_rejected_at": rejections.time_text(),
+                "certificate_rejection": rejections.label(),
             })
         }
     };
@@ -185,7 +190,7 @@ pub async fn serve_api(
     let registration = EndpointRegistration::new(sessions.clone(), COMPONENT, details, metrics);
     let session = registration.start_session().await?;
     let (accepted, connections) = mpsc::channel(64);
-    let accepting = accept_operators(listener, config, gate, accepted, stop.clone());
+    let accepting = accept_operators(listener, config, gate, rejections, accepted, stop.clone());
     let task = tokio::spawn(run_server(ApiServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),

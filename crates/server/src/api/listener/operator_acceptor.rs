@@ -18,6 +18,7 @@ use transport::accept::accept_tls;
 use transport::gate::stream::GatedStream;
 use transport::gate::{Gate, Place};
 
+use crate::tls::certificate_rejection::{CertificateRejections, find_rejection};
 use crate::tls::tracked_connection::TrackedConnection;
 
 /// The peer of a connection.
@@ -39,6 +40,7 @@ pub async fn accept_operators(
     listener: TcpListener,
     config: Arc<ServerConfig>,
     gate: Gate,
+    rejections: CertificateRejections,
     accepted: mpsc::Sender<ApiStream>,
     stop: CancellationToken,
 ) {
@@ -50,13 +52,19 @@ pub async fn accept_operators(
             () = stop.cancelled() => break,
             Some(_) = handshakes.join_next() => {}
             stream = gate.accept(&listener) => {
-                handshakes.spawn(handle_connection(acceptor.clone(), stream, accepted.clone()));
+                let (rejections, accepted) = (rejections.clone(), accepted.clone());
+                handshakes.spawn(handle_connection(acceptor.clone(), stream, rejections, accepted));
             }
         }
     }
 }
 
-async fn handle_connection(acceptor: TlsAcceptor, stream: GatedStream, accepted: mpsc::Sender<ApiStream>) {
+async fn handle_connection(
+    acceptor: TlsAcceptor,
+    stream: GatedStream,
+    rejections: CertificateRejections,
+    accepted: mpsc::Sender<ApiStream>,
+) {
     let (address, place) = (stream.peer_address(), stream.place().clone());
     match accept_tls(&acceptor, stream).await {
         Ok(stream) => {
@@ -66,7 +74,14 @@ async fn handle_connection(acceptor: TlsAcceptor, stream: GatedStream, accepted:
             // The receiver is dropped when the server is stopping.
             drop(accepted.send(TrackedConnection::new(stream, peer)).await);
         }
-        Err(error) => tracing::debug!(%address, %error, "a handshake with an operator failed"),
+        Err(error) => {
+            if let Some(reason) = find_rejection(&error)
+                && rejections.record(reason)
+            {
+                tracing::warn!(%address, reason, "a client rejected the certificate of the API");
+            }
+            tracing::debug!(%address, %error, "a handshake with an operator failed");
+        }
     }
 }
 
