@@ -15,8 +15,9 @@
 //!    [`configuration`] turns the keys of the TOML file into arguments in front of them, so that there is one parser.
 //!    [`provider_configuration`] has the providers of the file.
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
-//! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys. With `--check`,
-//!    [`check`] prints the plan, the version of the schema and what was found, and the program ends here.
+//! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys.
+//!    `listen_addresses` warns about endpoints of another family than their listener. With `--check`, [`check`] prints the
+//!    plan, the version of the schema and what was found, and the program ends here.
 //! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to
 //!    date.
 //! 5. [`start`] writes the policy that flags give, and starts sessions, [`listeners`], housekeeping and the loops of
@@ -54,6 +55,7 @@ pub mod database;
 pub mod demo;
 pub mod failure;
 pub mod flags;
+mod listen_addresses;
 pub mod listeners;
 pub mod logging;
 pub mod os_process;

@@ -11,6 +11,7 @@ use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::server::tls::server_certificate::{self, CertificateFiles, endpoint_hosts};
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
+use crate::service::listen_addresses::warn_about_listen_addresses;
 use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;
 use crate::service::signing_keys::describe_signing_keys;
@@ -84,6 +85,7 @@ pub async fn inspect_plan(
     }
     read_ssh_passwords(plan)?;
     warn_about_ssh_passwords(plan);
+    warn_about_listen_addresses(plan);
     Ok(found)
 }
 

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use shepherd::bmdb::connection::dialect::Dialect;
 
 use crate::bad_input::{NO_FSYNC, dialect_flag};
+use crate::file_flags::complete;
 use crate::harness::aloud::TestResult;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
@@ -135,6 +136,29 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
     command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
     let reported = Place::finish(command.spawn().unwrap()).unwrap();
     assert!(reported.stdout.contains("as file,"), "{reported:?}");
+}
+
+/// The default listens on all IPv4 addresses, where an endpoint that is an IPv6 address leads to nothing.
+#[test]
+fn endpoint_of_another_family_than_its_listener_is_a_warning_of_the_check_and_of_the_start() -> TestResult {
+    let place = Place::new()?;
+    let mut flags = complete(&place)?;
+    flags.retain(|(name, _)| {
+        !name.starts_with("agent_tls_") && !name.ends_with("_address") && name != "agent_endpoint"
+    });
+    for (endpoint, expected) in [("192.0.2.1:8443", false), ("[2001:db8::1]:8443", true)] {
+        let own: Vec<String> = flags.iter().map(|(name, value)| format!("--{name}={value}")).collect();
+        let endpoint = format!("--agent_endpoint={endpoint}");
+        for database in
+            [&["--check", "--bmdb_eat_my_data"][..], &["--bmdb_url=postgres://user@127.0.0.1:1/bmdb"]]
+        {
+            let arguments = own.iter().map(String::as_str).chain([endpoint.as_str()]);
+            let reported = place.run(arguments.chain(database.iter().copied()))?;
+            let warned = reported.stderr.contains("--agent_listen_address 0.0.0.0:8443 accepts IPv4 alone");
+            assert_eq!(warned, expected, "{endpoint} {database:?}: {reported:?}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn new_flag_that_names_a_file_is_noticed() {
 }
 
 /// Flags of `shepherd` with which a check of everything succeeds, and needs no database.
-fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
+pub(crate) fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
     let list = place.write("devices.json", r#"[{"ID": "a", "Addr": "192.0.2.1"}]"#)?;
     let key = KeyPair::generate()?;
     let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.self_signed(&key)?.pem();
