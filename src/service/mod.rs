@@ -15,7 +15,7 @@
 //!    [`configuration`] turns the keys of the TOML file into arguments in front of them, so that there is one parser.
 //!    [`provider_configuration`] has the providers of the file.
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
-//! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys.
+//! 3. [`preflight`] reads what the plan names: providers' lists, the role server (`agent_check`), certificates, keys.
 //!    `listen_addresses` warns about endpoints of another family than their listener. With `--check`, [`check`] prints the
 //!    plan, the version of the schema and what was found, and the program ends here.
 //! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to
@@ -48,6 +48,7 @@
 //! stop waits for first; any other task belongs to its tasks. `CONTRIBUTING.md` lists the steps for a loop and for a
 //! provider.
 
+mod agent_check;
 pub mod check;
 mod command_line;
 pub mod configuration;

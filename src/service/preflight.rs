@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use crate::bmdb::fleet::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::server::tls::server_certificate::{self, CertificateFiles, endpoint_hosts};
+use crate::service::agent_check::inspect_agent;
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
 use crate::service::listen_addresses::warn_about_listen_addresses;
@@ -16,7 +17,6 @@ use crate::service::provider_configuration::{ProviderConfiguration, build_provid
 use crate::service::service_plan::ServicePlan;
 use crate::service::signing_keys::describe_signing_keys;
 use crate::service::ssh_access::{read_ssh_passwords, warn_about_ssh_passwords};
-use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 
 /// What it means that a provider cannot be reached at this moment.
@@ -53,18 +53,7 @@ pub async fn inspect_plan(
             }
         }
     }
-    if let Some(path) = &flags.agent_executable_path {
-        let agent = AgentBinary::load(path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
-        let loader = agent.loader().map_or_else(String::new, |loader| {
-            format!("; it is not static, and runs only on machines that have {loader} and its libraries")
-        });
-        found.push(format!(
-            "an agent for {}, {} bytes, SHA-256 {}{loader}",
-            agent.architecture(),
-            agent.size(),
-            agent.sha256()
-        ));
-    }
+    found.extend(inspect_agent(plan).await?);
     found.extend(inspect_certificate(plan)?);
     found.extend(describe_signing_keys(&plan.signing));
     if let Some(path) = flags.secrets_key_path.as_deref() {

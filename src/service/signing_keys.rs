@@ -52,13 +52,14 @@ fn read_rotation(path: &Path) -> Result<KeyRotation, ExitFailure> {
 }
 
 /// The path that minisign gives to the signature of a file.
-fn signature_path(path: &Path) -> PathBuf {
+pub(super) fn signature_path(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".minisig");
     name.into()
 }
 
-fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailure> {
+/// Reads a text file of at most `limit` bytes, which `flag` names.
+pub(super) fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailure> {
     let failed = |what: &dyn std::fmt::Display| {
         ExitFailure::usage(format!("{flag}: reading {} failed: {what}", path.display()))
     };

@@ -32,7 +32,8 @@
 //! * Releases and takeover: [`artefact`][], [`signed_artefact`][] (signatures of files), [`roll_out`][] (with what an
 //!   agent reports of its release), [`roll_out_view`][], [`host_finding`][] (what an agent finds wrong with how it runs),
 //!   [`storage_level`][] (when a file system is nearly full), [`open_files`][], [`remote_step`][].
-//! * Programs of others: [`program_versions`][] (versions with a published fault, and which etcd may replace another).
+//! * Programs: [`program_mark`][] (by which a role server is recognized), and of others [`program_versions`][] (versions
+//!   with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`text_file`][] (files that people
@@ -107,6 +108,7 @@ pub mod power_control;
 pub mod power_order;
 pub mod priority;
 pub mod process;
+pub mod program_mark;
 pub mod program_versions;
 pub mod provider_status;
 pub mod recovery;

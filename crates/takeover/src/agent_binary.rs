@@ -5,10 +5,11 @@
 //! not by every machine in turn. The caller reads the file again when it changes.
 
 use std::fmt;
-use std::io;
+use std::io::{self, BufRead as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use model::program_mark::{MARK_BYTES, reversed_mark};
 
 /// Larger than any role server; a larger file, such as a disk image, is a mistake.
 const MAX_BINARY_BYTES: u64 = 512 << 20;
@@ -148,6 +149,12 @@ impl AgentBinary {
         self.loader.as_deref()
     }
 
+    /// Whether it is a role server, by the mark that the program of each role server has.
+    #[must_use]
+    pub fn is_role_server(&self) -> bool {
+        contains_mark(&self.content)
+    }
+
     /// The processor it runs on.
     #[must_use]
     pub const fn architecture(&self) -> Architecture {
@@ -159,6 +166,21 @@ impl fmt::Debug for AgentBinary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AgentBinary({} {} bytes, {})", self.architecture, self.content.len(), self.sha256)
     }
+}
+
+/// Whether these bytes have the mark of a role server.
+fn contains_mark(mut content: &[u8]) -> bool {
+    // In the right order it would be in this program, too.
+    const REVERSED: [u8; MARK_BYTES] = reversed_mark();
+    let mark: Vec<u8> = REVERSED.iter().rev().copied().collect();
+    let Some((first, others)) = mark.split_first() else { return false };
+    // Reading bytes in memory does not fail. At their end, nothing is skipped.
+    while content.skip_until(*first).is_ok_and(|skipped| skipped > 0) {
+        if content.starts_with(others) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Checks an ELF64 header (System V ABI, chapter 4): a whole, executable file for a known processor.
@@ -244,6 +266,22 @@ mod tests {
                 (plain, keeping),
                 "{found}"
             );
+        }
+    }
+
+    #[test]
+    fn role_server_is_recognized_by_its_mark() {
+        let mark = model::program_mark::ROLE_SERVER_MARK;
+        for (content, expected) in [
+            (Vec::new(), false),
+            (shell(), false),
+            ([&[0xf5; 3][..], &mark[..MARK_BYTES - 1]].concat(), false),
+            (reversed_mark().to_vec(), false),
+            (mark.to_vec(), true),
+            ([&[0xf5; 3][..], &mark, &[0xf5, 1]].concat(), true),
+            ([shell().as_slice(), &mark].concat(), true),
+        ] {
+            assert_eq!(contains_mark(&content), expected, "{} bytes", content.len());
         }
     }
 

@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use russh::keys::{HashAlg, load_secret_key};
 use serde_json::Value;
+use shepherd::model::program_mark::ROLE_SERVER_MARK;
 use shepherd::simulator::fault_command::{self, FaultArgs};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -160,7 +161,11 @@ impl Fleet {
         flags: &[&str],
     ) -> Result<Program> {
         let url = format!("file://{}", list.display());
-        let provider = ["--provider", "static", "--static_device_list_url", &url];
+        // As small as that of simulated machines. Other machines get no program without the mark of a role server.
+        let agent = self.directory.path().join(format!("{name}.agent"));
+        std::fs::write(&agent, [std::fs::read("/bin/sh")?.as_slice(), &ROLE_SERVER_MARK].concat())?;
+        let agent = format!("--agent_executable_path={}", agent.display());
+        let provider = ["--provider", "static", "--static_device_list_url", &url, &agent];
         self.shepherd_of(Otherwise::default(), name, endpoints, &[provider.as_slice(), flags].concat())
     }
 
