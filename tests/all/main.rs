@@ -44,6 +44,7 @@ mod fuzz;
 mod hanging_provider;
 mod harness;
 mod heartbeats;
+mod input_files;
 mod issues;
 mod kubernetes_build;
 mod leaving;
