@@ -33,6 +33,7 @@ mod crate_graph;
 mod curator;
 mod cycles;
 mod database_login;
+mod database_wiring;
 mod demo;
 mod dependencies;
 mod end_to_end;
