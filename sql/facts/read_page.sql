@@ -22,6 +22,9 @@ SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        (SELECT jsonb_build_object('switch', o.switch, 'reason', o.reason, 'by', o.ordered_by, 'at', o.ordered_at,
                'intent', o.intent_id, 'begun_at', o.begun_at)
         FROM machine_power_order o WHERE o.machine_id = s.machine_id) AS power_order,
+       (SELECT jsonb_build_object('keys', k.keys, 'reason', k.reason, 'by', k.ordered_by, 'at', k.ordered_at,
+               'until', k.expires_at)
+          FROM machine_key_replacement k WHERE k.machine_id = s.machine_id) AS key_replacement,
        (SELECT jsonb_build_object('level', y.level, 'reason', y.reason, 'by', y.set_by, 'since', y.since,
                'until', y.until)
           FROM machine_priority y WHERE y.machine_id = s.machine_id) AS priority,

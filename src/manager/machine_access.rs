@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::fact_change::key_replacement::KeyReplacementChange;
 use crate::bmdb::engine::fact_change::{FactChange, HostKeySource, NewAgent};
 use crate::bmdb::engine::facts::MachineSnapshot;
 use crate::bmdb::engine::work::Work;
@@ -21,7 +22,9 @@ use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
+use crate::model::process::Process;
 use crate::model::program_versions::{Program, find_faults};
+use crate::model::signed_artefact::key_replacement::{KeyReplacement, PinnedKeyAction, decide_pinned_keys};
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_trust::KeyRotation;
 use crate::model::time::unix_milliseconds;
@@ -178,6 +181,7 @@ impl MachineAccess {
         let agent = self.agent_file.load().await.map_err(|error| AccessError::new(error.to_string()))?;
         // A takeover does not replace an updated role server by an older one.
         let agent = agent.accepting_release(work.bmdb().read_updated_release(work.machine()).await?);
+        let replacement = self.decide_replacement(work, snapshot)?;
         let (_, policy) = work.bmdb().policy();
         let request = EnrollRequest {
             machine_id: work.machine().to_string(),
@@ -191,6 +195,7 @@ impl MachineAccess {
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             signing_keys: self.signing.key_lines(),
             key_rotations: self.signing.rotations().iter().map(KeyRotation::to_wire).collect(),
+            replace_signing_keys: replacement.is_some(),
         };
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();
@@ -214,7 +219,11 @@ impl MachineAccess {
         )
         .await;
         match taken {
-            Ok(taken) => Ok(takeover_changes(taken, pinned.as_ref(), work.fence())),
+            Ok(taken) => {
+                let mut changes = takeover_changes(taken, pinned.as_ref(), work.fence());
+                changes.extend(replacement.map(KeyReplacementChange::Used).map(FactChange::KeyReplacement));
+                Ok(changes)
+            }
             Err(error) => {
                 if let TakeoverError::StaleFence { machine_fence: known, .. } = &error
                     && let Err(write_error) = work.report_rejected_fence(*known).await
@@ -223,6 +232,25 @@ impl MachineAccess {
                 }
                 Err(takeover_access_error(&error))
             }
+        }
+    }
+
+    /// The order by which this takeover replaces the keys that the machine has pinned. A takeover that has no other purpose
+    /// fails if the order is for other keys: it would be repeated for ever.
+    fn decide_replacement(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+    ) -> Result<Option<KeyReplacement>, AccessError> {
+        let (facts, order) = (&snapshot.facts, snapshot.facts.key_replacement.as_ref());
+        match decide_pinned_keys(order, self.signing.keys(), snapshot.now) {
+            PinnedKeyAction::Replace => Ok(order.cloned()),
+            PinnedKeyAction::OtherKeys(text)
+                if work.process() == Process::AgentStart && facts.agent_started.is_some() =>
+            {
+                Err(AccessError::new(text))
+            }
+            PinnedKeyAction::Keep | PinnedKeyAction::OtherKeys(_) => Ok(None),
         }
     }
 

@@ -171,6 +171,7 @@ pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
         key_rotations: Vec::new(),
+        replace_signing_keys: false,
     }
 }
 

@@ -123,6 +123,7 @@ const THROUGH_THE_API: &[&str] = &[
     "unlabel",
     "prioritize",
     "allow host-key",
+    "allow signing-keys",
     "tokens create",
     "tokens get",
     "tokens revoke",

@@ -184,6 +184,7 @@ fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollReque
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
         key_rotations: Vec::new(),
+        replace_signing_keys: false,
     }
 }
 

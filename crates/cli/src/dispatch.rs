@@ -18,6 +18,7 @@ use crate::error::CliError;
 use crate::issues::show_issues;
 use crate::loops::{LoopsCommand, pause_loop, resume_loop, show_loops};
 use crate::machine::allow_host_key::{AllowCommand, allow_host_key};
+use crate::machine::allow_signing_keys::allow_signing_keys;
 use crate::machine::describe::{DescribeCommand, describe_machine};
 use crate::machine::get::show_machines;
 use crate::machine::hold::{hold_machine, release_machine};
@@ -102,6 +103,7 @@ pub(crate) async fn run_fleet_command(
             .await
         }
         FleetCommand::Allow(AllowCommand::HostKey(allow)) => allow_host_key(context, allow).await,
+        FleetCommand::Allow(AllowCommand::SigningKeys(allow)) => allow_signing_keys(context, allow).await,
         FleetCommand::Debug(DebugCommand::Bundle(args)) => write_debug_bundle(client, args, format).await,
         FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
             bootstrap_token(

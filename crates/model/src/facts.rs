@@ -14,6 +14,7 @@ use crate::power_order::PowerOrderKind;
 use crate::priority::Priority;
 use crate::process::Process;
 use crate::provider_status::ProviderStatus;
+use crate::signed_artefact::key_replacement::KeyReplacement;
 use crate::time::Timestamp;
 
 /// All facts of a machine that any decision reads.
@@ -45,6 +46,8 @@ pub struct MachineFacts {
     pub retirement: Option<Retirement>,
     /// An operator's power order that is not finished.
     pub power_order: Option<PowerOrder>,
+    /// An admin's order to replace its pinned signing keys.
+    pub key_replacement: Option<KeyReplacement>,
     /// An operator's priority for its work: before or after that of others.
     pub priority: Option<Priority>,
     /// Processes that failed and have not succeeded since.
@@ -73,6 +76,7 @@ impl MachineFacts {
             recovery: None,
             retirement: None,
             power_order: None,
+            key_replacement: None,
             priority: None,
             backoffs: BTreeMap::new(),
             postponements: BTreeMap::new(),

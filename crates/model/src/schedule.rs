@@ -22,11 +22,12 @@ use crate::process::{Lane, Process};
 use crate::provider_status::ProviderStatus;
 use crate::recovery::proof_of_life;
 use crate::retirement::{RetirementStep, retirement_state, wait_reason};
+use crate::signed_artefact::key_replacement::KeyReplacement;
 use crate::time::{Timestamp, after};
 
 /// Version of the rules in this file. A binary neither claims nor rewrites a row written under a newer version. Raise
 /// it with every change of the results of [`next_due`].
-pub const RULES_VERSION: i32 = 3;
+pub const RULES_VERSION: i32 = 4;
 
 /// Number of buckets that the due rows of one (process, provider, priority) spread over.
 pub const BUCKETS: i16 = 8;
@@ -149,7 +150,11 @@ fn due_access(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy, now: T
         return answer.wait("no provider has handed it over yet");
     };
     if facts.agent_started.is_some() {
-        return due_recovery(answer, facts, policy, now);
+        let has_address = provided.address.is_some();
+        let ordered = facts.key_replacement.as_ref().filter(|order| has_address && order.is_active_at(now));
+        return ordered
+            .and_then(|order| due_key_replacement(answer, order, facts, policy, now))
+            .unwrap_or_else(|| due_recovery(answer, facts, policy, now));
     }
     if provided.status == ProviderStatus::Provisioning {
         return answer.wait("the provider is still making it ready");
@@ -177,6 +182,24 @@ fn due_retirement(answer: &DueBuilder, retirement: &Retirement, policy: &Policy)
     };
     due.deadline = present.deadline;
     due
+}
+
+/// A machine with an agent whose pinned signing keys are to be replaced: due for a takeover, unless it waits for one longer
+/// than for recovery. `None` also if it is silent: recovery takes it over anyway.
+fn due_key_replacement(
+    answer: &DueBuilder,
+    order: &KeyReplacement,
+    facts: &MachineFacts,
+    policy: &Policy,
+    now: Timestamp,
+) -> Option<DueWork> {
+    let silent = silence_deadline(facts, policy)?;
+    let waits_until = current_wait(facts, Process::AgentStart).map_or(now, |(until, _)| until.max(now));
+    (waits_until < silent).then(|| {
+        let mut due = answer.due(Process::AgentStart, order.ordered_at, order.describe());
+        due.deadline = Some(order.expires_at);
+        due
+    })
 }
 
 /// A machine with an agent: due for recovery when the agent will have been silent for too long.

@@ -152,6 +152,11 @@ pub fn accept_enrolment(
             .map_err(|error| EnrollError::Invalid(format!("signing_keys: {error}")))?;
     }
 
+    if request.replace_signing_keys && request.signing_keys.is_empty() {
+        let text = "replace_signing_keys is set, and signing_keys is empty: give the new keys";
+        return Err(EnrollError::Invalid(text.to_owned()));
+    }
+
     let Some(kept) = kept else {
         let fences = BTreeMap::from([(lane, request.fence)]);
         let holders = holder.into_iter().map(|holder| (lane, holder)).collect();
@@ -222,6 +227,7 @@ mod tests {
             shepherd_time_ms: 0,
             signing_keys: Vec::new(),
             key_rotations: Vec::new(),
+            replace_signing_keys: false,
         }
     }
 

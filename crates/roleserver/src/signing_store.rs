@@ -1,7 +1,8 @@
 //! The keys that releases must be signed with: pin them once, follow their rotations, store them.
 //!
 //! [`model::signed_artefact::signing_trust`] decides; this module stores the result in `signing.json`. The keys come with
-//! the enrolment, or with the first answer to a heartbeat that has some. Without pinned keys, releases need no signature.
+//! the enrolment, or with the first answer to a heartbeat that has some. Without pinned keys, releases need no signature. Only
+//! an enrolment can carry the order to replace pinned keys that are lost.
 //!
 //! Two processes write the file: the enrolment and the agent. Each takes a lock, reads what the other one has written, and
 //! keeps the keys that it finds. So an agent without keys pins none over those of an enrolment.
@@ -144,6 +145,32 @@ impl SigningStore {
         }
         state.ignored = ignored;
         !state.is_saved
+    }
+
+    /// Replaces the pinned keys by those of an enrolment, and writes them. Returns whether any has changed. The error is a
+    /// sentence, and nothing has changed then: a damaged file stays for a person.
+    pub fn replace_keys(&self, keys: &[String], rotations: &[wire::KeyRotation]) -> Result<bool, String> {
+        let keys = collect_signing_keys(keys.iter().map(String::as_str))?;
+        let rotations = parse_rotations(rotations);
+        self.trust()?;
+        let locked = self.state.wait_for_lock(Lock::SigningKeys, LOCK_PATIENCE);
+        let _held = locked.map_err(|error| error.to_string())?;
+        let stored = self.state.read_signing_trust().map_err(|error| error.to_string())?;
+        let stored = parse_trust(&stored.unwrap_or_default())?;
+        let next = stored.with_replaced_keys(&keys, &rotations);
+        if next != stored {
+            self.state.write_signing_trust(&store_trust(&next)).map_err(|error| error.to_string())?;
+            tracing::warn!(
+                former = stored.list_key_ids(),
+                keys = next.list_key_ids(),
+                "the pinned signing keys were replaced by order of an admin"
+            );
+        }
+        let mut state = self.lock();
+        (state.trust, state.is_saved) = (Ok(next.clone()), true);
+        let is_changed = !next.has_keys(stored.keys());
+        state.stored = next;
+        Ok(is_changed)
     }
 
     /// Raises the lowest accepted version, after a file with this minimum has proved itself.
@@ -311,6 +338,29 @@ mod tests {
     }
 
     #[test]
+    fn replaced_keys_are_stored_with_the_former_versions() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let agent = SigningStore::open(state.clone());
+        assert!(agent.accept_offer(&offered(FIRST), &[]));
+        agent.save().unwrap();
+        let enrolment = SigningStore::open(state.clone());
+        agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 2, 0));
+        agent.save().unwrap();
+        assert!(enrolment.replace_keys(&offered("x"), &[]).is_err());
+        assert!(enrolment.replace_keys(&[], &[]).is_err(), "no key at all");
+        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[]), Ok(true));
+        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[]), Ok(false), "it is repeated");
+        // The agent that runs writes the file once more before it ends.
+        agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
+        agent.save().unwrap();
+        let again = SigningStore::open(state);
+        assert_eq!(again.key_ids(), ["0002020202020202"]);
+        let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
+        assert_eq!(minimum, Some(ReleaseVersion::new(1, 3, 0)));
+    }
+
+    #[test]
     fn damaged_file_accepts_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(directory.path()).unwrap();
@@ -322,6 +372,7 @@ mod tests {
             let path = directory.path().join("signing.json").display().to_string();
             assert!(error.starts_with(&format!("{path} is damaged (")), "{text}: {error}");
             assert!(error.contains("remove it and restart the role server"), "{text}: {error}");
+            assert!(store.replace_keys(&offered(FIRST), &[]).unwrap_err().contains("is damaged"), "{text}");
             assert!(!store.accept_offer(&offered(FIRST), &[]));
             assert_eq!(store.key_ids(), Vec::<String>::new());
             store.save().unwrap();

@@ -373,6 +373,12 @@ async fn probe_machine(
     })
 }
 
+/// Why a response to another request is wrong.
+const OTHER_REQUEST: &str = "it enrolled by another request than the one it was sent";
+/// The same for an agent of an earlier release, which leaves out the order to replace pinned keys.
+const NO_REPLACEMENT: &str =
+    "its release cannot replace pinned signing keys: let root remove signing.json there";
+
 /// Verifies an agent's response.
 fn check_enroll_response(
     result: Option<enroll_response::Result>,
@@ -388,7 +394,12 @@ fn check_enroll_response(
     match result {
         Some(enroll_response::Result::Success(success)) => {
             if !success.request.as_ref().is_some_and(|echo| is_echo(echo, request)) {
-                return Err(bad("it enrolled by another request than the one it was sent".to_owned()));
+                let keeping = EnrollRequest { replace_signing_keys: false, ..request.clone() };
+                let knows_no_replacement =
+                    success.request.as_ref().is_some_and(|echo| is_echo(echo, &keeping));
+                return Err(
+                    bad(if knows_no_replacement { NO_REPLACEMENT } else { OTHER_REQUEST }.to_owned()),
+                );
             }
             if success.public_key.len() != 32 {
                 return Err(bad(format!("its public key has {} bytes and not 32", success.public_key.len())));
@@ -469,6 +480,15 @@ mod tests {
             let returned = Success(EnrollSuccess { request: Some(echo), ..success() });
             let checked = check_enroll_response(Some(returned), ADDRESS, "agent", &signed("a"));
             assert_eq!(checked.is_ok(), is_accepted, "{checked:?}");
+        }
+
+        let replacing = EnrollRequest { replace_signing_keys: true, ..signed("a") };
+        for (echo, text) in
+            [(signed("a"), NO_REPLACEMENT), (request(), NO_REPLACEMENT), (signed("b"), OTHER_REQUEST)]
+        {
+            let returned = Success(EnrollSuccess { request: Some(echo), ..success() });
+            let error = check_enroll_response(Some(returned), ADDRESS, "agent", &replacing).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
         }
 
         let mut other = success();

@@ -1,5 +1,7 @@
 //! Orders: carried out once, recorded in the audit, and rejected.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
 use serde_json::{Value, json};
@@ -8,6 +10,7 @@ use shepherd::bmdb::engine::fact_change::{FactChange, HostKeySource};
 use shepherd::model::access::AccessRole;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::ids::MachineId;
+use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
 use shepherd::proto::fleet::DESCRIPTORS;
 use tokio::task::JoinSet;
 
@@ -136,6 +139,7 @@ pub(super) fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> 
             json!({ "machine": machine, "stage": "wipe", "confirmation": known })
         }
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
+        "Machines/AllowSigningKeys" => json!({ "machine": machine }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
         "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "expiresAfter": "2h" }),
         "Loops/Resume" => json!({ "name": "updater" }),
@@ -222,13 +226,19 @@ pub(super) async fn insert_cluster(api: &Api) -> anyhow::Result<()> {
 /// SHA-256 of the text "abc".
 const ARTEFACT: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
+/// The keys of a shepherd that verifies signatures.
+pub(super) fn signing() -> Arc<SigningConfiguration> {
+    let key = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+    Arc::new(SigningConfiguration::parse(Some(key), Vec::new()).unwrap_or_default())
+}
+
 fn key(byte: u8) -> HostKey {
     HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
-    let api = Api::start("api_audit").await?;
+    let api = Api::start_with("api_audit", |settings| settings.signing = signing()).await?;
     let (admin, other) =
         (api.key(AccessRole::Admin, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let (machine, second) = (provided(&api.pool).await?, provided(&api.pool).await?);

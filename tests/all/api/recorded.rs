@@ -73,6 +73,7 @@ const SCRIPT: &[&str] = &[
     "power on N --reason fan",
     "power cancel N",
     "allow host-key N --fingerprint SHA256:abc",
+    "allow signing-keys N --reason burnt",
     "logs N roleserver",
     "retire N --reason lease --dry_run",
     "retire N --reason lease",

@@ -15,9 +15,10 @@ use shepherd::proto::fleet::DESCRIPTORS;
 
 use crate::api::approvals::why;
 use crate::api::command_line::Operator;
-use crate::api::orders::{INSERT_CLUSTER, insert_cluster};
+use crate::api::orders::{INSERT_CLUSTER, insert_cluster, signing};
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
 
 /// A thief who has the token of the admin Kim, beside the admin Lee, who is careless.
 struct Thief {
@@ -37,7 +38,7 @@ struct Thief {
 
 impl Thief {
     async fn new() -> anyhow::Result<Self> {
-        let api = Api::start("api_rule_bypasses").await?;
+        let api = Api::start_with("api_rule_bypasses", |settings| settings.signing = signing()).await?;
         let first = api.key(AccessRole::Admin, &[], None).await?;
         let (mut tokens, mut ids) = (Vec::new(), Vec::new());
         for name in ["kim", "lee", "KIM", "hidden"] {
@@ -145,6 +146,7 @@ fn sentence(reason: &str, rpc: &str) -> anyhow::Result<String> {
                 "ClusterCredentials/Issue" | "ClusterKubernetes/IssueUser" => {
                     "issuing a certificate for a cluster"
                 }
+                "Machines/AllowSigningKeys" => "replacing the signing keys of a machine",
                 _ => bail!("{rpc} needs no approval"),
             };
             format!("{order} needs another admin here, and nothing was changed")
@@ -333,6 +335,23 @@ fn no_other_call_changes_a_credential_or_the_policy() -> TestResult {
     Ok(())
 }
 
+/// The thief wants machines to run what another key signed.
+async fn try_signing_keys(thief: &mut Thief) -> anyhow::Result<()> {
+    let (machine, other) = (provided(&thief.api.pool).await?, provided(&thief.api.pool).await?);
+    let given = thief.order("both keys are lost");
+    let body = |machine| json!({ "machine": machine, "order": given });
+    let way = "has a machine get other signing keys";
+    let approval = thief.request(way, "Machines/AllowSigningKeys", body(machine)).await?;
+    thief.approve_as_lee(&approval).await?;
+    let kim = thief.kim.clone();
+    let way = "has another machine get other signing keys than was approved";
+    let call = (kim.as_str(), "Machines/AllowSigningKeys", body(other));
+    thief.refuses(way, call, "NOT_AS_REQUESTED").await?;
+    let ordered = thief.api.count("SELECT count(*) FROM machine_key_replacement").await?;
+    ensure!(ordered == 0, "{ordered} machines get other keys");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     let mut thief = Thief::new().await?;
@@ -342,6 +361,7 @@ async fn every_way_around_the_two_person_rule_is_refused() -> TestResult {
     let (old, created) = try_alone(&mut thief, &mallory).await?;
     try_to_change(&mut thief).await?;
     try_certificates(&mut thief).await?;
+    try_signing_keys(&mut thief).await?;
     // Lee approves a viewer, and the thief wants an admin for it.
     let given = thief.order("for the pipeline");
     let viewer = credential("ci", "viewer", &given);

@@ -17,6 +17,7 @@ mod crash;
 mod flood;
 pub(crate) mod frozen;
 mod frozen_order;
+mod lost_keys;
 mod odd_machines;
 mod oddities;
 mod outage;

@@ -28,6 +28,7 @@ use shepherd::model::policy::{DisruptionKind, Rung};
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
+use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
 use shepherd::model::time::Span;
 use shepherd::providers::static_provider::{StaticConfig, StaticProvider};
 use shepherd::takeover::client_key::ClientKey;
@@ -43,22 +44,22 @@ use crate::recovery::fall_silent;
 use crate::sshd::{Setup, Sshd, write_program};
 
 /// A machine with its own state directory, and with an external supervisor of its agent, which does not exist.
-fn enrolling(state: &Path) -> Setup {
+pub(super) fn enrolling(state: &Path) -> Setup {
     let environment = format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=external", state.display());
     Setup { environment, ..Setup::default() }
 }
 
 /// The loops of one shepherd, a device list, and a directory in which the commands of machines leave traces.
-struct Site {
-    kit: Kit,
+pub(super) struct Site {
+    pub(super) kit: Kit,
     shepherd: Shepherd,
-    directory: tempfile::TempDir,
+    pub(super) directory: tempfile::TempDir,
     loops: JoinSet<()>,
     drain: CancellationToken,
 }
 
 impl Site {
-    async fn new(name: &str) -> Result<Self> {
+    pub(super) async fn new(name: &str) -> Result<Self> {
         let kit = Kit::new(name).await?;
         kit.bmdb
             .change_policy("test", |policy| {
@@ -93,7 +94,7 @@ impl Site {
     }
 
     /// Writes the device list: every machine with its id and server, and with commands that leave traces.
-    fn list(&self, devices: &[(&str, &Sshd)], reboot: &[&str]) -> Result<()> {
+    pub(super) fn list(&self, devices: &[(&str, &Sshd)], reboot: &[&str]) -> Result<()> {
         let mut list = Vec::new();
         for (id, sshd) in devices {
             let target = sshd.target()?;
@@ -107,7 +108,7 @@ impl Site {
     }
 
     /// A provided machine with the details of the device list.
-    async fn machine(&self, id: &str, sshd: &Sshd) -> Result<MachineId> {
+    pub(super) async fn machine(&self, id: &str, sshd: &Sshd) -> Result<MachineId> {
         let machine = self.kit.provided(1, "rack").await?[0];
         sqlx::query("UPDATE machine_provided SET provider_id = $2 WHERE machine_id = $1")
             .bind(machine.0)
@@ -137,7 +138,7 @@ impl Site {
         Ok(ProviderSet::new(vec![Arc::new(StaticProvider::new(config)?)]))
     }
 
-    fn access(ssh: SshSettings) -> Arc<MachineAccess> {
+    fn access(ssh: SshSettings, signing: Arc<SigningConfiguration>) -> Arc<MachineAccess> {
         Arc::new(MachineAccess {
             ssh,
             passwords: HashMap::new(),
@@ -146,21 +147,30 @@ impl Site {
             agent_path: DEFAULT_AGENT_PATH.into(),
             endpoints: vec!["127.0.0.1:1".to_owned()],
             ca_certificates: Box::new(Vec::new),
-            signing: Arc::default(),
+            signing,
             bmdb_id: Uuid::from_u128(0xb),
         })
     }
 
     fn initializer(&self, ssh: SshSettings) -> Result<Initializer> {
-        Ok(Initializer { providers: self.providers()?, access: Self::access(ssh) })
+        self.initializer_with(ssh, Arc::default())
+    }
+
+    /// The same of a shepherd with signing keys.
+    pub(super) fn initializer_with(
+        &self,
+        ssh: SshSettings,
+        signing: Arc<SigningConfiguration>,
+    ) -> Result<Initializer> {
+        Ok(Initializer { providers: self.providers()?, access: Self::access(ssh, signing) })
     }
 
     fn recoverer(&self, ssh: SshSettings) -> Result<Recoverer> {
         let brakes = Arc::new(RecoveryBrakes::new(self.shepherd.bmdb.clone()));
-        Ok(Recoverer { providers: self.providers()?, access: Self::access(ssh), brakes })
+        Ok(Recoverer { providers: self.providers()?, access: Self::access(ssh, Arc::default()), brakes })
     }
 
-    fn run<L: ControlLoop>(&mut self, control_loop: L) -> Result<()> {
+    pub(super) fn run<L: ControlLoop>(&mut self, control_loop: L) -> Result<()> {
         let metrics = ManagerMetrics::register(&Metrics::new());
         let context = LoopContext {
             sessions: self.shepherd.sessions.clone(),
@@ -174,7 +184,7 @@ impl Site {
         Ok(())
     }
 
-    async fn until_phase(&self, machine: MachineId, phase: &str) -> Result<()> {
+    pub(super) async fn until_phase(&self, machine: MachineId, phase: &str) -> Result<()> {
         let what = format!("it is {phase}");
         let reached = until(&what, async || {
             let found: String = sqlx::query_scalar(
@@ -213,7 +223,7 @@ impl Site {
         .await?)
     }
 
-    async fn stop(mut self) -> Result<()> {
+    pub(super) async fn stop(mut self) -> Result<()> {
         self.drain.cancel();
         while let Some(ended) = self.loops.join_next().await {
             ended?;

@@ -204,6 +204,7 @@ pub(crate) async fn enrolled(
         shepherd_time_ms: 0,
         signing_keys: Vec::new(),
         key_rotations: Vec::new(),
+        replace_signing_keys: false,
     };
     let (host, success) = tokio::task::spawn_blocking(move || {
         let host = create()?;

@@ -205,6 +205,56 @@ fn machine_without_keys_pins_the_first_ones_and_follows_a_signed_rotation() -> T
     Ok(())
 }
 
+/// The lowest version that the first key's releases have raised stays.
+#[test]
+fn lost_keys_are_replaced_by_an_enrolment_that_an_admin_ordered() -> TestResult {
+    let (lost, new) = (Signer::new()?, Signer::new()?);
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    let enrolling = |fence, signer: &Signer| -> Result<wire::EnrollRequest> {
+        Ok(wire::EnrollRequest {
+            signing_keys: vec![signer.public_key()?],
+            ..request(&shepherd.callback, fence)
+        })
+    };
+    machine.enroll(&enrolling(1, &lost)?)?;
+    let before = shepherd.until_pinned(1)?;
+    let running = std::fs::read(&machine.program)?;
+    let sha256 = hex::decode(program_digest(&machine.program)?)?;
+    let own = lost.sign(&running, &release_comment("1.4.0", "1.3.0"))?;
+    let report = shepherd.order(&machine, 1, &sha256, &own)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+
+    // A shepherd that has only the new key, with heartbeats and with a takeover that nobody ordered for this.
+    let keys = vec![new.public_key()?];
+    shepherd.change(|answer| answer.signing_keys = keys)?;
+    machine.enroll(&enrolling(2, &new)?)?;
+    let release = with_more(&machine.program, "2")?;
+    let sha256 = shepherd.callback.serve(release.clone())?;
+    let by_new = new.sign(&release, &release_comment("1.4.0", "1.4.0"))?;
+    let report = shepherd.order(&machine, 2, &sha256, &by_new)?;
+    assert!(
+        report.error.contains("which is not one of the pinned keys"),
+        "the keys were replaced: {report:?}"
+    );
+
+    machine.enroll(&wire::EnrollRequest { replace_signing_keys: true, ..enrolling(3, &new)? })?;
+    wait_for("the new key", || {
+        Ok(shepherd
+            .newest_report()
+            .filter(|report| report.pinned_key_ids.len() == 1 && report.pinned_key_ids != before))
+    })?;
+    let by_lost = lost.sign(&release, &release_comment("1.4.0", "1.4.0"))?;
+    let report = shepherd.order(&machine, 3, &sha256, &by_lost)?;
+    assert!(report.error.contains("which is not one of the pinned keys"), "the lost key: {report:?}");
+    let too_old = new.sign(&release, &release_comment("1.2.9", "1.0.0"))?;
+    let report = shepherd.order(&machine, 4, &sha256, &too_old)?;
+    assert!(report.error.contains("1.3.0 is the lowest that is accepted"), "an older release: {report:?}");
+    let report = shepherd.order(&machine, 5, &sha256, &by_new)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));
+    Ok(())
+}
+
 /// The release is verified as an open file, and that file is executed. What gets its name afterwards is never run, and never
 /// becomes the program that is started from then on.
 #[test]

@@ -26,6 +26,7 @@ use model::power_order::PowerOrderKind;
 use model::priority::Priority;
 use model::process::Process;
 use model::provider_status::ProviderStatus;
+use model::signed_artefact::key_replacement::KeyReplacement;
 use model::time::Timestamp;
 
 /// One row of the view `machine_snapshot`, with the clock and the listeners of that moment.
@@ -80,6 +81,7 @@ struct FactsRow {
     retirement_finished_at: Option<Timestamp>,
     retirement: Option<serde_json::Value>,
     power_order: Option<serde_json::Value>,
+    key_replacement: Option<serde_json::Value>,
     priority: Option<serde_json::Value>,
     backoffs: Option<serde_json::Value>,
     postponements: Option<serde_json::Value>,
@@ -226,6 +228,7 @@ impl FactsRow {
         facts.recovery = self.recovery()?;
         facts.retirement = self.retirement()?;
         facts.power_order = self.power_order()?;
+        facts.key_replacement = self.key_replacement()?;
         facts.priority = self.priority.and_then(parse_priority);
         facts.backoffs = parse_backoffs(self.backoffs)?;
         facts.postponements = parse_postponements(self.postponements)?;
@@ -279,6 +282,19 @@ impl FactsRow {
                 .zip(row.begun_at)
                 .map(|(intent, at)| RecordedIntent { intent, recorded_at: at }),
         }))
+    }
+
+    fn key_replacement(&self) -> Result<Option<KeyReplacement>, BmdbError> {
+        let Some(row) = self.key_replacement.clone() else { return Ok(None) };
+        let row: KeyReplacementRow = serde_json::from_value(row).map_err(|error| {
+            BmdbError::Corrupt(format!(
+                "the order about the signing keys of {}, which cannot be read: {error}",
+                self.machine_id
+            ))
+        })?;
+        let KeyReplacementRow { keys, reason, by, at, until } = row;
+        let keys = keys.lines().map(str::to_owned).collect();
+        Ok(Some(KeyReplacement { keys, reason, by, ordered_at: at, expires_at: until }))
     }
 
     fn provided(&self) -> Result<Option<ProviderRecord>, BmdbError> {
@@ -352,6 +368,15 @@ struct PowerOrderRow {
     at: Timestamp,
     intent: Option<IntentId>,
     begun_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+struct KeyReplacementRow {
+    keys: String,
+    reason: String,
+    by: String,
+    at: Timestamp,
+    until: Timestamp,
 }
 
 #[derive(Deserialize)]

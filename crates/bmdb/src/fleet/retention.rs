@@ -79,7 +79,7 @@ use crate::machine::log_request::RETENTION_MS as LOGS_KEPT_MS;
 use model::unknown_fence::ANSWER_MARGIN;
 
 /// Every table of the BMDB, as the table above lists them.
-pub const TABLES: [&str; 60] = [
+pub const TABLES: [&str; 61] = [
     "access_credential",
     "approval",
     "artefact",
@@ -115,6 +115,7 @@ pub const TABLES: [&str; 60] = [
     "machine_due",
     "machine_hardware_report",
     "machine_hold",
+    "machine_key_replacement",
     "machine_labels",
     "machine_needs_human",
     "machine_os_installation_report",

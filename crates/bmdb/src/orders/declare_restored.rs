@@ -5,8 +5,8 @@
 //! them. That is right until an operator declares that this database is the one that counts from now on: two copies of
 //! one database would otherwise both command the fleet.
 //!
-//! The declaration cancels power orders, and retirements that had not reached a provider. It raises every fence beyond
-//! what can have been claimed since, ends the sessions, work and steps under way that the backup contains, and forgets
+//! The declaration cancels power orders, orders about signing keys, and retirements that had not reached a provider. It
+//! raises every fence beyond what can have been claimed since, ends the sessions, work and steps under way that the backup contains, and forgets
 //! how long it had listened.
 //!
 //! Every part may be repeated: after an interruption the operator declares it again.
@@ -123,6 +123,11 @@ impl Bmdb {
                         .context(what)?;
                     sqlx::query!("UPDATE release_order SET withdrawn = TRUE WHERE NOT withdrawn")
                         .execute(&mut *tx)
+                        .await
+                        .context(what)?;
+                    // The machines may have got these keys since, and lost them again.
+                    sqlx::query!("DELETE FROM machine_key_replacement RETURNING machine_id")
+                        .fetch_all(&mut *tx)
                         .await
                         .context(what)?;
                     // The records of listening in the backup are of another time.

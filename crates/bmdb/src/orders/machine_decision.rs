@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::engine::change_machine::Decision;
 use crate::engine::fact_change::{FactChange, HostKeySource};
 use crate::engine::facts::MachineSnapshot;
+use crate::orders::key_replacement;
 use crate::orders::order::{Expiry, OrderOutcome, format_attribution};
 use model::facts::{Hold, HoldScope, MachineFacts};
 use model::host_key::PinnedHostKey;
@@ -318,6 +319,9 @@ pub(crate) fn audit_state(facts: &MachineFacts, keys: Option<&PinnedHostKey>, la
             json!({ "switch": order.kind.as_str(), "reason": order.reason, "by": order.by, "at": order.ordered_at,
                     "begun_at": begun }),
         );
+    }
+    if let Some(order) = &facts.key_replacement {
+        reports.insert("signing_keys".into(), key_replacement::audit_json(order));
     }
     if let Some(quarantine) = &facts.quarantine {
         reports

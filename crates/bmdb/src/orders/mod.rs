@@ -40,6 +40,7 @@ pub mod bulk_orders;
 pub mod credential;
 pub mod declare_restored;
 mod execution;
+pub mod key_replacement;
 pub mod loop_pause;
 pub mod machine_decision;
 pub mod machine_order;

@@ -1,9 +1,10 @@
-//! `allow host-key`: accept another SSH host key of a machine.
+//! `allow`: permit what is rejected otherwise. `allow host-key` accepts another SSH host key of a machine.
 
 use clap::{Args, Subcommand};
 
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::machine::allow_signing_keys::{ALLOW_SIGNING_KEYS_EXAMPLES, AllowSigningKeys};
 use crate::machine::outcome::format_response;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
@@ -14,12 +15,15 @@ const ALLOW_HOST_KEY_EXAMPLES: &str = "\
 Example:
   shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was reinstalled'";
 
-/// Subcommands of `allow`: each permits one thing that shepherd rejected.
+/// Subcommands of `allow`: each permits one thing that is rejected otherwise.
 #[derive(Debug, Subcommand)]
 pub enum AllowCommand {
     /// Accept the SSH host key that was rejected last; check first that it is the machine's own
     #[command(after_help = ALLOW_HOST_KEY_EXAMPLES)]
     HostKey(AllowHostKey),
+    /// Let the next takeover replace the signing keys that a machine has pinned, when they are lost
+    #[command(after_help = ALLOW_SIGNING_KEYS_EXAMPLES)]
+    SigningKeys(AllowSigningKeys),
 }
 
 /// Arguments of `allow host-key`: the machine and the fingerprint of the key to accept.

@@ -7,6 +7,7 @@
 //! reason.
 
 pub mod allow_host_key;
+pub mod allow_signing_keys;
 pub mod bulk_order;
 pub mod describe;
 pub mod get;

@@ -50,6 +50,7 @@ pub(crate) fn apply_process(
                 return call_human(facts, Obstacle::StaleFence, newer.describe(), now);
             }
             start_agent(facts, now);
+            facts.key_replacement = None;
             clear_waits(facts, process);
             StepEffect { starts_reporting: true, ..StepEffect::new("put the role server on it") }
         }

@@ -261,3 +261,52 @@ fn due_row_keeps_its_place_and_is_never_armed_in_the_past() {
     let later = DueWork { ready_at: Some(at(70)), ..due };
     assert_eq!(armed_ready_at(&stored(start, Some(20)), &later, at(50)), Some(at(70)));
 }
+
+#[test]
+fn ordered_replacement_of_signing_keys_waits_for_no_silence_and_hides_none() {
+    let order = |expires: i64| KeyReplacement {
+        keys: Vec::new(),
+        reason: "the safe burnt".into(),
+        by: "kim".into(),
+        ordered_at: at(110),
+        expires_at: at(expires),
+    };
+    let with_order =
+        |expires: i64| MachineFacts { key_replacement: Some(order(expires)), ..healthy_machine() };
+    let failed = |until: i64| {
+        let mut facts = with_order(100_000);
+        let interval = Duration::from_secs(10);
+        let backoff =
+            BackoffFact { failures: 1, last_interval: interval, until: at(until), cause: "no route".into() };
+        facts.backoffs.insert(Process::AgentStart, backoff);
+        facts
+    };
+    let mut no_address = with_order(100_000);
+    no_address.provider_record.as_mut().unwrap().address = None;
+    let silent = silence_deadline(&healthy_machine(), &Policy::default()).unwrap();
+    let silent = (silent - at(0)).num_seconds();
+    let recovery = (Some(Process::Recovery), Some(silent), true);
+    let start = |at| (Some(Process::AgentStart), Some(at), false);
+    for (name, facts, now, expected) in [
+        ("ordered", with_order(100_000), 120, start(110)),
+        ("it is over", with_order(115), 120, recovery),
+        (
+            "the machine is silent",
+            with_order(100_000),
+            silent,
+            (Some(Process::Recovery), Some(silent), false),
+        ),
+        ("it failed", failed(130), 120, start(130)),
+        ("it failed for long", failed(silent), 120, recovery),
+        ("no address", no_address, 120, recovery),
+    ] {
+        let (process, ready_at, timer, _) = access(&facts, now);
+        assert_eq!((process, ready_at, timer), expected, "{name}");
+    }
+    let due = next_due(&with_order(100_000), Lane::Access, &Policy::default(), at(120));
+    assert!(
+        due.reason.starts_with("kim ordered that a takeover replaces its pinned signing keys"),
+        "{due:?}"
+    );
+    assert_eq!(due.deadline, Some(at(100_000)));
+}

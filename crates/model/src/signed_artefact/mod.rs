@@ -16,6 +16,7 @@
 //! * [`signature`][]: signatures, and their verification while the file is read.
 //! * [`signing_configuration`][]: the keys of a deployment.
 //! * [`signing_trust`][]: the keys that a machine pins, how they rotate, and the lowest versions that it accepts.
+//! * [`key_replacement`][]: the order to replace pinned keys after a key was lost.
 //!
 //! # How a file is accepted
 //!
@@ -25,6 +26,7 @@
 //!
 //! Only a file that passed both is used, and the bytes that were verified are the ones that are used.
 
+pub mod key_replacement;
 pub mod signature;
 pub mod signed_fields;
 pub mod signing_configuration;
@@ -67,6 +69,13 @@ impl ExpectedFields {
 
 /// The name in the signature of a release of the role server.
 pub const RELEASE_NAME: &str = "roleserver";
+
+/// The beginning of the error of a release that a machine refused because of its signature.
+pub const RELEASE_REFUSED: &str = "the release was refused: ";
+
+/// The name under which the lowest accepted version of bundles is stored. The name of a bundle may contain its version, so
+/// all bundles have one: their versions are those of Kubernetes.
+pub const BUNDLE_NAME: &str = "kubernetes";
 
 /// Why a file is not accepted, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,7 +134,8 @@ pub fn decide_acceptance<'t>(
     })?;
     let fields = signature.fields();
     compare_fields(fields, expected)?;
-    match trust.minimum_version(fields.kind, &fields.name) {
+    let name = if fields.kind == ArtefactKind::Bundle { BUNDLE_NAME } else { fields.name.as_str() };
+    match trust.minimum_version(fields.kind, name) {
         Some(minimum) if fields.version < minimum => {
             Err(SignatureRejection::TooOld { version: fields.version, minimum })
         }
@@ -150,6 +160,22 @@ pub fn decide_upload<'t>(
     let name = (kind == ArtefactKind::Release).then(|| RELEASE_NAME.to_owned());
     let expected = ExpectedFields { kind, name, version: None, architecture: None };
     decide_acceptance(Some(signature), &expected, trust)?.ok_or(SignatureRejection::NoKeys)
+}
+
+/// Decides whether a shepherd with these keys assigns a bundle with this signature to a cluster. A shepherd verified the
+/// signature when the bundle was added. The error is a sentence.
+pub fn decide_assignment(
+    signature: Option<&str>,
+    trust: &SigningTrust,
+    allows_unsigned: bool,
+) -> Result<(), String> {
+    if allows_unsigned {
+        return Ok(());
+    }
+    let signature = signature.map(ArtefactSignature::parse).transpose().map_err(|error| error.to_string())?;
+    let expected =
+        ExpectedFields { kind: ArtefactKind::Bundle, name: None, version: None, architecture: None };
+    decide_acceptance(signature.as_ref(), &expected, trust).map(drop).map_err(|error| error.to_string())
 }
 
 /// Compares a signature with the content of its file: the name and version of a bundle of Kubernetes, or `None` for every

@@ -3,7 +3,8 @@
 //! A machine pins the keys that it receives first, at its enrolment or, if it was enrolled before, with the answer to a
 //! heartbeat. From then on only a *rotation* replaces them: a list of the new keys that one of the pinned keys signed. The
 //! list is a file of public keys, one after the other, and is signed like every other file, as kind `keys`. Its version
-//! says which rotation is the newer one, so a rotation that was once valid is not repeated later.
+//! says which rotation is the newer one, so a rotation that was once valid is not repeated later. The one exception is an
+//! [order](super::key_replacement) for keys that are lost.
 //!
 //! Rotations form a chain. A machine that was away for two of them applies both, in the order of their versions.
 
@@ -175,6 +176,18 @@ impl SigningTrust {
             }
         }
         next
+    }
+
+    /// The trust with these keys in place of the pinned ones, by an order. Lowest versions stay, and no rotation is applied
+    /// that is as old as one of these or as the last one.
+    #[must_use]
+    pub fn with_replaced_keys(&self, keys: &[SigningKey], rotations: &[KeyRotation]) -> Self {
+        let newest = rotations.iter().map(KeyRotation::version).max();
+        Self {
+            keys: keys.to_vec(),
+            rotation: newest.max(self.rotation),
+            minimum_versions: self.minimum_versions.clone(),
+        }
     }
 
     /// The trust to store where another process has changed the file from `before` to `stored`. The keys that it pinned stay,

@@ -287,6 +287,26 @@ fn shepherd_takes_what_one_of_its_keys_signed_for_what_it_is() {
 }
 
 #[test]
+fn bundle_of_a_cluster_is_signed_with_a_key_of_the_shepherd() {
+    let trust = SigningTrust::pinning(vec![key(FIRST_KEY)]);
+    let (none, release) = (SigningTrust::default(), "kind release, and bundle is expected");
+    for (signature, trust, allows_unsigned, expected) in [
+        (None, &none, false, None),
+        (None, &trust, true, None),
+        (None, &trust, false, Some("it is not signed")),
+        (Some(BY_SECOND), &trust, false, Some("which is not one of the pinned keys")),
+        (Some(BY_FIRST), &trust, false, Some(release)),
+        (Some("x"), &trust, false, Some("the signature is no file")),
+    ] {
+        let decided = decide_assignment(signature, trust, allows_unsigned);
+        match expected {
+            None => assert_eq!(decided, Ok(()), "{signature:?}"),
+            Some(text) => assert!(decided.as_ref().is_err_and(|error| error.contains(text)), "{decided:?}"),
+        }
+    }
+}
+
+#[test]
 fn configuration_needs_keys_beside_rotations() {
     let rotation = KeyRotation::parse(&key_files(&[SECOND_KEY, THIRD_KEY]), TO_SECOND).unwrap();
     let keys = key_files(&[SECOND_KEY, THIRD_KEY]);
@@ -379,6 +399,22 @@ fn keys_that_another_process_pinned_stay() {
     ] {
         assert_eq!(own.merged_with(before, stored), expected, "{what}");
     }
+}
+
+#[test]
+fn replaced_keys_bring_no_former_key_or_version_back() {
+    let rotation = |keys: &[&str], signature: &str| KeyRotation::parse(&key_files(keys), signature).unwrap();
+    let (to_second, to_third) =
+        (rotation(&[SECOND_KEY, THIRD_KEY], TO_SECOND), rotation(&[THIRD_KEY], TO_THIRD));
+    let pinned = SigningTrust::pinning(vec![key(FIRST_KEY)]);
+    let rotated = pinned.with_offer(&[], std::slice::from_ref(&to_second));
+    let raised = rotated.with_minimum(ArtefactKind::Release, "a", ReleaseVersion::new(1, 2, 0));
+    let replaced = raised.with_replaced_keys(&[key(FIRST_KEY)], &[]);
+    assert!(replaced.has_keys(&[key(FIRST_KEY)]));
+    assert_eq!(replaced.minimum_versions(), raised.minimum_versions());
+    assert_eq!(replaced.with_offer(&[], std::slice::from_ref(&to_second)), replaced, "it was applied before");
+    let third = raised.with_replaced_keys(&[key(THIRD_KEY)], &[to_third.clone(), to_second]);
+    assert_eq!((third.keys(), third.rotation()), (&[key(THIRD_KEY)][..], Some(to_third.version())));
 }
 
 #[test]

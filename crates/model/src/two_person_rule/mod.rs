@@ -2,8 +2,9 @@
 //!
 //! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, the cancellation of a
 //! retirement with a wipe, a new budget, the pause of a loop for all providers, a new credential, a certificate for a
-//! cluster, a revocation that leaves fewer than two admins, and the declaration of a service with privileges. If the policy requires it, such an order is not carried
-//! out when it is given first. It waits until another admin approves it. Then the requester gives the very same order
+//! cluster, a revocation that leaves fewer than two admins, the declaration of a service with privileges, an
+//! add-on of a cluster, and the replacement of the signing keys that a machine has pinned. If the policy requires it, such
+//! an order is not carried out when it is given first. It waits until another admin approves it. Then the requester gives the very same order
 //! again, under the same idempotency key, and it is carried out, once. The approval is for that order and no other: a
 //! digest of its whole content, with the machines of a bulk order, must be the same. So nobody can act in the name of
 //! another, and the audit log has both people.
@@ -80,12 +81,19 @@ pub enum SensitiveOrder {
     RevokeAdmin,
     /// A declaration with a service that runs as root, runs a program of the node, or requests privileges.
     DeclarePrivileged,
+    /// An add-on of a cluster: objects that are applied with all rights there.
+    SetAddOns,
+    /// The replacement of the signing keys that a machine has pinned.
+    AllowSigningKeys,
 }
 
 /// The call that waives a stage of a retirement.
 pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/WaiveStage";
 /// The call that cancels a retirement.
 pub const CANCEL_RETIRE_RPC: &str = "shepherd.fleet.v1.Machines/CancelRetire";
+
+/// The call that permits a takeover to replace pinned signing keys.
+pub const ALLOW_SIGNING_KEYS_RPC: &str = "shepherd.fleet.v1.Machines/AllowSigningKeys";
 
 impl SensitiveOrder {
     /// The kind of an order for one machine, by its call and by whether a wipe of that machine is pending; `None` if the
@@ -94,6 +102,7 @@ impl SensitiveOrder {
     pub fn from_rpc(rpc: &str, wipe_is_pending: bool) -> Option<Self> {
         match rpc {
             WAIVE_RPC => Some(Self::Waive),
+            ALLOW_SIGNING_KEYS_RPC => Some(Self::AllowSigningKeys),
             CANCEL_RETIRE_RPC if wipe_is_pending => Some(Self::CancelWipe),
             _ => None,
         }
@@ -112,6 +121,8 @@ impl SensitiveOrder {
             Self::IssueCertificate => "issuing a certificate for a cluster",
             Self::RevokeAdmin => "leaving fewer than two admins",
             Self::DeclarePrivileged => "declaring a service with privileges",
+            Self::SetAddOns => "setting an add-on of a cluster",
+            Self::AllowSigningKeys => "replacing the signing keys of a machine",
         }
     }
 }
@@ -359,12 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn order_that_ends_a_wipe_needs_approval_by_either_call() {
+    fn order_for_one_machine_needs_approval_by_its_call() {
         for (rpc, wipe_is_pending, expected) in [
             (WAIVE_RPC, true, Some(SensitiveOrder::Waive)),
             (WAIVE_RPC, false, Some(SensitiveOrder::Waive)),
             (CANCEL_RETIRE_RPC, true, Some(SensitiveOrder::CancelWipe)),
             (CANCEL_RETIRE_RPC, false, None),
+            (ALLOW_SIGNING_KEYS_RPC, false, Some(SensitiveOrder::AllowSigningKeys)),
             ("shepherd.fleet.v1.Machines/Retire", true, None),
         ] {
             assert_eq!(SensitiveOrder::from_rpc(rpc, wipe_is_pending), expected, "{rpc} {wipe_is_pending}");

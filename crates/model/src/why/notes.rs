@@ -49,6 +49,13 @@ pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -
     notes.extend(hold_note(facts, due, now));
     notes.extend(
         facts
+            .key_replacement
+            .as_ref()
+            .filter(|order| order.is_active_at(now) && due.reason != order.describe())
+            .map(|order| format!("{} (until {})", order.describe(), absolute_time(order.expires_at))),
+    );
+    notes.extend(
+        facts
             .priority
             .as_ref()
             .filter(|priority| priority.is_active_at(now))

@@ -111,11 +111,18 @@ fn enroll_machine(
         // The key was removed; an agent that still runs has the old one in memory.
         enrolment.revision = enrolment.revision.wrapping_add(1);
     }
+    let signing = SigningStore::open(state.clone());
+    if request.replace_signing_keys {
+        let replaced = signing.replace_keys(&request.signing_keys, &request.key_rotations);
+        if replaced.map_err(|error| failed(&error))? {
+            // An agent that runs has the former keys in memory.
+            enrolment.revision = enrolment.revision.wrapping_add(1);
+        }
+    }
     if kept.as_ref() != Some(&enrolment) {
         state.write_enrolment(&enrolment).map_err(|error| failed(&error))?;
     }
     // Nothing is pinned if keys are there already. The agent that runs, if there is one, pins the same with a heartbeat.
-    let signing = SigningStore::open(state.clone());
     if signing.accept_offer(&request.signing_keys, &request.key_rotations) {
         signing.save().map_err(|error| failed(&error))?;
     }

@@ -69,6 +69,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.BulkOrders/Submit", AccessRole::Operator, CallSubject::Machines),
     // The shepherd installs its role server on the host with this key, and sends it the machine's orders.
     role_rule("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Deployer, CallSubject::Machines),
+    // A machine runs what these keys sign.
+    role_rule("shepherd.fleet.v1.Machines/AllowSigningKeys", AccessRole::Admin, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Retire", AccessRole::Operator, CallSubject::Machines),
     // While a wipe is pending, this requires an admin, which the call itself enforces.
     role_rule("shepherd.fleet.v1.Machines/CancelRetire", AccessRole::Operator, CallSubject::Machines),

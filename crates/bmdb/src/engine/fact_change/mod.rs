@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 
 use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
+use crate::engine::fact_change::key_replacement::{KeyReplacementChange, apply_key_replacement};
 use crate::engine::fact_change::power::{PowerChange, apply_power_change};
 use crate::engine::fact_change::retirement::{RetirementChange, apply_retirement_change};
 use crate::engine::host_findings::store_findings;
@@ -24,6 +25,7 @@ use model::provider_status::ProviderStatus;
 use model::roll_out::ReleaseReport;
 use model::time::Timestamp;
 
+pub mod key_replacement;
 pub mod power;
 pub mod retirement;
 
@@ -120,6 +122,8 @@ pub enum FactChange {
     Retirement(RetirementChange),
     /// Its power order was given, begun or ended.
     Power(PowerChange),
+    /// The order to replace its pinned signing keys was given, or used.
+    KeyReplacement(KeyReplacementChange),
     /// Its agent reported that it lives.
     Heartbeat(NewHeartbeat),
     /// Its agent reported the machine's hardware.
@@ -384,6 +388,7 @@ pub(crate) async fn apply_fact_change(
             return apply_retirement_change(tx, machine, change).await;
         }
         FactChange::Power(change) => return apply_power_change(tx, machine, change).await,
+        FactChange::KeyReplacement(change) => return apply_key_replacement(tx, machine, change).await,
         FactChange::Heartbeat(beat) => sqlx::query_file!(
             "../../sql/facts/upsert_heartbeat.sql",
             id,

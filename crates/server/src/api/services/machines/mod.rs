@@ -5,6 +5,7 @@ pub mod machine_watch;
 mod order_execution;
 pub mod power_orders;
 pub mod retirement_orders;
+pub mod signing_key_orders;
 
 use std::collections::HashMap;
 
@@ -278,6 +279,13 @@ impl Machines for MachinesService {
             self.context.bmdb.allow_host_key(order, machine_id(&name), meant)
         })
         .await
+    }
+
+    async fn allow_signing_keys(
+        &self,
+        request: Request<v1::AllowSigningKeysRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        signing_key_orders::allow_signing_keys(&self.context, &request).await
     }
 
     async fn retire(

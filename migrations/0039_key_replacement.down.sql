@@ -1,0 +1,1 @@
+DROP TABLE machine_key_replacement;
