@@ -9,6 +9,8 @@ use shepherd::model::kubernetes::archive;
 use shepherd::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use shepherd::model::kubernetes::version::ReleaseVersion;
 use shepherd::model::role_declaration::Sha256;
+use shepherd::model::signed_artefact::BUNDLE_NAME;
+use shepherd::model::signed_artefact::signed_fields::ArtefactKind;
 use shepherd::roleserver::cluster::kubernetes::bundle_store::{Bundle, BundleError, BundleStore};
 use shepherd::roleserver::server_pool::ServerPool;
 use shepherd::roleserver::signing_store::SigningStore;
@@ -113,7 +115,7 @@ async fn only_a_bundle_that_a_pinned_key_signed_is_unpacked() -> TestResult {
     let state = StateDirectory::from_path(place.path().to_owned());
     let signing = SigningStore::open(state);
     assert!(signing.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
-    let bundles = BundleStore::open(directory.clone(), ServerPool::default()).with_signing(signing);
+    let bundles = BundleStore::open(directory.clone(), ServerPool::default()).with_signing(signing.clone());
     let comment = format!(
         "shepherd kind=bundle name=kubernetes-1.20.2-controllers version=1.20.2 architecture={} minimum-version=1.20.0",
         std::env::consts::ARCH
@@ -145,5 +147,18 @@ async fn only_a_bundle_that_a_pinned_key_signed_is_unpacked() -> TestResult {
     std::fs::write(bundles.signature_path(digest), signer.sign(&content, &comment)?)?;
     assert_eq!(read_version(&bundles.ensure_bundle(&digest).await?)?, "Kubernetes v1.20.2\n");
     assert!(!bundles.signature_path(digest).exists());
+    // A newer bundle has proved itself. This one is the way back as long as it is here, and is not unpacked again.
+    let minimum = bundles.minimum_version(digest).context("it was signed")?;
+    assert_eq!(minimum, ReleaseVersion::new(1, 20, 0));
+    signing.raise_minimum(ArtefactKind::Bundle, BUNDLE_NAME, ReleaseVersion::new(1, 20, 3));
+    assert_eq!(read_version(&bundles.ensure_bundle(&digest).await?)?, "Kubernetes v1.20.2\n");
+    bundles.remove_unneeded(&[]).await?;
+    put(&bundles, &file)?;
+    std::fs::write(bundles.signature_path(digest), signer.sign(&content, &comment)?)?;
+    let error = bundles.ensure_bundle(&digest).await.err().context("an older bundle was unpacked")?;
+    assert!(
+        error.to_string().contains("its version is 1.20.2, and 1.20.3 is the lowest that is accepted"),
+        "{error}"
+    );
     Ok(())
 }

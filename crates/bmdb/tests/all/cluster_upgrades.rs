@@ -22,6 +22,7 @@ use model::cluster::state::{
 };
 use model::cluster::upgrade::UpgradeEvent;
 use model::ids::MachineId;
+use model::signed_artefact::signing_trust::SigningTrust;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::cluster::transitions::LEASE_KIND;
 use shepherd_bmdb::cluster::upgrade::NewUpgrade;
@@ -97,6 +98,7 @@ fn to(bundle: &str) -> NewUpgrade {
         roleserver: None,
         parallelism: 1,
         deadline_seconds: 900,
+        trust: SigningTrust::default(),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
+use model::signed_artefact::signing_trust::SigningTrust;
 use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
@@ -101,6 +102,7 @@ async fn create_upgrade(context: &CommandContext, args: &UpgradeCluster) -> Resu
         roleserver: args.roleserver_release.clone(),
         parallelism: args.parallelism,
         deadline_seconds: u32::try_from(args.node_deadline.0.as_secs()).unwrap_or(u32::MAX),
+        trust: SigningTrust::default(),
     };
     new.check().map_err(CliError::Invalid)?;
     let give = async |service, order| {

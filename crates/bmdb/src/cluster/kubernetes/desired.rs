@@ -9,12 +9,15 @@ use uuid::Uuid;
 use crate::cluster::lock::increment_version;
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
+use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::artefact::list_artefacts;
 use model::artefact::{ArtefactView, find_artefact, parse_digest};
 use model::cluster::kubernetes::{
     DEFAULT_DOMAIN, DEFAULT_NODE_PREFIX, DEFAULT_POD_RANGE, DEFAULT_SERVICE_RANGE, KubernetesSpec,
     VolumeDriver,
 };
+use model::signed_artefact::decide_assignment;
+use model::signed_artefact::signing_trust::SigningTrust;
 
 const SETTING: &str = "saying what a cluster is to run of Kubernetes";
 
@@ -37,33 +40,41 @@ pub struct KubernetesPatch {
     pub remove_add_ons: BTreeSet<String>,
     /// The volume driver; one without a name removes it.
     pub storage: Option<VolumeDriver>,
+    /// The keys that the bundle must be signed with, those of the shepherd that received the order. Without any, it needs no
+    /// signature.
+    pub trust: SigningTrust,
 }
 
-/// Resolves and locks the complete artefact that a text names; nobody can remove it until the transaction ends.
+/// Resolves and locks the complete artefact that a text names, with its signature; nobody can remove it until the transaction ends.
 async fn lock_artefact(
     tx: &mut PgConnection,
     all: &[ArtefactView],
     text: &str,
-) -> Result<ArtefactView, BmdbError> {
+) -> Result<(ArtefactView, Option<String>), BmdbError> {
     let found = find_artefact(all, text).map_err(|reason| order_rejected("NO_SUCH_ARTEFACT", reason))?;
     let digest = parse_digest(&found.sha256).map_err(BmdbError::Corrupt)?;
     let there = sqlx::query_file!("../../sql/artefact/lock.sql", digest.0.as_slice())
         .fetch_optional(tx)
         .await
         .context(SETTING)?;
-    if there.is_none_or(|there| there.added_at.is_none()) {
+    let Some(there) = there.filter(|there| there.added_at.is_some()) else {
         return Err(order_rejected(
             "NO_SUCH_ARTEFACT",
             format!("the artefact {} is not whole", found.sha256),
         ));
-    }
-    Ok(found.clone())
+    };
+    Ok((found.clone(), there.signature))
 }
 
-/// Resolves the bundle that a text names: its digest, and its version of Kubernetes.
-pub(crate) async fn resolve_bundle(tx: &mut PgConnection, text: &str) -> Result<(String, String), BmdbError> {
+/// Resolves the bundle that a text names: its digest, and its version of Kubernetes. It must be signed with one of the keys
+/// in `trust`, if there are any, unless the policy allows unsigned ones.
+pub(crate) async fn resolve_bundle(
+    tx: &mut PgConnection,
+    text: &str,
+    trust: &SigningTrust,
+) -> Result<(String, String), BmdbError> {
     let (all, _) = list_artefacts(tx).await?;
-    let found = lock_artefact(tx, &all, text).await?;
+    let (found, signature) = lock_artefact(tx, &all, text).await?;
     let Some(version) = found.kubernetes else {
         let text = format!(
             "the artefact {} ({}) is not a bundle of Kubernetes: it does not begin with the manifest of one",
@@ -72,6 +83,11 @@ pub(crate) async fn resolve_bundle(tx: &mut PgConnection, text: &str) -> Result<
         );
         return Err(order_rejected("NO_BUNDLE", text));
     };
+    let allows_unsigned = read_policy_in_tx(tx).await?.allow_unsigned_releases;
+    decide_assignment(signature.as_deref(), trust, allows_unsigned).map_err(|reason| {
+        let name = found.name.as_deref().unwrap_or(&found.sha256);
+        order_rejected("NOT_SIGNED", format!("no cluster gets the bundle {name}: {reason}"))
+    })?;
     Ok((found.sha256, version))
 }
 
@@ -90,7 +106,7 @@ pub(crate) async fn resolve_desired(
         }
         (Some(before), None) => before.clone(),
         (before, Some(text)) => {
-            let (bundle, version) = resolve_bundle(tx, text).await?;
+            let (bundle, version) = resolve_bundle(tx, text, &wish.trust).await?;
             if before.is_some_and(|before| before.bundle != bundle) {
                 let text = format!(
                     "the cluster {name} runs another bundle, and all of its nodes would change at once; to \
@@ -134,7 +150,7 @@ pub(crate) async fn resolve_desired(
     }
     let (all, _) = list_artefacts(tx).await?;
     for (add_on, artefact) in &wish.add_ons {
-        let found = lock_artefact(tx, &all, artefact).await?;
+        let (found, _) = lock_artefact(tx, &all, artefact).await?;
         wanted.add_ons.insert(add_on.clone(), found.sha256);
     }
     for add_on in &wish.remove_add_ons {

@@ -21,6 +21,7 @@ use model::artefact::parse_digest;
 use model::cluster::upgrade::{
     BundleRef, ClusterUpgrade, MAX_PARALLELISM, NODE_DEADLINE_RANGE_SECONDS, NodeUpgrade, ReleaseProgress,
 };
+use model::signed_artefact::signing_trust::SigningTrust;
 use model::time::Timestamp;
 
 mod checks;
@@ -79,6 +80,9 @@ pub struct NewUpgrade {
     pub parallelism: u32,
     /// How long a node may take, in seconds.
     pub deadline_seconds: u32,
+    /// The keys that the bundle must be signed with, those of the shepherd that received the order. Without any, it needs no
+    /// signature.
+    pub trust: SigningTrust,
 }
 
 impl NewUpgrade {

@@ -85,7 +85,7 @@ async fn create_upgrade_in_tx(
         None => None,
         Some(text) => {
             let before = require_kubernetes(tx, id, name).await?.desired.spec;
-            let (digest, to) = resolve_bundle(tx, text).await?;
+            let (digest, to) = resolve_bundle(tx, text, &new.trust).await?;
             if digest == before.bundle && new.roleserver.is_none() {
                 let output =
                     format!("already runs exactly that bundle (Kubernetes {to}); nothing was changed");

@@ -16,6 +16,7 @@ use crate::fleet::roll_out::reject_machines_in_roll_outs;
 use crate::fleet::roll_out::row::abort_roll_out;
 use crate::orders::order::{Order, OrderEffect};
 use model::kubernetes::skew::{NodeVersion, skew_violations};
+use model::signed_artefact::signing_trust::SigningTrust;
 
 /// Rolls back to what ran before: from where an upgrade is, or after the last one was finished.
 pub(super) async fn roll_back_upgrade_in_tx(
@@ -52,8 +53,8 @@ pub(super) async fn roll_back_upgrade_in_tx(
     if !under_way && kept.as_ref().is_none_or(|kept| *kept != to.digest && *kept != from.digest) {
         return Err(nothing("now runs another bundle than the one that its last upgrade led to"));
     }
-    // Nodes that have the bundle keep it, and new ones fetch it.
-    resolve_bundle(tx, &from.digest).await.map_err(|_| {
+    // Nodes that have the bundle keep it, and new ones fetch it. It was assigned before, so its signature is left to them.
+    resolve_bundle(tx, &from.digest, &SigningTrust::default()).await.map_err(|_| {
         nothing(&format!(
             "cannot go back: the artefact of its former bundle ({}) was deleted; add it again",
             &from.digest[..16]
@@ -91,6 +92,7 @@ pub(super) async fn roll_back_upgrade_in_tx(
             roleserver: None,
             parallelism: u32::try_from(line.upgrade.parallelism).unwrap_or(1),
             deadline_seconds: u32::try_from(line.upgrade.node_deadline.as_secs()).unwrap_or(u32::MAX),
+            trust: SigningTrust::default(),
         };
         let bundles = (from.clone(), to.clone());
         insert_upgrade(tx, order, id, Some(&bundles), None, &again, true).await?;

@@ -4,10 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use model::role_declaration::Sha256;
+use model::signed_artefact::signing_key::SigningKey;
+use model::signed_artefact::signing_trust::SigningTrust;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
+use shepherd_bmdb::cluster::upgrade::NewUpgrade;
+use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::artefact::upload::UploadState;
+use shepherd_bmdb::orders::order::OrderResult;
 
-use super::{bundle, name, order, spec, split_order_result, with_bundle};
+use super::{bundle, name, order, spec, split_order_result, to, with_bundle};
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::Kit;
 
@@ -53,6 +58,44 @@ async fn bundle_and_add_ons_stay_for_as_long_as_a_cluster_has_them() -> TestResu
         KubernetesPatch { remove_add_ons: BTreeSet::from(["dns".to_owned()]), ..KubernetesPatch::default() };
     kit.bmdb.set_kubernetes(order("Set"), name(), without).await?;
     removed("k-1.0.0").await?.map_err(|(_, words)| anyhow::anyhow!(words))?;
+    Ok(())
+}
+
+/// Without keys, as for the other tests here, a shepherd verifies nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_gets_no_bundle_that_a_key_of_the_shepherd_has_not_signed() -> TestResult {
+    let kit = Kit::new("kubernetes_unsigned").await?;
+    bundle(&kit, 'a', "1.30.1").await?;
+    bundle(&kit, 'b', "1.31.0").await?;
+    let key = SigningKey::parse("RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c");
+    let trust = SigningTrust::pinning(vec![key.map_err(anyhow::Error::msg)?]);
+    let patch = || KubernetesPatch { trust: trust.clone(), ..with_bundle("k-1.30.1") };
+    let reason = |ordered: Result<OrderResult, BmdbError>| {
+        split_order_result(ordered, |carried| carried.outcome.message)?
+            .err()
+            .context("an unsigned bundle was assigned")
+    };
+    let created = kit.bmdb.create_cluster(order("Create"), spec(1, 0), Some(patch())).await;
+    let (why, words) = reason(created)?;
+    assert_eq!(why, "NOT_SIGNED", "{words}");
+    assert!(words.starts_with("no cluster gets the bundle k-1.30.1: it is not signed"), "{words}");
+    assert_eq!(kit.count("SELECT count(*) FROM cluster").await?, 0, "nothing is half done");
+    kit.bmdb.create_cluster(order("Create"), spec(1, 0), None).await?;
+    let (why, words) = reason(kit.bmdb.set_kubernetes(order("Set"), name(), patch()).await)?;
+    assert_eq!(why, "NOT_SIGNED", "{words}");
+    let refused =
+        "SELECT count(*) FROM audit WHERE outcome = 'refused' AND message LIKE 'no cluster gets the bundle%'";
+    assert_eq!(kit.count(refused).await?, 2, "both are in the audit");
+
+    kit.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = true).await?;
+    kit.bmdb.set_kubernetes(order("Set"), name(), patch()).await?;
+    kit.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = false).await?;
+    let founded = "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]'";
+    sqlx::query(founded).execute(&kit.pool).await?;
+    let upgrade = NewUpgrade { trust: trust.clone(), ..to("k-1.31.0") };
+    let (why, words) = reason(kit.bmdb.upgrade_cluster(order("Upgrade"), name(), upgrade).await)?;
+    assert_eq!(why, "NOT_SIGNED", "{words}");
+    assert!(words.starts_with("no cluster gets the bundle k-1.31.0"), "{words}");
     Ok(())
 }
 

@@ -24,8 +24,8 @@ use crate::cluster::kubernetes::startup::DrainState;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::cluster::kubernetes::stored_driver::StoredDriver;
 use crate::cluster::kubernetes::{
-    KubernetesContext, bundle_install, cluster_config, component_status, components, curator_watch, desired,
-    host_cleanup, load_balancer, node_object, reconciler_runner, setup, startup,
+    KubernetesContext, bundle_install, bundle_proof, cluster_config, component_status, components,
+    curator_watch, desired, host_cleanup, load_balancer, node_object, reconciler_runner, setup, startup,
 };
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::services::artefact_store::ArtefactStore;
@@ -97,6 +97,9 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
             starting.start("certificates", certificates)?;
             let bundles = BundleStore::open(files.bundles_directory(), host.server_pool.clone())
                 .with_signing(host.signing.clone());
+            let proving =
+                bundle_proof::prove_bundles(bundles.clone(), host.signing.clone(), facts.kubernetes.clone());
+            starting.start("bundle_proof", proving)?;
             let holding = bundle_install::install_bundle(
                 bundles,
                 files.clone(),

@@ -16,6 +16,7 @@
 //! * [`curator_watch`][]: watches the setup from the curator. [`setup`][]: validates and stores it.
 //! * [`startup`][]: decides which roles run (pure).
 //! * [`bundle_store`][]: bundles of programs, as [`model::kubernetes::bundle_manifest`] describes them.
+//! * `bundle_proof`: raises the lowest accepted version of bundles.
 //!   [`bundle_install`][]: installs the desired one.
 //! * [`component_certificates`][]: issues keys and certificates. [`key_material`][]: their layout on the disk, and
 //!   which are due.
@@ -86,6 +87,8 @@ use crate::signing_store::SigningStore;
 pub mod assembly;
 #[cfg(feature = "reconciler")]
 pub mod bundle_install;
+#[cfg(feature = "reconciler")]
+pub mod bundle_proof;
 pub mod bundle_store;
 pub mod cgroup_driver;
 #[cfg(feature = "reconciler")]

@@ -78,7 +78,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
         request: Request<v1::SetClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let wish = parse_patch(&body.patch.clone().unwrap_or_default())?;
+        let wish = parse_patch(&body.patch.clone().unwrap_or_default(), &self.context.signing.trust())?;
         IncomingOrder { rpc: SET, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.set_kubernetes(order, body.name.clone(), wish)
@@ -154,6 +154,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
             } else {
                 body.deadline_seconds
             },
+            trust: self.context.signing.trust(),
         };
         IncomingOrder { rpc: UPGRADE, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {

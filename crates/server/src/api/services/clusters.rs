@@ -110,7 +110,8 @@ impl Clusters for ClustersService {
         let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
             .parse_unversioned(order_target(&body.name))?;
         let dry_run = order.dry_run;
-        let kubernetes = body.kubernetes.as_ref().map(parse_patch).transpose()?;
+        let trust = self.context.signing.trust();
+        let kubernetes = body.kubernetes.as_ref().map(|patch| parse_patch(patch, &trust)).transpose()?;
         let carried = self.context.bmdb.create_cluster(order, spec, kubernetes).await.map_err(bmdb_status)?;
         Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }

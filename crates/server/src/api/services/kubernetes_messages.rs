@@ -13,6 +13,7 @@ use model::cluster::kubernetes::{
     ComponentStatus, KubernetesKeyRotation, KubernetesSpec, NodeKubernetes, ObjectConflict, VolumeDriver,
 };
 use model::cluster::upgrade::BundleRef;
+use model::signed_artefact::signing_trust::SigningTrust;
 use proto::fleet::v1;
 
 /// Longest name of an artefact in a request, in characters.
@@ -24,7 +25,10 @@ pub(super) fn optional_line(field: &str, text: &str) -> Result<Option<String>, S
 }
 
 /// Validates and decodes a change of the Kubernetes settings.
-pub(super) fn parse_patch(patch: &v1::KubernetesPatch) -> Result<KubernetesPatch, Status> {
+pub(super) fn parse_patch(
+    patch: &v1::KubernetesPatch,
+    trust: &SigningTrust,
+) -> Result<KubernetesPatch, Status> {
     let storage = patch.storage.as_ref().map(|storage| -> Result<VolumeDriver, Status> {
         Ok(VolumeDriver {
             driver: single_line("storage.driver", &storage.driver, MAX_NAME_CHARS)?.to_owned(),
@@ -46,6 +50,7 @@ pub(super) fn parse_patch(patch: &v1::KubernetesPatch) -> Result<KubernetesPatch
         add_ons: add_ons.collect::<Result<_, _>>()?,
         remove_add_ons: patch.remove_add_ons.iter().cloned().collect(),
         storage: storage.transpose()?,
+        trust: trust.clone(),
     })
 }
 

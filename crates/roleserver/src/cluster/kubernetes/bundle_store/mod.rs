@@ -6,7 +6,7 @@
 //! | `archives/DIGEST.minisig` | its signature |
 //! | `archives/DIGEST.part` | an incomplete download, which can be resumed |
 //! | `DIGEST.new/` | a bundle that is being unpacked |
-//! | `DIGEST/` | a complete bundle: the files of its manifest, the manifest, and the manifest's digest |
+//! | `DIGEST/` | a complete bundle: the files of its manifest, the manifest, the manifest's digest, and the `minimum-version` of its signature |
 //! | `DIGEST.gone/` | a bundle that is being removed |
 //!
 //! A directory gets the name of its digest by a rename, only when every byte in it is verified and on the disk. It
@@ -31,13 +31,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::kubernetes::bundle_manifest::{self, BundleAddOn, BundleComponent, BundleImage, BundleManifest};
+use model::kubernetes::version::ReleaseVersion;
 use model::role_declaration::Sha256;
 use model::signed_artefact::ExpectedFields;
 use model::signed_artefact::signed_fields::ArtefactKind;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::cluster::kubernetes::bundle_store::unpack::{
-    UnpackError, create_directory, free_bytes, sha256, unpack_archive, verify_bundle,
+    MINIMUM_VERSION, UnpackError, create_directory, free_bytes, sha256, unpack_archive, verify_bundle,
 };
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::server_pool::{FetchError, ServerPool};
@@ -177,6 +178,14 @@ impl BundleStore {
             architecture: Some(std::env::consts::ARCH.to_owned()),
         };
         signing.accept_signature(text, &expected)
+    }
+
+    /// The lowest version of bundles that this one permits once it has proved itself; `None` if it was unpacked without a
+    /// signature. Blocks.
+    #[must_use]
+    pub fn minimum_version(&self, digest: Sha256) -> Option<ReleaseVersion> {
+        let path = self.directory.join(hex::encode(digest.0)).join(MINIMUM_VERSION);
+        fs::read_to_string(path).ok()?.parse().ok()
     }
 
     /// Path at which an operator can put an archive by hand.

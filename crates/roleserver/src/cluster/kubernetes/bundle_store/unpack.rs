@@ -23,6 +23,8 @@ use crate::signing_store::SignedBy;
 pub(super) const RESERVE: u64 = 256 << 20;
 /// File with the SHA-256 of the manifest, written when the bundle was unpacked.
 pub(super) const MANIFEST_DIGEST: &str = "manifest.sha256";
+/// File with the minimum version in the signature of the archive. A bundle without a signature has none.
+pub(super) const MINIMUM_VERSION: &str = "minimum-version";
 
 /// Why an archive was not unpacked.
 #[derive(Debug)]
@@ -134,6 +136,10 @@ pub(super) fn unpack_archive(
     archive.finish()?;
     write_new_file(&into.join(MANIFEST), &text)?;
     write_new_file(&into.join(MANIFEST_DIGEST), hex::encode(sha256(&text).0).as_bytes())?;
+    if let Some(signed_by) = signed_by {
+        let minimum = signed_by.signature.fields().minimum_version.to_string();
+        write_new_file(&into.join(MINIMUM_VERSION), minimum.as_bytes())?;
+    }
     for directory in &directories {
         File::open(directory)?.sync_all()?;
     }
