@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::kubernetes::add_on_approval::approve_add_ons;
 use crate::cluster::kubernetes::desired::{
     KubernetesPatch, kubernetes_audit_json, resolve_desired, store_desired,
 };
@@ -13,6 +14,7 @@ use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::machine::lookup::{LookupResult, find_machine};
+use crate::orders::approval::append_approver;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
 
@@ -80,6 +82,10 @@ async fn create_cluster_in_tx(
         Some(patch) => Some(resolve_desired(tx, &spec.name, None, patch).await?),
         None => None,
     };
+    let by = match &kubernetes {
+        Some(wanted) => approve_add_ons(tx, order, (&[], &spec.name), None, wanted).await?,
+        None => None,
+    };
     let made = sqlx::query_file_scalar!(
         "../../sql/cluster/insert.sql",
         Uuid::new_v4(),
@@ -113,6 +119,7 @@ async fn create_cluster_in_tx(
         describe_selector(spec),
         spec.name
     );
+    let text = append_approver(text, by.as_deref());
     let mut after = audit_json(spec);
     if let Some(kubernetes) = &kubernetes {
         after["kubernetes"] = kubernetes_audit_json(kubernetes);

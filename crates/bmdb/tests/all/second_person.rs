@@ -14,6 +14,7 @@ use model::role_declaration::RoleDeclaration;
 use model::time::Span;
 use model::two_person_rule::{CANCEL_RETIRE_RPC, Principal, WAIVE_RPC};
 use proto::curator::v1 as wire;
+use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::orders::approval::{RPC as APPROVE, list_approvals};
@@ -397,6 +398,53 @@ fn declaration(user: &str) -> Result<RoleDeclaration> {
     };
     let services = vec![service];
     Ok(RoleDeclaration::new(wire::Declaration { role: "web".to_owned(), services, ..Default::default() })?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn add_on_that_is_new_or_has_other_objects_needs_two() -> TestResult {
+    let kit = with_two("second_person_add_ons").await?;
+    for (digit, name) in [("a", "k"), ("b", "dns-1"), ("c", "dns-2")] {
+        sqlx::query(
+            "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
+             VALUES (decode(repeat($1, 64), 'hex'), 3, gen_random_uuid(), clock_timestamp(), $2, clock_timestamp(), 'kim',
+                     CASE WHEN $2 = 'k' THEN '1.30.1' END)",
+        )
+        .bind(digit)
+        .bind(name)
+        .execute(&kit.pool)
+        .await?;
+    }
+    kit.founded_cluster(1, 0).await?;
+    let rpc = "shepherd.fleet.v1.ClusterKubernetes/Set";
+    let set = async |patch: KubernetesPatch, key: &str| {
+        kit.bmdb.set_kubernetes(order("kim@a", rpc, Some(key), key), "ams".to_owned(), patch).await
+    };
+    let dns = |artefact: &str| KubernetesPatch {
+        add_ons: [("dns".to_owned(), artefact.to_owned())].into_iter().collect(),
+        ..KubernetesPatch::default()
+    };
+    let bundle = KubernetesPatch { bundle: Some("k".to_owned()), ..KubernetesPatch::default() };
+    assert!(set(bundle, "1").await?.outcome.changed, "a bundle has no other objects than those that it has");
+    let approval = expect_approval_required(set(dns("dns-1"), "2").await)?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
+    assert!(line.target.ends_with(&format!("the add-ons dns ({})", "b".repeat(64))), "{}", line.target);
+    approve(&kit, "lee@a", approval, false).await?;
+    // The name is that of another artefact by then.
+    sqlx::query("UPDATE artefact SET name = CASE name WHEN 'dns-1' THEN 'dns-2' ELSE 'dns-1' END WHERE name LIKE 'dns%'")
+        .execute(&kit.pool)
+        .await?;
+    assert_eq!(refused(set(dns("dns-1"), "2").await)?, "NOT_AS_REQUESTED");
+    let approval = expect_approval_required(set(dns("dns-2"), "3").await)?;
+    approve(&kit, "lee@a", approval, false).await?;
+    assert!(set(dns("dns-2"), "3").await?.outcome.message.ends_with("; approved by lee@a"));
+    expect_approval_required(set(dns("dns-1"), "4").await)?;
+    let without = KubernetesPatch {
+        remove_add_ons: ["dns".to_owned()].into_iter().collect(),
+        ..KubernetesPatch::default()
+    };
+    assert!(set(without, "5").await?.outcome.changed, "fewer objects need nobody");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,6 +17,7 @@ use model::cluster::kubernetes::{DesiredKubernetes, KubernetesSpec};
 use model::cluster::view::KubernetesStatusView;
 use model::time::Timestamp;
 
+pub mod add_on_approval;
 pub mod desired;
 mod orders;
 pub mod user;

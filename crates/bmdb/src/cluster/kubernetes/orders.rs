@@ -5,6 +5,7 @@ use sqlx::PgConnection;
 #[cfg(feature = "sealing")]
 use uuid::Uuid;
 
+use crate::cluster::kubernetes::add_on_approval::approve_add_ons;
 use crate::cluster::kubernetes::desired::{
     KubernetesPatch, kubernetes_audit_json, resolve_desired, store_desired,
 };
@@ -15,6 +16,7 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
+use crate::orders::approval::append_approver;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::kubernetes::KeyPurpose;
 
@@ -103,6 +105,7 @@ async fn set_kubernetes_in_tx(
         let text = "already has these settings; nothing was changed";
         return Ok(OrderEffect::unchanged(text, was));
     }
+    let by = approve_add_ons(tx, order, (id.as_bytes(), name), before.as_ref(), &wanted).await?;
     store_desired(tx, id, &wanted, &order.actor.name).await?;
     let add_ons = match wanted.add_ons.len() {
         0 => "no add-ons".to_owned(),
@@ -112,6 +115,7 @@ async fn set_kubernetes_in_tx(
         "is to run Kubernetes {} with {add_ons}; watch it with: shepherdctl cluster describe {name}",
         wanted.version
     );
+    let text = append_approver(text, by.as_deref());
     Ok(OrderEffect::changed(text, was, Some(kubernetes_audit_json(&wanted))))
 }
 
