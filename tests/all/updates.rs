@@ -12,6 +12,7 @@ use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::roll_outs as rolling;
 use shepherd::model::artefact::PIECE_BYTES;
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::issues::find_issues;
 use shepherd::model::role_declaration::Sha256;
 use shepherd::model::roll_out_view::RollOutView;
 use shepherd::model::signed_artefact::signature::ArtefactSignature;
@@ -120,6 +121,13 @@ impl Fleet {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(())
+    }
+
+    /// What `issues` shows of machines that refused a release.
+    async fn refused_releases(&self) -> Result<Vec<String>> {
+        let issues = find_issues(&self.listener.bmdb.read_issue_inputs().await?);
+        let refused = issues.into_iter().filter(|issue| issue.id == "release-refused");
+        Ok(refused.map(|issue| issue.message).collect())
     }
 
     async fn add(&self, name: &str, bytes: &[u8]) -> Result<()> {
@@ -339,6 +347,8 @@ async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none(
         let message = fleet.update(&id).await?.machines[0].message.clone().context("no message")?;
         assert!(message.contains(text), "{message}");
         assert_eq!(fleet.programs()?, before);
+        let issues = fleet.refused_releases().await?;
+        assert!(issues.len() == 1 && issues[0].contains(text), "issues: {issues:?}");
         fleet.add_signed("1.4", &release, Some(signed(&thief, &release, &comment)?)).await?;
     }
 
@@ -354,6 +364,7 @@ async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none(
         })
         .await?;
     assert_eq!(fleet.programs()?, [hex::encode(request_digest(&release))]);
+    assert!(fleet.refused_releases().await?.is_empty(), "it is over");
     let recorded =
         "SELECT count(*) FROM audit WHERE outcome = 'changed' AND after::TEXT LIKE '%version=1.4.0%'";
     let recorded: i64 = sqlx::query_scalar(recorded).fetch_one(&fleet.pool).await?;

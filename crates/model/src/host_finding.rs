@@ -28,6 +28,8 @@ pub enum HostFindingKind {
     StorageLow,
     /// The machine has pinned no signing keys, although its shepherd sends some. The shepherd finds that.
     UnpinnedKeys,
+    /// The machine refused the release in its newest order, because of its signature. The shepherd finds that.
+    ReleaseRefused,
     /// One that only a newer release knows.
     #[serde(other)]
     Other,
@@ -45,6 +47,7 @@ impl HostFindingKind {
             Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::StorageLow => "storage-low",
             Self::UnpinnedKeys => "unpinned-keys",
+            Self::ReleaseRefused => "release-refused",
             Self::Other => "other",
         }
     }
@@ -60,6 +63,7 @@ impl HostFindingKind {
             Self::ConnectionsTurnedAway,
             Self::StorageLow,
             Self::UnpinnedKeys,
+            Self::ReleaseRefused,
         ];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
     }
@@ -94,6 +98,7 @@ mod tests {
             HostFindingKind::ConnectionsTurnedAway,
             HostFindingKind::StorageLow,
             HostFindingKind::UnpinnedKeys,
+            HostFindingKind::ReleaseRefused,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
             let finding = HostFinding { kind, message: "m".to_owned() };

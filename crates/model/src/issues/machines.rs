@@ -48,6 +48,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         curator_connections(machine),
         storage_low(machine),
         unpinned_keys(machine),
+        release_refused(machine),
     ];
     rules.into_iter().flatten().collect()
 }
@@ -288,6 +289,7 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
                     | HostFindingKind::ConnectionsTurnedAway
                     | HostFindingKind::StorageLow
                     | HostFindingKind::UnpinnedKeys
+                    | HostFindingKind::ReleaseRefused
             )
         },
         remedy,
@@ -314,11 +316,18 @@ fn storage_low(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn unpinned_keys(machine: &MachineIssueInputs) -> Option<Issue> {
-    let remedy = "if its file is damaged, look at it, then remove it and restart the role server; otherwise update its role \
-                  server, or take the machine over again with the role server of this release; it then pins the keys with \
-                  the next heartbeat"
+    let remedy = "if its file is damaged, look at it, then remove it and restart the role server; if its keys are lost, let an \
+                  admin give `shepherdctl allow signing-keys`; otherwise update its role server, or take the machine over \
+                  again with the role server of this release; it then pins the keys with the next heartbeat"
         .to_owned();
     finding_issue(machine, IssueKind::UnpinnedKeys, |kind| kind == HostFindingKind::UnpinnedKeys, remedy)
+}
+
+fn release_refused(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = "see who ordered it and who added the file (the audit has both); sign the right release with a pinned key, and \
+                  order that one"
+        .to_owned();
+    finding_issue(machine, IssueKind::ReleaseRefused, |kind| kind == HostFindingKind::ReleaseRefused, remedy)
 }
 
 /// An issue with the messages of all findings of some kinds. Without an agent nobody reports findings any more.

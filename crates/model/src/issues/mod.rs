@@ -109,6 +109,7 @@ pub enum IssueKind {
     OutdatedAgent,
     ProviderDiscrepancy,
     ProviderFails,
+    ReleaseRefused,
     ReplicationSlot,
     RetiredListed,
     RetirementStuck,
@@ -128,7 +129,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 57] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -170,6 +171,7 @@ impl IssueKind {
         Self::OutdatedAgent,
         Self::ProviderDiscrepancy,
         Self::ProviderFails,
+        Self::ReleaseRefused,
         Self::ReplicationSlot,
         Self::RetiredListed,
         Self::RetirementStuck,
@@ -232,6 +234,7 @@ impl IssueKind {
             Self::OutdatedAgent => "outdated-agent",
             Self::ProviderDiscrepancy => "provider-discrepancy",
             Self::ProviderFails => "provider-fails",
+            Self::ReleaseRefused => "release-refused",
             Self::ReplicationSlot => "replication-slot",
             Self::RetiredListed => "retired-listed",
             Self::RetirementStuck => "retirement-stuck",
@@ -300,6 +303,7 @@ impl IssueKind {
             | Self::StorageLow
             | Self::TransactionIds
             | Self::TwoPersonRuleOff
+            | Self::ReleaseRefused
             | Self::UnpinnedKeys
             | Self::UnsignedReleases
             | Self::VersionFault

@@ -9,6 +9,7 @@ use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use model::signed_artefact::RELEASE_REFUSED;
 use model::signed_artefact::signature::{FileVerification, VerificationError};
 use ring::digest;
 use serde::Serialize;
@@ -128,7 +129,7 @@ impl UpdateFiles {
                 path.display()
             ));
         }
-        signature.map_err(|error| format!("the release was refused: {error}"))?;
+        signature.map_err(|error| format!("{RELEASE_REFUSED}{error}"))?;
         // A leftover of the download does no harm.
         let _ = remove_file(&self.part_path());
         Ok(StagedProgram { path, file })

@@ -18,7 +18,7 @@ use hardening::file_limit::UsualFileLimit as _;
 use model::kubernetes::version::ReleaseVersion;
 use model::role_declaration::Sha256;
 use model::signed_artefact::signed_fields::ArtefactKind;
-use model::signed_artefact::{ExpectedFields, RELEASE_NAME};
+use model::signed_artefact::{ExpectedFields, RELEASE_NAME, RELEASE_REFUSED};
 use proto::agent::v1 as wire;
 use rustix::io::{FdFlags, fcntl_setfd};
 use supervisor::context::{Runnable, Starting};
@@ -387,7 +387,7 @@ impl SelfUpdater {
         let patience = trial_timeout(order.deadline_seconds);
         tokio::time::sleep(patience).await;
         let why = format!(
-            "the release was refused: its signature did not come within {} s, because shepherds of an earlier release \
+            "{RELEASE_REFUSED}its signature did not come within {} s, because shepherds of an earlier release \
              send none; update the shepherds, and order the release again",
             patience.as_secs()
         );
@@ -405,7 +405,7 @@ impl SelfUpdater {
         let digest = digest.map_err(|_| "the order names no digest".to_owned())?;
         let expected = ExpectedFields::release(std::env::consts::ARCH);
         let signed_by = self.signing.accept_signature(&order.signature, &expected);
-        let signed_by = signed_by.map_err(|error| format!("the release was refused: {error}"))?;
+        let signed_by = signed_by.map_err(|error| format!("{RELEASE_REFUSED}{error}"))?;
         let minimum_version =
             signed_by.as_ref().map(|signed_by| signed_by.signature.fields().minimum_version);
         let patience = trial_timeout(order.deadline_seconds);

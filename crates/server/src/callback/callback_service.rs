@@ -16,7 +16,9 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::callback::agent_acceptor::AgentPeer;
 use crate::callback::file_downloads::{FileDownloads, PieceStream};
-use crate::callback::heartbeat_validation::{add_finding, find_pinning_flaw, parse_heartbeat, parse_uuid};
+use crate::callback::heartbeat_validation::{
+    add_findings, find_pinning_flaw, find_refused_release, parse_heartbeat, parse_uuid,
+};
 use crate::callback::log_validation::parse_log_part;
 use crate::callback::sealed_order::{check_recipient, open_order};
 use crate::rate_limiter::CallRateLimiter;
@@ -212,9 +214,11 @@ impl CallbackService {
         let request = request.into_inner();
         let brings_logs = request.supports_log_upload;
         let report = request.release_report.as_ref();
-        let finding = report.and_then(|report| find_pinning_flaw(report, self.signing.keys()));
+        let flaw = report.and_then(|report| find_pinning_flaw(report, self.signing.keys()));
+        let refused = report.and_then(find_refused_release);
+        let findings = flaw.into_iter().chain(refused).collect();
         let heartbeat = match parse_heartbeat(request, peer.public_key) {
-            Ok(heartbeat) => add_finding(heartbeat, finding),
+            Ok(heartbeat) => add_findings(heartbeat, findings),
             Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
         };
         let machine = heartbeat.machine;

@@ -14,6 +14,7 @@ use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
 use model::plain_text::{is_hidden, replace_hidden};
 use model::roll_out::ReleaseReport as Release;
+use model::signed_artefact::RELEASE_REFUSED;
 use model::signed_artefact::signing_key::{MAX_KEYS, SigningKey};
 use proto::agent::v1::installation_report::Result as Installed;
 use proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
@@ -190,6 +191,16 @@ pub fn find_pinning_flaw(report: &ReleaseReport, keys: &[SigningKey]) -> Option<
     Some(HostFinding { kind: HostFindingKind::UnpinnedKeys, message })
 }
 
+/// The finding that a machine refused the release in its newest order, because of its signature.
+#[must_use]
+pub fn find_refused_release(report: &ReleaseReport) -> Option<HostFinding> {
+    let reason = report.error.strip_prefix(RELEASE_REFUSED)?;
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let text = format!("it refused the release that was ordered last: {reason}");
+    let message = text.chars().map(shown).take(ERROR_LIMIT).collect();
+    Some(HostFinding { kind: HostFindingKind::ReleaseRefused, message })
+}
+
 fn sort_ids(ids: impl Iterator<Item = impl ToString>) -> Vec<String> {
     let shown = |c: char| if c.is_ascii_hexdigit() { c } else { '?' };
     let mut ids: Vec<String> =
@@ -200,11 +211,11 @@ fn sort_ids(ids: impl Iterator<Item = impl ToString>) -> Vec<String> {
 
 /// The heartbeat with what this shepherd finds wrong beside what the machine reports.
 #[must_use]
-pub fn add_finding(mut heartbeat: ReceivedHeartbeat, finding: Option<HostFinding>) -> ReceivedHeartbeat {
-    if let (Some(release), Some(finding)) = (&mut heartbeat.release, finding) {
-        // The list is bounded, and the machine's own findings leave a place.
-        release.findings.truncate(MAX_FINDINGS - 1);
-        release.findings.push(finding);
+pub fn add_findings(mut heartbeat: ReceivedHeartbeat, findings: Vec<HostFinding>) -> ReceivedHeartbeat {
+    if let Some(release) = &mut heartbeat.release {
+        // The list is bounded, and the machine's own findings leave a place for these.
+        release.findings.truncate(MAX_FINDINGS.saturating_sub(findings.len()));
+        release.findings.extend(findings);
     }
     heartbeat
 }
@@ -359,9 +370,22 @@ mod tests {
         };
         let heartbeat = parse_heartbeat(request, [7; 32]).unwrap();
         let finding = HostFinding { kind, message: "m".to_owned() };
-        let with = add_finding(heartbeat.clone(), Some(finding.clone()));
+        let with = add_findings(heartbeat.clone(), vec![finding.clone()]);
         assert_eq!(with.release.unwrap().findings, [finding]);
-        assert!(add_finding(heartbeat, None).release.unwrap().findings.is_empty());
+        assert!(add_findings(heartbeat, Vec::new()).release.unwrap().findings.is_empty());
+    }
+
+    #[test]
+    fn machine_that_refused_a_release_is_found() {
+        let found = |error: &str| {
+            let report = ReleaseReport { error: error.to_owned(), ..Default::default() };
+            find_refused_release(&report).map(|finding| (finding.kind, finding.message))
+        };
+        assert_eq!(found(""), None);
+        assert_eq!(found("it did not answer in time"), None, "no signature is concerned");
+        let message = "it refused the release that was ordered last: it is not\u{20}signed".to_owned();
+        let expected = Some((HostFindingKind::ReleaseRefused, message));
+        assert_eq!(found(&format!("{RELEASE_REFUSED}it is not\nsigned")), expected);
     }
 
     #[test]

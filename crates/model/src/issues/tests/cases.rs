@@ -383,6 +383,14 @@ pub(super) const CASES: &[Case] = &[
         &[("unpinned-keys", "rack-a/1")],
     ),
     (
+        "it refused a release",
+        |e| {
+            let message = "it refused a release: it is not signed".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::ReleaseRefused, message });
+        },
+        &[("release-refused", "rack-a/1")],
+    ),
+    (
         "the agent with these findings was given up",
         |e| {
             let message = "the unit file was edited".into();
