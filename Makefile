@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-nspawn
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-qemu e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -27,7 +27,7 @@ lint: ## check format, lints, each feature alone, recorded statements, dependenc
 fmt: ## format the code
 	cargo fmt --all
 
-bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held', '--part images' or '--part watchers')
+bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part flood', '--part held', '--part images' or '--part watchers')
 	@tools/bench $(ARGS)
 
 bench-compare: ## benchmark the engine beside graphile-worker and pg-boss, which npm installs (ARGS='--quick')
@@ -60,7 +60,7 @@ fire: ## run the long fault-injection suite
 faults: ## plant each known fault in a copy of the tree and check that its test fails (ARGS='NAME' for one)
 	@tools/faults $(ARGS)
 
-e2e: e2e-ssh e2e-api e2e-database e2e-cluster e2e-hardware-report e2e-systemd ## run the end-to-end tests that need no Kubernetes programs
+e2e: e2e-ssh e2e-api e2e-database e2e-cluster e2e-hardware-report e2e-systemd-qemu ## run the end-to-end tests that need no Kubernetes programs
 
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run
@@ -78,11 +78,14 @@ e2e-hardware-report: roleserver ## check the hardware report in QEMU, take over 
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
 
-e2e-systemd: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd does to the children of a unit, and that what a node runs survives its role server
+e2e-systemd: e2e-systemd-qemu e2e-systemd-nspawn ## check that what a node runs survives its role server, on machines with systemd and control groups of either version (builds Kubernetes first)
+
+e2e-systemd-qemu: ## boot Debian 12 with cgroup v2 alone in QEMU, check what systemd does to the children of a unit, and that what a node runs survives its role server
 	tests/e2e_systemd/run
 	tests/e2e_systemd/cluster
 
 e2e-systemd-nspawn: ## the same in containers of systemd-nspawn, with the control groups of this host and a pod of a real kubelet (builds Kubernetes first)
+	tests/e2e_systemd/nspawn --plain
 	tests/e2e_systemd/nspawn
 
 e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, inject failures, rotate its keys, upgrade it and roll it back (builds Kubernetes first)

@@ -114,7 +114,7 @@ each_in_a_scope() {
 }
 each_in_the_unit() {
     [[ -n $running ]]
-    is "$(awk '$4 !~ "^/system.slice/roleserver.service(/|$)"' <<<"$running")" ""
+    is "$(awk -v pods="$pod_programs" '$1 !~ pods && $4 !~ "^/system.slice/roleserver.service(/|$)"' <<<"$running")" ""
 }
 # The script defines limits_of MACHINE, which prints the limits that hold: what systemd stores, and what the kernel has.
 all_limits() { of_both limits_of; }
@@ -336,8 +336,8 @@ releases() {
 }
 
 takeover_by_ssh() {
-    local before
-    echo "# limits change, and the worker is taken over"
+    local name before
+    echo "# limits change, and both machines are taken over"
     front_memory=80MiB rooted_tasks=40
     write_role
     ok "the role web is declared with other limits" ctl cluster declare ams "$scratch/web.toml" --reason 'more'
@@ -349,15 +349,17 @@ takeover_by_ssh() {
     essential
     start_own_shepherd "$scratch/current" 20s
     eventually 120 "another shepherd answers" ready_count 2
-    before=$(takeovers "$worker")
-    record_role_server "$worker"
-    # It hangs, so that systemd has to restart a unit that runs.
-    ok "the role server of $worker hangs" on "$worker" kill -STOP "${pid_before[$worker]}"
-    eventually 300 "$worker: a takeover by SSH restarts a role server that hangs" runs_another "$worker"
-    essential
-    ok "$worker: a shepherd began it" more_takeovers "$worker" "$before"
-    survived "after the takeover"
-    eventually 240 "it is settled" settled
+    for name in "$worker" "$member"; do
+        before=$(takeovers "$name")
+        record_role_server "$name"
+        # It hangs, so that systemd has to restart a unit that runs.
+        ok "the role server of $name hangs" on "$name" kill -STOP "${pid_before[$name]}"
+        eventually 300 "$name: a takeover by SSH restarts a role server that hangs" runs_another "$name"
+        essential
+        ok "$name: a shepherd began it" more_takeovers "$name" "$before"
+        survived "after the takeover of $name"
+        eventually 240 "it is settled" settled
+    done
 }
 
 # both_reboot KINDS: these kinds of programs run again afterwards.
