@@ -46,7 +46,7 @@ fn program(path: &str) -> wire::service::Run {
 }
 
 /// A service that runs a script of the shell.
-fn script(name: &str, script: &str, depends_on: &[&str]) -> wire::Service {
+pub(super) fn script(name: &str, script: &str, depends_on: &[&str]) -> wire::Service {
     wire::Service {
         name: name.to_owned(),
         run: Some(program("/bin/sh")),

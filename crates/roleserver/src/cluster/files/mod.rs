@@ -328,10 +328,11 @@ impl ClusterFiles {
         })
     }
 
-    /// The slow write below this directory, if there is one.
+    /// The slow write below the state directory, if there is one. A record of a program that waits for the disk is not in
+    /// this directory, and holds the node up as well.
     #[must_use]
     pub fn find_slow_write(&self) -> Option<PendingWrite> {
-        disk::find_slow_write(&self.path)
+        disk::find_slow_write(self.path.parent().unwrap_or(&self.path))
     }
 
     /// Path of the snapshot that is fetched for a restoration.
