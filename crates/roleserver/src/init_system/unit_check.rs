@@ -16,7 +16,7 @@ use crate::mountinfo;
 
 /// Settings that open a mount or another namespace, or restrict what is started, with the values that do not. systemd
 /// prints a filter of system calls or of address families that is not set as the list of all except none, `~`.
-const INHERITED_SETTINGS: [(&str, &[&str]); 35] = [
+const INHERITED_SETTINGS: [(&str, &[&str]); 43] = [
     ("ProtectSystem", &["no"]),
     ("ProtectHome", &["no"]),
     ("ProtectKernelTunables", &["no"]),
@@ -52,6 +52,14 @@ const INHERITED_SETTINGS: [(&str, &[&str]); 35] = [
     ("RootDirectory", &[""]),
     ("RootImage", &[""]),
     ("DynamicUser", &["no"]),
+    ("NetworkNamespacePath", &[""]),
+    ("IPCNamespacePath", &[""]),
+    ("MountImages", &[""]),
+    ("ExtensionImages", &[""]),
+    ("RestrictFileSystems", &["", "~"]),
+    ("SecureBits", &["", "0"]),
+    ("SELinuxContext", &[""]),
+    ("AppArmorProfile", &[""]),
 ];
 /// The setting that children inherit without a fixed value that harms none: where it is not set, systemd prints every
 /// capability of the kernel.
