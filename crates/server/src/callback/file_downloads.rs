@@ -242,10 +242,9 @@ impl FileDownloads {
 fn read_error_status(error: &BmdbError) -> Status {
     tracing::warn!(%error, "a file could not be read for a machine");
     match error {
-        BmdbError::Corrupt(_) => Status::failed_precondition(
-            "this shepherd cannot open the stored file; its log has the reason, and its --secrets_key_path may \
-             name another key",
-        ),
+        BmdbError::Corrupt(reason) => {
+            Status::failed_precondition(format!("this shepherd cannot open the stored file: {reason}"))
+        }
         BmdbError::OrderRejected { message, .. } => Status::failed_precondition(message.as_str()),
         _ => Status::unavailable("the database is not available; try again"),
     }
