@@ -104,6 +104,7 @@ fn flags(place: &Place) -> Result<Vec<String>> {
         "--components=updater".to_owned(),
         "--provider=static".to_owned(),
         format!("--static_device_list_url=file://{}", list.display()),
+        format!("--secrets_key_path={}", place.path("secrets.key").display()),
         dialect_flag(Dialect::Postgres),
     ])
 }

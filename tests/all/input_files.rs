@@ -214,7 +214,7 @@ fn signature_beside_the_agent_is_verified() -> TestResult {
         let checked = run(&["--check", "--bmdb_eat_my_data"])?;
         match expected {
             Ok(part) => {
-                assert!(checked.code == Some(0) && checked.stdout.contains(part), "{what}: {checked:?}")
+                assert!(checked.code == Some(0) && checked.stdout.contains(part), "{what}: {checked:?}");
             }
             Err(part) => {
                 let started = run(&["--bmdb_url=postgres://user@127.0.0.1:1/bmdb"])?;

@@ -98,7 +98,7 @@ pub fn is_placeholder(text: &str) -> bool {
         || folded.contains("filledbyoem")
         || folded.contains("defaultstring")
         || folded.contains("serialnumber")
-        || has_control_character(text)
+        || has_hidden_character(text)
         || PLACEHOLDERS.contains(&folded.as_str())
 }
 
@@ -116,10 +116,10 @@ pub fn is_placeholder_name(bytes: &[u8]) -> bool {
     bytes.get(1..).is_none_or(|rest| rest.iter().all(|byte| Some(byte) == rest.first()))
 }
 
-/// Whether a control character is within a text, not around it. Zeros and white space also end and pad a text.
-fn has_control_character(text: &str) -> bool {
+/// Whether a hidden character is within a text, not around it. Zeros and white space also end and pad a text.
+fn has_hidden_character(text: &str) -> bool {
     let padding = |c: char| c.is_whitespace() || c == '\0';
-    text.trim_matches(padding).chars().any(|c| c.is_control() && !c.is_whitespace())
+    text.trim_matches(padding).chars().any(|c| is_hidden(c) && !c.is_whitespace())
 }
 
 /// A MAC address, in hexadecimal bytes with colons, that a manufacturer assigned to one interface. `None` for a group

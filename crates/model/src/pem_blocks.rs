@@ -14,6 +14,10 @@
 
 use std::fmt;
 
+use crate::excerpt::Excerpt;
+
+/// Most characters of a label that a sentence quotes.
+const MAX_LABEL_CHARS: usize = 40;
 /// Start of the first line of a block.
 const BEGIN: &[u8] = b"-----BEGIN";
 /// Label of a certificate.
@@ -117,10 +121,16 @@ pub fn certificate_blocks(content: &[u8]) -> Result<Vec<PemBlock<'_>>, PemError>
         if block.label == CERTIFICATE {
             found.push(block);
         } else if !BESIDE_CERTIFICATES.iter().any(|end| block.label.ends_with(end)) {
-            return Err(PemError::OtherBlock { number: block.number, label: block.label });
+            return Err(PemError::OtherBlock { number: block.number, label: printable_label(&block.label) });
         }
     }
     Ok(found)
+}
+
+/// A label as a sentence may quote it. A damaged file can have anything there.
+fn printable_label(label: &str) -> String {
+    Excerpt::within(label, MAX_LABEL_CHARS)
+        .map_or_else(|| "block without a label".to_owned(), |label| label.to_string())
 }
 
 /// The private key of a PEM file; `None` if it has none. Certificates and parameters beside it are not read.
@@ -174,6 +184,8 @@ mod tests {
             (format!("{certificate} {certificate}"), Ok(vec![1, 2])),
             (certificate.clone() + &block("TRUSTED CERTIFICATE"), other(2, "TRUSTED CERTIFICATE")),
             (block("X509 CRL") + &certificate, other(1, "X509 CRL")),
+            (block("\u{1}\u{202e}X"), other(1, "X")),
+            (block(""), other(1, "block without a label")),
             (certificate.clone() + &block("CERTIFICATE REQUEST"), other(2, "CERTIFICATE REQUEST")),
             // Half a first line starts a block, too.
             (certificate.replacen("CERTIFICATE-----", "CERTIFICATE----", 1), Ok(vec![1])),

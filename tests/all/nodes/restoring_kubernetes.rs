@@ -88,9 +88,8 @@ async fn refusal_of_watch(server: &Other, from: &str) -> Result<Option<u16>> {
         Err(error) => return Err(error.into()),
     };
     match in_time("the first event of a watch", events.try_next()).await? {
-        Ok(Some(WatchEvent::Error(status))) => Ok(Some(status.code)),
+        Ok(Some(WatchEvent::Error(status))) | Err(kube::Error::Api(status)) => Ok(Some(status.code)),
         Ok(_) => Ok(None),
-        Err(kube::Error::Api(status)) => Ok(Some(status.code)),
         Err(error) => Err(error.into()),
     }
 }

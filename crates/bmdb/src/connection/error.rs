@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::connection::dialect::Dialect;
 use crate::connection::session_state::SessionFault;
 use model::excerpt::Excerpt;
 use model::time::Span;

@@ -195,7 +195,7 @@ pub fn find_pinning_flaw(report: &ReleaseReport, keys: &[SigningKey]) -> Option<
 #[must_use]
 pub fn find_refused_release(report: &ReleaseReport) -> Option<HostFinding> {
     let reason = report.error.strip_prefix(RELEASE_REFUSED)?;
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let shown = |c: char| if is_hidden(c) { ' ' } else { c };
     let text = format!("it refused the release that was ordered last: {reason}");
     let message = text.chars().map(shown).take(ERROR_LIMIT).collect();
     Some(HostFinding { kind: HostFindingKind::ReleaseRefused, message })

@@ -1,11 +1,12 @@
 //! The example of the manual, as it stands there. Only what a host need not have is exchanged: the program of the cache, the
-//! digest of the server, and the two ports.
+//! URL and the digest of the server, and the two ports.
 
 use anyhow::{Context as _, Result};
 use shepherd::cli::cluster::role_file::read_role_file;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 
+use super::programs::breaking_off;
 use super::{ask, declare, founded, until_nothing_is_left, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::port::reserved;
@@ -57,14 +58,12 @@ async fn example_of_the_manual_is_healthy_where_its_server_listens() -> TestResu
         (r#"["-l", "127.0.0.1", "-p", "11211"]"#, format!(r#"["-e", "{listens}"]"#)),
         (r#""memcache""#, r#""nobody""#.to_owned()),
         ("{ tcp = 11211 }", format!("{{ tcp = {cache} }}")),
-        ("<SHA-256 of the program>", digest.clone()),
+        ("http://10.0.0.2/server-1.4", breaking_off(program.leak().as_bytes())?),
+        ("<SHA-256 of the program>", digest),
         ("port = 8080", format!("port = {server}")),
     ] {
         text = exchange(&text, from, &to)?;
     }
-    let artefacts = node.disk().join("artefacts");
-    std::fs::create_dir_all(&artefacts)?;
-    std::fs::write(artefacts.join(&digest), program)?;
     let file = node.disk().join("web.toml");
     std::fs::write(&file, text)?;
     let role = read_role_file(&file).map_err(|error| anyhow::anyhow!("{error}"))?;

@@ -12,7 +12,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
 /// Serves a file to every client, and breaks off after half of it if the request starts at its beginning.
-fn breaking_off(content: &'static [u8]) -> Result<String> {
+pub(super) fn breaking_off(content: &'static [u8]) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}/program", listener.local_addr()?);
     // Ends with the test process.
