@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use shepherd::etcd::client::Client;
+use shepherd::etcd::client::{Client, EtcdError};
 use shepherd::etcd::namespace::Namespace;
 use shepherd::roleserver::cluster::etcd_member::client_endpoint;
 
@@ -51,13 +51,31 @@ fn client_of(node: &Node) -> Result<Client> {
     Ok(Client::new(vec![client_endpoint(&node.files())], Namespace::new("filler")?))
 }
 
+/// Writes a value until etcd has answered; whether it had space. A member that is defragmented answers nothing meanwhile,
+/// and a write that is repeated only takes more of the quota.
+async fn write(client: &Client, key: &str, value: &[u8]) -> Result<bool> {
+    let mut had_space = false;
+    until("etcd answers a write", async || match client.put_unguarded(key, value).await {
+        Ok(_) => {
+            had_space = true;
+            Ok(true)
+        }
+        Err(EtcdError::Deadline { .. } | EtcdError::Unavailable { .. }) => Ok(false),
+        Err(error) => {
+            let text = error.to_string();
+            ensure!(text.contains("database space exceeded"), "{text}");
+            Ok(true)
+        }
+    })
+    .await?;
+    Ok(had_space)
+}
+
 /// Writes one key until etcd accepts no writes.
 async fn fill(node: &Node) -> Result<()> {
     let (client, value) = (client_of(node)?, vec![b'v'; 1 << 16]);
     for _ in 0..3200 {
-        if let Err(error) = client.put_unguarded("/filler", &value).await {
-            let text = error.to_string();
-            ensure!(text.contains("database space exceeded"), "{text}");
+        if !write(&client, "/filler", &value).await? {
             return Ok(());
         }
     }
@@ -66,11 +84,7 @@ async fn fill(node: &Node) -> Result<()> {
 
 /// Writes once so much that a member with a full file raises the alarm. Not every version is defragmented before that.
 async fn write_to_the_quota(node: &Node) -> Result<()> {
-    let written = client_of(node)?.put_unguarded("/large", &vec![b'v'; 1 << 20]).await;
-    if let Err(error) = written {
-        let text = error.to_string();
-        ensure!(text.contains("database space exceeded"), "{text}");
-    }
+    write(&client_of(node)?, "/large", &vec![b'v'; 1 << 20]).await?;
     Ok(())
 }
 
