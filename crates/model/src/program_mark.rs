@@ -4,7 +4,9 @@
 //! would be uploaded to every machine, and fail there. So the program of the role server contains this mark, and a file
 //! without it is refused. The mark proves nothing about who built the program: a signature does.
 //!
-//! A program that looks for the mark must not contain it. It has the bytes in reverse order, [`reversed_mark`].
+//! Role servers of releases before the mark are recognized by [`FORMER_MARK`], so that an operator can go back to one.
+//!
+//! A program that looks for a mark must not contain it. It has the bytes in reverse order, [`reversed`].
 
 /// Length of the mark.
 pub const MARK_BYTES: usize = 29;
@@ -12,13 +14,17 @@ pub const MARK_BYTES: usize = 29;
 /// The mark. Its first byte is in no text, so that a search for it finds few candidates.
 pub const ROLE_SERVER_MARK: [u8; MARK_BYTES] = *b"\xf5shepherd role server program";
 
-/// The mark in reverse order, for a program that looks for it.
+/// The mark of role servers without [`ROLE_SERVER_MARK`]: the name of a file below their state directory, which no other
+/// program of these releases contains.
+pub const FORMER_MARK: [u8; 15] = *b"supervisor.json";
+
+/// A mark in reverse order, for a program that looks for it.
 #[must_use]
-pub const fn reversed_mark() -> [u8; MARK_BYTES] {
-    let mut reversed = [0; MARK_BYTES];
+pub const fn reversed<const N: usize>(mark: [u8; N]) -> [u8; N] {
+    let mut reversed = [0; N];
     let mut index = 0;
-    while index < MARK_BYTES {
-        reversed[index] = ROLE_SERVER_MARK[MARK_BYTES - 1 - index];
+    while index < N {
+        reversed[index] = mark[N - 1 - index];
         index += 1;
     }
     reversed

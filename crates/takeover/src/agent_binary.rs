@@ -9,7 +9,7 @@ use std::io::{self, BufRead as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use model::program_mark::{MARK_BYTES, reversed_mark};
+use model::program_mark::{FORMER_MARK, MARK_BYTES, ROLE_SERVER_MARK, reversed};
 
 /// Larger than any role server; a larger file, such as a disk image, is a mistake.
 const MAX_BINARY_BYTES: u64 = 512 << 20;
@@ -149,10 +149,10 @@ impl AgentBinary {
         self.loader.as_deref()
     }
 
-    /// Whether it is a role server, by the mark that the program of each role server has.
+    /// Whether it is a role server, by the mark that the program of each role server has, or by that of earlier releases.
     #[must_use]
     pub fn is_role_server(&self) -> bool {
-        contains_mark(&self.content)
+        has_mark_of_a_role_server(&self.content)
     }
 
     /// The processor it runs on.
@@ -168,11 +168,16 @@ impl fmt::Debug for AgentBinary {
     }
 }
 
-/// Whether these bytes have the mark of a role server.
-fn contains_mark(mut content: &[u8]) -> bool {
-    // In the right order it would be in this program, too.
-    const REVERSED: [u8; MARK_BYTES] = reversed_mark();
-    let mark: Vec<u8> = REVERSED.iter().rev().copied().collect();
+fn has_mark_of_a_role_server(content: &[u8]) -> bool {
+    // In the right order they would be in this program, too.
+    const REVERSED: [u8; MARK_BYTES] = reversed(ROLE_SERVER_MARK);
+    const REVERSED_FORMER: [u8; FORMER_MARK.len()] = reversed(FORMER_MARK);
+    contains_reversed(content, &REVERSED) || contains_reversed(content, &REVERSED_FORMER)
+}
+
+/// Whether these bytes contain others, which are given in reverse order.
+fn contains_reversed(mut content: &[u8], reversed: &[u8]) -> bool {
+    let mark: Vec<u8> = reversed.iter().rev().copied().collect();
     let Some((first, others)) = mark.split_first() else { return false };
     // Reading bytes in memory does not fail. At their end, nothing is skipped.
     while content.skip_until(*first).is_ok_and(|skipped| skipped > 0) {
@@ -271,17 +276,19 @@ mod tests {
 
     #[test]
     fn role_server_is_recognized_by_its_mark() {
-        let mark = model::program_mark::ROLE_SERVER_MARK;
+        let mark = ROLE_SERVER_MARK;
         for (content, expected) in [
             (Vec::new(), false),
             (shell(), false),
             ([&[0xf5; 3][..], &mark[..MARK_BYTES - 1]].concat(), false),
-            (reversed_mark().to_vec(), false),
+            (reversed(mark).to_vec(), false),
             (mark.to_vec(), true),
             ([&[0xf5; 3][..], &mark, &[0xf5, 1]].concat(), true),
             ([shell().as_slice(), &mark].concat(), true),
+            ([shell().as_slice(), b"/supervisor.json-"].concat(), true),
+            ([shell().as_slice(), b"supervisor_json"].concat(), false),
         ] {
-            assert_eq!(contains_mark(&content), expected, "{} bytes", content.len());
+            assert_eq!(has_mark_of_a_role_server(&content), expected, "{} bytes", content.len());
         }
     }
 
