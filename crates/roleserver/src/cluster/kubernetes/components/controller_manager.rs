@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{
-    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+    ComponentContext, KUBECONFIG, close_plain_port, format_flags, https_check, service_id,
 };
 use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
@@ -30,7 +30,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         .join(KUBECONFIG)
         .display()
         .to_string();
-    format_flags([
+    let flags = format_flags([
         ("allocate-node-cidrs", "false"),
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
@@ -45,7 +45,8 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("service-account-private-key-file", &material.file_path(SIGNING_KEY)),
         ("service-cluster-ip-range", &settings.service_range),
         ("use-service-account-credentials", "true"),
-    ])
+    ]);
+    close_plain_port(flags, context.bundle.manifest.kubernetes)
 }
 
 /// Health check over HTTPS on `/healthz`, which needs no client certificate.
@@ -77,6 +78,7 @@ mod tests {
         --service-account-private-key-file=/state/cluster/kubernetes/x/service-accounts.key
         --service-cluster-ip-range=10.96.0.0/16
         --use-service-account-credentials=true
+        --port=0
         ");
     }
 }

@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use model::kubernetes::version::ReleaseVersion;
 use model::node_role::NodeRole;
 use model::role_declaration::ProgramSource;
 use model::role_declaration::privileges::Privileges;
@@ -256,12 +257,24 @@ pub fn format_flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
     flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }
 
+/// The first version in which the controller manager and the scheduler have no port without TLS.
+const PLAIN_PORT_REMOVED: ReleaseVersion = ReleaseVersion::new(1, 24, 0);
+
+/// Closes the port without TLS of the controller manager and the scheduler. Before it was removed, it listened on all
+/// addresses by default, and served metrics and the configuration to everyone.
+#[must_use]
+pub fn close_plain_port(mut arguments: Vec<String>, version: ReleaseVersion) -> Vec<String> {
+    if version < PLAIN_PORT_REMOVED {
+        arguments.push("--port=0".to_owned());
+    }
+    arguments
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::Arc;
 
     use model::kubernetes::bundle_manifest::{BundleFile, BundleImage, BundleManifest, BundleProgram};
-    use model::kubernetes::version::ReleaseVersion;
     use model::role_declaration::Sha256;
 
     use super::*;

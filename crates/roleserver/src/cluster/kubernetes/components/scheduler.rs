@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{
-    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+    ComponentContext, KUBECONFIG, close_plain_port, format_flags, https_check, service_id,
 };
 use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
@@ -32,7 +32,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         .join(KUBECONFIG)
         .display()
         .to_string();
-    format_flags([
+    let flags = format_flags([
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &context.address.to_string()),
@@ -41,7 +41,8 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("profiling", "false"),
         ("requestheader-client-ca-file", &context.material.file_path(FRONT_PROXY_CAS)),
         ("secure-port", &context.ports.scheduler.to_string()),
-    ])
+    ]);
+    close_plain_port(flags, context.bundle.manifest.kubernetes)
 }
 
 /// Health check over HTTPS on `/healthz`, which needs no client certificate.
@@ -52,8 +53,10 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 
 #[cfg(test)]
 mod tests {
+    use model::kubernetes::version::ReleaseVersion;
+
     use super::*;
-    use crate::cluster::kubernetes::components::tests::{lines, with_context};
+    use crate::cluster::kubernetes::components::tests::{bundle, lines, with_context};
 
     #[test]
     fn scheduler_arguments_match() {
@@ -67,6 +70,21 @@ mod tests {
         --profiling=false
         --requestheader-client-ca-file=/state/cluster/kubernetes/x/front-proxy-authorities.crt
         --secure-port=10259
+        --port=0
         ");
+    }
+
+    #[test]
+    fn port_without_tls_is_closed_in_versions_that_have_one() {
+        for (version, expected) in
+            [((1, 20, 2), true), ((1, 23, 17), true), ((1, 24, 0), false), ((1, 36, 3), false)]
+        {
+            let mut bundle = bundle();
+            let manifest = std::sync::Arc::make_mut(&mut bundle.manifest);
+            manifest.kubernetes = ReleaseVersion::new(version.0, version.1, version.2);
+            let text =
+                with_context(|context| lines(&arguments(&ComponentContext { bundle: &bundle, ..*context })));
+            assert_eq!(text.contains("--port=0"), expected, "{version:?}");
+        }
     }
 }
