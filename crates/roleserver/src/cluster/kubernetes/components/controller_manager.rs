@@ -10,7 +10,7 @@ use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use crate::cluster::kubernetes::components::{
     ComponentContext, KUBECONFIG, close_plain_port, format_flags, https_check, service_id,
 };
-use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
+use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 
 /// Service name of the controller manager.
@@ -19,7 +19,7 @@ pub const NAME: &str = "kube-controller-manager";
 /// Program, arguments and files that it is started with.
 pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
-    let read_once = [SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS];
+    let read_once = [SERVER_CAS, SIGNING_KEY, CLIENT_CAS, FRONT_PROXY_CAS];
     context.render_component(BundleComponent::KubeControllerManager, arguments(context), files, &read_once)
 }
 
@@ -35,6 +35,8 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &context.address.to_string()),
+        // Without it, they would trust the authorities that a ConfigMap lists. API servers add theirs and remove none.
+        ("client-ca-file", &material.file_path(CLIENT_CAS)),
         ("cluster-cidr", &settings.pod_range),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
@@ -68,6 +70,7 @@ mod tests {
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
         --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
         --bind-address=10.0.0.7
+        --client-ca-file=/state/cluster/kubernetes/x/clients.crt
         --cluster-cidr=10.128.0.0/12
         --kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
         --leader-elect=true

@@ -9,7 +9,7 @@ use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 use crate::cluster::kubernetes::components::{
     ComponentContext, KUBECONFIG, close_plain_port, format_flags, https_check, service_id,
 };
-use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS};
+use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 
 /// Service name of the scheduler.
@@ -22,7 +22,7 @@ pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedServic
         BundleComponent::KubeScheduler,
         arguments(context),
         files,
-        &[SERVER_CAS, FRONT_PROXY_CAS],
+        &[SERVER_CAS, CLIENT_CAS, FRONT_PROXY_CAS],
     )
 }
 
@@ -36,6 +36,8 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &context.address.to_string()),
+        // Without it, they would trust the authorities that a ConfigMap lists. API servers add theirs and remove none.
+        ("client-ca-file", &context.material.file_path(CLIENT_CAS)),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
         ("profiling", "false"),
@@ -65,6 +67,7 @@ mod tests {
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
         --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
         --bind-address=10.0.0.7
+        --client-ca-file=/state/cluster/kubernetes/x/clients.crt
         --kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
         --leader-elect=true
         --profiling=false
