@@ -35,7 +35,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &context.address.to_string()),
-        // Without it, they would trust the authorities that a ConfigMap lists. API servers add theirs and remove none.
+        // Without it, the authorities in a ConfigMap would be trusted. API servers add theirs there and remove none.
         ("client-ca-file", &material.file_path(CLIENT_CAS)),
         ("cluster-cidr", &settings.pod_range),
         ("kubeconfig", &kubeconfig),

@@ -113,7 +113,7 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 mod tests {
     use super::*;
     use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
-    use crate::cluster::kubernetes::components::tests::{bundle, lines, with_context};
+    use crate::cluster::kubernetes::components::tests::{bundle_of_version, lines, with_context};
 
     #[test]
     fn kubelet_arguments_match() {
@@ -190,9 +190,7 @@ mod tests {
         for (version, runtime, pause) in
             [((1, 23, 17), true, true), ((1, 24, 0), false, true), ((1, 35, 0), false, false)]
         {
-            let mut bundle = bundle();
-            let manifest = std::sync::Arc::make_mut(&mut bundle.manifest);
-            manifest.kubernetes = ReleaseVersion::new(version.0, version.1, version.2);
+            let bundle = bundle_of_version(ReleaseVersion::new(version.0, version.1, version.2));
             let text =
                 with_context(|context| lines(&arguments(&ComponentContext { bundle: &bundle, ..*context })));
             assert_eq!(text.contains("--container-runtime=remote"), runtime, "{version:?}");

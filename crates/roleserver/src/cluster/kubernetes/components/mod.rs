@@ -319,6 +319,13 @@ pub(super) mod tests {
         }
     }
 
+    /// The same bundle with this version of Kubernetes.
+    pub(in crate::cluster::kubernetes) fn bundle_of_version(version: ReleaseVersion) -> Bundle {
+        let mut bundle = bundle();
+        Arc::make_mut(&mut bundle.manifest).kubernetes = version;
+        bundle
+    }
+
     /// Calls `look` with a context for tests.
     pub(in crate::cluster::kubernetes) fn with_context<T>(
         look: impl FnOnce(&ComponentContext<'_>) -> T,

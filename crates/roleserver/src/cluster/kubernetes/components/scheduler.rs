@@ -36,7 +36,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &context.address.to_string()),
-        // Without it, they would trust the authorities that a ConfigMap lists. API servers add theirs and remove none.
+        // Without it, the authorities in a ConfigMap would be trusted. API servers add theirs there and remove none.
         ("client-ca-file", &context.material.file_path(CLIENT_CAS)),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
@@ -58,7 +58,7 @@ mod tests {
     use model::kubernetes::version::ReleaseVersion;
 
     use super::*;
-    use crate::cluster::kubernetes::components::tests::{bundle, lines, with_context};
+    use crate::cluster::kubernetes::components::tests::{bundle_of_version, lines, with_context};
 
     #[test]
     fn scheduler_arguments_match() {
@@ -82,9 +82,7 @@ mod tests {
         for (version, expected) in
             [((1, 20, 2), true), ((1, 23, 17), true), ((1, 24, 0), false), ((1, 36, 3), false)]
         {
-            let mut bundle = bundle();
-            let manifest = std::sync::Arc::make_mut(&mut bundle.manifest);
-            manifest.kubernetes = ReleaseVersion::new(version.0, version.1, version.2);
+            let bundle = bundle_of_version(ReleaseVersion::new(version.0, version.1, version.2));
             let text =
                 with_context(|context| lines(&arguments(&ComponentContext { bundle: &bundle, ..*context })));
             assert_eq!(text.contains("--port=0"), expected, "{version:?}");
