@@ -317,12 +317,20 @@ async fn request<M: prost::Message + Clone + Default + 'static>(
     loop {
         let calling = Box::pin(first_status(channel, method, message.clone()));
         let status = in_time(method, calling).await??;
-        if !found_no_leader(&status) {
+        if !found_no_leader(&status) && !is_lost_connection(&status) {
             return Ok(status);
         }
-        ensure!(Instant::now() < end, "{method} reached no leader: {status}");
+        ensure!(Instant::now() < end, "{method} reached no leader: {status:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Whether the connection ended before a response, as it does when the curator stops leading. The client made such a status
+/// itself. If the connection cannot be opened again, the next call says so.
+fn is_lost_connection(status: &Status) -> bool {
+    let cause = std::error::Error::source(status);
+    status.code() == Code::Unknown
+        && cause.is_some_and(<dyn std::error::Error>::is::<tonic::transport::Error>)
 }
 
 /// The status of the first response; OK if the call is accepted.
