@@ -234,14 +234,18 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     }
     files.write_trial(&trial(2, 1)?)?;
     let mut late = std::process::Command::new(&candidate);
-    late.args(["run", "--state_dir"]).arg(machine.path()).stderr(std::process::Stdio::null());
+    let errors = machine.path().join("late.log");
+    late.args(["run", "--state_dir"]).arg(machine.path()).stderr(std::fs::File::create(&errors)?);
     let mut late = late.spawn()?;
     let report = orders.ended(&machine, 2);
     let process = machine.agent()?;
-    assert_eq!(u32::try_from(process.pid)?, late.id());
+    let ended = late.try_wait()?;
     late.kill()?;
     late.wait()?;
-    let report = report?;
+    let text =
+        || format!("it ended by itself: {ended:?}\n{}", std::fs::read_to_string(&errors).unwrap_or_default());
+    let report = report.with_context(text)?;
+    assert_eq!(u32::try_from(process.pid)?, late.id(), "{}", text());
     assert!(report.error.contains("no shepherd acknowledged its heartbeat"), "{report:?}");
     assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
 
