@@ -135,7 +135,8 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "SPAN", default_value = "30s")]
     pub shutdown_grace: Span,
 
-    /// The database: postgres://user@host:5432/bmdb. Pass the password in SHEPHERD_BMDB_URL or ~/.pgpass.
+    /// The database: postgres://user@host:5432/bmdb, or several hosts (host1,host2:5433), of which the one that takes
+    /// writes is used. Pass the password in SHEPHERD_BMDB_URL or ~/.pgpass.
     #[arg(long, value_name = "URL", help_heading = "Bare metal database", conflicts_with_all = ["bmdb_eat_my_data", "bmdb_dir"])]
     pub bmdb_url: Option<String>,
     /// The same database without the pooler of --bmdb_url, for the connections that renew sessions and receive wake-ups.

@@ -9,10 +9,16 @@
 use std::io;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use sqlx::PgConnection;
+
+use crate::connection::session_state::SessionState;
 
 /// How long a connection lives before another one replaces it, unless its settings request otherwise.
 pub(super) const CONNECTION_LIFETIME: Duration = Duration::from_mins(10);
+
+/// Why a connection to a server that takes no writes is not used.
+pub(super) const READ_ONLY: &str = "the server is read-only";
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,9 +41,23 @@ pub(crate) async fn is_read_only(connection: &mut PgConnection) -> Result<bool, 
 /// Fails for a connection that cannot be used with this access.
 pub(crate) async fn require_access(connection: &mut PgConnection, access: Access) -> Result<(), sqlx::Error> {
     if access == Access::ReadWrite && is_read_only(connection).await? {
-        return Err(io::Error::other("the server is read-only").into());
+        return Err(io::Error::other(READ_ONLY).into());
     }
     Ok(())
+}
+
+/// Accepts a connection with this access, without a prepared statement: it may be to a pooler that gives sessions to others.
+pub(super) fn accept_unprepared(
+    access: Access,
+) -> impl for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<(), sqlx::Error>> + Send + Sync + 'static {
+    move |connection| {
+        Box::pin(async move {
+            if access == Access::ReadWrite && SessionState::read(connection).await?.is_reader {
+                return Err(io::Error::other(READ_ONLY).into());
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Whether the server refused a statement because the transaction is read-only.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::connection::host_list::HostListFault;
 use crate::connection::session_state::SessionFault;
 use model::excerpt::Excerpt;
 use model::time::Span;
@@ -21,6 +22,9 @@ pub enum BmdbError {
         /// The parser's message, without the URL: it may contain a password.
         reason: String,
     },
+    /// The hosts of the connection URL cannot be used.
+    #[error("the BMDB URL cannot be used: {0}")]
+    UnusableHosts(HostListFault),
     /// The server cannot be reached, or rejects us. Nothing was done.
     #[error("cannot reach the BMDB at {address}: {reason}")]
     Unreachable {

@@ -8,11 +8,13 @@
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
 //!   is. [`url`] finds and masks passwords in URLs, `url_parameters` adapts URLs to sqlx, and [`tls_files`] judges the files
 //!   of certificates that they name.
-//! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not.
+//! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not. `unreachable`
+//!   states why a server cannot be reached.
 //! * `durability` warns about a server that loses commits that it answered.
 //! * [`budget`] compares the connections that are wanted with those that can be had.
 //! * `session_plan` brings the settings of each connection into force, [`session_state`] refuses one that is not as it must
 //!   be, and `pooler` finds poolers on which a shepherd cannot work.
+//! * `host_list` reads the hosts of a URL, and `host_route` finds the one to connect to: the first that can be used.
 //! * `direct` compares the server of dedicated connections, which can go around a pooler, with that of the pool.
 //! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
 //! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
@@ -45,19 +47,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection, PgPool};
 use tokio::sync::watch;
 
+use crate::connection::access::{Access, accept_unprepared};
 use crate::connection::dialect::Dialect;
 use crate::connection::direct::{OPEN_LIMIT, ServerComparison, describe_mismatch};
-use crate::connection::error::{BmdbError, server_words};
+use crate::connection::error::BmdbError;
+use crate::connection::host_route::HostRoute;
 use crate::connection::pool::{PrepareFailure, new_pool};
 use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::session_state::{SessionFault, SessionState};
 use crate::connection::settings::ConnectionSettings;
 use crate::connection::tls_files::check_tls_files;
+use crate::connection::unreachable::unreachable_reason;
 use crate::metrics::database::BmdbMetrics;
 use model::kubernetes::version::ReleaseVersion;
 use model::policy::Policy;
@@ -71,6 +75,8 @@ pub mod dialect;
 mod direct;
 mod durability;
 pub mod error;
+pub mod host_list;
+mod host_route;
 mod pool;
 mod pooler;
 pub mod private_postgres;
@@ -81,6 +87,7 @@ pub mod session_state;
 pub mod settings;
 pub mod tls_files;
 pub(crate) mod transaction;
+mod unreachable;
 pub mod url;
 mod url_parameters;
 
@@ -96,7 +103,7 @@ pub struct Bmdb {
 
 struct Inner {
     pool: PgPool,
-    options: PgConnectOptions,
+    route: HostRoute,
     settings: ConnectionSettings,
     plan: SessionPlan,
     dedicated: DedicatedRoute,
@@ -109,7 +116,7 @@ struct Inner {
 /// How connections outside the pool are opened.
 #[derive(Clone)]
 struct DedicatedRoute {
-    options: PgConnectOptions,
+    route: HostRoute,
     plan: SessionPlan,
 }
 
@@ -124,13 +131,14 @@ impl Bmdb {
     ///
     /// Touches nothing: the schema may be missing or of any version.
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
-        for route in std::iter::once(&settings).chain(settings.direct.as_deref()) {
-            check_tls_files(&route.tls_files).await?;
+        for url in std::iter::once(&settings).chain(settings.direct.as_deref()) {
+            check_tls_files(&url.tls_files).await?;
         }
-        let options = settings.connect_options();
+        let route = HostRoute::of_pool(&settings);
         let plan = SessionPlan::new(&settings);
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
-        let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
+        let accept = accept_unprepared(if route.has_choice() { settings.access } else { Access::Any });
+        let first = tokio::time::timeout(Duration::from_secs(10), route.connect(&accept)).await;
         let reason = match first {
             Ok(Ok(mut connection)) => {
                 // CockroachDB reports the version of a PostgreSQL that it resembles.
@@ -143,8 +151,8 @@ impl Bmdb {
                 let in_force = plan.is_in_force(&mut connection).await.context(READING)?;
                 if !in_force {
                     drop(connection.close().await);
-                    probe_server(&options, address.clone()).await?;
-                    connection = options.connect().await.context(READING)?;
+                    probe_server(&route.used_options(), address.clone()).await?;
+                    connection = route.used_options().connect().await.context(READING)?;
                 }
                 let session = read_session(&mut connection, &plan, in_force).await;
                 drop(connection.close().await);
@@ -163,17 +171,18 @@ impl Bmdb {
                 }
                 let plan = plan.with_schema(state.schema);
                 let failure = PrepareFailure::default();
-                let pool = new_pool(&settings, options.clone(), plan.clone(), failure.clone());
+                let pool = new_pool(&settings, route.used_options(), plan.clone(), failure.clone());
+                route.attach_pool(&pool);
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
                 let dedicated = DedicatedRoute {
-                    options: settings.dedicated_options(),
-                    plan: plan.with_comparison(ServerComparison::new(&settings, &options)),
+                    route: HostRoute::of_direct_url(&settings).unwrap_or_else(|| route.clone()),
+                    plan: plan.with_comparison(ServerComparison::new(&settings, &route)),
                 };
                 return Ok(Self {
                     inner: Arc::new(Inner {
                         pool,
-                        options,
+                        route,
                         settings,
                         plan,
                         dedicated,
@@ -198,18 +207,14 @@ impl Bmdb {
 
     /// A connection outside the pool, to the address of the pool.
     pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
-        let mut connection = self.inner.options.connect().await?;
-        self.inner.plan.prepare(&mut connection).await?;
-        Ok(connection)
+        self.inner.route.connect(&self.inner.plan.acceptance()).await
     }
 
     /// A connection outside the pool, by the direct URL if there is one: sessions are renewed on one, so that no other work
     /// delays that. Fails if it leads to another server than the pool.
     pub(crate) async fn open_dedicated_connection(&self) -> Result<PgConnection, sqlx::Error> {
-        let DedicatedRoute { options, plan } = &self.inner.dedicated;
-        let mut connection = options.connect().await?;
-        plan.prepare(&mut connection).await?;
-        Ok(connection)
+        let DedicatedRoute { route, plan } = &self.inner.dedicated;
+        route.connect(&plan.acceptance()).await
     }
 
     /// Connects by the direct URL, if there is one. Fails with a sentence when that cannot be, and when it leads to another
@@ -297,39 +302,6 @@ async fn read_session(
     Ok((SessionState::read(connection).await?, unmet))
 }
 
-/// Why the server cannot be reached, without the password that some messages repeat.
-fn unreachable_reason(error: &sqlx::Error) -> String {
-    match error {
-        sqlx::Error::Io(io) => match io.to_string().strip_prefix("invalid peer certificate: ") {
-            Some(why) => format!(
-                "TLS failed: its certificate cannot be verified ({why}); name the CA that issued it by \
-                 sslrootcert=FILE in the URL, and write the host name as the certificate has it"
-            ),
-            None => io.to_string(),
-        },
-        sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
-        sqlx::Error::Database(refusal) => refusal_reason(&server_words(refusal.message())),
-        other => other.to_string(),
-    }
-}
-
-/// Why a server or a pooler refuses a connection, from its message.
-fn refusal_reason(message: &str) -> String {
-    if message.contains("startup parameter") {
-        return format!(
-            "a pooler in between refuses connection options ({message}); add `ignore_startup_parameters = \
-             options,extra_float_digits` to its configuration, and they are set by statements instead"
-        );
-    }
-    // RDS Proxy writes another apostrophe in "doesn't" than one expects.
-    if message.contains("RDS Proxy") && message.contains("command-line options") {
-        return format!(
-            "RDS Proxy in between refuses connection options ({message}); give the address of the server itself"
-        );
-    }
-    message.to_owned()
-}
-
 /// Adds to an error what was being done when a statement failed.
 pub(crate) trait DbContext<T> {
     /// Wraps the database's error with the operation.
@@ -350,31 +322,4 @@ pub async fn database_now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError>
 /// Reads the database's clock.
 pub(crate) async fn read_clock(connection: &mut PgConnection) -> Result<Timestamp, sqlx::Error> {
     sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "now!""#).fetch_one(connection).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pooler_that_refuses_connection_options_is_named_with_what_to_do() {
-        for (message, advice) in [
-            (
-                "unsupported startup parameter: extra_float_digits",
-                Some("add `ignore_startup_parameters = options,extra_float_digits`"),
-            ),
-            (
-                "Feature not supported: RDS Proxy currently doesn\u{2019}t support command-line options.",
-                Some("RDS Proxy in between refuses connection options"),
-            ),
-            ("password authentication failed for user \"kim\"", None),
-        ] {
-            let reason = refusal_reason(message);
-            assert!(reason.contains(advice.unwrap_or(message)), "{reason}");
-            assert!(reason.contains(message), "{reason}");
-            let error = BmdbError::Unreachable { address: "db:5432/bmdb".to_owned(), reason };
-            // The question whether it runs would mislead.
-            assert_eq!(error.with_advice().contains("Is it running"), advice.is_none(), "{error}");
-        }
-    }
 }

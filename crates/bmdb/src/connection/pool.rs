@@ -21,12 +21,18 @@ use crate::connection::access::{Access, is_read_only};
 use crate::connection::error::{BmdbError, describe_error};
 use crate::connection::session_plan::SessionPlan;
 use crate::connection::settings::ConnectionSettings;
-use crate::connection::{Bmdb, DedicatedRoute};
+use crate::connection::{Bmdb, DedicatedRoute, Inner};
 use crate::metrics::Metrics;
 use crate::metrics::registry::Label;
 
 /// How long a connection may take to answer when it is tested.
 const TEST_LIMIT: Duration = Duration::from_secs(2);
+/// How long a connection of the pool is waited for.
+const ACQUIRE_LIMIT: Duration = Duration::from_secs(10);
+/// How long it is waited for before the hosts are searched, where there are several.
+const SEARCH_AFTER: Duration = Duration::from_secs(1);
+/// A pause after a connection that failed at once.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a new connection of a pool could not be prepared the last time, and when. A pool hides that behind its own
 /// timeout. Cheap to clone.
@@ -65,7 +71,7 @@ pub(super) fn new_pool(
     let (began, last_test) = (Instant::now(), AtomicU64::new(0));
     PgPoolOptions::new()
         .max_connections(settings.max_connections)
-        .acquire_timeout(Duration::from_secs(10))
+        .acquire_timeout(ACQUIRE_LIMIT)
         .idle_timeout(Duration::from_mins(5))
         .max_lifetime(settings.connection_lifetime)
         .test_before_acquire(false)
@@ -102,11 +108,55 @@ impl Bmdb {
         (idle, u64::from(pool.size()).saturating_sub(idle))
     }
 
-    /// A pool of one connection for a listener, which is closed with it.
-    pub(crate) fn listener_pool(&self) -> PgPool {
+    /// A pool of one connection for a listener, which is closed with it. With several hosts it leads to the one that can be
+    /// used now.
+    pub(crate) async fn listener_pool(&self) -> Result<PgPool, sqlx::Error> {
         let settings = ConnectionSettings { max_connections: 1, ..self.settings().clone() };
-        let DedicatedRoute { options, plan } = self.inner.dedicated.clone();
-        new_pool(&settings, options, plan, PrepareFailure::default())
+        let DedicatedRoute { route, plan } = &self.inner.dedicated;
+        if route.has_choice() {
+            drop(self.open_dedicated_connection().await?.close().await);
+        }
+        Ok(new_pool(&settings, route.used_options(), plan.clone(), PrepareFailure::default()))
+    }
+
+    /// A connection of the pool. With several hosts, the pool follows the one that can be used: a connection to another one
+    /// is not waited for any longer.
+    async fn acquire_from_used_host(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        let Inner { pool, route, plan, failure, .. } = &*self.inner;
+        if !route.has_choice() {
+            return pool.acquire().await;
+        }
+        let accept = plan.acceptance();
+        let until = Instant::now() + ACQUIRE_LIMIT;
+        let mut used = route.subscribe();
+        loop {
+            used.mark_unchanged();
+            let search = async {
+                while Instant::now() < until {
+                    tokio::time::sleep(SEARCH_AFTER).await;
+                    if let Err(error) = route.search(&accept).await {
+                        failure.record(&error);
+                    }
+                }
+            };
+            let error = tokio::select! {
+                acquired = pool.acquire() => match acquired {
+                    Err(error) if !matches!(error, sqlx::Error::PoolClosed) => error,
+                    acquired => return acquired,
+                },
+                changed = used.changed() => match changed {
+                    Ok(()) if Instant::now() < until => continue,
+                    _ => sqlx::Error::PoolTimedOut,
+                },
+                () = search => sqlx::Error::PoolTimedOut,
+            };
+            // An error of the host in use alone is none of the others.
+            route.search(&accept).await?;
+            if Instant::now() >= until {
+                return Err(error);
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
     }
 
     pub(super) async fn acquire_connection(
@@ -114,7 +164,7 @@ impl Bmdb {
         what: &'static str,
     ) -> Result<PoolConnection<Postgres>, BmdbError> {
         let requested_at = Instant::now();
-        let connection = self.inner.pool.acquire().await;
+        let connection = self.acquire_from_used_host().await;
         self.metrics().pool_wait.observe(requested_at.elapsed().as_secs_f64());
         connection.map_err(|source| {
             self.metrics().count_transaction(what, "failed");

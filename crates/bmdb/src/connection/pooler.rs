@@ -43,7 +43,7 @@ impl Bmdb {
         if self.dialect() != Dialect::Postgres {
             return Ok(());
         }
-        probe_server(&self.inner.options, self.settings().address()).await
+        probe_server(&self.inner.route.used_options(), self.settings().address()).await
     }
 }
 

@@ -12,6 +12,7 @@
 use std::io;
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::connection::access::Access;
@@ -84,6 +85,18 @@ impl SessionPlan {
         match &self.comparison {
             None => Ok(()),
             Some(comparison) => comparison.require_same_server(connection).await,
+        }
+    }
+
+    /// What [`Self::prepare`] does, as a condition of a route.
+    pub(super) fn acceptance(
+        &self,
+    ) -> impl for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<(), sqlx::Error>> + Send + Sync + 'static
+    {
+        let plan = self.clone();
+        move |connection| {
+            let plan = plan.clone();
+            Box::pin(async move { plan.prepare(connection).await })
         }
     }
 

@@ -12,14 +12,19 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use crate::connection::access::{Access, CONNECTION_LIFETIME};
 use crate::connection::dialect::Dialect;
 use crate::connection::error::BmdbError;
+use crate::connection::host_list::split_hosts;
 use crate::connection::tls_files::{TlsFile, list_tls_files};
 use crate::connection::url_parameters::{AdaptedUrl, adapt_url};
 
 /// Settings of a connection to the BMDB.
 #[derive(Clone)]
 pub struct ConnectionSettings {
-    /// Host, port, user, password and TLS.
+    /// Host, port, user, password and TLS: those of the first host, if the URL has several.
     pub options: PgConnectOptions,
+    /// The same of the other hosts, in the order in which they are tried.
+    pub other_hosts: Vec<PgConnectOptions>,
+    /// Whether each address of a name is tried as a host of its own.
+    pub by_address: bool,
     /// Names of the parameters of the URL that are not supported.
     pub ignored_parameters: Vec<String>,
     /// Files of certificates and keys that the URL or the environment names.
@@ -44,22 +49,32 @@ pub struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Settings for a URL of the form `postgres://user@host:5432/database`.
+    /// Settings for a URL of the form `postgres://user@host:5432/database`, with one host or several.
     pub fn from_url(url: &str, application: &str) -> Result<Self, BmdbError> {
         let scheme_is_right = url.starts_with("postgres://") || url.starts_with("postgresql://");
         if !scheme_is_right {
             return Err(BmdbError::InvalidUrl { reason: "it does not begin with postgres://".into() });
         }
-        let AdaptedUrl { url: adapted, ignored } = adapt_url(url);
-        let options: PgConnectOptions = adapted.parse().map_err(|error: sqlx::Error| {
-            BmdbError::InvalidUrl { reason: redacted_url_error(&error, url) }
-        })?;
+        let list = split_hosts(url).map_err(BmdbError::UnusableHosts)?;
+        let by_address = list.urls.len() > 1 || list.access.is_some();
+        let (mut hosts, mut ignored_parameters) = (Vec::new(), Vec::new());
+        for host in &list.urls {
+            let AdaptedUrl { url: adapted, ignored } = adapt_url(host);
+            let options: PgConnectOptions = adapted.parse().map_err(|error: sqlx::Error| {
+                BmdbError::InvalidUrl { reason: redacted_url_error(&error, url) }
+            })?;
+            hosts.push(options);
+            ignored_parameters = ignored;
+        }
         Ok(Self {
-            options,
-            ignored_parameters: ignored,
+            // A URL without a list is one, too.
+            options: hosts.remove(0),
+            other_hosts: hosts,
+            by_address,
+            ignored_parameters,
             tls_files: list_tls_files(url, |name| std::env::var(name).ok()),
             dialect: Dialect::Postgres,
-            access: Access::Any,
+            access: list.access.unwrap_or_default(),
             max_connections: 16,
             connection_lifetime: CONNECTION_LIFETIME,
             application: application.to_owned(),
@@ -69,28 +84,26 @@ impl ConnectionSettings {
         })
     }
 
-    /// Host, port and database for people, without credentials.
+    /// Hosts, ports and database for people, without credentials.
     #[must_use]
     pub fn address(&self) -> String {
         let database = self.options.get_database().unwrap_or("(default database)");
-        if let Some(socket) = self.options.get_socket() {
-            return format!("{}/{database}", socket.display());
-        }
-        let (host, port) = (self.options.get_host(), self.options.get_port());
-        if host.contains(':') {
-            format!("[{host}]:{port}/{database}")
-        } else {
-            format!("{host}:{port}/{database}")
-        }
+        let places: Vec<String> = self.hosts().map(format_place).collect();
+        format!("{}/{database}", places.join(","))
+    }
+
+    /// All hosts, in the order in which they are tried.
+    fn hosts(&self) -> impl Iterator<Item = &PgConnectOptions> {
+        std::iter::once(&self.options).chain(&self.other_hosts)
     }
 
     /// The warning for a database on another host without a verified identity; `None` if it is verified, or if no
     /// network is between.
     #[must_use]
     pub fn tls_warning(&self) -> Option<String> {
-        let (host, mode) = (self.options.get_host(), self.options.get_ssl_mode());
-        let is_remote = self.options.get_socket().is_none() && !is_this_host(host);
-        let threat = tls_threat(mode).filter(|_| is_remote)?;
+        let remote =
+            self.hosts().find(|host| host.get_socket().is_none() && !is_this_host(host.get_host()))?;
+        let (host, threat) = (remote.get_host(), tls_threat(remote.get_ssl_mode())?);
         Some(format!(
             "{threat} the connection to the BMDB at {host}; add sslmode=verify-full to its URL, and sslrootcert=FILE \
              for a CA of your own"
@@ -124,14 +137,15 @@ impl ConnectionSettings {
         settings
     }
 
-    /// The options of the pool's connections.
-    pub(super) fn connect_options(&self) -> PgConnectOptions {
-        self.prepare_options(&self.options)
+    /// The options of the pool's connections to each host.
+    pub(super) fn connect_options(&self) -> Vec<PgConnectOptions> {
+        self.hosts().map(|options| self.prepare_options(options)).collect()
     }
 
-    /// The options of the dedicated connections: those of the direct URL, if there is one.
-    pub(super) fn dedicated_options(&self) -> PgConnectOptions {
-        self.prepare_options(self.direct.as_ref().map_or(&self.options, |direct| &direct.options))
+    /// The options of direct connections to each host of the direct URL; none without one.
+    pub(super) fn direct_options(&self) -> Vec<PgConnectOptions> {
+        let hosts = self.direct.iter().flat_map(|direct| direct.hosts());
+        hosts.map(|options| self.prepare_options(options)).collect()
     }
 
     /// Adds to an address and a login what is set on every connection.
@@ -150,6 +164,15 @@ impl ConnectionSettings {
             .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1))
             .log_statements(tracing::log::LevelFilter::Trace)
     }
+}
+
+/// A server for people: host and port, or the directory of its socket.
+pub(super) fn format_place(options: &PgConnectOptions) -> String {
+    if let Some(socket) = options.get_socket() {
+        return socket.display().to_string();
+    }
+    let (host, port) = (options.get_host(), options.get_port());
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// Whether a host of a URL is this host, or a directory of sockets.
@@ -192,6 +215,8 @@ mod tests {
             ("postgres:///bmdb?hostaddr=::1&user=kim", "::1", "[::1]:5432/bmdb"),
             ("postgres://kim@127.0.0.1:1/bmdb", "127.0.0.1", "127.0.0.1:1/bmdb"),
             ("postgres://kim@db.example/bmdb", "db.example", "db.example:5432/bmdb"),
+            ("postgres://kim@db1,[::1]:6002/bmdb", "db1", "db1:5432,[::1]:6002/bmdb"),
+            ("postgres:///bmdb?host=db1,/run/b&user=kim", "db1", "db1:5432,/run/b/bmdb"),
         ] {
             let settings = ConnectionSettings::from_url(url, "test").unwrap();
             assert_eq!(settings.options.get_host(), host, "{url}");
@@ -217,6 +242,11 @@ mod tests {
             ("postgres://kim@127.0.0.1:1/bmdb?sslmode=disable", None),
             ("postgres://kim@[::1]/bmdb", None),
             ("postgres:///bmdb?host=/run/postgresql", None),
+            (
+                "postgres://localhost,db.example/bmdb",
+                Some("anybody who answers on the way can read and change"),
+            ),
+            ("postgres://localhost,db.example/bmdb?sslmode=verify-full", None),
         ] {
             let warning = ConnectionSettings::from_url(url, "test").unwrap().tls_warning();
             assert_eq!(warning.is_some(), part.is_some(), "{url}: {warning:?}");

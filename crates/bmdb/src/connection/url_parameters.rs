@@ -97,9 +97,9 @@ mod tests {
                 vec!["sslpassword"],
             ),
             (
-                "postgres://db/bmdb?target_session_attrs=any&connect_timeout=3&cret@=x&secret",
+                "postgres://db/bmdb?load_balance_hosts=random&connect_timeout=3&cret@=x&secret",
                 "postgres://db/bmdb",
-                vec!["target_session_attrs", "connect_timeout", "(not a name)", "(not a name)"],
+                vec!["load_balance_hosts", "connect_timeout", "(not a name)", "(not a name)"],
             ),
             ("postgres:///bmdb?", "postgres:///bmdb", vec![]),
         ] {

@@ -74,17 +74,23 @@ impl WakeUps {
             return;
         }
         while !stop.is_cancelled() {
-            let pool = bmdb.listener_pool();
+            let mut open_pool = None;
+            let listening = async {
+                let pool = open_pool.insert(bmdb.listener_pool().await?);
+                self.listen_once(&bmdb, pool).await
+            };
             tokio::select! {
                 () = stop.cancelled() => {}
-                result = self.listen_once(&bmdb, &pool) => {
+                result = listening => {
                     if let Err(error) = result {
                         let error = describe_error(&error);
                         tracing::warn!(error, "lost the connection for wake-ups; loops poll until it is back");
                     }
                 }
             }
-            drop(tokio::time::timeout(CLOSE_TIMEOUT, pool.close()).await);
+            if let Some(pool) = open_pool {
+                drop(tokio::time::timeout(CLOSE_TIMEOUT, pool.close()).await);
+            }
             self.wake_all();
             tokio::select! {
                 () = stop.cancelled() => return,

@@ -23,4 +23,5 @@ mod races;
 mod restore_orders;
 mod second_person;
 mod session_state;
+mod several_hosts;
 mod work;
