@@ -68,8 +68,9 @@ e2e-ssh: roleserver ## take over real OpenSSH servers with the static role serve
 e2e-api: ## fuzz the API with valid and invalid requests from its OpenAPI document (schemathesis, which pip installs)
 	tests/e2e_api/run
 
-e2e-database: ## run a shepherd on a primary with a standby, behind an address that moves and behind PgBouncer, and let the database fail
+e2e-database: ## let the database of a shepherd fail (address that moves, several hosts, PgBouncer, full disk, Patroni with and without HAProxy; E2E_PARTS=patroni), and run the tests of bmdb on PostgreSQL 18
 	tests/e2e_database/run
+	tests/e2e_database/postgres18
 
 e2e-cluster: ## create a cluster of machines in namespaces, with release programs and a real etcd, and inject failures (E2E_IDLE_SECONDS=600)
 	tests/e2e_cluster/run
