@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-hardware-report e2e-systemd e2e-systemd-qemu e2e-systemd-nspawn
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-attack e2e-hardware-report e2e-systemd e2e-systemd-qemu e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -103,3 +103,6 @@ e2e-authority-theft: ## replace the authority of a cluster after a theft under r
 
 e2e-authority-upgrade: ## upgrade a cluster of the release before statements under requests, roll it back before its first statement, and upgrade it again: two hours (builds Kubernetes first unless E2E_KUBERNETES=no)
 	tests/e2e_authority/upgrade
+
+e2e-attack: ## attack a cluster with Kubernetes from another machine of its network, with stolen keys and a copied disk: half an hour (builds Kubernetes first unless E2E_KUBERNETES=no)
+	tests/e2e_attack/run

@@ -3,7 +3,9 @@
 # of its authority.
 #
 # Sourced after verdict.sh, machines.sh and fleet.sh. Besides what those require, it sets $members and $workers, and $on, the
-# machines that are on.
+# machines that are on. A script that sets $worker_count gets a cluster with that many workers, and the other machines stay
+# free. With $images, a list of NAME=REFERENCE=FILE.tar, the bundle contains these images. E2E_PROGRAMS is a directory with
+# programs to run instead of building them.
 # shellcheck disable=SC2034 # used by the scripts that source this
 
 profile=${E2E_PROFILE:-release}
@@ -13,6 +15,12 @@ if [[ $profile == debug ]]; then
     programs=${CARGO_TARGET_DIR:-target}/debug
     agent=$programs/roleserver
 fi
+if [[ -n ${E2E_PROGRAMS:-} ]]; then
+    programs=$E2E_PROGRAMS
+    agent=$programs/roleserver
+fi
+worker_count=2
+images=()
 # On the machines' disks.
 installed=/var/lib/shepherd/roleserver
 on=(m1 m2 m3 m4 m5)
@@ -24,6 +32,7 @@ requesting=()
 
 build_programs() {
     tools/need cc etcd postgres sshd ip unshare jq curl python3
+    [[ -z ${E2E_PROGRAMS:-} ]] || return 0
     case $profile in
     debug) cargo build --bins ;;
     *)
@@ -35,13 +44,16 @@ build_programs() {
 
 # Sets $bundle to a bundle of Kubernetes, or to nothing without Kubernetes.
 find_bundle() {
+    local image
+    local -a arguments=()
     bundle=''
     if [[ ${E2E_KUBERNETES:-} == no ]]; then
         echo "# without Kubernetes, as E2E_KUBERNETES orders"
         return
     fi
     tools/need kubectl iptables conntrack containerd cni-plugins runc
-    bundle=$(tools/kube-bundle --name first --out "$PWD/target/e2e-authority" | tee >(cat >&2) | tail -n 1)
+    for image in "${images[@]}"; do arguments+=(--image "$image"); done
+    bundle=$(tools/kube-bundle --name first --out "$PWD/target/e2e-authority" "${arguments[@]}" | tee >(cat >&2) | tail -n 1)
 }
 
 # ---------------------------------------------------------------- the cluster
@@ -76,13 +88,13 @@ start_cluster() {
         ok "a bundle is added" ctl artefacts add "$bundle" --name first --reason 'Kubernetes'
         kubernetes=(--kubernetes_bundle first)
     fi
-    ok "a cluster of 3 + 2 is created" \
-        ctl cluster create ams --control_plane 3 --workers 2 --role web "${kubernetes[@]}" --reason 'the new hall'
+    ok "a cluster of 3 + $worker_count is created" \
+        ctl cluster create ams --control_plane 3 --workers "$worker_count" --role web "${kubernetes[@]}" --reason 'the new hall'
     essential
     printf '%s\n' 'role = "web"' '[[service]]' 'name = "front"' 'program = "/usr/bin/tail"' \
         'arguments = ["-f", "/dev/null"]' 'user = "nobody"' >"$scratch/web.toml"
     ok "the role web is declared to it" ctl cluster declare ams "$scratch/web.toml" --reason 'the front'
-    eventually 600 "it is settled: 3 of 3 members vote, and everything on 5 of 5 nodes is healthy" settled
+    eventually 600 "it is settled: 3 of 3 members vote, and everything on all $((3 + worker_count)) nodes is healthy" settled
     essential
     mapfile -t members < <(part control-plane | sort)
     mapfile -t workers < <(part worker | sort)
@@ -92,11 +104,11 @@ start_cluster() {
 # Each machine is a healthy node, each worker runs the service, and each node all its components of Kubernetes.
 settled() {
     local now components=0
-    [[ -z ${bundle:-} ]] || components=15
+    [[ -z ${bundle:-} ]] || components=$((9 + 3 * worker_count))
     now=$(cluster)
     is "$(jq -r '"\(.stage), \(.voters) \(.voters_reached)"' <<<"$now")" "converged, 3 3"
-    is "$(jq '[.machines[] | select(.health == "healthy")] | length' <<<"$now")" 5
-    is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" 2
+    is "$(jq '[.machines[] | select(.health == "healthy")] | length' <<<"$now")" "$((3 + worker_count))"
+    is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" "$worker_count"
     is "$(jq '[.machines[].kubernetes.components[]? | select(.state == "healthy")] | length' <<<"$now")" "$components"
 }
 service_processes() {

@@ -1,0 +1,221 @@
+"""What takes time: connections that were open before, and a false curator that waits for others to connect.
+
+`hold` opens connections, and sends a request on each of them every second until it ends. Beside each it makes the same
+request on a new connection. `pose` answers in the place of a curator, with one stolen certificate after the other.
+"""
+
+import collections
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+
+from channels import Calls, Ended, Identity, NotServed, Requests, all_of, message, number
+from listeners import CURATOR
+
+INTERVAL = 1
+# An epoch that no cluster of a test has.
+FALSE_EPOCH = 900
+STATEMENT = f'{CURATOR}.Leader/GetStatement'
+
+
+# ---------------------------------------------------------------- open connections
+
+
+def curator_probe(target, identity):
+    calls = Calls(target.at, identity)
+    return lambda: calls.call(f'{CURATOR}.Management/ListNodes')[0] == 'OK'
+
+
+def http_probe(path):
+    def prepare(target, identity):
+        requests = Requests(target.at, identity)
+        return lambda: requests.request('GET', path)[0] == 200
+    return prepare
+
+
+def agent_probe(machine):
+    def prepare(target, identity):
+        calls = Calls(target.at, identity)
+        body = message(1, machine) + message(2, b'\0' * 32)
+        return lambda: calls.call('shepherd.agent.v1.AgentCallback/FetchArtefact', body)[0] == 'NOT_FOUND'
+    return prepare
+
+
+def probes(targets, pairs, machine):
+    """Triples of a kind, a target and what prepares the request, for each pair that the listener serves now."""
+    pods, secrets = http_probe('/pods'), http_probe('/api/v1/secrets?limit=1')
+    known = {
+        'curator': [('node', curator_probe), ('curator', curator_probe), ('false-owner', curator_probe)],
+        'etcd-peer': [('peer', http_probe('/members')), ('false-peer', http_probe('/members'))],
+        'kube-apiserver': [('kube-reconciler', secrets), ('false-master', secrets)],
+        'kubelet': [('kube-apiserver-kubelet-client', pods), ('false-master', pods)],
+        'kube-controller-manager': [('kube-reconciler', http_probe('/metrics'))],
+        'kube-scheduler': [('kube-reconciler', http_probe('/metrics'))],
+        'agents': [('agent', agent_probe(machine))],
+    }
+    for target in targets:
+        for pair, prepare in known.get(target.kind, []):
+            if pair in pairs:
+                yield pair, target, pairs[pair], prepare
+
+
+class Held:
+    """One connection that is kept, or one request on a new connection each second."""
+
+    def __init__(self, name, target, identity, prepare, is_kept):
+        self.name = f'{"open" if is_kept else "new"} {name} {target.kind} {target.machine}'
+        self.target, self.identity, self.prepare, self.is_kept = target, identity, prepare, is_kept
+        self.served, self.last, self.answer, self.ended = 0, None, '', None
+
+    def run(self, stop):
+        send = self.prepare(self.target, self.identity)
+        while not stop.is_set():
+            began = time.time()
+            if not self.is_kept:
+                send = self.prepare(self.target, self.identity)
+            try:
+                served, self.answer = send(), 'rejected'
+            except (Ended, NotServed) as error:
+                served, self.answer = False, str(error)
+                if self.is_kept and self.served:
+                    self.ended = time.time()
+                    return
+            if served:
+                # The moment at which the request began: what was served later was served for longer.
+                self.served, self.last, self.answer = self.served + 1, began, 'served'
+            stop.wait(INTERVAL)
+
+
+def hold(targets, pairs, machine, out):
+    """Until the file `OUT.stop` exists. The state of each connection is in OUT, which is replaced every second."""
+    stop, held = threading.Event(), []
+    for name, target, identity, prepare in probes(targets, pairs, machine):
+        held += [Held(name, target, identity, prepare, is_kept) for is_kept in (True, False)]
+    threads = [threading.Thread(target=one.run, args=(stop,), daemon=True) for one in held]
+    for thread in threads:
+        thread.start()
+    while True:
+        state = {one.name: {'served': one.served, 'last': one.last, 'answer': one.answer, 'ended': one.ended} for one in held}
+        with open(f'{out}.new', 'w') as file:
+            json.dump(state, file)
+        os.replace(f'{out}.new', out)
+        if os.path.exists(f'{out}.stop'):
+            stop.set()
+            return
+        time.sleep(1)
+
+
+# ---------------------------------------------------------------- a false curator
+
+
+class FalseCurator:
+    """Listens at the place of a curator. Each connection is shown the next one of the certificates."""
+
+    def __init__(self, at, identities, node, statement):
+        self.node, self.statement, self.identities = node, statement, identities
+        # By the name of what was shown: refused handshakes, and the calls of others.
+        self.refused, self.calls = collections.Counter(), collections.Counter()
+        self.socket = socket.create_server(at)
+        self.next = 0
+
+    def serve(self, seconds):
+        end = time.monotonic() + seconds
+        self.socket.settimeout(0.5)
+        while time.monotonic() < end:
+            try:
+                plain, _ = self.socket.accept()
+            except TimeoutError:
+                continue
+            identity = self.identities[self.next % len(self.identities)]
+            self.next += 1
+            threading.Thread(target=self.answer, args=(plain, identity), daemon=True).start()
+
+    def answer(self, plain, identity):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(f'{identity.pair}.crt', f'{identity.pair}.key')
+        context.set_alpn_protocols(['h2'])
+        plain.settimeout(30)
+        try:
+            stream = context.wrap_socket(plain, server_side=True)
+        except OSError:
+            # An alert about the certificate.
+            self.refused[identity.name] += 1
+            return
+        try:
+            self.exchange(stream, identity)
+        except (OSError, h2.exceptions.ProtocolError):
+            pass
+        finally:
+            stream.close()
+
+    def exchange(self, stream, identity):
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding='utf-8'))
+        connection.initiate_connection()
+        stream.sendall(connection.data_to_send())
+        while raw := stream.recv(65536):
+            for event in connection.receive_data(raw):
+                if isinstance(event, h2.events.RequestReceived):
+                    path = dict(event.headers)[':path'].removeprefix('/')
+                    self.calls[identity.name, path] += 1
+                    self.respond(connection, event.stream_id, path)
+                elif isinstance(event, h2.events.DataReceived):
+                    connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            stream.sendall(connection.data_to_send())
+
+    def respond(self, connection, stream, path):
+        connection.send_headers(stream, [(':status', '200'), ('content-type', 'application/grpc')])
+        body = None
+        if path == STATEMENT:
+            body = self.statement
+        elif path.endswith('Leader/Watch'):
+            body = message(1, self.node) + message(4, self.node) + number(5, FALSE_EPOCH)
+        if body is not None:
+            connection.send_data(stream, b'\0' + len(body).to_bytes(4, 'big') + body)
+        if not path.endswith('Watch'):
+            status = '0' if body is not None else '14'
+            connection.send_headers(stream, [('grpc-status', status)], end_stream=True)
+
+
+def newest_statement(targets):
+    """The response with the newest statement, from a true curator."""
+    newest, response = -1, None
+    for target in targets:
+        if target.kind != 'curator':
+            continue
+        try:
+            code, _, found = Calls(target.at, Identity('nobody/none')).call(STATEMENT)
+        except (Ended, NotServed):
+            continue
+        if code == 'OK':
+            statement = all_of(all_of(found, 1)[0], 1)[0]
+            if (count := all_of(statement, 4)[0]) > newest:
+                newest, response = count, found
+    if response is None:
+        raise SystemExit('no curator has a statement')
+    return response
+
+
+def pose(attempts, at, identities, node, statement, seconds):
+    """Records what others did with each certificate. The only call that is no belief is that for the statement."""
+    curator = FalseCurator(at, identities, node, statement)
+    curator.serve(seconds)
+    for identity in identities:
+        refused = curator.refused[identity.name]
+        if refused:
+            for _ in range(refused):
+                attempts.record(identity, 'followers', 'its certificate', 'refused', 'refused')
+        else:
+            attempts.record(identity, 'followers', 'its certificate', 'nobody connected', 'not tried')
+    for (name, path), count in sorted(curator.calls.items()):
+        short = path.removeprefix(f'{CURATOR}.')
+        outcome = 'entitled' if path == STATEMENT else 'SUCCEEDED'
+        for _ in range(count):
+            attempts.record(Identity(name), 'followers', short, 'sent', outcome)
