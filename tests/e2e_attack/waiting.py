@@ -5,6 +5,7 @@ request on a new connection. `pose` answers in the place of a curator, with one 
 """
 
 import collections
+import itertools
 import json
 import os
 import socket
@@ -21,6 +22,8 @@ from channels import Calls, Ended, Identity, NotServed, Requests, all_of, messag
 from listeners import CURATOR
 
 INTERVAL = 1
+# Seconds for which a false curator shows the same certificate.
+SLICE = 12
 # An epoch that no cluster of a test has.
 FALSE_EPOCH = 900
 STATEMENT = f'{CURATOR}.Leader/GetStatement'
@@ -117,26 +120,31 @@ def hold(targets, pairs, machine, out):
 
 
 class FalseCurator:
-    """Listens at the place of a curator. Each connection is shown the next one of the certificates."""
+    """Listens at the place of a curator until others have refused each of the certificates.
+
+    Each is shown for some seconds, because others connect once for the statement, which any node of the cluster may send,
+    and then to follow.
+    """
 
     def __init__(self, at, identities, node, statement):
         self.node, self.statement, self.identities = node, statement, identities
         # By the name of what was shown: refused handshakes, and the calls of others.
         self.refused, self.calls = collections.Counter(), collections.Counter()
         self.socket = socket.create_server(at)
-        self.next = 0
 
     def serve(self, seconds):
-        end = time.monotonic() + seconds
         self.socket.settimeout(0.5)
-        while time.monotonic() < end:
-            try:
-                plain, _ = self.socket.accept()
-            except TimeoutError:
-                continue
-            identity = self.identities[self.next % len(self.identities)]
-            self.next += 1
-            threading.Thread(target=self.answer, args=(plain, identity), daemon=True).start()
+        last = time.monotonic() + seconds
+        for identity in itertools.cycle(self.identities):
+            if time.monotonic() > last or all(self.refused[one.name] for one in self.identities):
+                return
+            end = time.monotonic() + SLICE
+            while time.monotonic() < end:
+                try:
+                    plain, _ = self.socket.accept()
+                except TimeoutError:
+                    continue
+                threading.Thread(target=self.answer, args=(plain, identity), daemon=True).start()
 
     def answer(self, plain, identity):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
