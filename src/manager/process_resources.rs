@@ -6,6 +6,10 @@
 //!
 //! The session is that of the sampler: every shepherd has exactly one. What is published ends when the shortage does, or
 //! with the session.
+//!
+//! It also carries when the metrics listener last turned a connection away. The callback and the API publish that in
+//! their own sessions, under the same name. The metrics listener publishes nothing else, and it works without the BMDB.
+//! A session of its own would be one more that is started, renewed, and closed before the process may end.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -21,6 +25,7 @@ use crate::bmdb::engine::session::{Session, Sessions};
 use crate::bmdb::metrics::registry::{Label, MetricRegistry};
 use crate::model::open_files::{describe_shortage, is_nearly_used_up};
 use crate::model::storage_level::{DirectoryUsage, FileSystemUsage, MeasuredFileSystem, group_directories};
+use crate::model::time::Timestamp;
 use hardening::own_usage::{self, OpenFiles};
 
 /// Time between two measurements.
@@ -222,19 +227,25 @@ fn replace_shortages(shortages: &watch::Sender<ProcessShortages>, found: Process
     });
 }
 
-/// Publishes in a session what the process runs short of, for as long as it is polled.
+/// Publishes in a session what the process runs short of, and when its metrics listener last turned a connection away,
+/// for as long as it is polled.
 pub(crate) async fn publish_shortages(
     session: &Session,
     sessions: &Sessions,
     shortages: watch::Receiver<ProcessShortages>,
+    metrics_turned_away: watch::Receiver<Option<Timestamp>>,
 ) -> Infallible {
     // A session begins with none.
-    let mut published = ProcessShortages::default();
+    let mut published = (ProcessShortages::default(), None);
     loop {
-        let current = shortages.borrow().clone();
+        let current = (shortages.borrow().clone(), *metrics_turned_away.borrow());
         if current != published {
-            let details =
-                serde_json::json!({"storage_low": current.storage, "open_files_low": current.open_files});
+            let (short, turned_away_at) = &current;
+            let details = serde_json::json!({
+                "storage_low": short.storage,
+                "open_files_low": short.open_files,
+                "turned_away_at": turned_away_at.map(|at| at.to_rfc3339()),
+            });
             match sessions.update_runtime_info(session, details).await {
                 Ok(()) => published = current,
                 Err(error) => tracing::debug!(%error, "cannot publish what this shepherd runs short of"),

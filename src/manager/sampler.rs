@@ -36,11 +36,13 @@ const PAGE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Counts and shows samples until `stop`. Closes its session before it returns.
 ///
-/// Its session also carries what this process runs short of, because every shepherd has exactly one such session.
+/// Its session also carries what this process runs short of, and when its metrics listener last turned a connection
+/// away, because every shepherd has exactly one such session.
 pub async fn run_sampler(
     sessions: Sessions,
     metrics: ManagerMetrics,
     shortages: watch::Receiver<ProcessShortages>,
+    metrics_turned_away: watch::Receiver<Option<Timestamp>>,
     stop: CancellationToken,
 ) {
     let mut known = None;
@@ -50,7 +52,8 @@ pub async fn run_sampler(
         match sessions.start(COMPONENT, serde_json::json!({})).await {
             Ok(session) => {
                 metrics.record_session_start(COMPONENT);
-                let published = publish_shortages(&session, &sessions, shortages.clone());
+                let published =
+                    publish_shortages(&session, &sessions, shortages.clone(), metrics_turned_away.clone());
                 tokio::select! {
                     () = run_under_session(&session, sessions.bmdb(), &metrics.fleet, &mut known, &stop) => {}
                     never = published => match never {},

@@ -12,7 +12,7 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::engine::session::Sessions;
 use crate::bmdb::fleet::secret::SecretsKey;
 use crate::bmdb::metrics::Metrics;
-use crate::model::time::{Rate, Span};
+use crate::model::time::{Rate, Span, Timestamp};
 use crate::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
 use crate::server::api::listener::auth::ApiRates;
 use crate::server::callback::callback_server::{CallbackServer, CallbackSettings, serve_agents};
@@ -43,6 +43,14 @@ impl Listeners {
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|metrics| metrics.local_addr)
+    }
+
+    /// When the metrics server last turned a connection away, by this host's clock; `None` if it never did or does not
+    /// run.
+    #[must_use]
+    pub fn metrics_turned_away(&self) -> watch::Receiver<Option<Timestamp>> {
+        let never = || watch::channel(None).1;
+        self.metrics.as_ref().map_or_else(never, |metrics| metrics.turned_away.clone())
     }
 
     /// Stops listening. Calls under way are answered first.

@@ -112,6 +112,7 @@ async fn start_components(
     let listeners =
         listeners::start_listeners(plan, bmdb, &running.sessions, secrets.clone(), registry).await?;
     let authorities = listeners.authorities.clone();
+    let metrics_turned_away = listeners.metrics_turned_away();
     running.listeners = Some(listeners);
 
     let wake_ups = WakeUps::default();
@@ -128,6 +129,7 @@ async fn start_components(
         running.sessions.clone(),
         metrics.clone(),
         current_shortages,
+        metrics_turned_away,
         running.drain.clone(),
     ));
     let brakes = Arc::new(RecoveryBrakes::new(bmdb.clone()));

@@ -9,9 +9,11 @@ use serde_json::Value;
 use shepherd::model::issues::IssueKind;
 use shepherd::model::policy::{Budget, DisruptionKind};
 use shepherd::model::time::Span;
+use testkit::flood::{Flood, FloodPlan, HALF_A_REQUEST};
 
 use crate::harness::aloud::TestResult;
-use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
+use crate::harness::child::limit_files;
+use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 use crate::harness::source;
 
 /// Limits that are short enough for a test.
@@ -85,6 +87,11 @@ async fn until(fleet: &Fleet, id: &str, about: &str, words: &str) -> Result<()> 
     }
 }
 
+/// The subject of issues of this host.
+fn host_subject() -> String {
+    format!("host {}", rustix::system::uname().nodename().to_string_lossy())
+}
+
 async fn until_none(fleet: &Fleet) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -145,12 +152,49 @@ async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
 
     // The database's clock is ten minutes ahead of this host's by now.
     let mut shepherd = fleet.shepherd("again", &[endpoint], &SHORT)?;
-    let host = format!("host {}", rustix::system::uname().nodename().to_string_lossy());
-    until(&fleet, "clock-skew", &host, "behind the database's").await?;
+    until(&fleet, "clock-skew", &host_subject(), "behind the database's").await?;
 
     // A killed shepherd closes no session, and no other shepherd exists that could.
     shepherd.kill()?;
     assert!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
     fleet.database.advance(Duration::from_mins(10)).await?;
     Ok(until(&fleet, "no-shepherd", "all machines", "no session is alive").await?)
+}
+
+/// With so few files the metrics listener has 76 places, and one source has 19 of each class.
+const FEW_FILES: u64 = 1024;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flood_of_the_metrics_listener_is_an_issue_while_it_answers() -> TestResult {
+    let fleet = Fleet::start("issues_metrics", &["--machine_count", "2"]).await?;
+    let metrics = endpoint()?;
+    let flag = format!("--metrics_listen_address={metrics}");
+    let mut command = fleet.unheard_shepherd("flooded", &[endpoint()?], &[flag.as_str()])?;
+    limit_files(&mut command, FEW_FILES);
+    let mut shepherd = Program::spawn_logged(&mut command, &fleet.log_of("flooded"))?;
+    fleet.until("every machine is Ready", ALL_READY).await?;
+    let found = issues(&fleet)?;
+    assert!(found.iter().all(|issue| issue.0 != "connections-turned-away"), "{found:#?}");
+
+    let plan = FloodPlan {
+        target: metrics.parse()?,
+        sources: 1,
+        first_source: 1,
+        silent: 30,
+        half_spoken: 30,
+        half: HALF_A_REQUEST,
+    };
+    let flood = Flood::start(&[plan]).await?;
+    let words = "its metrics listener had more connections than places";
+    until(&fleet, "connections-turned-away", &host_subject(), words).await?;
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let text = client.get(format!("http://{metrics}/metrics")).send().await?.text().await?;
+    let closed = "shepherd_listener_connections_closed_total{listener=\"metrics\",reason=\"evicted\"}";
+    assert!(text.contains(closed), "{text}");
+    drop(flood);
+
+    let status = shepherd.terminate().await?;
+    assert!(status.success(), "{status}");
+    assert!(fleet.holds("SELECT count(*) = 0 FROM session WHERE closed_at IS NULL").await?, "one is open");
+    Ok(())
 }

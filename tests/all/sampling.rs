@@ -85,6 +85,7 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
             shepherd.sessions.clone(),
             metrics,
             watch::channel(ProcessShortages::default()).1,
+            watch::channel(None).1,
             stop.clone(),
         ));
         running.push((shepherd, book, task));

@@ -1,26 +1,31 @@
 //! What the gates of the listeners count, and when they last turned a connection away.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use chrono::{DateTime, Utc};
+use tokio::sync::watch;
 
 use bmdb::metrics::Metrics;
 use bmdb::metrics::labels::{ByListener, ByListenerAndReason};
+use model::time::Timestamp;
 use transport::gate::limits::{GateLimits, ListenerKind};
 use transport::gate::table::CloseReason;
 use transport::gate::{Gate, GateEvent};
 
-/// When a gate last turned a connection away; cheap to clone. A listener publishes it in its session, where
-/// `shepherdctl issues` finds it.
+/// When a gate last turned a connection away, by this host's clock; cheap to clone. A listener publishes it in its
+/// session, where `shepherdctl issues` finds it. The metrics listener has no session, and hands it on by
+/// [`subscribe`](Self::subscribe).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct GatePressure(Arc<Mutex<Option<SystemTime>>>);
+pub(crate) struct GatePressure(watch::Sender<Option<Timestamp>>);
 
 impl GatePressure {
     /// The time as RFC 3339; `None` if it never happened.
     pub(crate) fn text(&self) -> Option<String> {
-        let at = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        at.map(|at| DateTime::<Utc>::from(at).to_rfc3339())
+        self.0.borrow().map(|at| at.to_rfc3339())
+    }
+
+    /// The time, now and after each change; `None` if it never happened.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Timestamp>> {
+        self.0.subscribe()
     }
 
     fn record(&self, event: GateEvent) {
@@ -30,7 +35,7 @@ impl GatePressure {
             GateEvent::Counts(_) => false,
         };
         if turned_away {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(SystemTime::now());
+            self.0.send_replace(Some(Timestamp::from(SystemTime::now())));
         }
     }
 }

@@ -8,6 +8,9 @@
 //! Nobody who calls here has a credential. So the connections have a [gate](transport::gate), and health checks have one
 //! database connection of their own: a flood of them takes none from heartbeats and loops. Checks that come while one
 //! is under way share its result (`HealthCheck`).
+//!
+//! The listener has no session, because nobody looks for it in the BMDB. The process publishes in another session when
+//! its gate last turned a connection away ([`MetricsServer::turned_away`]).
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +26,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::{IncomingStream, Listener};
 use tokio::net::TcpListener;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +37,7 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::read_pool::ReadPool;
 use bmdb::metrics::Metrics;
 use bmdb::metrics::registry::MetricRegistry;
+use model::time::Timestamp;
 use transport::gate::limits::{GateLimits, ListenerKind};
 use transport::gate::stream::GatedStream;
 use transport::gate::{Gate, Place};
@@ -56,6 +60,8 @@ const PLAIN_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct MetricsServer {
     /// The address on which it listens.
     pub local_addr: SocketAddr,
+    /// When it last turned a connection away, by this host's clock; `None` if it never did.
+    pub turned_away: watch::Receiver<Option<Timestamp>>,
     task: JoinHandle<()>,
 }
 
@@ -172,7 +178,9 @@ pub async fn serve_metrics(
         .with_state(MetricsServerState { health: health.clone(), metrics: metrics.clone() })
         .layer(from_fn(count_request))
         .into_make_service_with_connect_info::<ConnectionPlace>();
-    let gate = open_gate(ListenerKind::Metrics, limits, metrics, GatePressure::default(), |_| ());
+    let pressure = GatePressure::default();
+    let turned_away = pressure.subscribe();
+    let gate = open_gate(ListenerKind::Metrics, limits, metrics, pressure, |_| ());
     let serving = axum::serve(GatedListener { gate, listener }, router)
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let ended = tokio::spawn(async move {
@@ -192,7 +200,7 @@ pub async fn serve_metrics(
         health.pool.bmdb().close().await;
     });
     tracing::info!(%local_addr, "showing metrics");
-    Ok(MetricsServer { local_addr, task: ended })
+    Ok(MetricsServer { local_addr, turned_away, task: ended })
 }
 
 async fn show_metrics(State(shown): State<MetricsServerState>, headers: HeaderMap) -> Response {

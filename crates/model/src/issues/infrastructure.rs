@@ -304,9 +304,13 @@ fn connection_issues(evidence: &IssueInputs) -> Vec<Issue> {
         if between(at, evidence.at) > TURNED_AWAY_NOTICE {
             continue;
         }
-        let (listener, flag) = match session.component.as_str() {
-            "api" => ("API", "--api_listen_address"),
-            _ => ("callback server", "--agent_listen_address"),
+        let (listener, flag, room) = match session.component.as_str() {
+            "api" => ("API", "--api_listen_address", "start another shepherd"),
+            // Every shepherd has this session, which also carries what no other session is about.
+            "sampler" => {
+                ("metrics listener", "--metrics_listen_address", "let fewer programs read the metrics")
+            }
+            _ => ("callback server", "--agent_listen_address", "start another shepherd"),
         };
         found.push(Issue::new(
             IssueKind::ConnectionsTurnedAway,
@@ -318,7 +322,7 @@ fn connection_issues(evidence: &IssueInputs) -> Vec<Issue> {
             Some(at),
             format!(
                 "see who connects to {flag}, and block a flood in a firewall; if these are your own clients, raise the \
-                 limit of open files or start another shepherd"
+                 limit of open files or {room}"
             ),
         ));
     }

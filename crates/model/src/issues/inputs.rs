@@ -167,7 +167,8 @@ pub struct SessionIssueInputs {
     pub host_clock: Option<Timestamp>,
     /// When the certificate that it presents expires; `None` for a session that presents none.
     pub certificate_expires_at: Option<Timestamp>,
-    /// When its listener last turned a connection away, by the clock of its host.
+    /// When its listener last turned a connection away, by the clock of its host. The session of the sampler has that of
+    /// the metrics listener of its process.
     pub turned_away_at: Option<Timestamp>,
     /// When a client last rejected its certificate, by the clock of its host.
     pub certificate_rejected_at: Option<Timestamp>,

@@ -358,6 +358,22 @@ fn stuck_retirement_names_its_obstacle() {
 }
 
 #[test]
+fn turned_away_connection_names_the_listener_and_its_flag() {
+    for (component, listener, flag) in [
+        ("callback", "its callback server had", "--agent_listen_address"),
+        ("api", "its API had", "--api_listen_address"),
+        ("sampler", "its metrics listener had", "--metrics_listen_address"),
+    ] {
+        let mut evidence = healthy_inputs();
+        evidence.sessions[0].component = component.into();
+        evidence.sessions[0].turned_away_at = Some(at(NOW - 900));
+        let found = find_issues(&evidence);
+        let issue = found.iter().find(|issue| issue.id == "connections-turned-away").unwrap();
+        assert!(issue.message.starts_with(listener) && issue.remedy.contains(flag), "{issue:#?}");
+    }
+}
+
+#[test]
 fn every_kind_is_found_in_some_case() {
     let expected: BTreeSet<&str> =
         CASES.iter().flat_map(|(_, _, expected)| expected.iter().map(|(id, _)| *id)).collect();

@@ -515,6 +515,18 @@ pub(super) const CASES: &[Case] = &[
         |e| e.sessions[0].turned_away_at = Some(at(NOW - 900)),
         &[("connections-turned-away", "host a")],
     ),
+    (
+        "the metrics listener of a shepherd turned a connection away",
+        |e| {
+            let turned_away_at = Some(at(NOW - 900));
+            e.sessions.push(SessionIssueInputs {
+                component: "sampler".into(),
+                turned_away_at,
+                ..session("b")
+            });
+        },
+        &[("connections-turned-away", "host b")],
+    ),
     ("five sessions expired", |e| e.expired_sessions[0].count = 5, &[("session-flapping", "updater on a")]),
     (
         "older agents",
