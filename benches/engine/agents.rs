@@ -100,7 +100,9 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     let agents = give_keys(fleet, plan.agents).await?;
     let before = memory(Path::new("/proc/self"), RESIDENT)?;
     let stop = CancellationToken::new();
-    let server = serve(fleet, directory.path(), stop.clone()).await?;
+    let key = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
+    let limits = GateLimits::for_listener(ListenerKind::Callback, 1 << 20);
+    let server = serve(fleet, key, limits, stop.clone()).await?;
     let mut crew = start(&server, directory.path(), agents)?;
     let measured = observe(plan, fleet, &mut crew, before, report).await;
     drop(crew.stdin.take());
@@ -163,7 +165,7 @@ async fn observe(
 }
 
 /// Gives `count` machines their own agent keys.
-async fn give_keys(fleet: &Fleet, count: u32) -> Result<Vec<(Uuid, String)>> {
+pub(crate) async fn give_keys(fleet: &Fleet, count: u32) -> Result<Vec<(Uuid, String)>> {
     let machines: Vec<Uuid> = sqlx::query_scalar("SELECT machine_id FROM bench_machine ORDER BY n LIMIT $1")
         .bind(i64::from(count))
         .fetch_all(fleet.bmdb.pool())
@@ -201,16 +203,22 @@ async fn restore(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Result<CallbackServer> {
-    let key = SecretsKey::open(&directory.join("secrets.key"))?;
+/// Starts a callback server with these limits, the CA of which is sealed with `key`.
+pub(crate) async fn serve(
+    fleet: &Fleet,
+    key: Arc<SecretsKey>,
+    limits: GateLimits,
+    stop: CancellationToken,
+) -> Result<CallbackServer> {
     let settings = CallbackSettings {
         listen_address: ([127, 0, 0, 1], 0).into(),
         endpoints: Vec::new(),
-        certificate: CertificateSource::CallbackCa(Arc::new(key)),
+        certificate: CertificateSource::CallbackCa(key),
         secrets: None,
         renewal: RenewalClock::default(),
-        agent_rate: "1s,10".parse().context("a rate")?,
-        limits: GateLimits::for_listener(ListenerKind::Callback, 1 << 20),
+        // One agent sends all heartbeats of a measurement.
+        agent_rate: "1ms,1000".parse().context("a rate")?,
+        limits,
         signing: Arc::default(),
     };
     Ok(serve_agents(fleet.bmdb.clone(), fleet.sessions.clone(), settings, Metrics::new(), stop).await?)

@@ -59,7 +59,7 @@ struct RoleserverFlags {
     /// The memory of a whole shepherd, and nothing else.
     #[arg(long)]
     memory: bool,
-    /// One part, and nothing else; only watchers have a page of their own, and no other part takes the place of one.
+    /// One part, and nothing else. Flood and watchers have pages of their own; no other part takes the place of one.
     #[arg(long, value_enum, conflicts_with_all = ["memory", "compare"])]
     part: Option<Part>,
     /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below
@@ -73,6 +73,9 @@ struct RoleserverFlags {
     /// Be the agents that are measured, as this file says.
     #[arg(long, hide = true, value_name = "FILE")]
     agents: Option<PathBuf>,
+    /// Be the flood beside which is measured, as this JSON says.
+    #[arg(long, hide = true, value_name = "JSON")]
+    flooder: Option<String>,
     /// Given by `cargo bench` to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
@@ -124,7 +127,7 @@ enum Part {
     Cycles,
     /// A snapshot held for a minute at full rate.
     Held,
-    /// Calls of operators beside a flood of connections.
+    /// Heartbeats, calls of operators and claims beside a flood of connections.
     Flood,
     /// An image of the etcd of a cluster, taken and restored.
     Images,
@@ -190,10 +193,12 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let flags = RoleserverFlags::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let ran = runtime.context("starting the runtime").and_then(|runtime| match &flags.agents {
-        Some(crew) => runtime.block_on(agents::run(crew)),
-        None => runtime.block_on(run(&flags)),
-    });
+    let ran =
+        runtime.context("starting the runtime").and_then(|runtime| match (&flags.agents, &flags.flooder) {
+            (Some(crew), _) => runtime.block_on(agents::run(crew)),
+            (None, Some(order)) => runtime.block_on(flood::run(order)),
+            (None, None) => runtime.block_on(run(&flags)),
+        });
     match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -218,7 +223,8 @@ const NUMBERS: Page = Page {
                    where a target is not reached it says so.\n\n\
                    Written by `make bench`; `benches/engine/` says how each number is made. `make bench ARGS=--full` takes longer, \
                    `make bench-compare` measures two other queues on the same server, and `make bench ARGS='--part watchers'` what \
-                   nodes of a cluster cost [that watch their curator](docs/benchmarks/watchers.md).",
+                   nodes of a cluster cost [that watch their curator](docs/benchmarks/watchers.md). \
+                   `make bench ARGS='--part flood'` measures [operators beside a flood](docs/benchmarks/flood.md) of connections.",
 };
 
 const WATCHERS: Page = Page {
@@ -228,6 +234,15 @@ const WATCHERS: Page = Page {
                    This page shows what one change of a node costs that curator, the etcd beside it and each watcher, \
                    with ten, a hundred and a thousand light clients: processes are real, only the nodes are not. \
                    Written by `make bench ARGS='--part watchers'`; `benches/engine/watchers.rs` says how.",
+};
+
+const FLOOD: Page = Page {
+    path: "docs/benchmarks/flood.md",
+    title: "Operators beside a flood",
+    introduction: "Anyone who reaches a port can open connections without a credential. This page shows what such a flood costs \
+                   agents that send heartbeats, operators that call the API, health checks, and loops that claim machines: \
+                   how long each waits without a flood and beside one, from one source and from 200. \
+                   Written by `make bench ARGS='--part flood'`; `benches/engine/flood.rs` says how.",
 };
 
 const COMPARED: Page = Page {
@@ -260,6 +275,7 @@ async fn run(flags: &RoleserverFlags) -> Result<()> {
     report.say("took", format!("{} minutes", began.elapsed().as_secs().div_ceil(60)));
     let page = match flags {
         RoleserverFlags { compare: true, .. } => COMPARED,
+        RoleserverFlags { part: Some(Part::Flood), .. } => FLOOD,
         RoleserverFlags { part: Some(Part::Watchers), .. } => WATCHERS,
         _ => NUMBERS,
     };
@@ -267,7 +283,7 @@ async fn run(flags: &RoleserverFlags) -> Result<()> {
     match (&flags.output, flags.quick) {
         (Some(directory), _) => report.write(directory, &page)?,
         // A part would take the place of the whole.
-        (None, false) if !flags.memory && matches!(flags.part, None | Some(Part::Watchers)) => {
+        (None, false) if !flags.memory && matches!(flags.part, None | Some(Part::Flood | Part::Watchers)) => {
             report.write(root, &page)?;
         }
         (None, _) => {}
@@ -296,7 +312,7 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
         }
         Part::Flood => {
             let fleet = Fleet::fill(server, plan.fleets.first().copied().unwrap_or(plan.main_fleet)).await?;
-            let measured = flood::measure(plan, &fleet, report).await;
+            let measured = Box::pin(flood::measure(plan, &fleet, report)).await;
             fleet.close().await?;
             measured
         }

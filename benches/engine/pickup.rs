@@ -18,6 +18,7 @@ use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::MachineId;
 use shepherd::model::process::Process;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -60,6 +61,76 @@ fn global_hold() -> FactChange {
     FactChange::HoldSet(hold)
 }
 
+/// A loop that is idle, and machines of which it gets one at a time.
+pub(crate) struct PickupLoop<'f> {
+    /// The machines. An operator holds each of them until it is released.
+    pub(crate) machines: Vec<Uuid>,
+    fleet: &'f Fleet,
+    picked: mpsc::UnboundedReceiver<(MachineId, Instant)>,
+    drain: CancellationToken,
+    running: JoinHandle<()>,
+    listening: JoinHandle<()>,
+}
+
+/// How long it took until the loop got a machine, in milliseconds.
+pub(crate) struct PickupTime {
+    /// From the commit of the release.
+    pub(crate) from_release: f64,
+    /// From before the transaction of the release began.
+    pub(crate) with_release: f64,
+}
+
+impl<'f> PickupLoop<'f> {
+    /// Starts a loop, and holds this many machines of the first provider.
+    pub(crate) async fn start(fleet: &'f Fleet, count: u32) -> Result<Self> {
+        let machines: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT machine_id FROM bench_machine JOIN machine_provided USING (machine_id)
+             WHERE provider = 'rack-0' ORDER BY n LIMIT $1",
+        )
+        .bind(i64::from(count))
+        .fetch_all(fleet.bmdb.pool())
+        .await?;
+        let (sender, picked) = mpsc::unbounded_channel();
+        let (drain, abort) = (CancellationToken::new(), CancellationToken::new());
+        let wake_ups = WakeUps::default();
+        let listening = tokio::spawn(wake_ups.clone().listen(fleet.bmdb.clone(), drain.clone()));
+        for machine in &machines {
+            change(fleet, *machine, vec![global_hold(), FactChange::AgentCleared]).await?;
+        }
+        let context = LoopContext {
+            sessions: fleet.sessions.clone(),
+            wake_ups,
+            metrics: ManagerMetrics::register(&Metrics::new()).for_loop("bench", Process::AgentStart),
+            drain: drain.clone(),
+            abort,
+        };
+        let limiter = Limiter::new("1ms,1000".parse().context("a rate")?);
+        let settings = LoopSettings { parallelism: 4, limiter };
+        let running = tokio::spawn(run_loop(Arc::new(Picked(sender)), settings, context));
+        Ok(Self { machines, fleet, picked, drain, running, listening })
+    }
+
+    /// Releases a machine, and waits until the loop got it and holds it again.
+    pub(crate) async fn pick_up(&mut self, machine: Uuid) -> Result<PickupTime> {
+        let requested_at = Instant::now();
+        change(self.fleet, machine, vec![FactChange::HoldCleared]).await?;
+        let released = Instant::now();
+        let waiting = tokio::time::timeout(Duration::from_secs(30), self.picked.recv());
+        let (_, at) = waiting.await.context("nobody picked a machine up")?.context("the loop ended")?;
+        until_held(self.fleet, machine).await?;
+        // It may be picked up before the operator gets the answer to the release.
+        let since = |begin| at.saturating_duration_since(begin).as_secs_f64() * 1000.0;
+        Ok(PickupTime { from_release: since(released), with_release: since(requested_at) })
+    }
+
+    /// Ends the loop.
+    pub(crate) async fn end(self) -> Result<()> {
+        self.drain.cancel();
+        self.running.await?;
+        Ok(self.listening.await?)
+    }
+}
+
 pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> Result<()> {
     report.section(
         "From due to picked up",
@@ -67,51 +138,20 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
          operator's hold. The time runs to the handler's first line: from the release's commit, as who \
          released it hears of it, and from before the release's transaction began.",
     )?;
-    let machines: Vec<Uuid> = sqlx::query_scalar(
-        "SELECT machine_id FROM bench_machine JOIN machine_provided USING (machine_id)
-         WHERE provider = 'rack-0' ORDER BY n LIMIT $1",
-    )
-    .bind(i64::from(plan.releases))
-    .fetch_all(fleet.bmdb.pool())
-    .await?;
-    let (sender, mut picked) = mpsc::unbounded_channel();
-    let (drain, abort) = (CancellationToken::new(), CancellationToken::new());
-    let wake_ups = WakeUps::default();
-    let listening = tokio::spawn(wake_ups.clone().listen(fleet.bmdb.clone(), drain.clone()));
-    for machine in &machines {
-        change(fleet, *machine, vec![global_hold(), FactChange::AgentCleared]).await?;
-    }
-    let context = LoopContext {
-        sessions: fleet.sessions.clone(),
-        wake_ups,
-        metrics: ManagerMetrics::register(&Metrics::new()).for_loop("bench", Process::AgentStart),
-        drain: drain.clone(),
-        abort,
-    };
-    let limiter = Limiter::new("1ms,1000".parse().context("a rate")?);
-    let settings = LoopSettings { parallelism: 4, limiter };
-    let running = tokio::spawn(run_loop(Arc::new(Picked(sender)), settings, context));
+    let mut pickup = PickupLoop::start(fleet, plan.releases).await?;
     let (mut medians, mut tails, mut with_release) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..plan.repetitions {
         let (mut took, mut whole) = (Vec::new(), Vec::new());
-        for machine in &machines {
-            let requested_at = Instant::now();
-            change(fleet, *machine, vec![FactChange::HoldCleared]).await?;
-            let released = Instant::now();
-            let waiting = tokio::time::timeout(Duration::from_secs(30), picked.recv());
-            let (_, at) = waiting.await.context("nobody picked a machine up")?.context("the loop ended")?;
-            // It may be picked up before who released it hears that it is released.
-            took.push(at.saturating_duration_since(released).as_secs_f64() * 1000.0);
-            whole.push(at.saturating_duration_since(requested_at).as_secs_f64() * 1000.0);
-            until_held(fleet, *machine).await?;
+        for machine in pickup.machines.clone() {
+            let time = pickup.pick_up(machine).await?;
+            took.push(time.from_release);
+            whole.push(time.with_release);
         }
         with_release.push(quantile(&whole, 0.5));
         medians.push(quantile(&took, 0.5));
         tails.push(quantile(&took, 0.99));
     }
-    drain.cancel();
-    running.await?;
-    listening.await?;
+    pickup.end().await?;
     report.add("from due to picked up, median", "ms", &medians, Target::AtMost(5.0))?;
     report.add("from due to picked up, 99 of 100 within", "ms", &tails, Target::AtMost(20.0))?;
     report.add("the same with the release itself, median", "ms", &with_release, Target::None)

@@ -52,6 +52,8 @@ const MARK: &str = "
 pub(crate) struct ApiFixture {
     pub(crate) server: ApiServer,
     pub(crate) stop: CancellationToken,
+    /// The CA of every listener of the fleet is sealed with it.
+    pub(crate) key: Arc<SecretsKey>,
     endpoint: Endpoint,
     channel: Channel,
     token: MetadataValue<Ascii>,
@@ -59,19 +61,20 @@ pub(crate) struct ApiFixture {
 }
 
 impl ApiFixture {
-    pub(crate) async fn start(fleet: &Fleet) -> Result<Self> {
+    /// Starts an API with these limits on connections.
+    pub(crate) async fn start(fleet: &Fleet, limits: GateLimits) -> Result<Self> {
         // What the server of the real agents sealed went with its key.
         sqlx::query("DELETE FROM sealed_secret").execute(fleet.bmdb.pool()).await?;
         let directory = tempfile::tempdir()?;
-        let key = SecretsKey::open(&directory.path().join("secrets.key"))?;
+        let key = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
         let rate = || "1ms,10000".parse();
         let settings = ApiSettings {
             listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
             endpoints: Vec::new(),
-            certificate: CertificateSource::CallbackCa(Arc::new(key)),
+            certificate: CertificateSource::CallbackCa(key.clone()),
             renewal: RenewalClock::default(),
             rates: ApiRates { source: rate()?, credential: rate()? },
-            limits: GateLimits::for_listener(ListenerKind::Api, 1 << 20),
+            limits,
             max_watches: 20,
             read_pool_connections: 4,
             auth_pool_connections: 2,
@@ -89,7 +92,7 @@ impl ApiFixture {
         let endpoint = Endpoint::from_shared(format!("https://{}", server.local_addr))?;
         let endpoint = endpoint.tls_config(tls)?;
         let channel = endpoint.connect().await?;
-        Ok(Self { server, stop, endpoint, channel, token: token(fleet).await?, _directory: directory })
+        Ok(Self { server, stop, key, endpoint, channel, token: token(fleet).await?, _directory: directory })
     }
 
     /// A page of machines over a new connection.
@@ -170,7 +173,8 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     let mut connection = fleet.patient().await?;
     sqlx::query(MARK).bind(MARKED).execute(&mut *connection).await?;
     connection.close().await?;
-    let requested = ApiFixture::start(fleet).await?;
+    let limits = GateLimits::for_listener(ListenerKind::Api, 1 << 20);
+    let requested = ApiFixture::start(fleet, limits).await?;
     let machine: uuid::Uuid =
         sqlx::query_scalar("SELECT machine_id FROM bench_machine ORDER BY n LIMIT 1 OFFSET 7")
             .fetch_one(fleet.bmdb.pool())
