@@ -1,5 +1,6 @@
 //! Floods of connections without a credential, silent and half-spoken, on every listener of a shepherd that starts with
-//! a soft limit of 1,024 files. Heartbeats, recovery and operators go on. Curators have the same test in their crate.
+//! a soft limit of 1,024 files. Heartbeats, recovery and operators go on. Curators have the same test in their crate, and
+//! those of role servers in `nodes::flood`.
 //!
 //! A second shepherd may open no more than these files. A class of connections to its API has 38 places then, so its
 //! floods come from fewer addresses, and not from that of everyone else: a flood from more addresses than places reaches

@@ -6,6 +6,7 @@ mod damaged_files;
 mod ended_certificates;
 mod etcd_flags;
 mod etcd_version;
+mod flood;
 mod forming;
 mod kubernetes;
 mod kubernetes_pods;

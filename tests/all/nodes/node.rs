@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,6 +11,9 @@ use shepherd::backoff::ExponentialBackoff;
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
 use shepherd::curator_client::pki_revocation_list::parse_peer_revocation_list;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::LEADER;
+use shepherd::etcd::namespace::{KeySelector, Namespace};
 use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::child::cgroup::CgroupMounts;
 use shepherd::roleserver::child::launch::{ChildRecord, read_record};
@@ -22,6 +26,7 @@ use shepherd::roleserver::cluster::kubernetes::pod_cgroups::PodCgroups;
 use shepherd::roleserver::cluster::node_facts::NodeFacts;
 use shepherd::roleserver::cluster::node_order::{NodeOrder, OrderKind};
 use shepherd::roleserver::cluster::peer_restart::StartRecord;
+use shepherd::roleserver::commands::pages::render_metrics;
 use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::server_pool::ServerPool;
@@ -143,12 +148,23 @@ impl Node {
 
     /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that does not answer.
     pub(crate) fn start_apart(&mut self) -> Result<()> {
+        self.start_apart_limited(|_| {})
+    }
+
+    /// The same, and `limit` limits the resources of the program.
+    pub(crate) fn start_apart_limited(&mut self, limit: impl FnOnce(&mut Command)) -> Result<()> {
         let away = AgentSettings::new(&[reserved()?.to_string()], &[], 0);
-        self.start_program(Path::new(LAUNCHER), away.map_err(anyhow::Error::msg)?)
+        let mut command = guarded(LAUNCHER);
+        limit(&mut command);
+        self.start_command(command, away.map_err(anyhow::Error::msg)?)
     }
 
     /// The same with this program. It is enrolled unless it was before.
     pub(crate) fn start_program(&mut self, program: &Path, settings: AgentSettings) -> Result<()> {
+        self.start_command(guarded(program), settings)
+    }
+
+    fn start_command(&mut self, mut command: Command, settings: AgentSettings) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         let state = StateDirectory::open(self.directory.path())?;
         if state.read_enrolment()?.is_none() {
@@ -162,11 +178,17 @@ impl Node {
                 revision: 1,
             })?;
         }
-        let mut command = guarded(program);
         command.arg("run").arg("--state_dir").arg(self.directory.path());
         let program = Program::spawn_logged(&mut command, &self.directory.path().join("run.log"))?;
         self.running = Some(Running::Apart(program));
         Ok(())
+    }
+
+    /// A number of the metrics of its role server, which is a program of its own. `name` has the labels, too.
+    pub(crate) fn metric(&self, name: &str) -> Result<u64> {
+        let page = render_metrics(self.directory.path())?;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("there is no {name} in\n{page}"))?.parse()?)
     }
 
     /// The process of its role server, by its record.
@@ -231,6 +253,12 @@ impl Node {
     /// The etcd that was started last.
     pub(crate) fn etcd(&self) -> Option<ChildRecord> {
         read_record(&self.places().record_path(etcd_member::NAME))
+    }
+
+    /// A client of its etcd, for the records of its curator.
+    pub(crate) fn etcd_client(&self) -> Result<Client> {
+        let endpoint = etcd_member::client_endpoint(&self.files());
+        Ok(Client::new(vec![endpoint], Namespace::new("curator")?))
     }
 
     /// Waits until another process of etcd runs than this one.
@@ -317,4 +345,10 @@ impl Drop for Node {
         // What a worker's fakes left there, if its test failed.
         let _ = PodCgroups::detect_host(&self.places().instance_name()).terminate(Duration::ZERO);
     }
+}
+
+/// The keys of the election. Another leadership, of the same curator too, has another key.
+pub(crate) async fn election_keys(client: &Client) -> Result<Vec<String>> {
+    let listing = client.list(&KeySelector::Prefix(LEADER.range().start)).await?;
+    Ok(listing.records.into_iter().map(|record| record.key).collect())
 }

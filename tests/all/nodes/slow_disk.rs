@@ -3,17 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Context as _;
 use shepherd::curator::service::curator_server::LEADER_TTL;
-use shepherd::etcd::client::Client;
-use shepherd::etcd::key_space::LEADER;
-use shepherd::etcd::namespace::{KeySelector, Namespace};
 use shepherd::model::ids::MachineId;
-use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 use shepherd::roleserver::disk::fault::block_syncs;
 use uuid::Uuid;
 
+use super::node::election_keys;
 use super::services::{declare, founded, instance, script, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
@@ -21,12 +18,6 @@ use crate::harness::etcd_servers::until;
 /// How long the fsync takes at least. A lease that is not renewed meanwhile has ended.
 const FSYNC: Duration = Duration::from_secs(20);
 const _: () = assert!(FSYNC.as_secs() > LEADER_TTL.as_secs(), "a lost lease would not be noticed");
-
-/// The keys of the election. Another leadership, of the same curator too, has another key.
-async fn election_keys(client: &Client) -> Result<Vec<String>> {
-    let listing = client.list(&KeySelector::Prefix(LEADER.range().start)).await?;
-    Ok(listing.records.into_iter().map(|record| record.key).collect())
-}
 
 /// One thread runs the node, as in the role server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -39,8 +30,7 @@ async fn an_fsync_of_twenty_seconds_costs_no_lease_and_touches_no_workload() -> 
     owner.roles(&node, &["web"], &[]).await?;
     until_well(&owner, &node, "steady", first).await?;
     let service = instance(&node, "web_steady")?;
-    let endpoint = etcd_member::client_endpoint(&node.files());
-    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
+    let client = node.etcd_client()?;
     let (leader, etcd) = (election_keys(&client).await?, node.etcd().context("no etcd")?);
     assert_eq!(leader.len(), 1);
 
