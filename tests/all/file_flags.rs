@@ -1,20 +1,25 @@
-//! Every flag of the three programs that names a file, and what each file must be.
+//! Every flag of the three programs and every key of a provider that names a file, and what each file must be.
 //!
-//! The table [`FILE_FLAGS`] is compared with the command lines of the programs: a new flag that names a file, and is not
-//! in the table, fails the test. Its author must decide whether the program believes the file. Each private file is
-//! tried with modes in which other users can read or write it, and the program must refuse it in one sentence.
-//! `crates/trusted-file` has the decisions, with tests of owners, directories and links.
+//! The table [`FILE_FLAGS`] is compared with the command lines of the programs: a new flag that names a file, and is
+//! not in the table, fails the test. Its author must decide whether the program believes the file.
+//!
+//! The table [`PROVIDER_KEYS`] has all keys of the tables `[[provider]]` in the configuration file. Each of them takes
+//! a text, so nothing but this table states which of them name files. A new key that is not in it fails the test.
+//!
+//! Each private file is tried with modes in which other users can read or write it, and the program must refuse it in
+//! one sentence. `crates/trusted-file` has the decisions, with tests of owners, directories and links.
 
 use std::any::TypeId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Arg, Command, CommandFactory as _};
 use rcgen::{CertificateParams, KeyPair};
+use shepherd::service::configuration::read_configuration;
 use trusted_file::private_group::read_private_group;
 
 use crate::harness::aloud::TestResult;
@@ -40,6 +45,8 @@ enum FileUse {
     OnTheMachine,
     /// An address, never a file.
     Address,
+    /// A name or a digest, never a file.
+    NoFile,
 }
 
 /// Program and subcommand, flag, and the use of the file.
@@ -88,6 +95,22 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("shepherdctl tokens create", "output_file", FileUse::Output),
 ];
 
+/// Kind of the provider, key of its table in the configuration file, and the use of the file.
+const PROVIDER_KEYS: &[(&str, &str, FileUse)] = &[
+    ("simulated", "name", FileUse::NoFile),
+    ("simulated", "url", FileUse::Address),
+    ("static", "device_list_sha256", FileUse::NoFile),
+    ("static", "device_list_url", FileUse::Commands),
+    ("static", "name", FileUse::NoFile),
+    ("static", "ssh_password_path", FileUse::Private),
+];
+
+/// The name of the provider in the configuration files here.
+const PROVIDER: &str = "rack-a";
+
+/// Modes in which other users can read or write a file.
+const MODES_OF_OTHERS: [u32; 6] = [0o640, 0o620, 0o604, 0o602, 0o644, 0o666];
+
 /// Whether an argument names a file, by its type, by the name of its value, or by its own name.
 fn names_a_file(arg: &Arg) -> bool {
     let by_type = arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
@@ -127,6 +150,39 @@ fn each_flag_that_names_a_file_is_in_the_table() {
     );
     let gone: Vec<_> = table.difference(&found).collect();
     assert!(gone.is_empty(), "FILE_FLAGS has flags that no program has: {gone:?}");
+}
+
+/// The words in backquotes in the error that rejects a table of a provider.
+fn words_of_rejection(place: &Place, table: &str) -> anyhow::Result<Vec<String>> {
+    let path = place.write("shepherd.toml", format!("[[provider]]\n{table}"))?;
+    let Err(failure) = read_configuration(&path, &[]) else { bail!("it was accepted: {table}") };
+    Ok(failure.message.split('`').skip(1).step_by(2).map(str::to_owned).collect())
+}
+
+/// All keys of providers, by kind. The program lists them when it rejects another kind and another key. The first word
+/// of its error is the one that it rejects.
+fn provider_keys(place: &Place) -> anyhow::Result<BTreeSet<(String, String)>> {
+    let mut found = BTreeSet::new();
+    for kind in words_of_rejection(place, "kind = \"none\"\n")?.into_iter().skip(1) {
+        let keys = words_of_rejection(place, &format!("kind = {kind:?}\nnone = \"\"\n"))?;
+        found.extend(keys.into_iter().skip(1).map(|key| (kind.clone(), key)));
+    }
+    Ok(found)
+}
+
+#[test]
+fn each_key_of_a_provider_is_in_the_table() -> TestResult {
+    let found = provider_keys(&Place::new()?)?;
+    let table: BTreeSet<_> =
+        PROVIDER_KEYS.iter().map(|(kind, key, _)| ((*kind).to_owned(), (*key).to_owned())).collect();
+    let missing: Vec<_> = found.difference(&table).collect();
+    assert!(
+        missing.is_empty(),
+        "add these to PROVIDER_KEYS, and decide who may read and change the files that they name: {missing:?}"
+    );
+    let gone: Vec<_> = table.difference(&found).collect();
+    assert!(gone.is_empty(), "PROVIDER_KEYS has keys that no provider has: {gone:?}");
+    Ok(())
 }
 
 #[test]
@@ -185,7 +241,7 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
     for (program, flag, _) in private {
         assert_eq!(*program, "shepherd", "write a case for --{flag} of another program");
         let key = place.write(flag, "of no use\n")?;
-        for mode in [0o640, 0o620, 0o604, 0o602, 0o644, 0o666] {
+        for mode in MODES_OF_OTHERS {
             fs::set_permissions(&key, fs::Permissions::from_mode(mode))?;
             let reported = check_with(&place, &flags, flag, &key)?;
             let sentence = format!("by other users (mode {mode:04o}); run: chmod 600 {}\n", key.display());
@@ -201,30 +257,83 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
     Ok(())
 }
 
+/// A configuration file with a provider of this kind: with the keys that it must have, and with this one.
+fn write_provider(place: &Place, kind: &str, key: &str, value: &str) -> anyhow::Result<PathBuf> {
+    let list = place.write("rack-a.json", r#"[{"ID": "b", "Addr": "192.0.2.2"}]"#)?;
+    let mut keys = BTreeMap::from([("name", PROVIDER.to_owned()), ("kind", kind.to_owned())]);
+    match kind {
+        "static" => keys.insert("device_list_url", format!("file://{}", list.display())),
+        "simulated" => keys.insert("url", "http://127.0.0.1:9".to_owned()),
+        _ => bail!("write the keys of a provider of the kind {kind}"),
+    };
+    keys.insert(key, value.to_owned());
+    let lines: Vec<String> = keys.iter().map(|(key, value)| format!("{key} = {value:?}\n")).collect();
+    place.write("shepherd.toml", format!("[[provider]]\n{}", lines.concat()))
+}
+
 /// The flag has nothing to do with it, so a person who looks for it in the error would look in the wrong place.
 #[test]
-fn password_file_of_a_provider_is_named_by_its_key_in_the_configuration() -> TestResult {
+fn private_file_of_a_provider_is_refused_by_its_key_in_the_configuration() -> TestResult {
     let place = Place::new()?;
     let flags = complete(&place)?;
-    let list = place.write("rack-a.json", r#"[{"ID": "b", "Addr": "192.0.2.2"}]"#)?;
-    let password = place.write("password", "secret\n")?;
-    let table = format!(
-        "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\ndevice_list_url = \"file://{}\"\nssh_password_path = {:?}\n",
-        list.display(),
-        password.display().to_string()
-    );
-    let config = place.write("shepherd.toml", table)?;
-    fs::set_permissions(&password, fs::Permissions::from_mode(0o644))?;
-    let reported = check_with(&place, &flags, "config", &config)?;
-    let path = password.display();
-    let sentence = format!(
-        "shepherd: the configuration file: [[provider]] rack-a: ssh_password_path {path} can be read by other users \
-         (mode 0644); run: chmod 600 {path}\n"
-    );
-    assert!(reported.code == Some(2) && reported.stderr == sentence, "{reported:?}");
-    fs::set_permissions(&password, fs::Permissions::from_mode(0o600))?;
-    let reported = check_with(&place, &flags, "config", &config)?;
-    assert!(reported.code == Some(0) && !reported.stderr.contains("other users"), "{reported:?}");
+    let private = PROVIDER_KEYS.iter().filter(|(.., file_use)| *file_use == FileUse::Private);
+    let mut count = 0;
+    for (kind, key, _) in private {
+        let file = place.write(key, "secret\n")?;
+        let config = write_provider(&place, kind, key, &file.display().to_string())?;
+        let path = file.display();
+        for mode in MODES_OF_OTHERS {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode))?;
+            let reported = check_with(&place, &flags, "config", &config)?;
+            let begin =
+                format!("shepherd: the configuration file: [[provider]] {PROVIDER}: {key} {path} can be ");
+            let end = format!(" by other users (mode {mode:04o}); run: chmod 600 {path}\n");
+            let text = &reported.stderr;
+            assert!(
+                reported.code == Some(2)
+                    && text.starts_with(&begin)
+                    && text.ends_with(&end)
+                    && text.lines().count() == 1,
+                "{key} of a {kind} provider with mode {mode:o}: {reported:?}"
+            );
+        }
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+        let reported = check_with(&place, &flags, "config", &config)?;
+        assert!(
+            reported.code == Some(0) && !reported.stderr.contains("other users"),
+            "{key} of a {kind} provider: {reported:?}"
+        );
+        count += 1;
+    }
+    assert!(count > 0, "no key of a provider names a private file");
+    Ok(())
+}
+
+#[test]
+fn commands_of_a_provider_of_the_configuration_that_others_can_change_are_refused() -> TestResult {
+    let place = Place::new()?;
+    let flags = complete(&place)?;
+    let commands = PROVIDER_KEYS.iter().filter(|(.., file_use)| *file_use == FileUse::Commands);
+    let mut count = 0;
+    for (kind, key, _) in commands {
+        let list =
+            place.write(key, r#"[{"ID": "b", "Addr": "192.0.2.2", "PowerCommand": ["/bin/true"]}]"#)?;
+        let config = write_provider(&place, kind, key, &format!("file://{}", list.display()))?;
+        for (mode, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            fs::set_permissions(&list, fs::Permissions::from_mode(mode))?;
+            let reported = check_with(&place, &flags, "config", &config)?;
+            let begin = format!("shepherd: provider {PROVIDER}: the device list {}: ", list.display());
+            let end = format!("(mode {mode:04o}); run: chmod go-w {}\n", list.display());
+            let is_refused = reported.stderr.starts_with(&begin) && reported.stderr.ends_with(&end);
+            assert_eq!(
+                (reported.code, is_refused),
+                (Some(if is_safe { 0 } else { 2 }), !is_safe),
+                "{key} of a {kind} provider with mode {mode:o}: {reported:?}"
+            );
+        }
+        count += 1;
+    }
+    assert!(count > 0, "no key of a provider names a file with commands");
     Ok(())
 }
 
