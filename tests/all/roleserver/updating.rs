@@ -8,11 +8,12 @@ use anyhow::{Context as _, Result};
 use shepherd::proto::agent::v1 as wire;
 use shepherd::roleserver::boot_clock::{BootClock as _, HostClock};
 use shepherd::roleserver::process::{ProcessInstance, program_digest};
+use shepherd::roleserver::state_directory::Lock;
 use shepherd::roleserver::update::decision::{Trial, UpdateResult};
 use shepherd::roleserver::update::files::UpdateFiles;
 
 use super::callback::Callback;
-use super::{Machine, request, signal, wait_for};
+use super::{Machine, PATIENCE, request, signal, wait_for};
 use crate::harness::aloud::TestResult;
 
 /// A shepherd that orders releases.
@@ -232,6 +233,10 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
         signal(process.pid, rustix::process::Signal::KILL);
         wait_for("its end", || Ok((!process.is_alive()).then_some(())))?;
     }
+    // The lock of an agent can outlast it for a moment: in a child that it was starting, until the `execve`, and in a thread
+    // that ends after the first one. An agent that finds it taken ends with a sentence, and its supervisor starts it again.
+    // Here it has none.
+    drop(machine.state().wait_for_lock(Lock::Agent, PATIENCE)?);
     files.write_trial(&trial(2, 1)?)?;
     let mut late = std::process::Command::new(&candidate);
     let errors = machine.path().join("late.log");
