@@ -1,6 +1,9 @@
 //! Enrolment of a machine that has an agent already, or damaged state.
 
-use anyhow::{Context as _, Result};
+use std::fs::OpenOptions;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, anyhow};
 use prost::Message as _;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::agent::v1::enroll_error::Kind;
@@ -54,6 +57,47 @@ fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> TestResult {
     Ok(())
 }
 
+/// A process that has inherited the lock of a supervisor which has ended, as the child that a killed supervisor was
+/// starting has until its `execve`. It ends with its standard input.
+fn start_lock_heir(machine: &Machine) -> Result<Child> {
+    let path = machine.path().join("supervisor.lock");
+    let lock = OpenOptions::new().write(true).open(path)?;
+    lock.lock()?;
+    let mut command = Command::new("cat");
+    // The command owns the descriptor of this process, which is closed without an unlock at the end of this function: an
+    // enrolment stops the process that has taken the lock if it still has the file open.
+    Ok(command.stdin(Stdio::piped()).stdout(lock).spawn()?)
+}
+
+#[test]
+fn supervisor_waits_for_the_lock_of_one_that_was_killed() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    let (supervisor, agent) = (machine.supervisor()?, machine.agent()?);
+    for process in [&supervisor, &agent] {
+        signal(process.pid, rustix::process::Signal::KILL);
+    }
+    wait_for("the end of both", || Ok((!supervisor.is_alive() && !agent.is_alive()).then_some(())))?;
+    let mut heir = start_lock_heir(&machine)?;
+    let next = request(&callback, 2);
+    std::thread::scope(|scope| -> Result<()> {
+        let enrolment = scope.spawn(|| machine.enroll(&next));
+        let waited = wait_for("the next supervisor", || {
+            let log = std::fs::read_to_string(machine.state().log_path())?;
+            Ok((log.contains("waiting until it has ended") || enrolment.is_finished()).then_some(()))
+        });
+        drop(heir.stdin.take());
+        heir.wait()?;
+        waited?;
+        enrolment.join().map_err(|_| anyhow!("panicked"))??;
+        Ok(())
+    })?;
+    assert!(machine.supervisor()?.is_alive() && machine.agent()?.is_alive());
+    assert_ne!(machine.supervisor()?.instance, supervisor.instance);
+    Ok(())
+}
+
 #[test]
 fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
     let callback = Callback::start(curious())?;
@@ -65,7 +109,7 @@ fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
             let machine = &machine;
             scope.spawn(move || machine.enroll_bytes(&bytes))
         });
-        handles.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
+        handles.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("panicked"))?).collect()
     });
     for (fence, answer) in fences.into_iter().zip(answers) {
         match answer?.1.result {
