@@ -101,6 +101,15 @@ pub(super) async fn all_over(fleet: &Fleet, pid: u32, what: &str) -> Result<()> 
     }
 }
 
+/// Ends a shepherd that was frozen, and then the one that has taken over its work.
+pub(super) async fn end_both(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> {
+    let frozen = victim.pid();
+    end(fleet, victim).await?;
+    // A session that it lost right before, as on a busy host, is left to the reaper. That is the survivor's.
+    all_over(fleet, frozen, "ended").await?;
+    end(fleet, survivor).await
+}
+
 /// Provider's id of a machine, process that held it, from when, until when.
 type Lease = (String, i64, DateTime<Utc>, Option<DateTime<Utc>>);
 
@@ -206,8 +215,7 @@ async fn frozen_in_the_middle_of(
     })
     .await?;
     fleet.until("all are Ready", ALL_READY).await?;
-    end(&fleet, victim).await?;
-    end(&fleet, survivor).await?;
+    end_both(&fleet, victim, survivor).await?;
 
     let mut records = Records::read(&fleet.pool, &fleet.journal()?).await?;
     // A call stays open on the machine for as long as its caller is frozen. Its effect came before.

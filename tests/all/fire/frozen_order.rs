@@ -18,8 +18,8 @@ use crate::checker::{Records, check};
 use crate::fire::ALL_KNOWN_READY;
 #[cfg(debug_assertions)]
 use crate::fire::frozen::is_stopped;
-use crate::fire::frozen::{all_over, freeze, open_calls, works_again};
-use crate::fire::{BRAKES, Form, count, counted, end};
+use crate::fire::frozen::{all_over, end_both, freeze, open_calls, works_again};
+use crate::fire::{BRAKES, Form, count, counted};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
@@ -55,8 +55,7 @@ async fn judge(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> 
     assert_eq!(count(fleet, BRAKES).await?, 0, "{}", fleet.explain().await?);
     let put_aside = count(fleet, "SELECT count(*) FROM machine_quarantine").await?;
     assert_eq!(put_aside, 0, "a machine turned up that nobody waited for");
-    end(fleet, victim).await?;
-    end(fleet, survivor).await?;
+    end_both(fleet, victim, survivor).await?;
     assert_eq!(check(&Records::read(&fleet.pool, &fleet.journal()?).await?), []);
     Ok(())
 }

@@ -18,6 +18,9 @@ use crate::connection::{Bmdb, DbContext};
 use model::ids::{MachineId, ProcessId, SessionId};
 use model::process::Lane;
 
+/// How long a start whose answer was lost waits until its row is closed.
+const UNCONFIRMED_CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
 /// Time since boot, suspension included.
 #[must_use]
 pub fn boot_time() -> Duration {
@@ -200,11 +203,14 @@ impl Sessions {
         let runtime_info = runtime_info(details);
         let (arguments, process) = ((component.to_owned(), runtime_info), self.inner.process);
         let interval = i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX);
-        let sent_at = boot_time();
-        self.inner
+        let started = self
+            .inner
             .bmdb
             .statement_with("starting a session", arguments, move |pool, (component, runtime_info)| {
-                Box::pin(
+                Box::pin(async move {
+                    // Not before a connection was waited for: the session would be over here before it is in the
+                    // database, and stay open there.
+                    let sent_at = boot_time();
                     sqlx::query!(
                         "INSERT INTO session (session_id, process_id, component, runtime_info, interval_ms,
                              started_at, deadline) VALUES ($1, $2, $3, $4, $5::INT8, clock_timestamp(),
@@ -215,10 +221,21 @@ impl Sessions {
                         runtime_info,
                         interval
                     )
-                    .execute(pool),
-                )
+                    .execute(pool)
+                    .await
+                    .map(|_| sent_at)
+                })
             })
-            .await?;
+            .await;
+        let sent_at = match started {
+            Ok(sent_at) => sent_at,
+            Err(error) => {
+                if matches!(error, BmdbError::UnknownOutcome(_) | BmdbError::TaskFailed { .. }) {
+                    self.close_unconfirmed(id).await;
+                }
+                return Err(error);
+            }
+        };
         let state = SessionState {
             id,
             interval: lasts,
@@ -235,14 +252,19 @@ impl Sessions {
 
     /// Closes a session. One that still has work is left to the reaper, which records the loss.
     pub async fn close(&self, session: &Session, reason: &str) -> Result<(), BmdbError> {
-        let (id, reason) = (session.id(), reason.to_owned());
-        let why = reason.clone();
+        let closed = self.close_row(session.id(), reason.to_owned()).await;
+        lock_mutex(&self.inner.open).remove(&session.id());
+        session.mark_lost(reason);
+        closed
+    }
+
+    async fn close_row(&self, id: SessionId, reason: String) -> Result<(), BmdbError> {
         // Two statements: one that waits for the row and reads work at the same time would see the row as it is and the
         // work as it was, and close the session under a claim that has not committed yet.
         let closed = self
             .inner
             .bmdb
-            .transact_with("closing a session", why, move |tx, why| {
+            .transact_with("closing a session", reason, move |tx, reason| {
                 Box::pin(async move {
                     let what = "closing a session";
                     // This waits for every transaction that acts for the session. Each one locks the row FOR
@@ -251,16 +273,30 @@ impl Sessions {
                         .fetch_optional(&mut *tx)
                         .await
                         .context(what)?;
-                    sqlx::query_file!("../../sql/session/close.sql", id.0, why)
+                    sqlx::query_file!("../../sql/session/close.sql", id.0, reason)
                         .fetch_optional(tx)
                         .await
                         .context(what)
                 })
             })
             .await;
-        lock_mutex(&self.inner.open).remove(&id);
-        session.mark_lost(&reason);
         closed.map(drop)
+    }
+
+    /// Closes a session that may have been started, although no answer came. Nobody works under it. Otherwise its row would
+    /// stay open until its deadline, and longer if every shepherd has ended by then.
+    async fn close_unconfirmed(&self, id: SessionId) {
+        let closed = self.close_row(id, "the answer to its start was lost".to_owned());
+        // Only the waiting is given up: the transaction goes on in a task of its own.
+        match tokio::time::timeout(UNCONFIRMED_CLOSE_LIMIT, closed).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(session = %id, %error, "cannot close a session that may have been started; the reaper will");
+            }
+            Err(_) => {
+                tracing::warn!(session = %id, "a session that may have been started is not closed yet; the reaper will");
+            }
+        }
     }
 
     /// Waits until every dropped work item has been cancelled in the database, or its session is over.

@@ -141,6 +141,24 @@ async fn cancel_whose_answer_was_lost_is_sent_again() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_is_closed_if_the_answer_to_its_start_was_lost() -> TestResult {
+    let kit = Kit::new("lost_start").await?;
+    let proxy = Proxy::start(&kit.database).await?;
+    let shepherd = behind(&proxy, &kit, LONG).await?;
+    proxy.lose_the_answer_to("unanswered");
+    let started = shepherd.sessions.start("unanswered", serde_json::json!({})).await;
+    assert!(matches!(started, Err(BmdbError::UnknownOutcome(_))), "{started:?}");
+    assert!(proxy.answer_was_lost());
+    // The server answered, so the row was there by then.
+    assert_eq!(kit.count("SELECT count(*) FROM session WHERE component = 'unanswered'").await?, 1);
+    until("it is closed", async || {
+        Ok(kit.count("SELECT count(*) FROM session WHERE closed_at IS NULL").await? == 0)
+    })
+    .await?;
+    Ok(shepherd.stop().await?)
+}
+
 /// The pool tests a connection that is given back, with no limit of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> TestResult {

@@ -1,6 +1,9 @@
 //! The keeper renews sessions, or stops their work in time when it cannot.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Barrier, mpsc};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use anyhow::Context as _;
 use model::ids::ProcessId;
 use model::process::Process;
 use shepherd_bmdb::connection::error::BmdbError;
-use shepherd_bmdb::engine::session::{Session, Sessions};
+use shepherd_bmdb::engine::session::{Session, Sessions, boot_time};
 use shepherd_bmdb::metrics::labels::ByResult;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -135,6 +138,32 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
         done?;
     }
     Ok(shepherd.stop().await?)
+}
+
+/// A session whose start waits for a connection, as that of a frozen process does, would be over before it begins, and its
+/// row would stay open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_has_its_whole_time_from_when_its_start_is_sent() -> TestResult {
+    let kit = Kit::new("start_in_a_queue").await?;
+    let (sessions, _keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), SOON);
+    let mut connections = Vec::new();
+    for _ in 0..kit.bmdb.settings().max_connections {
+        connections.push(kit.bmdb.pool().acquire().await?);
+    }
+    let mut start = pin!(sessions.start("test", serde_json::json!({})));
+    let waits = poll_fn(|context| Poll::Ready(start.as_mut().poll(context).is_pending())).await;
+    assert!(waits, "it waits for a connection");
+    let queued_at = boot_time();
+    while boot_time() < queued_at + Duration::from_millis(100) {
+        tokio::task::yield_now().await;
+    }
+    let released_at = boot_time();
+    drop(connections);
+    let session = start.await?;
+    // In this order, because the time goes on between the two.
+    let (remaining, now) = (session.remaining(), boot_time());
+    assert!(now + remaining >= released_at + SOON.mul_f64(0.9), "{remaining:?} of {SOON:?} are left");
+    Ok(())
 }
 
 /// Handlers compute or block on every thread of the runtime.
