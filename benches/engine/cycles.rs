@@ -66,7 +66,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
     Ok(())
 }
 
-/// The same on a server whose commits wait for its disk, as in production.
+/// The same on a server with commits that wait for its disk, as in production.
 pub(crate) async fn measure_durable(plan: &Plan, report: &mut Report) -> Result<()> {
     report.section(
         "The same on a server that waits for its disk",

@@ -49,7 +49,7 @@ struct FaultLine {
     fault: FaultArgs,
 }
 
-/// A site whose machines can be nodes.
+/// A site with machines that can be nodes.
 struct Field {
     site: Site,
     // Dropped after the site: the role servers of the simulator would start them again.

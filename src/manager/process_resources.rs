@@ -1,6 +1,6 @@
 //! What this shepherd uses of its host: space on the file systems that it writes to, and open files.
 //!
-//! A shepherd whose disk is full can make no key and no temporary file, and its private PostgreSQL stops. One that has
+//! A shepherd with a full disk can make no key and no temporary file, and its private PostgreSQL stops. One that has
 //! opened all its files accepts no connection. So each shepherd measures both, shows them as metrics, and publishes in its
 //! session that one of them runs out. `shepherdctl issues` finds it there, through any shepherd.
 //!

@@ -15,7 +15,7 @@
 //! # How it works
 //!
 //! A provider is built from its configuration, which makes no call. Each call then queries the source: a provider keeps
-//! no list of machines, apart from a device list whose source reports that it is unchanged. A call that fails returns a
+//! no list of machines, apart from a device list while its source reports that it is unchanged. A call that fails returns a
 //! [`provider::ProviderError`]. Its class states whether a retry may help. Its endpoint states which address is slow or
 //! fails, so that the circuit breaker can distinguish one slow endpoint from a slow fleet.
 //!

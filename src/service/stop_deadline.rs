@@ -7,7 +7,7 @@
 //!
 //! So a stop has one deadline. Work under way has the grace period. From its end on, or from a second signal on, or
 //! once no work is left, all remaining steps share [`CLOSING_TIME`]. Each step has a latest end. A step that ends early
-//! leaves its time to those after it; one that does not end in time is given up, and the stop goes on. What a stop gives
+//! leaves its time to those after it; one that does not end in time is given up, and the stop continues. What a stop gives
 //! up is safe to lose: a session that was not closed expires, and the reaper records its work as lost.
 
 use std::time::Duration;

@@ -21,8 +21,8 @@ const PLAN: &[(&str, &[&str])] = &[
     ("providers", &["bmdb", "model"]),
     // The manager calls the curators of clusters as their nodes do: through the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator_client", "model"]),
-    // The service as a whole: the one room that imports both the loops and the listeners, so that neither imports the
-    // other. It starts the simulator as a process and takes its flags.
+    // The service as a whole: the one room that imports both the loops and the listeners, so that they do not import
+    // each other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator", "transport"]),
     (
         "bin",

@@ -209,7 +209,7 @@ async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
     let mut client = agent.connect(&world.listener.server).await?;
     let me = agent.machine.to_string();
 
-    // Nothing is sent of an upload whose digest was not verified, however complete it is.
+    // Nothing is sent of an upload before its digest was verified, also if it is complete.
     let digest = sha256(&bytes);
     bring(bmdb, digest, &bytes).await?;
     let absent = fetch(&mut client, &me, &digest.0, 0).await.err().context("it is not whole")?;
@@ -264,7 +264,7 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     let count = async |statement: &'static str| -> Result<i64> {
         Ok(sqlx::query_scalar(statement).fetch_one(&world.pool).await?)
     };
-    // Neither with a missing piece, nor with a piece of another file, nor with a piece of another length.
+    // Not with a missing piece, a piece of another file or a piece of another length.
     assert_eq!(bmdb.begin_artefact_upload(right, size).await?, UploadState::Missing(vec![0, 1]));
     let refused =
         bmdb.store_artefact_piece(right, 1, bytes[..6].to_vec()).await.err().context("a piece too long")?;
@@ -345,7 +345,7 @@ async fn uploads_that_begin_together_do_not_exceed_the_storage_of_the_policy() -
     let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM artefact").fetch_one(&world.pool).await?;
     assert_eq!(stored, 4, "nothing of what was rejected is stored");
 
-    // An upload that was begun goes on, and a larger limit makes room.
+    // An upload that was begun continues, and a larger limit makes room.
     begin(0).await?;
     let issues = find_issues(&bmdb.read_issue_inputs().await?);
     assert!(issues.iter().any(|issue| issue.id == "artefact-storage"), "{issues:?}");

@@ -229,8 +229,8 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
         let one = probe_cost(&mut connection, process, &RACKS).await?;
         check(&format!("probe for {process}"), &one, PROBE);
     }
-    // The first due row is another shepherd's: each class of ours is read once, whatever the size of the others'
-    // backlog.
+    // The first due row is another shepherd's: each class of ours is read once, with any backlog of the
+    // others.
     let foreign = probe_cost(&mut connection, "AgentStart", &["rack-elsewhere"]).await?;
     check("probe before a thousand foreign machines", &foreign, PROBE);
     let classes = include_str!("../../sql/claim/probe_classes.sql");

@@ -43,7 +43,7 @@ impl World {
         Ok(Self { database, directory, pool, listener })
     }
 
-    /// A world whose server permits handshakes of this duration.
+    /// A world with a server that permits handshakes of this duration.
     async fn patient(name: &str, handshake: Duration) -> anyhow::Result<Self> {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;

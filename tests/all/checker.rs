@@ -244,8 +244,8 @@ fn touches(records: &Records, found: &mut Vec<Violation>) {
 /// The machines that the provider created are exactly those that the BMDB knows.
 fn machines(records: &Records, found: &mut Vec<Violation>) {
     let twice = |what: String| Violation::Twice(what);
-    // A repeated request under the same intent returns the same machine, and is no second one. A request whose response
-    // was lost after the effect counts.
+    // A repeated request under the same intent returns the same machine, and is no second one. A request counts
+    // if its response was lost after the effect.
     let mut made: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut intents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for call in records.calls.iter().filter(|call| call.what == "create" && call.was_done()) {

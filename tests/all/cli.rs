@@ -1,4 +1,4 @@
-//! `shepherdctl` as an operator uses it: the real program against machines whose states the engine has set.
+//! `shepherdctl` as an operator uses it: the real program against machines with states that the engine has set.
 //!
 //! Transcripts are golden. What differs from run to run (ids, times, host names) is masked. Durations are not: the test
 //! moves the database's clock, and a second of the host's clock does not show.
@@ -106,8 +106,7 @@ impl Site {
         transcript(&self.program(arguments)?.output()?)
     }
 
-    /// The same on an endless line and with single spaces: for output with host names, whose length differs from host
-    /// to host.
+    /// The same on an endless line and with single spaces: for output with host names, which differ in length.
     fn ask_wide(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = transcript(&self.program(arguments)?.env("COLUMNS", "2000").output()?)?;
         let squeezed = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -259,7 +258,7 @@ fn refused(key: &HostKey) -> FactChange {
     FactChange::HostKeyRefused { algorithm: key.algorithm.clone(), public_key: key.key.clone() }
 }
 
-/// The changes of a machine whose agent was installed and has reported.
+/// The changes of a machine with an agent that was installed and has reported.
 fn healthy() -> Vec<FactChange> {
     vec![agent(), beat("boot-1", 1000)]
 }

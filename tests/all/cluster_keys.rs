@@ -87,7 +87,7 @@ impl Holder {
         }
     }
 
-    /// Whether neither the key nor the certificate opens anything.
+    /// Whether the key and the certificate open nothing.
     async fn is_out(&mut self, field: &Field) -> Result<()> {
         let status = self.ask(field).await?.err().context("its certificate is taken")?;
         ensure!(

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::clusters::{Field, machines};
 use crate::harness::aloud::TestResult;
 
-/// Adds a bundle whose manifest has that version, with one program.
+/// Adds a bundle with that version in its manifest, and one program.
 pub(crate) fn add_bundle(field: &Field, name: &str, version: &str) -> Result<()> {
     let manifest = serde_json::json!({
         "format": 1, "name": name, "kubernetes": version, "needs_roleserver": "0.1.0", "add_ons": [], "images": [],

@@ -1,4 +1,4 @@
-//! A cluster whose control plane is lost for good is restored from its snapshot, and the old control plane stays out.
+//! A cluster that lost its control plane for good is restored from its snapshot, and the old control plane stays out.
 //!
 //! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
 

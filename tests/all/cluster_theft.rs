@@ -130,7 +130,7 @@ async fn stolen_authority_is_replaced_once_by_one_order_although_shepherds_die()
     let refused = field.ctl(&ROTATE).err().context("a second order is accepted")?.to_string();
     assert!(refused.contains("already has a replacement, which "), "{refused}");
 
-    // A shepherd dies after each thing that it leaves behind, and another one goes on.
+    // A shepherd dies after each thing that it leaves behind, and another one continues.
     let_die_at(&field, "next-authority-stored", 0).await?;
     let next = next_authority(&field).await?.context("no authority is made")?;
     for number in 0..5 {

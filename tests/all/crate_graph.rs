@@ -247,7 +247,7 @@ fn dependency_without_a_reason_is_found() {
     assert_eq!(wrong_reasons(&packages, &page(all)), Vec::<String>::new());
 }
 
-/// Folders of the tree whose files pages name.
+/// Folders of the tree with files that pages name.
 const FOLDERS: [&str; 11] =
     [".ci", "benches", "contrib", "crates", "docs", "migrations", "proto", "sql", "src", "tests", "tools"];
 

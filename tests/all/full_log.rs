@@ -1,4 +1,4 @@
-//! A shepherd whose log is on a full disk.
+//! A shepherd with its log on a full disk.
 
 use std::fs::File;
 

@@ -35,7 +35,7 @@ use crate::harness::memory;
 /// Longest input that is generated.
 const LONGEST: usize = 256 << 10;
 
-/// The memory that a decoder may use at one time, whatever its input is.
+/// The memory that a decoder may use at one time, for any input.
 const MEMORY: usize = 48 << 20;
 
 /// The processor time that a decoder may use. Time in which it waits for a disk does not count.
@@ -130,7 +130,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap_or_default(), time.tv_nsec.try_into().unwrap_or_default())
 }
 
-/// The rules for a decoder, whatever its input is.
+/// The rules for a decoder, for any input.
 fn holds(decode: Decode, bytes: &[u8]) -> Result<(), TestCaseError> {
     let began = processor_time();
     let (outcome, peak) = memory::peak_of(|| decode(bytes));

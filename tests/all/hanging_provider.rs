@@ -35,7 +35,7 @@ use crate::harness::aloud::TestResult;
 
 const WORKERS: usize = 2;
 
-/// A provider whose API reboots machines, or accepts the order and sends no response.
+/// A provider with an API that reboots machines, or accepts the order and sends no response.
 struct Api {
     name: ProviderName,
     hangs: bool,

@@ -1,5 +1,5 @@
 //! Variants of the files that flags of `shepherd` name, other than its certificate: `--check` and the start come to the
-//! same result. None of them is read again while the service runs, except the device list, whose reader is the same then.
+//! same result. None of them is read again while the service runs, except the device list, by the same reader.
 //!
 //! A rejected start ends before the database is opened. An accepted one gets as far as a database that does not answer.
 //! `certificate_files` has the variants of the certificate, its key and its CA.

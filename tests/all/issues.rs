@@ -70,7 +70,7 @@ fn issues(fleet: &Fleet) -> Result<Vec<(String, String, String)>> {
         .collect())
 }
 
-/// Waits until there is an issue of this kind with this subject, whose evidence contains these words.
+/// Waits until there is an issue of this kind with this subject, and with these words in its evidence.
 async fn until(fleet: &Fleet, id: &str, about: &str, words: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -351,7 +351,7 @@ fn of_two_at_once_the_second_waits_and_builds_nothing() -> TestResult {
     Ok(())
 }
 
-/// A program reports the version that the linker writes into it, whatever was compiled.
+/// A program reports the version that the linker writes into it, and not what was compiled.
 #[test]
 fn pinned_modules_are_of_the_versions_that_are_built() -> TestResult {
     for (module, package, name) in [

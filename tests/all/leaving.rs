@@ -1,4 +1,4 @@
-//! Retiring machines that their provider does not know, that its list has lost meanwhile, or whose retirement a
+//! Retiring machines that their provider does not know, that its list has lost meanwhile, or with a retirement that a
 //! restored database has forgotten.
 
 use std::sync::Arc;
@@ -33,8 +33,8 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
 use crate::harness::aloud::TestResult;
 
-/// A provider that lists only these machines, and that releases others while its list is read. A machine whose release
-/// is ordered has just disappeared from its list.
+/// A provider that lists only these machines, and that releases others while its list is read. A machine with an ordered
+/// release has just disappeared from its list.
 struct Rack {
     name: ProviderName,
     listed: Vec<String>,

@@ -155,7 +155,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
     }
     assert_eq!(say(&mut stranger, knowing(&other, 2)).await?.log_requests, Vec::new());
 
-    // No other machine can upload it: neither with another machine's key, nor under another machine's id.
+    // No other machine can upload it with another machine's key, or under another machine's id.
     let refused =
         bring(&mut stranger, part(&agent, request, 0, "mine\n")).await.err().context("it was taken")?;
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");

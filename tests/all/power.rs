@@ -1,4 +1,4 @@
-//! Power orders of operators: an order is carried out once, or ends with a reason, whatever happens in between; and a
+//! Power orders of operators: an order is carried out once, or ends with a reason, also after anything that happens in between; and a
 //! machine that was switched off stays off.
 
 use std::time::{Duration, Instant};
@@ -218,7 +218,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     says(fleet, &["why", id], "failed once").await?;
     says(fleet, &["retry", id], "is retried").await?;
     fleet.until("it has failed again", failed).await?;
-    // It is postponed for a day by now, and lapses all the same when its time is over.
+    // It is postponed for a day by now, and lapses nevertheless when its time is over.
     bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
     fleet.until("it is given up", NOTHING_ORDERED).await?;
     let ends = endings(fleet, id).await?;

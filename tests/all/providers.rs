@@ -1,6 +1,6 @@
 //! The rules for every provider: one suite, run for each kind.
 //!
-//! A harness has a provider whose source the suite can break and repair. The suite itself knows no kind.
+//! A harness has a provider with a source that the suite can break and repair. The suite itself knows no kind.
 
 mod simulated;
 
@@ -165,7 +165,7 @@ async fn power_is_seen(provider: &dyn Provider, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// A device list of three machines, whose power commands store their state in files.
+/// A device list of three machines, with power commands that store their state in files.
 fn device_list(directory: &Path) -> Result<String> {
     let script = directory.join("power");
     std::fs::write(
@@ -385,7 +385,7 @@ async fn a_web_server_that_is_no_simulator_makes_no_machine_vanish() {
     assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Configuration);
 }
 
-/// A provider whose API responds to each call with `head`, and then with `tail` repeatedly unless it is empty.
+/// A provider with an API that responds to each call with `head`, and then with `tail` repeatedly unless it is empty.
 async fn saying(head: &'static [u8], tail: &'static [u8]) -> Result<SimulatedProvider> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

@@ -391,7 +391,7 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
-/// In a group and alone, and whatever its boot is.
+/// In a group and alone, and in any boot.
 #[tokio::test]
 async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing_is_written() -> TestResult {
     let kit = Kit::new("retire_refused").await?;

@@ -33,7 +33,7 @@ mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// One machine: a state directory whose processes end with this value.
+/// One machine: a state directory with processes that end with this value.
 pub(crate) struct Machine {
     directory: tempfile::TempDir,
     pub(crate) environment: Vec<(&'static str, String)>,
@@ -271,7 +271,7 @@ fn lost_key_is_generated_again_and_the_agent_proves_the_new_one() -> TestResult 
     })?)
 }
 
-/// A machine that was enrolled, whose processes ended, and whose disk then failed.
+/// A machine that was enrolled. Its processes ended, and then its disk failed.
 fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
     let machine = Machine::new()?;
     machine.enroll(&request(callback, 1))?;

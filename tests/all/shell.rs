@@ -9,7 +9,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::program::Place;
 
 fn shepherdctl(arguments: &[&str]) -> Result<Output> {
-    // Neither a database nor a context: none of these commands calls a fleet.
+    // No database and no context: none of these commands calls a fleet.
     let program = env!("CARGO_BIN_EXE_shepherdctl");
     Ok(Command::new(program).args(arguments).env_clear().stdin(Stdio::null()).output()?)
 }

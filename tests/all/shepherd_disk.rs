@@ -1,4 +1,4 @@
-//! A shepherd whose disk fills up: it is an issue before it is full, the shepherd continues, and the issue ends when there
+//! A shepherd with a disk that fills up: it is an issue before it is full, the shepherd continues, and the issue ends when there
 //! is space.
 
 use std::fs::File;

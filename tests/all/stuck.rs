@@ -76,7 +76,7 @@ fn pasted(fleet: &Fleet, line: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Waits until `why` shows a machine in this phase, with these words, whatever space is between them. By then no worker
+/// Waits until `why` shows a machine in this phase, with these words, and with any space between them. By then no worker
 /// is busy with it, unless the test waits for that, and no sweep is due that could change the answer.
 async fn why(fleet: &Fleet, machine: &str, phase: &str, words: &[&str]) -> Result<String> {
     let deadline = Instant::now() + PATIENCE;

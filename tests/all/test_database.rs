@@ -304,7 +304,7 @@ fn files_below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whatever its source looks like, a test that requests a database fails unless a list for databases has it.
+/// In any form of its source, a test that requests a database fails unless a list for databases has it.
 #[test]
 fn database_is_refused_to_a_test_that_no_list_has() {
     let dialect_for = |package: &'static str, test: &str| {

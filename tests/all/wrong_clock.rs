@@ -1,4 +1,4 @@
-//! Machines whose clocks are wrong: the real program under a clock of its own (libfaketime), and the shepherd's own
+//! Machines with wrong clocks: the real program under a clock of its own (libfaketime), and the shepherd's own
 //! listener with the certificate that it issues itself.
 
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ fn library() -> Result<PathBuf> {
     anyhow::bail!("libfaketime is missing; run tools/need faketime")
 }
 
-/// A machine whose clock is at `time`, in libfaketime's syntax. Its boot clock is the host's.
+/// A machine with its clock at `time`, in libfaketime's syntax. Its boot clock is the host's.
 fn machine_at(time: &str) -> Result<Machine> {
     let mut machine = Machine::new()?;
     machine.environment = vec![

@@ -75,7 +75,7 @@ programs_of() {
 # of_both COMMAND…: prints what the command prints for the member, then for the worker. Both are called at the same time.
 of_both() {
     local of_member of_worker code=0
-    # Neither is called in a condition: there, `set -e` would have no effect within the command.
+    # Both are called outside of a condition: there, `set -e` would have no effect within the command.
     "$@" "${member:?}" >"$scratch/of-member" &
     of_member=$!
     "$@" "${worker:?}" >"$scratch/of-worker" &

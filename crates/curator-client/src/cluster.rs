@@ -202,7 +202,7 @@ mod tests {
         let two = keys(&[1, 2]);
         assert_eq!(two.with_owner_key(key(3), false), Ok(Some(keys(&[1, 2, 3]))));
         assert_eq!(two.with_owner_key(key(2), false), Ok(None));
-        // The format decides, whatever the record contains.
+        // The format decides, and not what the record contains.
         for byte in [2, 3] {
             assert_eq!(two.with_owner_key(key(byte), true), Err(OwnerKeyError::Removed(key(byte))));
         }

@@ -1,7 +1,7 @@
 //! The role in a certificate: whether a node runs a curator.
 //!
 //! Only a node that is a consensus member gets a curator's certificate. A client that requires one follows no other
-//! node, whatever that node answers. The certificate is checked like any other of a node ([`peer_identity`][]), and in
+//! node: what that node answers does not matter. The certificate is checked like any other of a node ([`peer_identity`][]), and in
 //! addition has exactly one organisation, that of curators.
 //!
 //! The roles concern servers alone. A client that shows a curator's certificate is the node of that certificate.

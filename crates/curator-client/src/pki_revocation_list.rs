@@ -5,8 +5,8 @@
 //!
 //! # What etcd does with the list
 //!
-//! It reads the file again for each connection that it accepts, and compares serial numbers alone: neither the
-//! signature nor the times of the list. If the file is missing or cannot be parsed, it rejects every peer. So a list is
+//! It reads the file again for each connection that it accepts, and compares serial numbers alone, and not the
+//! signature or the times of the list. If the file is missing or cannot be parsed, it rejects every peer. So a list is
 //! parsed before it replaces a file ([`PeerRevocations::decode`]), and a list without certificates is a list, too.
 //!
 //! etcd 3.4 reads PEM and DER, later versions read DER alone. They require version 2 and, if nothing is revoked, no
@@ -151,7 +151,7 @@ mod tests {
             lengths.push(der.len());
         }
         // A serial number takes 18 bytes, the date of its revocation 15, and each of two sequences has a head of 2. Nothing
-        // is revoked in the first list, so it has neither of them.
+        // is revoked in the first list, so it has none of them.
         assert!(lengths[0] + 37 <= lengths[1], "{lengths:?}");
     }
 

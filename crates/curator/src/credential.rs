@@ -6,7 +6,7 @@
 //!
 //! A node has several certificates: its own, that of its curator and that of its etcd member. The record says which one
 //! it is. Records of releases that did not write this are distinguished by their holder and their validity, because only
-//! a certificate of an etcd member was longer valid than a node's. So the certificate of a curator whose record lost its
+//! a certificate of an etcd member was longer valid than a node's. So a curator's certificate with a record that lost its
 //! kind is taken for the node's. It is then in no list of revoked curators, and it ends a day after it was issued.
 
 use std::fmt;
@@ -181,7 +181,7 @@ impl Credential {
 ///
 /// The lists of revoked certificates have bounds: a statement has 4,096 of curators, and etcd stores no record beyond
 /// 1.5 MiB, which bounds the list of peers. Without this limit, the key of a consensus member would be enough to request
-/// so many that its own revocation fits into neither list. A curator needs two a day, a membership needs one, and a node
+/// so many that its own revocation fits into no list. A curator needs two a day, a membership needs one, and a node
 /// two a month: a node with a full disk would leave a record in etcd with each attempt to renew its own.
 const MAX_CERTIFICATES: usize = 64;
 
@@ -346,7 +346,7 @@ mod tests {
             let place = Credential::etcd_key(credential.serial).unwrap();
             assert_eq!(Credential::decode(&place, &credential.encode()).unwrap(), credential);
         }
-        // A release without kinds wrote neither field. A number that a later release may use counts as none.
+        // A release without kinds wrote none of the fields. A number that a later release may use counts as none.
         let node_lifetime = NODE_LIFETIME + 2 * CLOCK_SKEW;
         let peer = CertificateKind::EtcdPeer { member: 0 };
         for (holder, lifetime, expected) in [

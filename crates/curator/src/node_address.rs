@@ -11,8 +11,8 @@
 //! | is that of the curator that decides | what it reports: it can read the authority's key, as any consensus member |
 //! | is any other one | the source of its connection to this curator, which it cannot choose |
 //!
-//! An address is never one of the loopback interface, and never one that another living node has. A former node whose
-//! heartbeats ended blocks nobody, once the leader has listened for long enough to know: its machine may have been
+//! An address is never one of the loopback interface, and never one that another living node has. A former node without
+//! heartbeats blocks nobody, once the leader has listened for long enough to know: its machine may have been
 //! installed again and come back as another node.
 //!
 //! A report of another address is refused rather than replaced. Others would be sent to an address at which the node

@@ -76,7 +76,7 @@ pub enum LifecycleError {
     /// The node's certificates are revoked, so it gets no more of them.
     #[error("the credentials of {0} are revoked. Let its machine register with a new key")]
     Revoked(NodeId),
-    /// The node runs neither an etcd member nor a curator.
+    /// The node runs no etcd member and no curator.
     #[error("{0} is no consensus member, and gets no certificate for a member of etcd or a curator")]
     NotConsensusMember(NodeId),
     /// The node has not reported an address for its etcd certificate.

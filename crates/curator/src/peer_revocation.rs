@@ -14,8 +14,8 @@
 //! all of this shows that its membership has ended:
 //!
 //! * etcd lists no member of that number, and no record of a node names it.
-//! * The node has neither a member nor the role, or it has another member for which a certificate is recorded. A node
-//!   whose member has no other certificate is using this one, whatever number the record has: etcd may have started as a
+//! * The node has no member and not the role, or it has another member for which a certificate is recorded. If the member
+//!   of a node has no other certificate, it uses this one, also if the record has another number: etcd may have started as a
 //!   later member of its node than the one that the certificate was issued for.
 //!
 //! A certificate without the number of its membership was recorded by a release before this list. It gets on the list

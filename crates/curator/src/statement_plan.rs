@@ -6,7 +6,7 @@
 //! # The first statement
 //!
 //! It is made once the curator of *every* consensus member has shown a curator's certificate and knows the call
-//! `Leader/GetStatement`. Curators of a release before statements do neither, so nobody is locked out in the middle of
+//! `Leader/GetStatement`. Curators of a release before statements do not, so nobody is locked out in the middle of
 //! an update. All of them must have done so for an hour: nodes that have a statement refuse the curators of a release
 //! before it, so an update that turns out to be bad is rolled back before. The hour begins again with each leader.
 //!

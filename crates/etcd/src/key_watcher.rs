@@ -20,11 +20,11 @@
 //! # Events that etcd loses
 //!
 //! A watch of etcd should deliver every event or end with an error. Some releases break that promise. Before 3.4.34 and
-//! 3.5.16, a compaction also removes the deletion whose revision is the compacted one. etcd accepts a watch that begins
+//! 3.5.16, a compaction also removes the deletion at the compacted revision. etcd accepts a watch that begins
 //! exactly there, because it rejects only an older start, and that watch never delivers the deletion ([etcd issue
 //! 18089](https://github.com/etcd-io/etcd/issues/18089)). Before 3.4.36 and 3.5.18, the deletion is still lost if the
 //! member restarts within such a compaction ([etcd issue 19179](https://github.com/etcd-io/etcd/issues/19179)). So the
-//! watcher lists the keys again while its watch goes on:
+//! watcher lists the keys again while its watch continues:
 //! * Once, as soon as the watch exists. A deletion that etcd dropped from the watch is older than the watch, so this
 //!   listing lacks the key. A watch that begins one revision earlier would do as well, but etcd treats a watch that
 //!   begins in the past as one that is behind, and delivers its first events up to 100 ms late.

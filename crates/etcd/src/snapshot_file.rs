@@ -6,7 +6,7 @@
 //! next snapshot of that name replaces.
 //!
 //! A reader that stores no file gets the chunks as etcd sends them ([`SnapshotStream`]), and must use nothing of them before
-//! the digest is verified at the end. Neither way has more than one chunk in memory.
+//! the digest is verified at the end. Both ways have one chunk in memory at most.
 //!
 //! The digest proves that nothing was lost on the way, not who sent it. A snapshot holds every secret of the cluster,
 //! so only the owner can read the file (0600).

@@ -21,7 +21,7 @@
 //! # What a process can still read of itself
 //!
 //! In `/proc/self` most files of a process that is not dumpable belong to root. The kernel lets a process follow its
-//! own links all the same (`exe`, `cwd`, `fd/N`), and `stat`, `status`, `cgroup`, `mountinfo` and `limits` are readable
+//! own links nevertheless (`exe`, `cwd`, `fd/N`), and `stat`, `status`, `cgroup`, `mountinfo` and `limits` are readable
 //! for everybody. Before Linux 5.14, `fdinfo` is closed to a process that is not root: nothing may need it.
 
 pub mod file_limit;
@@ -38,7 +38,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpabl
 static FORMER_CORE_LIMIT: OnceLock<Rlimit> = OnceLock::new();
 
 /// Protects this process. If that fails, it writes a warning to standard error in the name of `program`, and the
-/// program goes on.
+/// program continues.
 pub fn protect_process(program: &str) {
     if let Err(error) = protect() {
         // Standard error may be closed. Then the core limit in `/proc/PID/limits` is the only sign.

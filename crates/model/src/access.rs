@@ -13,7 +13,7 @@ pub enum AccessRole {
     Viewer,
     /// Gives orders about machines that exist and about what they run already: power, holds, retries, retirement.
     Operator,
-    /// Also decides what runs on machines, and in whose clusters: releases, declarations, Kubernetes. That is root.
+    /// Also decides what runs on machines and in clusters: releases, declarations, Kubernetes. That is root.
     Deployer,
     /// Also decides who has access.
     Admin,

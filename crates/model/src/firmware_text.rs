@@ -5,7 +5,7 @@
 //! and everything that reads the text of firmware or of a device uses it: the hardware report, the columns that a
 //! shepherd stores of it, the issues about pairs of machines, and selectors.
 //!
-//! A text is compared without case, and without everything that is neither a letter nor a digit: `To be filled by O.E.M`
+//! A text is compared without case, and by its letters and digits alone: `To be filled by O.E.M`
 //! and `TO BE FILLED BY OEM.` are one text. It is a placeholder if it
 //!
 //! * has no letter and no digit, or is one character repeated, or has only zeros and `x` (`0x0000`);

@@ -64,7 +64,7 @@ pub struct VersionFault {
     /// For each line of releases: the first version with the fault, and the first without. The first version includes its
     /// own pre-releases, unless it is one itself.
     pub ranges: &'static [(UpstreamVersion, UpstreamVersion)],
-    /// Versions in these ranges whose package in Debian has the correction since an update.
+    /// Versions in these ranges with the correction in the package of Debian, since an update.
     pub corrected_in_debian: &'static [(UpstreamVersion, DebianUpdate)],
     /// What the program does wrong, as the end of a sentence that begins with its version.
     pub effect: &'static str,

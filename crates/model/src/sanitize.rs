@@ -1,6 +1,6 @@
 //! Sanitize text from machines and providers for terminals and logs.
 //!
-//! Neither is trusted: their text must not move a cursor, forge a second log line, look like another text, or fill a page.
+//! Both are not trusted: their text must not move a cursor, forge a second log line, look like another text, or fill a page.
 
 use crate::plain_text::replace_hidden;
 

@@ -184,7 +184,7 @@ fn due_retirement(answer: &DueBuilder, retirement: &Retirement, policy: &Policy)
     due
 }
 
-/// A machine with an agent whose pinned signing keys are to be replaced: due for a takeover, unless it waits for one longer
+/// A machine with an agent and pinned signing keys to replace: due for a takeover, unless it waits for one longer
 /// than for recovery. `None` also if it is silent: recovery takes it over anyway.
 fn due_key_replacement(
     answer: &DueBuilder,

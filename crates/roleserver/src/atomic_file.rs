@@ -57,7 +57,7 @@ pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result
     })
 }
 
-/// Removes the temporary files in a directory whose writers ended in the middle of a write. This process must not be
+/// Removes the temporary files of writers that ended in the middle of a write, in a directory. This process must not be
 /// writing there. The file of another process that still runs stays. Returns how many were removed.
 pub fn remove_leftovers(directory: &Path) -> Result<usize> {
     let mut removed = 0;

@@ -4,7 +4,7 @@
 //! curator's lease, the supervision of services. An fsync on a failing or overloaded disk can take many seconds. If that
 //! thread waited for it, leases would expire and another curator would lead, although the machine is well.
 //!
-//! * A task that cannot go on before its file is durable uses [`run_beside`]. The task waits, and the runtime goes on
+//! * A task that cannot go on before its file is durable uses [`run_beside`]. The task waits, and the runtime continues
 //!   with all other tasks on another thread.
 //! * The heartbeat loop never waits for the disk. What it writes goes to the [`StateWriter`].
 //! * No task waits for a line of the log: a [`LogQueue`] has a thread that writes them.

@@ -35,7 +35,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Where the kubelet has the logs of pods.
 const POD_LOGS: &str = "/var/log/pods";
 
-/// A directory whose file system is watched, and what it contains, for people.
+/// A directory on a file system that is watched, and what it contains, for people.
 type WatchedDirectory = (PathBuf, &'static str);
 
 /// The runnable that measures the file systems below a state directory and reports those that fill up.

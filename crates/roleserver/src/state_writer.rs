@@ -1,6 +1,6 @@
 //! The state writer: a queue of writes and a thread that carries them out in order.
 //!
-//! The heartbeat loop hands over what it has to store, and goes on. A disk that does not answer holds up the queue and
+//! The heartbeat loop hands over what it has to store, and continues. A disk that does not answer holds up the queue and
 //! nothing else. Each write has a name, and only the newest write of a name waits: a file is written as a whole, so
 //! an older content that nobody has read is of no use. The queue is therefore as short as the list of names. A write
 //! that replaces a waiting one takes its place: a name that is written often must not keep waiting behind the others.

@@ -18,7 +18,7 @@ pub enum ObservableSsh {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservableAgent {
     /// Nothing is sent, and open connections stay open, so a peer that waits for data waits for ever. A hanging agent
-    /// and a machine without power are both observed as this, because neither closes its connections.
+    /// and a machine without power are both observed as this, because both close no connections.
     Silent,
     /// No agent runs on a healthy machine: the kernel has closed the connections of a dead one.
     Absent,

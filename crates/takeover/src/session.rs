@@ -284,7 +284,7 @@ impl SshSession {
     }
 
     /// Tries the password, then the same password as the response to a single hidden prompt, if the host takes them. A
-    /// host that takes neither before a key gets the key first.
+    /// host that takes none of them before a key gets the key first.
     async fn authenticate_by_password(
         &mut self,
         settings: &SshSettings,

@@ -69,7 +69,7 @@ impl Kit {
         Ok(options.application_name("by hand").connect().await?)
     }
 
-    /// The same at READ COMMITTED whatever the mode: the locks of a test are not what is tested, and must not fail
+    /// The same at READ COMMITTED in each mode: the locks of a test are not what is tested, and must not fail
     /// because of what the engine changes at that time.
     pub async fn by_hand(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
@@ -134,7 +134,7 @@ impl Kit {
         Ok(machines)
     }
 
-    /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that existed
+    /// Gives every machine an agent with a last heartbeat eleven minutes ago, and a listener (shard 3) that existed
     /// all that time. No sweep has noticed yet: the timers are due.
     pub async fn fall_silent(&self) -> anyhow::Result<()> {
         sqlx::raw_sql(
@@ -275,7 +275,7 @@ pub fn needs_human(reason: &str) -> FactChange {
 pub struct Shepherd {
     /// Its handle on the database.
     pub bmdb: Bmdb,
-    /// Its sessions, whose leases are renewed.
+    /// Its sessions, which are renewed.
     pub sessions: Sessions,
     stop: CancellationToken,
     keeper: JoinHandle<()>,
@@ -345,7 +345,7 @@ impl Shepherd {
 
 /// A shepherd with a named lease.
 pub struct LeaseHolder {
-    /// The shepherd, whose session has the lease.
+    /// The shepherd with the session that has the lease.
     pub shepherd: Shepherd,
     /// The lease, which is renewed with the session.
     pub lease: NamedLease,

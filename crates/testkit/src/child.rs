@@ -49,7 +49,7 @@ pub fn guarded(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Lets a command's program open this many files at most. It cannot raise that, and neither can what it starts.
+/// Lets a command's program open this many files at most. It cannot raise that, and what it starts cannot either.
 pub fn limit_files(command: &mut Command, files: u64) -> &mut Command {
     let limit = Rlimit { current: Some(files), maximum: Some(files) };
     // SAFETY: between `fork` and `exec`, the closure only makes one system call, and allocates nothing.

@@ -267,7 +267,7 @@ impl Cluster {
         let (node, now) = (&self.nodes[number], self.time.now());
         match issue_curator_from_local_etcd(&self.client_of(number), node.key, now).await {
             Ok(certificate) => Ok(certificate),
-            // The curator runs all the same, as one does that had its certificate before.
+            // The curator runs nevertheless, as one does that had its certificate before.
             Err(BootstrapError::NodeNotInCluster(_)) => {
                 let (serial, validity) =
                     (Serial::new(rand::random()), Validity::starting(now, CURATOR_LIFETIME));
@@ -433,7 +433,7 @@ pub async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
     Ok(TicketsClient::new(owner).create(request).await?.into_inner().secret)
 }
 
-/// The status that a node reports whose curator listens there.
+/// The status that a node reports if its curator listens there.
 #[must_use]
 pub fn status(address: SocketAddr) -> wire::NodeStatus {
     wire::NodeStatus {

@@ -8,8 +8,8 @@
 //! Every test that uses the database is in one of two lists, by name or with its whole module:
 //! `same_in_both_dialects.txt` has those whose result cannot depend on the dialect, which run in `postgres` alone, and
 //! `can_differ_by_dialect.txt` those that run in both. `make test-all` runs all of them in both. Of two entries that
-//! name a test, the longer one counts. `without_database.txt` has modules whose tests use no database. A test that
-//! requests a database and is in neither list fails.
+//! name a test, the longer one counts. `without_database.txt` has modules with tests that use no database. A test that
+//! requests a database and is in none of the lists fails.
 //!
 //! The lists are `tests/all/*.txt`, and cover the test programs of all packages. An entry of the root package's program
 //! is a path of Rust (`demo::`). One of a crate's program begins with the crate and a slash (`etcd/members::`), which
@@ -23,7 +23,7 @@ use bmdb::connection::dialect::Dialect;
 use clap::ValueEnum as _;
 
 const VARIABLE: &str = "SHEPHERD_TEST_DIALECT";
-/// The package whose tests run. Cargo sets it for the programs that it starts, and `tools/test` does.
+/// The package of the tests that run. Cargo sets it for the programs that it starts, and `tools/test` does.
 const PACKAGE: &str = "CARGO_PKG_NAME";
 
 /// What the lists state about a test.

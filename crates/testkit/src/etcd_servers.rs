@@ -23,7 +23,7 @@ use crate::etcd_program::etcd_program;
 /// The deadline of every wait.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A cluster whose members end with this value.
+/// A cluster with members that end with this value.
 pub struct Cluster {
     /// Dropped before the directory, so that no member writes there while it is removed.
     members: Vec<Member>,
@@ -49,7 +49,7 @@ impl Cluster {
         Self::start_members(names, &[]).await
     }
 
-    /// Starts a cluster whose members accept no writes once their database file has this size.
+    /// Starts a cluster with members that accept no writes once their database file has this size.
     pub async fn start_with_quota(size: usize, quota_bytes: u64) -> Result<Self> {
         let names = (0..size).map(|number| format!("m{number}")).collect();
         Self::start_members(names, &["--quota-backend-bytes".to_owned(), quota_bytes.to_string()]).await

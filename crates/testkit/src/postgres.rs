@@ -123,7 +123,7 @@ impl TestDatabase {
 
     /// A pool for the statements of the test itself. It ends with the test's runtime.
     ///
-    /// Its statements must not fail because of what the engine does at that time, whatever the dialect.
+    /// Its statements must not fail because of what the engine does at that time, in any dialect.
     pub async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);

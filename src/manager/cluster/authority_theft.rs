@@ -14,7 +14,7 @@
 //! # When the shepherd trusts the new authority
 //!
 //! When each machine of the control plane reports that it does. Until then the shepherd follows the curators by the
-//! former one. In between, none of them passes its checks, and the plan goes on: it needs no curator. From then on, it
+//! former one. In between, none of them passes its checks, and the plan continues: it needs no curator. From then on, it
 //! has the epoch and the addresses of the curators from these reports: a thief may have served others before. A
 //! connection of before is closed.
 

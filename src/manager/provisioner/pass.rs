@@ -291,8 +291,8 @@ async fn quarantine_machine(
     Ok(())
 }
 
-/// Decides whether to quarantine a machine that its provider lost; the output states whether it was. A machine whose
-/// retirement was ordered since the comparison is left to the retirer, which a quarantine would stop.
+/// Decides whether to quarantine a machine that its provider lost; the output states whether it was. A machine with
+/// a retirement that was ordered since the comparison is left to the retirer, which a quarantine would stop.
 fn quarantine_decision(facts: &MachineFacts, reason: &str) -> Decision<bool> {
     if facts.retirement.is_some() {
         return Decision::default();

@@ -6,7 +6,7 @@
 //! until the next restart, and would then surprise at the worst time.
 //!
 //! Commands and host keys of a list are trusted only if nobody but the operator can have written them: the list is a
-//! file that no other user can change, or its SHA-256 is configured. Neither `https` nor a password in a URL is enough, because the
+//! file that no other user can change, or its SHA-256 is configured. `https` or a password in a URL is not enough, because the
 //! operator of a web server is not the operator of this host. With a configured SHA-256, a list of another is rejected,
 //! with or without commands.
 //!

@@ -1,8 +1,8 @@
 //! Directory of a demo: temporary, or persistent and locked.
 //!
 //! A persistent directory has a marker file, which one demo at a time has locked. A directory without it that contains
-//! anything does not belong to a demo: `--state_dir /var/lib/shepherd` must neither run the machines of a demo on a production database
-//! nor, with `--fresh`, remove its keys.
+//! anything does not belong to a demo: `--state_dir /var/lib/shepherd` must not run the machines of a demo on a production database,
+//! and must not remove its keys with `--fresh`.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;

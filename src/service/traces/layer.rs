@@ -39,7 +39,7 @@ pub fn build_tracer(queue: mpsc::Sender<SpanData>, counts: SpanCounts) -> SdkTra
     provider.tracer("shepherd")
 }
 
-/// The layer that observes spans for this tracer, whatever the log filter is.
+/// The layer that observes spans for this tracer, with any log filter.
 #[must_use]
 pub fn build_layer(tracer: SdkTracer) -> impl Layer<Registry> + Send + Sync {
     let filter = dynamic_filter_fn::<Registry, _>(belongs_to_trace).with_callsite_filter(callsite_interest);

@@ -26,7 +26,7 @@
 //! * The processor keeps its number of dropped spans to itself, and the exporter that of the spans which the receiver
 //!   rejected. `shepherd_trace_spans_total` would have to be counted by a second queue in front of the first.
 //! * The exporter reports a failure as a text, with the status code inside the text and without the receiver's own
-//!   message. Neither a decision to retry nor a useful log line can be made of that. While it retries, it reports
+//!   message. No decision to retry and no useful log line can be made of that. While it retries, it reports
 //!   nothing.
 //! * The processor runs on a thread of its own, and sleeps there between retries without looking at a shutdown. The
 //!   shutdown itself blocks the thread that calls it.

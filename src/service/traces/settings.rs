@@ -63,7 +63,7 @@ pub struct TraceSettings {
 }
 
 impl TraceSettings {
-    /// Reads the settings from the flag and from variables. `None` if neither names a receiver. The error is a
+    /// Reads the settings from the flag and from variables. `None` if none names a receiver. The error is a
     /// sentence.
     pub fn read(
         flag: Option<&str>,

@@ -49,7 +49,7 @@ async fn every_role_tries_every_call() -> TestResult {
             let found = match answer.code {
                 401 => "no",
                 403 => "not allowed",
-                // An empty request may lack what the call needs; it was authorized all the same.
+                // An empty request may lack what the call needs; it was authorized nevertheless.
                 200 | 400 | 404 => "let in",
                 _ => "failed",
             };

@@ -233,7 +233,7 @@ async fn run_statements(api: &Api, statements: &[&'static str]) -> sqlx::Result<
     Ok(())
 }
 
-/// The thief wants rights in a cluster, where neither this API nor its audit counts.
+/// The thief wants rights in a cluster, where this API and its audit do not count.
 async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
     insert_cluster(&thief.api).await?;
     let stored =
@@ -278,7 +278,7 @@ async fn try_certificates(thief: &mut Thief) -> anyhow::Result<()> {
 /// The thief changes what exists: a credential, and the rule itself.
 async fn try_to_change(thief: &mut Thief) -> anyhow::Result<()> {
     let kim = thief.kim.clone();
-    // A credential keeps its role: a wider one is another credential, whatever its name.
+    // A credential keeps its role: a wider one is another credential, under any name.
     let given = thief.order("the viewer has more to do");
     let wider = credential("viewer's", "admin", &given);
     thief

@@ -110,7 +110,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     let (status, text, restored) = screen.ended().await?;
     assert!(status.success() && restored, "by q: {status}\n{text}");
 
-    // A user whose token is revoked sees no old page.
+    // A user with a revoked token sees no old page.
     let refused = top()?;
     refused.until(&["7 machines"]).await?;
     sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'kim'")

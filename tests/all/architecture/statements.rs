@@ -118,7 +118,7 @@ fn sql_in_a_string_is_distinguished_from_english() {
     }
 }
 
-/// A statement that is sent to the pool directly is neither counted nor given up when no response arrives.
+/// A statement that is sent to the pool directly is not counted, and not given up when no response arrives.
 #[test]
 fn statements_go_the_counted_and_bounded_way() -> TestResult {
     // A migration may take any time.

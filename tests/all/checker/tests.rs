@@ -115,7 +115,7 @@ fn every_other_promise_is_looked_after_too() {
     assert!(matches!(found.as_slice(), [Violation::AfterClose(_)]), "{found:?}");
     let found = judged(|records| records.calls[4].arguments["fence"] = json!(3));
     assert!(found.iter().all(|one| matches!(one, Violation::WentBack(_))) && found.len() == 2);
-    // A caller that died before the response has created a machine all the same, and no other caller did.
+    // A caller that died before the response has created a machine nevertheless, and no other caller did.
     let dropped = |call: &mut Call| {
         call.outcome = "dropped".to_owned();
         call.result["done"] = json!(true);

@@ -1,4 +1,4 @@
-//! The decisions of a node follow from the newest state of all inputs, in whatever order these states arrived.
+//! The decisions of a node follow from the newest state of all inputs. The order in which they arrived does not matter.
 //!
 //! Every order in which the states of all inputs can arrive is tried, with the states of each input in sequence. In
 //! each order, every choice of the moments at which the reducer runs is tried, so that it sees some states and skips

@@ -62,7 +62,7 @@ impl Caller {
         found.leading.borrow().clone()
     }
 
-    /// Makes a call. A failed call may have taken effect all the same.
+    /// Makes a call. A failed call may have taken effect, too.
     pub(crate) async fn call<T>(
         &self,
         world: &World,

@@ -1,8 +1,8 @@
 //! A model of etcd: one store that all members agree on, reached through a member that has a quorum.
 //!
 //! What Raft ensures is taken for granted: there is one order of all writes. What it leaves open is modelled. A member
-//! without a quorum answers only with a member list that may be outdated. A write whose response was lost may have
-//! taken effect. A lease expires when it is not renewed, and its keys are deleted. A removed member stops. A member
+//! without a quorum answers only with a member list that may be outdated. A write may have taken effect
+//! if its response was lost. A lease expires when it is not renewed, and its keys are deleted. A removed member stops. A member
 //! that was never started refuses to start if its initial member list differs from the current one. Transactions are
 //! those of the product, in etcd's own messages.
 

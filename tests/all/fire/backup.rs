@@ -1,5 +1,5 @@
-//! A database restored from a backup as `docs/backup.md` describes, and a second database on the same provider: neither
-//! repeats what was done, and both get the reason why they are rejected.
+//! A database restored from a backup as `docs/backup.md` describes, and a second database on the same provider: both
+//! repeat nothing that was done, and get the reason why they are rejected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ fn accepted_fences(journal: &[Value]) -> BTreeMap<String, Vec<i64>> {
     accepted
 }
 
-/// Orders that were sent to a machine, whatever it answered.
+/// Orders that were sent to a machine, with any answer.
 fn orders(journal: &[Value], machine: &str) -> usize {
     let sent = journal.iter().filter(|line| line["phase"] == "start" && line["machine"] == machine);
     sent.filter(|line| ["enroll", "reboot", "power"].iter().any(|what| line["what"] == *what)).count()

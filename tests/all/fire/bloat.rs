@@ -62,7 +62,7 @@ struct Rates {
 
 /// Sessions of each step: two are closed in order, one is lost.
 const SESSIONS: i64 = 3;
-/// How long samples of the fleet are stored, whatever the policy's retention of history is.
+/// How long samples of the fleet are stored, with any retention of history in the policy.
 const SAMPLES_KEPT_DAYS: i64 = 30;
 
 impl Rates {

@@ -151,7 +151,7 @@ async fn client(
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
-            // As a loop does whose work is announced all the time.
+            // As a loop does if its work is announced all the time.
             Claimed::FullScanDeferred(rests) => {
                 tokio::time::sleep(rests.min(Duration::from_millis(10))).await;
             }

@@ -13,7 +13,7 @@ use crate::fire::{BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
-/// Machines whose agents reported since the database's clock showed `since`, each with the time of its first report.
+/// Machines with agents that reported since the database's clock showed `since`, each with the time of its first report.
 async fn first_returns(
     fleet: &Fleet,
     since: chrono::DateTime<chrono::Utc>,
@@ -82,7 +82,7 @@ async fn recovered_before(fleet: &Fleet, moment: chrono::DateTime<chrono::Utc>) 
     .await?)
 }
 
-/// An outage of an hour of the test clock, with a limit of three minutes. The machines whose agents died meanwhile are
+/// An outage of an hour of the test clock, with a limit of three minutes. The machines with agents that died meanwhile are
 /// suspected one full limit after we listened again, and no others ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> TestResult {

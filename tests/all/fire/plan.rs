@@ -1,7 +1,7 @@
 //! Forecasts: `shepherdctl plan` lists the work that will begin. Then time passes over real loops, and history must
 //! show the same machines, processes and times.
 //!
-//! The loops are the service's own, on a database whose clock is frozen until the test moves it from one due time to
+//! The loops are the service's own, on a database with a clock that is frozen until the test moves it from one due time to
 //! the next. The machines are a simulator's, reached over its provider API and SSH. The test itself sends the reports
 //! of agents, because they count by the database's clock: an agent reports a second after it was installed on its
 //! machine, and then regularly. The test reads the times to move to from the schedule in the database and never from
@@ -64,7 +64,7 @@ struct Site {
     random: ChaCha8Rng,
     begin: Timestamp,
     horizon: Span,
-    /// Machines whose agent continues to report, with its key and boot id.
+    /// Machines with an agent that continues to report, with its key and boot id.
     speaking: BTreeMap<MachineId, Agent>,
     /// When the current agent of a machine was installed, as far as the test has observed.
     started: BTreeMap<MachineId, Timestamp>,

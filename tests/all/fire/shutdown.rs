@@ -91,7 +91,7 @@ async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<(
     Ok(())
 }
 
-/// Waits until the database has completed the statements of a shepherd that is gone: an end of work whose commit was on
+/// Waits until the database has completed the statements of a shepherd that is gone: an end of work with a commit on
 /// its way still takes effect.
 async fn unheard(fleet: &Fleet) -> Result<()> {
     let gone = "SELECT count(*) = 0 FROM pg_stat_activity
@@ -99,7 +99,7 @@ async fn unheard(fleet: &Fleet) -> Result<()> {
     fleet.until("the dead shepherd's connections are closed", gone).await
 }
 
-/// Stops a shepherd in this way. Returns the number of machines whose work it left unfinished.
+/// Stops a shepherd in this way. Returns the number of machines with work that it left unfinished.
 async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> Result<i64> {
     let pid = shepherd.pid();
     let deadline = Instant::now() + PATIENCE;

@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// For a busy host, on top of the documented time. What is tested takes half a minute longer without the deadline.
 const SLACK: Duration = Duration::from_secs(8);
 
-/// A network between shepherds and the database. It forwards until it swallows, and then neither side gets an error.
+/// A network between shepherds and the database. It forwards until it swallows, and then no side gets an error.
 struct Network {
     url: String,
     swallows: watch::Sender<bool>,
@@ -118,7 +118,7 @@ async fn stop_ends_in_the_documented_time_when_the_database_swallows_packets() -
     assert!(took <= longest + SLACK, "the stop took {took:?}, and {longest:?} are documented");
     assert_eq!(status.code(), Some(0), "{}", fleet.explain().await?);
 
-    // What it left behind expires, and the next shepherd goes on.
+    // What it left behind expires, and the next shepherd continues.
     fleet.database.advance(Duration::from_mins(3)).await?;
     let next = fleet.shepherd("next", &endpoints, &["--provisioner_max_machines=3"])?;
     let alone = format!(

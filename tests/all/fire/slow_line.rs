@@ -25,7 +25,7 @@ const DEFAULT_LIMIT: Duration = Duration::from_mins(1);
 
 /// The limit of the upload: the default for as many bytes as the largest released role server has, and for each part of it.
 ///
-/// A server of SSH accepts 2 MiB in one round trip, whatever the line could transport. Over this line, a role server that was
+/// A server of SSH accepts 2 MiB in one round trip, also if the line could transport more. Over this line, a role server that was
 /// built without optimization needs longer than the default: it has some 54 MB.
 fn limit_of_upload(bytes: u64) -> Duration {
     let share = u32::try_from(bytes.div_ceil(RELEASED_BYTES)).unwrap_or(u32::MAX);

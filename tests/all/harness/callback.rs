@@ -1,4 +1,4 @@
-//! A shepherd that only receives heartbeats, and agents whose heartbeats a test defines.
+//! A shepherd that only receives heartbeats, and agents with heartbeats that a test defines.
 
 use std::io;
 use std::net::SocketAddr;
@@ -86,7 +86,7 @@ impl Listener {
     }
 }
 
-/// An agent whose heartbeats a test defines.
+/// An agent with heartbeats that a test defines.
 pub(crate) struct TestAgent {
     pub(crate) machine: MachineId,
     pub(crate) identity: Arc<Identity>,

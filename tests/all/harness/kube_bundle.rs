@@ -1,4 +1,4 @@
-//! Bundles of Kubernetes whose programs are scripts, made by the tool that makes the real ones.
+//! Bundles of Kubernetes with scripts as programs, made by the tool that makes the real ones.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

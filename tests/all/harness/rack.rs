@@ -55,7 +55,7 @@ impl Rack {
         Ok(Self { machines: Vec::new(), fleet, directory })
     }
 
-    /// Adds a machine whose agent has a detached supervisor.
+    /// Adds a machine with an agent that has a detached supervisor.
     pub(crate) fn add(&mut self, id: &'static str, setup: Setup) -> Result<()> {
         let state = self.directory.path().join(id);
         let environment = format!(

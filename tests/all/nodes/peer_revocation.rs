@@ -63,7 +63,7 @@ impl PeerPair {
     }
 
     /// Whether etcd on this node answers a request of a peer with this pair: for the list of members, which needs no
-    /// other proof. An error if it neither answers nor refuses the certificate.
+    /// other proof. An error if it does not answer and does not refuse the certificate.
     async fn opens(&self, node: &Node) -> Result<bool> {
         match request_members(peer_port(node)?, self.own.clone()).await? {
             PeerAnswer::Served(answer) => {
@@ -253,7 +253,7 @@ async fn damaged_list_is_reported_and_replaced() -> TestResult {
     damage_list(&node)?;
     until("the list is whole again", async || Ok(has_whole_list(&node))).await?;
 
-    // Neither a leader nor a quorum, which the node is needed for.
+    // No leader and no quorum: the node is needed for both.
     node.cut_power().await?;
     first.cut_power().await?;
     damage_list(&node)?;

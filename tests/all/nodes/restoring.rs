@@ -222,7 +222,7 @@ async fn kubernetes_objects_come_back_with_the_image_of_etcd() -> TestResult {
 
     let mut second = Node::at(first.address)?;
     order_restore(&owner, &second, &taken, &image)?;
-    // Interrupted anywhere, it restores the whole image or goes on with it.
+    // Interrupted anywhere, it restores the whole image or continues with it.
     for milliseconds in [20, 80, 200, 500] {
         second.start()?;
         tokio::time::sleep(Duration::from_millis(milliseconds)).await;

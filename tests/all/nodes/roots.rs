@@ -78,7 +78,7 @@ fn archive(node: &Node, name: &str) -> Result<String> {
     Ok(digest)
 }
 
-/// How many processes run the program of that name, whatever the path of its file.
+/// How many processes run the program of that name, at any path.
 fn running(name: &str) -> usize {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let words = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

@@ -1,4 +1,4 @@
-//! The cost of a pass without changes, whatever objects exist.
+//! The cost of a pass without changes, with any objects.
 
 use std::collections::BTreeMap;
 

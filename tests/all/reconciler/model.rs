@@ -10,7 +10,7 @@
 //! transactions themselves. The steps between them are connected as in `crates/reconciler/src/service.rs` and
 //! `gate_wait.rs`, and anything may happen in between.
 //!
-//! Not simulated: a node whose role was removed, and which continues until it is notified; here it has ended before.
+//! Not simulated: a node that lost its role, and continues until it is notified; here it has ended before.
 //! Requests arrive within four seconds, because no program can know of a longer delay.
 //!
 //! To run one seed alone: `SHEPHERD_RECONCILER_MODEL_SEED=7 cargo test --test all reconciler::model`.

@@ -1,5 +1,5 @@
-//! A callback server for tests that shares no code with `server/`: it accepts any client certificate whose handshake
-//! signature is valid, and records each heartbeat with the key that proved it.
+//! A callback server for tests that shares no code with `server/`: it accepts any client certificate with a valid handshake
+//! signature, and records each heartbeat with the key that proved it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -24,7 +24,7 @@ fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestR
     assert_eq!(machine.agent()?, agent);
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
 
-    // A hung agent neither ends on request nor sends heartbeats.
+    // A hung agent does not end on request, and sends no heartbeats.
     signal(agent.pid, rustix::process::Signal::STOP);
     let taken_over = machine.enroll(&request(&callback, 2))?;
     assert_eq!(taken_over.public_key, first.public_key);

@@ -364,7 +364,7 @@ fn release_that_runs_already_raises_the_lowest_version_by_its_own_signature() ->
     shepherd.until_pinned(1)?;
     let running = std::fs::read(&machine.program)?;
     let sha256 = hex::decode(program_digest(&machine.program)?)?;
-    // The signature of another file is none of this program, whatever it permits.
+    // The signature of another file is none of this program, also if it permits more.
     let of_another = signer.sign(b"another", &release_comment("9.0.0", "9.0.0"))?;
     let report = shepherd.order(&machine, 1, &sha256, &of_another)?;
     assert_eq!((report.error.as_str(), &report.sha256), ("", &sha256));

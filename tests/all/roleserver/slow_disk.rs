@@ -1,4 +1,4 @@
-//! A disk on which fsync does not return: the runtime of the role server goes on, with the leases that its tasks renew.
+//! A disk on which fsync does not return: the runtime of the role server continues, with the leases that its tasks renew.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

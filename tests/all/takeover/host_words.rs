@@ -1,4 +1,4 @@
-//! The host's own words in errors, whatever way they came.
+//! The host's own words in errors, in each way that they can come.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

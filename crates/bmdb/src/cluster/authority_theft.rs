@@ -2,7 +2,7 @@
 //!
 //! What a step is, and when the next one begins, is decided elsewhere
 //! ([`model::cluster::plan::authority_theft`]). Every write depends on the step before it, so a shepherd that was away
-//! for too long neither makes a second authority nor takes a step twice.
+//! for too long makes no second authority and takes no step twice.
 
 use serde_json::json;
 use uuid::Uuid;

@@ -171,7 +171,7 @@ impl Bmdb {
         issued: IssuedCertificate,
     ) -> Result<(), BmdbError> {
         self.execute_under_lease("keeping a certificate for a cluster", lease, move || {
-            // A certificate whose revocation is requested by now is recorded all the same, because the revocation uses
+            // A certificate is also recorded if its revocation is requested by now, because the revocation uses
             // its serial number.
             sqlx::query!(
                 "UPDATE cluster_credential SET certificate = $2, serial = $3, expires_at = $4

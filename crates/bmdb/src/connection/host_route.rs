@@ -141,7 +141,7 @@ impl HostRoute {
         Ok(connection)
     }
 
-    /// Finds the server to use for a pool, whose connections follow it. Does nothing if that happened a moment ago.
+    /// Finds the server to use for a pool. Its connections follow. Does nothing if that happened a moment ago.
     pub(super) async fn search(&self, accept: Acceptance<'_>) -> Result<(), sqlx::Error> {
         let mut searched = self.inner.searched.lock().await;
         if searched.is_some_and(|at| at.elapsed() < SEARCH_PAUSE) {

@@ -100,7 +100,7 @@ impl SessionPlan {
         }
     }
 
-    /// Whether a new connection has all settings from its options. It is sent neither a prepared statement nor a setting,
+    /// Whether a new connection has all settings from its options. It is sent no prepared statement and no setting,
     /// which would stay in a session that a pooler gives to others.
     pub(super) async fn is_in_force(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
         if self.settings.is_empty() {

@@ -28,7 +28,7 @@ pub(super) struct SessionState {
     pub(super) encoding: String,
     /// The schema that new tables would be created in; `None` if no schema of the search path can be used.
     pub(super) schema: Option<String>,
-    /// The schema whose table `machine` is found; `None` without one.
+    /// The schema of the table `machine` that is found; `None` without one.
     pub(super) tables_in: Option<String>,
 }
 

@@ -215,7 +215,7 @@ impl Bmdb {
 /// A task that runs a transaction or statement until it ends.
 type Task = JoinHandle<Result<AnyResult, BmdbError>>;
 
-/// Waits for a task, and returns its result. If it is dropped, the task goes on.
+/// Waits for a task, and returns its result. If it is dropped, the task continues.
 async fn end_of_task(what: &'static str, task: Task) -> Result<AnyResult, BmdbError> {
     match task.await {
         Ok(result) => result,

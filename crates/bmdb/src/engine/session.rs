@@ -18,7 +18,7 @@ use crate::connection::{Bmdb, DbContext};
 use model::ids::{MachineId, ProcessId, SessionId};
 use model::process::Lane;
 
-/// How long a start whose answer was lost waits until its row is closed.
+/// How long a start without an answer waits until its row is closed.
 const UNCONFIRMED_CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time since boot, suspension included.
@@ -287,7 +287,7 @@ impl Sessions {
     /// stay open until its deadline, and longer if every shepherd has ended by then.
     async fn close_unconfirmed(&self, id: SessionId) {
         let closed = self.close_row(id, "the answer to its start was lost".to_owned());
-        // Only the waiting is given up: the transaction goes on in a task of its own.
+        // Only the waiting is given up: the transaction continues in a task of its own.
         match tokio::time::timeout(UNCONFIRMED_CLOSE_LIMIT, closed).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

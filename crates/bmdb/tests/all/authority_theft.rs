@@ -13,7 +13,7 @@ use uuid::Uuid;
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{Kit, LONG, Shepherd};
 
-/// A founded cluster with one machine, whose authority is to be replaced after a theft.
+/// A founded cluster with one machine and an authority to replace after a theft.
 async fn world(name: &str) -> Result<(Kit, Uuid, MachineId)> {
     let kit = Kit::new(name).await?;
     let cluster = kit.founded_cluster(1, 0).await?;

@@ -154,7 +154,7 @@ async fn failed_list_of_wal_files_hides_no_other_limit() -> TestResult {
         &mut admin,
         &[
             "SELECT pg_create_physical_replication_slot('standby', true)",
-            // PostgreSQL calls its own function whatever its definition is. So this one is found before it.
+            // PostgreSQL always calls its own function. So this one is found before it.
             "CREATE SCHEMA failing",
             "CREATE FUNCTION failing.pg_ls_waldir(
                  OUT name TEXT, OUT size BIGINT, OUT modification TIMESTAMPTZ) RETURNS SETOF record

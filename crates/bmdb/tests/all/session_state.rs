@@ -1,4 +1,4 @@
-//! Connections whose schema or encoding is not as it must be. Isolation levels are in `dialects`.
+//! Connections with a schema or encoding that is not as it must be. Isolation levels are in `dialects`.
 
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::error::BmdbError;

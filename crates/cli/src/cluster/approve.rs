@@ -16,7 +16,7 @@ Example:
 
 This admits exactly the key that the machine reports now over its agent channel.";
 
-/// Arguments of `cluster approve`: the machine whose join request is approved.
+/// Arguments of `cluster approve`: the machine of the join request to approve.
 #[derive(Debug, Args)]
 pub struct ApproveInCluster {
     /// Name of the cluster, for example ams1

@@ -23,7 +23,7 @@ The curators accept the next key before they reject the previous one and its cer
 replaced every thirty days, or at the interval of --cluster_key_rotation_interval. Certificates of people
 do not change.";
 
-/// Arguments of `cluster rotate-key`: the cluster whose owner key the shepherd replaces.
+/// Arguments of `cluster rotate-key`: the cluster of the owner key to replace.
 #[derive(Debug, Args)]
 pub struct RotateClusterKey {
     /// Name of the cluster, for example ams1

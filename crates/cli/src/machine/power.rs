@@ -73,7 +73,7 @@ pub enum PowerCommand {
     Cancel(CancelPower),
 }
 
-/// Arguments of `power cancel`: the machine whose order is cancelled.
+/// Arguments of `power cancel`: the machine of the order to cancel.
 #[derive(Debug, Args)]
 pub struct CancelPower {
     /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID

@@ -70,7 +70,7 @@ pub enum RetireCommand {
     Waive(WaiveStage),
 }
 
-/// Arguments of `retire cancel`: the machine whose retirement is cancelled.
+/// Arguments of `retire cancel`: the machine of the retirement to cancel.
 #[derive(Debug, Args)]
 pub struct CancelRetire {
     /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID

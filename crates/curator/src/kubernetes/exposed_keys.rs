@@ -31,7 +31,7 @@ impl KubernetesKeys {
         (exposed != self.exposed).then(|| Self { exposed, ..self.clone() })
     }
 
-    /// The exposed purposes whose rotation can begin now, because none is under way.
+    /// The exposed purposes without a rotation under way: theirs can begin now.
     #[must_use]
     pub fn due_rotations(&self) -> Vec<KeyPurpose> {
         let is_idle =
@@ -39,7 +39,7 @@ impl KubernetesKeys {
         self.exposed.iter().copied().filter(is_idle).collect()
     }
 
-    /// The keys with a rotation begun to each of these signers, whose purposes are exposed no longer.
+    /// The keys with a rotation begun to each of these signers. Their purposes are exposed no longer.
     pub fn begin_due_rotations(
         &self,
         signers: Vec<(KeyPurpose, Signer)>,

@@ -4,7 +4,7 @@
 //! A node that reports the generation of its running components has thereby reported everything about their keys.
 //!
 //! The generation never starts over. When Kubernetes is deleted, a record with the generation alone stays. Otherwise a
-//! node that was away meanwhile, and whose last report is about the former Kubernetes, would seem to run with the keys
+//! node that was away meanwhile, with a last report about the former Kubernetes, would seem to run with the keys
 //! of the new one. For the same reason a restored cluster begins far above any generation that it may have reached
 //! after the snapshot ([`after_restore`](KubernetesKeys::after_restore)).
 //!

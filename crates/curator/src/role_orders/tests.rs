@@ -58,7 +58,7 @@ fn order_is_evaluated_by_the_resulting_roles() {
         (vec![C, K], vec![], vec![C, K], remove.clone(), vec![]),
         (vec![C, K, W], vec!["web"], vec![C, K], remove.clone(), vec![W, "web"]),
         (vec![C], vec![], vec![C], remove, vec![]),
-        // An order whose roles the node already has as ordered is no error, and needs no step.
+        // An order for roles that the node already has as ordered is no error, and needs no step.
         (vec![C], vec![C], vec![], None, vec![C]),
         (vec![], vec![], vec![C, K, W, "web"], None, vec![]),
         (vec![W], vec![], vec![], None, vec![W]),

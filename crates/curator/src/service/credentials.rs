@@ -5,7 +5,7 @@
 //! transaction. A certificate that is claimed at that moment is rejected from then on.
 //!
 //! Nodes learn of a revoked curator from the next statement of the authority (`statements`). The curator itself steps
-//! down. So the last consensus member that could lead is neither revoked nor removed. The membership of a revoked node in
+//! down. So the last consensus member that could lead is not revoked and not removed. The membership of a revoked node in
 //! etcd ends as soon as the remaining members are a quorum: the leader compares members with what is revoked
 //! ([`plan_sync`](crate::membership::plan_sync)).
 

@@ -5,7 +5,7 @@
 //! and the records agree, one change at a time. Each new role begins with new connections, and so does a re-election:
 //! calls that an earlier leadership of the same curator received are not served by the next one.
 //!
-//! Nodes do not follow the curator of a node whose credentials are revoked. So it takes part in no election, and one
+//! Nodes do not follow the curator of a node with revoked credentials. So it takes part in no election, and one
 //! that leads steps down: otherwise a cluster would have a leader that nobody follows. For the same reason, a leader
 //! steps down if its clock is wrong by those of most consensus members.
 
@@ -61,7 +61,7 @@ pub const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 pub const FIRST_STATEMENT_WAIT: Duration = Duration::from_hours(1);
 /// How often the leader compares its clock with those of the other consensus members.
 pub const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
-/// How long a curator goes on after its node was revoked: the call that revoked it gets its response.
+/// How long a curator continues after its node was revoked: the call that revoked it gets its response.
 const REVOCATION_GRACE: Duration = Duration::from_millis(500);
 /// How often expired records are deleted.
 const CLEANUP_INTERVAL: Duration = Duration::from_mins(10);

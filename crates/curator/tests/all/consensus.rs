@@ -210,7 +210,7 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     .await?;
     // The dead one may have led etcd: nothing can be read until another one leads.
     until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
-    // Two of three respond: neither of those may be removed.
+    // Two of three respond: none of those may be removed.
     let owner = curator_client::certificate::Validity::starting(
         cluster.time.now(),
         std::time::Duration::from_mins(5),

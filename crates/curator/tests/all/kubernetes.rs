@@ -463,7 +463,7 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     Ok(())
 }
 
-/// A node whose certificates are revoked gets nothing more of Kubernetes, and its open watch ends.
+/// A node with revoked certificates gets nothing more of Kubernetes, and its open watch ends.
 #[tokio::test]
 async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     use wire::KubernetesComponent as Component;

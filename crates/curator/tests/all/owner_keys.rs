@@ -87,7 +87,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let (code, text) = refusal(tickets.list(wire::ListTicketsRequest {}).await)?;
     assert_eq!((code, text.contains("was removed")), (Code::Unauthenticated, true), "{text}");
 
-    // It cannot come back: neither as a key, nor by a certificate that another owner passes on.
+    // It cannot come back, as a key or by a certificate that another owner passes on.
     let (code, text) = refusal(credentials.add_owner_key(add(old)).await)?;
     assert_eq!((code, text.contains("cannot be added again")), (Code::FailedPrecondition, true), "{text}");
     let handed_on = wire::IssueOwnerRequest {

@@ -388,7 +388,7 @@ async fn revoked_leader_steps_down() -> TestResult {
     let again = cluster.bind_curator(node, next, &shown, GateMonitor::default()).await?;
     let ended = in_time("its end", Box::pin(again.run(&CancellationToken::new()))).await?;
     assert!(matches!(ended, Err(CuratorError::NodeRevoked(id)) if id == node.id), "{ended:?}");
-    // A node that follows statements goes on with the others.
+    // A node that follows statements continues with the others.
     let others = [(leader + 1) % 3, (leader + 2) % 3].map(|number| cluster.address(number));
     let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     let follower = Follower::start(&trust_of(&cluster), &others);

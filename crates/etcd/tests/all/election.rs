@@ -119,7 +119,7 @@ async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, Lead
 async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResult {
     let etcd = Cluster::start(3).await?;
     let client = |number: usize| etcd.client_of(&[number]).with_deadline(Duration::from_secs(5));
-    // Only the candidate whose end is awaited may lose its lease by time. On a slow host the next leader could lose it
+    // Only the candidate that has to end may lose its lease by time. On a slow host the next leader could lose it
     // too, and the order of the leaders would be undefined.
     let leader = 0;
     let mut all = vec![Stander::new(client(leader), "node-0", 2 * TTL)];
@@ -140,7 +140,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     assert!(next_guard.key != guard.key && next_guard.create_revision > guard.create_revision);
     assert_eq!(all[leader].now(), CandidateRole::Unknown, "it cannot know who leads");
     write(&all[next].client, &next_guard, "second").await?;
-    // The result is the same whichever etcd the former leader reaches.
+    // The result is the same with each etcd that the former leader reaches.
     let error = write(&all[next].client, &guard, "first again").await.unwrap_err();
     assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
 

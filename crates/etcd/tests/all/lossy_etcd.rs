@@ -1,4 +1,4 @@
-//! A fake etcd that loses events: a server in this process, without a disk, whose watches a test controls. It serves
+//! A fake etcd that loses events: a server in this process, without a disk. A test controls its watches. It serves
 //! the requests of a watcher and no others: ranges and watches.
 
 use std::collections::BTreeMap;

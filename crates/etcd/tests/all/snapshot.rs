@@ -76,7 +76,7 @@ async fn snapshot_that_fails_leaves_the_one_before_and_nothing_else() -> TestRes
     Ok(())
 }
 
-/// So a program can forward an etcd of gigabytes. The runtime and the test share one thread, whose memory is counted. HTTP/2
+/// So a program can forward an etcd of gigabytes. The runtime and the test share one thread, and its memory is counted. HTTP/2
 /// lets etcd send 2 MiB ahead of the reader.
 #[test]
 fn stream_takes_little_memory_for_a_large_snapshot() -> TestResult {

@@ -9,7 +9,7 @@
 //! passed.
 //!
 //! The single member of a control plane is the exception, for the step that does not reboot it. Its curators are silent
-//! because this very machine is, so their silence tells nothing that its own does not, and no other member could show
+//! because this very machine is, so their silence shows nothing that its own does not, and no other member could show
 //! more by waiting. The step restarts the agent over SSH: it ends no workload, etcd and the pods go on, and it cannot be
 //! taken at all if we are cut off from the machine. A reboot would end a control plane that may work for others, so it
 //! waits for the grace as everywhere else.

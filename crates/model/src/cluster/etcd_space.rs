@@ -68,11 +68,11 @@ pub const FULL_ETCD: &str = "is full (alarm NOSPACE) and accepts no writes until
 pub const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// How long a member with the alarm must have been without a connection before it is passed over.
 pub const ABSENCE_TIME: Duration = Duration::from_mins(1);
-/// Time between two compactions, and between the first two defragmentations of a member whose data alone is too large.
+/// Time between two compactions, and between the first two defragmentations of a member with data that alone is too large.
 pub const DEFRAGMENTATION_INTERVAL: Duration = Duration::from_mins(10);
 /// Time between the first two defragmentations of a member while its file has unused room.
 pub const SHORT_DEFRAGMENTATION_INTERVAL: Duration = Duration::from_mins(1);
-/// The longest time between two defragmentations of a member whose data alone is too large.
+/// The longest time between two defragmentations of a member with data that alone is too large.
 pub const LONGEST_DEFRAGMENTATION_INTERVAL: Duration = Duration::from_hours(1);
 /// Part of its quota that a file may have for its alarm to end.
 pub const RESUME_PERCENT: u64 = 90;

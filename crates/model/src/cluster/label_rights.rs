@@ -4,11 +4,11 @@
 //! control plane has the cluster. Where a cluster selects machines by a label and admits them automatically, setting
 //! that label is the same decision. So the keys that a cluster's selector names need the role that creates clusters.
 //!
-//! Neither the other terms of the selector nor the kind of approval matters: hardware is reported later, and a person
+//! The other terms of the selector and the kind of approval do not matter: hardware is reported later, and a person
 //! who approves a machine relies on its labels.
 //!
 //! A credential for some providers makes no call about clusters. So it changes no such label with any role, and
-//! learns neither the cluster nor its selector.
+//! does not learn the cluster and its selector.
 
 use crate::access::{AccessRole, AccessScope};
 use crate::cluster::selector::Selector;

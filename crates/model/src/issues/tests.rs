@@ -190,7 +190,7 @@ fn with_kubernetes(since: i64, snapshot: Option<i64>, image: Option<i64>) -> Clu
     }
 }
 
-/// A cluster whose authority is replaced, and whose curators have not answered since then.
+/// A cluster with an authority that is being replaced. Its curators have not answered since then.
 fn rotating_cluster(unreachable_since: Option<i64>) -> ClusterIssueInputs {
     let waits_for = Vec::new();
     ClusterIssueInputs {

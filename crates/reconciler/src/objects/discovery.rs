@@ -10,7 +10,7 @@
 //! version that cannot be read, is decided here. The two functions of `kube` (5.0) that discover a whole server are not
 //! used:
 //!
-//! * `Discovery::run` ends with the first error. An aggregated API whose server does not answer would hide the kinds of
+//! * `Discovery::run` ends with the first error. An aggregated API without an answer of its server would hide the kinds of
 //!   all others, and the objects of add-ons with them. It also reads every version of a group, and only the preferred
 //!   one is listed here.
 //! * `Discovery::run_aggregated` needs two requests however many groups there are, but Kubernetes before 1.26 does not
@@ -47,7 +47,7 @@ impl ApiDiscovery {
             let version = preferred.group_version;
             match served.fetch_version(api, &version).await {
                 Ok(()) => {}
-                // An aggregated API whose server does not answer, or answers something else. The rest is still
+                // The server of an aggregated API does not answer, or answers something else. The rest is still
                 // discovered.
                 Err(error @ (ApiError::Rejected(_) | ApiError::Unreadable(_))) => {
                     served.failed_versions.push((version, error.to_string()));

@@ -30,8 +30,8 @@
 //! | `Discovery::run` and `run_aggregated` | [`discovery`][], one API version at a time |
 //! | apply, for objects of the release | `object_write` creates and replaces them |
 //!
-//! `kube` has nothing to compare an object with the desired one ([`diff`][]), to tell why a write was rejected
-//! ([`api_error`][]), or to replace a client whose certificate was renewed ([`api_client`][]).
+//! `kube` has nothing to compare an object with the desired one ([`diff`][]), to find why a write was rejected
+//! ([`api_error`][]), or to replace a client after its certificate was renewed ([`api_client`][]).
 //!
 //! # Invariants
 //!

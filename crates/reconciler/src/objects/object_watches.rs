@@ -14,7 +14,7 @@
 //! `run_watch` and `watch_once` here, 60 lines. It is not used, for these reasons:
 //!
 //! * It begins with a list of its own, and no version can be given to it to begin from ([kube
-//!   1419](https://github.com/kube-rs/kube/issues/1419)). A pass must list all the same: its success means that the
+//!   1419](https://github.com/kube-rs/kube/issues/1419)). A pass must list nevertheless: its success means that the
 //!   objects were right after it had begun, and no cache can prove that. So each kind would be listed twice when its
 //!   watch begins, and twice whenever the server has dropped the events. What changed between the two lists would have
 //!   to be found by comparing them.

@@ -43,7 +43,7 @@ use crate::systemd_manager::manager::SystemdManager;
 /// How long processes that a child starts while it is moved are followed.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(10);
-/// How long an enrolment tries again to move the children before it restarts the unit all the same, and how often.
+/// How long an enrolment tries again to move the children before it restarts the unit without that, and how often.
 const PROTECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the last attempt has ended. It is later, because a manager that answers may need time for many children.
 pub const PROTECT_LIMIT: Duration = Duration::from_secs(20);

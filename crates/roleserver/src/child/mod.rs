@@ -9,7 +9,7 @@
 //!   process, and only then executes the program. So every program of ours is recorded, except for health probes, which
 //!   end soon.
 //! * The program and all that it starts are in a control group of its own ([`cgroup`][]). Before anything is started in
-//!   a group, whatever is still in it is killed, including processes that were never recorded. Only programs that have
+//!   a group, everything that is still in it is killed, including processes that were never recorded. Only programs that have
 //!   to survive their parent (the shims of containerd) are left.
 //!
 //! Under systemd a third one is necessary: systemd ends everything in the group of a unit with the unit. So each child
@@ -22,7 +22,7 @@
 //! | --- | --- | --- | --- | --- |
 //! | the role server crashes | its own session and group; the next role server adopts it by its record | as before: runc, and the container in a group inside its own | as before | a session and group of their own, made by containerd and runc |
 //! | systemd restarts the unit | its scope is not part of the unit | the same scope | the same scope | shims are in the scope of the containerd that started them; groups of pods are outside the unit |
-//! | an update, or a roll-back | the process of the role server goes on by `execve`; the record is read by both releases | as before | as before | containerd finds its shims by its own state |
+//! | an update, or a roll-back | the process of the role server continues by `execve`; the record is read by both releases | as before | as before | containerd finds its shims by its own state |
 //! | a takeover | an enrolment moves children of an old layout into scopes before it restarts the unit | as before; the state of runc follows | as before | processes move with the group that they are in |
 //! | the child itself is restarted | it ends, in all its scopes | as before | it ends, and its shims are spared in their scope | they go on |
 //! | its role or the node ends | it is stopped with all its scopes | as before, and its container is deleted | as before | they are ended with the group above all pods |
@@ -44,7 +44,7 @@
 //! # Invariants
 //!
 //! * Two children of one name never run at once.
-//! * A running program whose digest matches is adopted, with its pid and its connections. Limits are not in the digest,
+//! * A running program with the right digest is adopted, with its pid and its connections. Limits are not in the digest,
 //!   and are applied without a restart. So is one that was declared in the same way, and that another release started
 //!   with other flags: what a release changes counts from the next start.
 //! * No program runs before it is in its scope, so nothing that it starts can be left in the unit.

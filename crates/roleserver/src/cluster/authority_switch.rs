@@ -14,7 +14,7 @@
 //!
 //! First its files change, then its connection to the curators follows the files ([`follow_files`]). So a node that is
 //! interrupted begins with the files, and a node without a connection, because its certificate has ended, changes, too. The
-//! credentials are the first file: from then on, neither a certificate nor a statement of the former authority is stored.
+//! credentials are the first file: from then on, no certificate and no statement of the former authority is stored.
 //!
 //! All open connections to curators end. The node's certificate is by the former authority, and curators reject it: so
 //! the node requests another one with its key, and a consensus member issues it from its own etcd

@@ -1,8 +1,8 @@
 //! Issue, store and renew the certificate that this node's curator shows.
 //!
 //! A curator's certificate is for consensus members alone, and valid for a day. It is renewed when a third of that is
-//! left, eight hours; a failed renewal is repeated with growing pauses. The leader issues it, whose clock is then the
-//! one that counts. If no leader can be called, or the leader is of a release without this call, the node issues the
+//! left, eight hours; a failed renewal is repeated with growing pauses. The leader issues it, and then its clock
+//! counts. If no leader can be called, or the leader is of a release without this call, the node issues the
 //! certificate from its own etcd. It does the same at its start, because no other curator may be running.
 //!
 //! It is also renewed as soon as its serial number is revoked. A curator of a trusted node may go on, and clients
@@ -12,7 +12,7 @@
 //! The node's own certificate stays what the node shows as a client ([`certificate_renewal`][]).
 //!
 //! The clock of this node may be set while it runs, so the certificate is compared with it every few seconds. A new one
-//! that is not valid by this clock is kept for an hour all the same: to a clock that is wrong by days, every certificate of
+//! that is not valid by this clock is kept for an hour nevertheless: to a clock that is wrong by days, every certificate of
 //! the leader has ended, and each further one would leave a record in etcd.
 //!
 //! [`certificate_renewal`]: crate::cluster::certificate_renewal

@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(tracker.former_directory(), list(&["a:1"]));
             assert!(!adopt_curators(&files, &tracker, &facts, &reported));
         }
-        // Neither does a second list displace them.
+        // A second list does not displace them either.
         assert!(adopt_curators(&files, &start(&files), &facts, &list(&["false:2"])));
         assert_eq!(start(&files).former_directory(), list(&["a:1", "b:1", "false:1"]));
         forget_former_curators(&files);

@@ -129,7 +129,7 @@ pub(super) async fn restore_image(
 
 /// Runs etcdutl, and gives its result the name of the data directory. Blocks.
 ///
-/// It goes on when the part of the role server that began it is cancelled. The next attempt waits for it.
+/// It continues when the part of the role server that began it is cancelled. The next attempt waits for it.
 fn run_etcdutl(
     program: &Path,
     files: &ClusterFiles,

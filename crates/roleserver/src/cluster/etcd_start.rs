@@ -1,9 +1,9 @@
 //! Whether the etcd of this host may be started on the data of the membership.
 //!
-//! A member runs whatever etcd is first in `PATH` at each start. An older one than the last that ran there, or one that is
+//! A member runs the etcd that is first in `PATH` at each start. An older one than the last that ran there, or one that is
 //! far newer, damages the data or does not start. So the version of each etcd that has answered is recorded beside the
-//! membership, and compared before the next start; [`check_etcd_start`] decides. A running etcd is adopted whatever its
-//! version is.
+//! membership, and compared before the next start; [`check_etcd_start`] decides. A running etcd of any version is
+//! adopted.
 //!
 //! The record belongs to one membership and epoch: a member that is replaced, and a cluster that is restored, begin a new
 //! one. It is a hint. A damaged one counts as absent, because an etcd that is not started costs a quorum.

@@ -8,7 +8,7 @@
 //! A module counts as memory by what its array is for (type 16): arrays for flash or for video belong to a board too. It
 //! counts once: some tables repeat a module in an array that they do not describe.
 //!
-//! A board whose buyer builds the computer has no maker and no product of the system (type 1). The board's own (type 2)
+//! The board of a computer that its buyer builds has no maker and no product of the system (type 1). The board's own (type 2)
 //! are reported then, with a warning. Its serial number is that of a part and never the system's.
 
 use std::collections::BTreeMap;

@@ -25,7 +25,7 @@ pub fn read_memory(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wir
 
 /// The installed memory by what the firmware says of its modules, what the kernel says of its memory blocks, and what
 /// the kernel can use; and a sentence where they contradict each other. The firmware is believed first. What the kernel
-/// can use is installed, whatever the others say.
+/// can use is installed, also if the others differ.
 fn decide_installed(modules: Option<u64>, blocks: Option<u64>, usable: Option<u64>) -> (u64, Option<String>) {
     match (modules.or(blocks), usable) {
         (None, None) => {

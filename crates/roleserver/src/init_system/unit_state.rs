@@ -2,7 +2,7 @@
 //!
 //! Two supervisors would start two agents, which fight for the lock of the state directory. So a detached supervisor takes
 //! the place of a unit only if the unit does not run. `systemctl` may have failed for a reason that does not concern the
-//! unit itself, or have been given up while its job goes on.
+//! unit itself, or have been given up while its job continues.
 
 use crate::init_system::systemd::{Systemd, UNIT};
 use crate::state_directory::StateDirectory;

@@ -54,7 +54,7 @@ fn damaged_record_of_a_process_is_ignored_and_replaced() {
         }
         assert_eq!(state.find_agent_process(), None, "{content:?}");
         assert_eq!(state.find_supervisor_process(), None, "{content:?}");
-        // A process that runs all the same is found by its lock.
+        // A process that runs nevertheless is found by its lock.
         let _lock = state.acquire_lock(Lock::Agent).unwrap();
         let found = state.find_agent_process().unwrap();
         assert_eq!((&found.instance, found.program_sha256.as_str()), (&own.instance, ""), "{content:?}");

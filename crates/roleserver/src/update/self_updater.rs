@@ -376,7 +376,7 @@ impl SelfUpdater {
         verified.flatten().inspect_err(|error| ignored(error)).ok().map(|()| minimum)
     }
 
-    /// Refuses an order whose signature no shepherd sends within the order's time limit. The order that has it ends the
+    /// Refuses an order if no shepherd sends its signature within the order's time limit. The order that has it ends the
     /// wait.
     async fn await_signature(&self, order: &wire::ReleaseOrder) {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! Health checks of services that listen at one address only: each is found, whichever address that is.
+//! Health checks of services that listen at one address only: each is found at any address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

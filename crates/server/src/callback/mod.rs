@@ -25,8 +25,8 @@
 //! * The rejection of a machine id and key that do not belong together has one text, and comes at fixed times: it does
 //!   not reveal what the database knows.
 //! * Text of a machine is cleaned where it enters, because it is shown on terminals.
-//! * While the database is away, agents keep their connections, and a call is answered with an error that tells the
-//!   agent to retry.
+//! * While the database is away, agents keep their connections, and a call is answered with an error after which
+//!   the agent retries.
 //!
 //! # Notes for the next implementor
 //!

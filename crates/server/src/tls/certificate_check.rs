@@ -3,7 +3,7 @@
 //! Agents and operators verify a server with the verifier of rustls, by the certificates that they were given or by
 //! their host's trust store. The same verifier with the same certificates judges here, before the certificate is
 //! served: for `--check`, at the start and at each reload. A trust store of another host cannot be read, so this host's
-//! stands for it.
+//! is used in its place.
 //!
 //! The error of the verifier decides. The parsed certificates only supply the words: which of them, until when, for
 //! which names.

@@ -58,7 +58,7 @@ fn failing_when(notify: &Arc<Notify>) -> Runnable {
     })
 }
 
-/// A root whose children `start` starts.
+/// A root with the children that `start` starts.
 fn root(start: impl Fn(&Starting) -> Result<(), RunnableError> + Send + Sync + 'static) -> Runnable {
     let start = Arc::new(start);
     Runnable::new(move |starting: Starting| {

@@ -25,7 +25,7 @@
 //!
 //! # How it works
 //!
-//! [`table`][] decides, and knows neither sockets nor a clock. [`limits`][] derives all numbers from the files that
+//! [`table`][] decides, and knows no sockets and no clock. [`limits`][] derives all numbers from the files that
 //! the process may open. [`open_files`][] raises that limit. [`Gate::accept`] accepts connections and enforces
 //! deadlines. [`GatedStream`] reports what a connection sends, and fails once it must end.
 //!

@@ -57,7 +57,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Names this node as the leader, and has neither statements nor a service.
+    /// Names this node as the leader, and has no statements and no service.
     pub(super) fn leading(leader: NodeId) -> Self {
         let (record, service) = (wire::Node::default(), wire::Service::default());
         Self { leader, epoch: 0, statements: Vec::new(), record, service }

@@ -4,7 +4,7 @@
 //! The test gives the orders as a shepherd does, in its steps. The attacker has the whole disk of a consensus member.
 //! Before the first step, the etcd of each member serves a pair that the stolen authority signs. From the third step on
 //! none does, and only then the new key gets into etcd. After the last step, no curator, no node and no member of etcd
-//! believes anything that the stolen authority signs: neither certificates nor statements nor a successor that it
+//! believes anything that the stolen authority signs, such as certificates, statements and a successor that it
 //! names.
 
 use std::path::Path;
@@ -173,7 +173,7 @@ async fn stolen_authority_is_worth_nothing_once_orders_have_replaced_it() -> Tes
 
     let next = make_authority(&owner)?;
     take_step(&[&first, &second, &third], &owner, &next, AuthorityStep::Accept).await?;
-    // A role server that is interrupted goes on from its files.
+    // A role server that is interrupted continues from its files.
     second.stop().await?;
     second.start()?;
     second.until_control_plane(true).await?;

@@ -70,7 +70,7 @@ impl Bmdb {
     }
 }
 
-/// An artefact to add, whose pieces were read.
+/// An artefact to add, after its pieces were read.
 struct NewArtefact {
     sha256: Sha256,
     name: String,

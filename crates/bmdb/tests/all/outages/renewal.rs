@@ -140,8 +140,8 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
     Ok(shepherd.stop().await?)
 }
 
-/// A session whose start waits for a connection, as that of a frozen process does, would be over before it begins, and its
-/// row would stay open.
+/// The start of a session may wait for a connection, as in a frozen process. The session would be over before it begins,
+/// and its row would stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_has_its_whole_time_from_when_its_start_is_sent() -> TestResult {
     let kit = Kit::new("start_in_a_queue").await?;
@@ -160,7 +160,7 @@ async fn session_has_its_whole_time_from_when_its_start_is_sent() -> TestResult 
     let released_at = boot_time();
     drop(connections);
     let session = start.await?;
-    // In this order, because the time goes on between the two.
+    // In this order, because time passes between the two.
     let (remaining, now) = (session.remaining(), boot_time());
     assert!(now + remaining >= released_at + SOON.mul_f64(0.9), "{remaining:?} of {SOON:?} are left");
     Ok(())

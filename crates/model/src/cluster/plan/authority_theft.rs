@@ -1,15 +1,15 @@
 //! Replaces the authority after a theft of its key: the orders to the machines, and the steps of the cluster.
 //!
 //! [`authority_theft`](crate::cluster::authority_theft) explains the steps. The plan follows from the stored step and
-//! from what machines report over their agent channel. Neither depends on the curators: between two steps they may
+//! from what machines report over their agent channel. Both are independent of the curators: between two steps they may
 //! trust another authority than the shepherd, and a thief may speak for them.
 //!
 //! # Who is waited for
 //!
 //! Until the new authority is installed, each machine of the control plane that is a node, however long it is silent:
 //! its etcd would be cut off. A machine that has to leave is waited for until it is ordered to leave. After that, each
-//! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine whose
-//! node a person has moved reports the new authority, and counts as done. A member of etcd that runs on no machine of the
+//! machine that is a node. One that is off holds the order, gets it when it reports, or is retired. A machine with a
+//! node that a person has moved reports the new authority, and counts as done. A member of etcd that runs on no machine of the
 //! control plane holds the steps of etcd, too, as long as curators report one.
 //!
 //! While the curators are stopped, nobody can take a lost machine out of the control plane. So one that is being

@@ -1,8 +1,8 @@
 //! Raise the lowest accepted version of bundles, once the bundle of this node has proved itself.
 //!
 //! A bundle has proved itself when all components of the node run with it and are healthy for a minute without a gap.
-//! From then on the machine unpacks no bundle below the `minimum-version` in its signature. A bundle that is unpacked already
-//! stays, whatever its version is: it is the way back.
+//! From then on the machine unpacks no bundle below the `minimum-version` in its signature. A bundle of any version that is unpacked
+//! already stays: it is the way back.
 
 use std::time::Duration;
 

@@ -179,7 +179,7 @@ mod tests {
     const IN_SLICE: RunningPods = RunningPods { in_cgroupfs: false, in_slice: true };
     const IN_BOTH: RunningPods = RunningPods { in_cgroupfs: true, in_slice: true };
 
-    /// A worker that is neither new nor drained: what is stored, where its pods run, and the driver that it keeps.
+    /// A worker that is not new and not drained: what is stored, where its pods run, and the driver that it keeps.
     #[test]
     fn driver_follows_the_pods_and_not_the_file() {
         use CgroupDriver::{Cgroupfs, Systemd};
@@ -193,7 +193,7 @@ mod tests {
             (Some(Cgroupfs), IN_SLICE, Systemd, true),
             (Some(Cgroupfs), IN_BOTH, Cgroupfs, false),
             (Some(Systemd), NO_PODS, Systemd, false),
-            // The release before ran here meanwhile: it neither reads nor writes the file.
+            // The release before ran here meanwhile: it does not use the file.
             (Some(Systemd), IN_CGROUPFS, Cgroupfs, true),
             (Some(Systemd), IN_SLICE, Systemd, false),
             (Some(Systemd), IN_BOTH, Cgroupfs, true),

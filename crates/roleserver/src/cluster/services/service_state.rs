@@ -72,7 +72,7 @@ pub struct RunRecord {
     pub id: ServiceId,
     /// Digest of what it was started with; empty if it is lost.
     pub digest: String,
-    /// Digest of what that followed from ([`DesiredService::declared`]). Earlier releases neither write nor read it.
+    /// Digest of what that followed from ([`DesiredService::declared`]). Earlier releases do not write or read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<String>,
     /// Revision of the declaration that it runs with.

@@ -157,7 +157,7 @@ fn credential_beyond_all_places_is_refused_and_has_time_for_the_answer() {
         assert!(table.expire(now + 20 * second).is_empty(), "the refusal is being written");
         table.end_request(last);
         assert!(table.expire(now + 4 * second).is_empty(), "the refusal is being read");
-        // Neither another request nor another refusal gives it more time.
+        // Another request or another refusal gives it no more time.
         table.begin_request(last);
         assert!(!table.prove(last, now + 4 * second));
         table.defer(last, now + 4 * second);

@@ -43,7 +43,7 @@ impl From<std::io::Error> for UnpackError {
     }
 }
 
-/// An archive whose signature is verified while it is read.
+/// An archive with a signature that is verified while it is read.
 struct VerifiedArchive<'s> {
     file: File,
     verification: Option<FileVerification<'s>>,
