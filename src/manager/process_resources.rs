@@ -26,7 +26,7 @@ use crate::bmdb::metrics::registry::{Label, MetricRegistry};
 use crate::model::open_files::{describe_shortage, is_nearly_used_up};
 use crate::model::storage_level::{DirectoryUsage, FileSystemUsage, MeasuredFileSystem, group_directories};
 use crate::model::time::Timestamp;
-use hardening::own_usage::{self, OpenFiles};
+use hardening::own_usage::{self, FileSystem, OpenFiles};
 
 /// Time between two measurements.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
@@ -150,14 +150,8 @@ struct Measurement {
 /// Measures directories and open files. Blocks.
 fn measure(directories: &[WrittenDirectory]) -> Measurement {
     let read = directories.iter().filter_map(|(content, path)| {
-        let read = own_usage::read_file_system(path).ok()?;
-        let usage = FileSystemUsage {
-            bytes: read.bytes,
-            available_bytes: read.available_bytes,
-            inodes: read.inodes,
-            available_inodes: read.available_inodes,
-        };
-        let (path, device) = (path.clone(), read.device);
+        let FileSystem { device, usage } = own_usage::read_file_system(path).ok()?;
+        let path = path.clone();
         Some((*content, DirectoryUsage { path, content: content.description(), device, usage }))
     });
     Measurement { directories: read.collect(), open_files: own_usage::count_open_files() }

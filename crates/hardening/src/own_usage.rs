@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use model::storage_level::FileSystemUsage;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -12,14 +13,8 @@ use rustix::process::{Resource, getrlimit};
 pub struct FileSystem {
     /// The device number that identifies it.
     pub device: u64,
-    /// Its size in bytes; 0 where it has none.
-    pub bytes: u64,
-    /// Bytes that this user may still write.
-    pub available_bytes: u64,
-    /// Most files and directories; 0 where it has no such limit.
-    pub inodes: u64,
-    /// How many files this user may still create.
-    pub available_inodes: u64,
+    /// Its size, and what of it is available to this user.
+    pub usage: FileSystemUsage,
 }
 
 /// Reads the file system that a path is on. Waits for a disk that does not answer.
@@ -27,13 +22,13 @@ pub fn read_file_system(path: &Path) -> std::io::Result<FileSystem> {
     let device = rustix::fs::stat(path)?.st_dev;
     let read = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(read.f_frsize);
-    Ok(FileSystem {
-        device,
+    let usage = FileSystemUsage {
         bytes: bytes(read.f_blocks),
         available_bytes: bytes(read.f_bavail),
         inodes: read.f_files,
         available_inodes: read.f_favail,
-    })
+    };
+    Ok(FileSystem { device, usage })
 }
 
 /// The open files of this process.
@@ -92,9 +87,9 @@ mod tests {
 
     #[test]
     fn file_system_is_read_and_a_missing_path_is_an_error() {
-        let read = read_file_system(Path::new("/proc/self")).unwrap();
+        let read = read_file_system(Path::new("/proc/self")).unwrap().usage;
         assert_eq!(read.bytes, 0, "it has no size: {read:?}");
-        let temporary = read_file_system(&std::env::temp_dir()).unwrap();
+        let temporary = read_file_system(&std::env::temp_dir()).unwrap().usage;
         assert!(temporary.bytes > 0 && temporary.available_bytes <= temporary.bytes, "{temporary:?}");
         assert!(read_file_system(Path::new("/no/such/path")).is_err());
     }

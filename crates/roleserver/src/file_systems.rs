@@ -19,9 +19,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hardening::own_usage;
+use hardening::own_usage::{FileSystem, read_file_system};
 use model::host_finding::{HostFinding, HostFindingKind};
-use model::storage_level::{DirectoryUsage, FileSystemUsage, MeasuredFileSystem, group_directories};
+use model::storage_level::{DirectoryUsage, MeasuredFileSystem, group_directories};
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 
@@ -97,14 +97,8 @@ fn watched_directories(state: &Path) -> Vec<WatchedDirectory> {
 /// Measures the file systems of the directories that exist. Blocks.
 fn measure(directories: &[WatchedDirectory], before: &[MeasuredFileSystem]) -> Vec<MeasuredFileSystem> {
     let read = directories.iter().filter_map(|(path, content)| {
-        let read = own_usage::read_file_system(path).ok()?;
-        let usage = FileSystemUsage {
-            bytes: read.bytes,
-            available_bytes: read.available_bytes,
-            inodes: read.inodes,
-            available_inodes: read.available_inodes,
-        };
-        Some(DirectoryUsage { path: path.clone(), content, device: read.device, usage })
+        let FileSystem { device, usage } = read_file_system(path).ok()?;
+        Some(DirectoryUsage { path: path.clone(), content, device, usage })
     });
     group_directories(read.collect(), before)
 }

@@ -245,7 +245,7 @@ impl SpaceWatch {
         self.measuring.take_if(|measuring| measuring.is_finished());
         let measuring = self.measuring.get_or_insert_with(|| {
             tokio::task::spawn_blocking(move || {
-                own_usage::read_file_system(&directory).ok().map(|read| read.available_bytes)
+                own_usage::read_file_system(&directory).ok().map(|read| read.usage.available_bytes)
             })
         });
         let measured = tokio::time::timeout(DISK_DEADLINE, measuring).await.ok()?;
