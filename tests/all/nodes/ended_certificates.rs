@@ -16,7 +16,9 @@ use shepherd::model::time::{Timestamp, after, before};
 
 use super::node::Node;
 use super::owner::Owner;
-use super::peer_renewal::{authority_of, certificate, ended, order_certificate, replace_certificate};
+use super::peer_renewal::{
+    authority_of, certificate, ended, order_certificate, replace_certificate, until_certificate_ended,
+};
 use super::restoring::snapshot;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
@@ -98,13 +100,7 @@ async fn three_members_whose_certificates_have_all_ended_come_back_by_one_order(
         node.start()?;
     }
     for node in &nodes {
-        until("it reports that its certificate has ended", async || {
-            let problem = node.facts.problems.describe();
-            Ok(problem.is_some_and(|text| text.contains("has ended") && text.contains("renew-peers")))
-        })
-        .await
-        .with_context(|| node.report())?;
-        assert!(node.facts.control_plane.latest().flatten().is_none(), "it has a quorum");
+        until_certificate_ended(node).await?;
     }
     for node in &nodes {
         order_certificate(node, &taken, &authority)?;

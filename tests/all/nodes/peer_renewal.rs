@@ -66,6 +66,18 @@ async fn until_another(node: &Node, former: Serial) -> Result<(Serial, Validity)
     certificate(node)
 }
 
+/// Waits until it reports that its member's certificate has ended. It has no quorum then.
+pub(super) async fn until_certificate_ended(node: &Node) -> Result<()> {
+    until("it reports that its certificate has ended", async || {
+        let problem = node.facts.problems.describe();
+        Ok(problem.is_some_and(|text| text.contains("has ended") && text.contains("renew-peers")))
+    })
+    .await
+    .with_context(|| node.report())?;
+    ensure!(node.facts.control_plane.latest().flatten().is_none(), "it has a quorum");
+    Ok(())
+}
+
 /// Gives its machine the order with a certificate that the shepherd signs with the authority in this snapshot.
 pub(super) fn order_certificate(
     node: &Node,
@@ -103,13 +115,7 @@ async fn three_members_whose_certificates_have_ended_come_back_by_one_order() ->
         node.start()?;
     }
     for node in [&first, &second, &third] {
-        until("it reports that its certificate has ended", async || {
-            let problem = node.facts.problems.describe();
-            Ok(problem.is_some_and(|text| text.contains("has ended") && text.contains("renew-peers")))
-        })
-        .await
-        .with_context(|| node.report())?;
-        assert!(node.facts.control_plane.latest().flatten().is_none(), "it has a quorum");
+        until_certificate_ended(node).await?;
     }
 
     let nodes = [&first, &second, &third];

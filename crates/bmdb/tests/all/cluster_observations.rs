@@ -152,13 +152,7 @@ async fn versions_of_etcd_and_of_bundles_are_issues_while_they_are_there() -> Te
         assert!(found.iter().all(|text| text.starts_with(&expected)), "{found:?}");
     }
 
-    sqlx::query(
-        "INSERT INTO cluster_kubernetes
-         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.36.2', '10.96.0.0/16', '10.128.0.0/12', 24,
-             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
-    )
-    .execute(&kit.pool)
-    .await?;
+    kit.request_kubernetes("1.36.2").await?;
     for (digest, containerd, expected) in
         [("1a", "1.7.32", Some("cluster ams: containerd 1.7.32 lets an image")), ("1b", "1.7.33", None)]
     {

@@ -148,13 +148,7 @@ async fn cluster_is_not_restored_with_an_authority_that_was_replaced() -> TestRe
 async fn kubernetes_objects_are_lost_only_with_the_words_for_that() -> TestResult {
     let (kit, _) = world("restore_orders_kubernetes").await?;
     record_observation(&kit, 1, 300, Some(200)).await?;
-    sqlx::query(
-        "INSERT INTO cluster_kubernetes
-         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16', '10.128.0.0/12', 24,
-             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
-    )
-    .execute(&kit.pool)
-    .await?;
+    kit.request_kubernetes("1.30.1").await?;
     let with = |words: &str| RestoreRequest { confirmation: words.to_owned(), ..RestoreRequest::default() };
     for words in ["", "the authority of ams is compromised"] {
         let refused = ordered(&kit, with(words)).await?;
@@ -211,13 +205,7 @@ async fn report_programs(kit: &Kit, machine: Uuid, etcd: &str, etcdutl: Option<&
 async fn kubernetes_objects_come_back_if_a_machine_can_restore_their_image() -> TestResult {
     let (kit, _) = world("restore_orders_image").await?;
     record_observation(&kit, 1, 300, Some(200)).await?;
-    sqlx::query(
-        "INSERT INTO cluster_kubernetes
-         SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16', '10.128.0.0/12', 24,
-             'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
-    )
-    .execute(&kit.pool)
-    .await?;
+    kit.request_kubernetes("1.30.1").await?;
     add_image(&kit).await?;
     let machine = kit.control_plane(1).await?[0].0;
     sqlx::query("UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id = $1")

@@ -1,4 +1,4 @@
-//! The example of the manual, as it stands there. Only what a host need not have is exchanged: the program of the cache, the
+//! The example of the manual, as it is there. Only what a host need not have is exchanged: the program of the cache, the
 //! URL and the digest of the server, and the two ports.
 
 use anyhow::{Context as _, Result};
@@ -12,7 +12,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::port::reserved;
 use crate::nodes::owner::patiently;
 
-/// Listens where its configuration says and nowhere else, and answers there with what else the configuration has.
+/// Listens at the address in its configuration and nowhere else, and answers there with what else the configuration has.
 const SERVER: &str = r#"#!/usr/bin/perl
 use IO::Socket::INET;
 die "its arguments are wrong" if $ARGV[0] ne "--config";
