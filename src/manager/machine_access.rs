@@ -33,10 +33,11 @@ use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
 use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
 use crate::takeover::exec::RunOutcome;
 use crate::takeover::host_keys::HostKeyExpectation;
-use crate::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
+use crate::takeover::machine_takeover::{TakeoverResult, TakeoverStep, take_over_machine};
 use crate::takeover::program_path::TargetPath;
 use crate::takeover::session::{LoginMethod, SshSession, SshSettings, SshTarget};
 use crate::takeover::ssh_error::SshError;
+use crate::takeover::takeover_error::TakeoverError;
 
 /// How machines are reached, and what is installed on them.
 pub struct MachineAccess {

@@ -24,8 +24,9 @@ use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::exec::RunOutcome;
 use shepherd::takeover::host_keys::HostKeyExpectation;
-use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverResult, take_over_machine};
+use shepherd::takeover::machine_takeover::{TakeoverResult, take_over_machine};
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
+use shepherd::takeover::takeover_error::TakeoverError;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::port::reserve_port;

@@ -28,9 +28,10 @@ use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::host_keys::HostKeyExpectation;
-use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
+use shepherd::takeover::machine_takeover::{TakeoverResult, TakeoverStep, take_over_machine};
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
 use shepherd::takeover::ssh_error::{Blame, SshError};
+use shepherd::takeover::takeover_error::TakeoverError;
 use tokio::time::Instant;
 
 use crate::harness::child::Detached;

@@ -26,7 +26,9 @@
 //! * [`agent_binary`][]: the program to upload.
 //! * [`program_path`][]: where the program goes, and why.
 //! * [`steps`][]: the scripts of probe, upload and enrolment, and the parsing of their output.
-//! * [`machine_takeover`][]: the sequence, and the error for each way it ends.
+//! * [`takeover_error`][]: the error for each way in which a takeover ends early.
+//! * `enroll_response`: the verification of what the agent returns.
+//! * [`machine_takeover`][]: the sequence.
 //!
 //! # Invariants
 //!
@@ -56,6 +58,7 @@
 
 pub mod agent_binary;
 pub mod client_key;
+mod enroll_response;
 pub mod exec;
 mod first_byte;
 pub mod host_keys;
@@ -66,5 +69,6 @@ pub mod session;
 pub mod ssh_error;
 mod ssh_handler;
 pub mod steps;
+pub mod takeover_error;
 mod tcp_connection;
 mod time_limit;

@@ -5,9 +5,9 @@ use std::fs;
 use shepherd::model::host_key::HostKey;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::host_keys::HostKeyExpectation;
-use shepherd::takeover::machine_takeover::TakeoverError;
 use shepherd::takeover::session::SshSession;
 use shepherd::takeover::ssh_error::{Blame, SshError};
+use shepherd::takeover::takeover_error::TakeoverError;
 
 use super::{connect, fake_agent, far, machine, openssh_fingerprint, refused, take, uploaded_names};
 use crate::sshd::{Setup, wait_until};

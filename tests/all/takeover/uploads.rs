@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::Result;
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
 use shepherd::takeover::host_keys::HostKeyExpectation;
-use shepherd::takeover::machine_takeover::{TakeoverError, take_over_machine};
+use shepherd::takeover::machine_takeover::take_over_machine;
 use shepherd::takeover::ssh_error::{Blame, SshError};
+use shepherd::takeover::takeover_error::TakeoverError;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
