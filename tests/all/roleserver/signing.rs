@@ -291,7 +291,9 @@ fn file_that_gets_the_name_of_a_verified_release_never_runs() -> TestResult {
     let report = shepherd.order(&machine, 1, &sha256, &signature)?;
     swap.join().map_err(|_| anyhow!("panicked"))??;
     assert!(!mark.exists(), "the other file was executed: {report:?}");
-    assert!(!report.error.is_empty(), "it is not what was verified, and has its name: {report:?}");
+    let text = "candidate is not what was verified, because another file got its name, and the former release runs again";
+    assert!(report.error.starts_with("the release was refused: "), "it is not what was verified: {report:?}");
+    assert!(report.error.ends_with(text), "it has the name of what was verified: {report:?}");
     assert_eq!((hex::encode(&report.sha256), program_digest(&machine.program)?), (former.clone(), former));
     Ok(())
 }

@@ -191,6 +191,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
             until_ms,
             patience_ms: 1_000,
             minimum_version: None,
+            failure: None,
             instance: ProcessInstance { pid: 1, start_time: 1, boot_id: clock.boot_id() },
         })
     };

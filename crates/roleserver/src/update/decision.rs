@@ -38,6 +38,10 @@ pub struct Trial {
     /// The lowest version that is accepted once the candidate has proved itself; `None` if it is not signed.
     #[serde(default)]
     pub minimum_version: Option<String>,
+    /// Why the candidate does not stay although a shepherd acknowledged its heartbeat, as the first part of a sentence;
+    /// `None` until it has failed in this way.
+    #[serde(default)]
+    pub failure: Option<String>,
 }
 
 /// The outcome of the newest order, as the state directory has it.
@@ -125,7 +129,9 @@ pub fn decide_trial_or_rollback(
 
 fn rollback_reason(trial: &Trial, boot_id: &str, now_ms: u64) -> String {
     let seconds = trial.patience_ms / 1000;
-    let how = if trial.boot_id != boot_id {
+    let how = if let Some(failure) = &trial.failure {
+        failure.clone()
+    } else if trial.boot_id != boot_id {
         "the machine was started again before a shepherd acknowledged its heartbeat".to_owned()
     } else if now_ms >= trial.until_ms {
         format!("no shepherd acknowledged its heartbeat within {seconds} s")
@@ -214,6 +220,7 @@ mod tests {
             patience_ms: 60_000,
             instance: ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() },
             minimum_version: None,
+            failure: None,
         }
     }
 
@@ -240,6 +247,19 @@ mod tests {
             assert_eq!(decide_trial_or_rollback(Some(&trial()), own, stable, boot, now), expected, "{what}");
         }
         assert_eq!(decide_trial_or_rollback(None, OLD, Some(OLD), "b", 1), StartDecision::Normal);
+        // The candidate wrote down why it does not stay, and that counts more than how it ended.
+        let failed = Trial { failure: Some("it was swapped".to_owned()), ..trial() };
+        for (boot, now) in [("b", 20_000), ("b", 90_000), ("c", 1)] {
+            let decided = decide_trial_or_rollback(Some(&failed), OLD, Some(OLD), boot, now);
+            assert_eq!(decided, back("it was swapped"), "{boot} {now}");
+        }
+        // It is started again if the former program could not be, and has another attempt.
+        let again = decide_trial_or_rollback(Some(&failed), NEW, Some(OLD), "b", 20_000);
+        assert_eq!(again, StartDecision::OnTrial);
+        // A candidate of an earlier release writes no reason.
+        let mut stored = serde_json::to_value(trial()).unwrap();
+        stored.as_object_mut().unwrap().remove("failure");
+        assert_eq!(serde_json::from_value::<Trial>(stored).unwrap(), trial());
     }
 
     #[test]

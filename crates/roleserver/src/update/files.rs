@@ -125,7 +125,7 @@ impl UpdateFiles {
         let (digest, signature) = read_program(&file, signed_by).map_err(failed)?;
         if digest != sha256 {
             return Err(format!(
-                "{} has changed meanwhile: its digest is not that of the order",
+                "{RELEASE_REFUSED}{} has changed meanwhile: its digest is not that of the order",
                 path.display()
             ));
         }
@@ -145,9 +145,31 @@ impl UpdateFiles {
     }
 }
 
+/// Why a candidate did not get the name of the stable program.
+#[derive(Debug, thiserror::Error)]
+pub enum PromotionError {
+    /// The file with the candidate's name is not the one that was verified and run.
+    #[error("{} is not what was verified, because another file got its name", .0.display())]
+    Swapped(PathBuf),
+    /// An operation on the file system failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl PromotionError {
+    /// Why the candidate does not stay, as the first part of a sentence.
+    #[must_use]
+    pub fn failure(&self) -> String {
+        match self {
+            Self::Swapped(_) => format!("{RELEASE_REFUSED}{self}"),
+            Self::Io(error) => format!("it could not take the place of the former release ({error})"),
+        }
+    }
+}
+
 /// Gives the candidate the stable program's name in one step; the former program stays as `….previous`. After an error the
 /// former program has its name.
-pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
+pub fn promote_candidate(trial: &Trial) -> Result<(), PromotionError> {
     promote_with_link(trial, link_former)
 }
 
@@ -159,15 +181,12 @@ fn link_former(stable: &Path, previous: &Path) -> std::io::Result<()> {
 fn promote_with_link(
     trial: &Trial,
     hard_link: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
-) -> std::io::Result<()> {
+) -> Result<(), PromotionError> {
     let directory = trial.stable.parent().unwrap_or_else(|| Path::new("/"));
-    let not_tried = || {
-        let why = format!("{} is not what was tried", trial.candidate.display());
-        std::io::Error::new(ErrorKind::InvalidData, why)
-    };
+    let swapped = || PromotionError::Swapped(trial.candidate.clone());
     let candidate = File::open(&trial.candidate)?;
     if file_digest(&candidate)? != trial.sha256 {
-        return Err(not_tried());
+        return Err(swapped());
     }
     let previous = sibling_path(&trial.stable, ".previous");
     remove_file(&previous)?;
@@ -182,9 +201,9 @@ fn promote_with_link(
     if (tried.dev(), tried.ino()) != (renamed.dev(), renamed.ino()) {
         // Another file got the candidate's name after the digest was compared.
         std::fs::rename(&previous, &trial.stable)?;
-        return Err(not_tried());
+        return Err(swapped());
     }
-    File::open(directory)?.sync_all()
+    Ok(File::open(directory)?.sync_all()?)
 }
 
 /// Verifies the signature of a program. The error is a sentence.
@@ -317,13 +336,15 @@ mod tests {
             patience_ms: 1,
             instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
             minimum_version: None,
+            failure: None,
         };
         files.write_trial(&trial).unwrap();
         assert_eq!(files.read_trial(), Some(trial.clone()));
         promote_candidate(&trial).unwrap();
         assert_eq!(std::fs::read(&stable).unwrap(), b"new");
         assert_eq!(std::fs::read(sibling_path(&stable, ".previous")).unwrap(), b"old");
-        assert!(promote_candidate(&trial).is_err(), "there is nothing more to promote");
+        let failure = promote_candidate(&trial).unwrap_err().failure();
+        assert!(failure.starts_with("it could not take the place of the former release ("), "{failure}");
         // A file system without hard links.
         let no_link = |_: &Path, _: &Path| Err(std::io::Error::from(ErrorKind::Unsupported));
         let stage = |content: &str| {
@@ -342,8 +363,12 @@ mod tests {
             std::fs::rename(&odd, &newest.candidate)?;
             no_link(stable, previous)
         };
-        let error = promote_with_link(&newest, swap).unwrap_err();
-        assert!(error.to_string().ends_with("is not what was tried"), "{error}");
+        let failure = promote_with_link(&newest, swap).unwrap_err().failure();
+        let expected = format!(
+            "the release was refused: {} is not what was verified, because another file got its name",
+            newest.candidate.display()
+        );
+        assert_eq!(failure, expected);
         assert_eq!(std::fs::read(&stable).unwrap(), b"newer", "the former program is lost");
         files.remove_trial().unwrap();
         files.remove_trial().unwrap();

@@ -179,7 +179,12 @@ impl SelfUpdater {
             }
             Err(error) => {
                 tracing::error!(%error, "this release could not take the stable path; the former one is started again");
-                self.request_handover(Handover::RollBack(trial.stable));
+                // The former release reports the outcome, and reads the reason from the trial.
+                let failed = Trial { failure: Some(error.failure()), ..trial };
+                if let Err(error) = self.files.write_trial(&failed) {
+                    tracing::warn!(%error, "the former release does not learn why this one ends");
+                }
+                self.request_handover(Handover::RollBack(failed.stable));
             }
         }
     }

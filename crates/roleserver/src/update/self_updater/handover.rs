@@ -47,6 +47,7 @@ impl SelfUpdater {
                 patience_ms,
                 instance: ProcessInstance::current()?,
                 minimum_version: staged.minimum_version.map(|version| version.to_string()),
+                failure: None,
             })?;
             watchdog::start_watchdog(&staged.stable, &self.directory)
         };
