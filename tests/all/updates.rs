@@ -26,11 +26,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::callback::{Listener, enrolled, settings};
+use crate::harness::callback::{Listener, enrolled_with_keys, settings};
 use crate::harness::minisign::{Signer, release_comment};
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
+
+mod refusals;
 
 /// Role servers of a fleet, and a shepherd that receives their heartbeats and rolls out releases.
 struct Fleet {
@@ -59,11 +61,17 @@ fn order(reason: &str) -> Order {
 
 impl Fleet {
     async fn start(name: &str, count: usize) -> Result<Self> {
-        Self::start_with(name, count, SigningConfiguration::default()).await
+        Self::start_with(name, count, SigningConfiguration::default(), Vec::new()).await
     }
 
-    /// The same with signing keys, which the machines pin.
-    async fn start_with(name: &str, count: usize, signing: SigningConfiguration) -> Result<Self> {
+    /// The same with signing keys. The machines pin those in `pinned` at their enrolment, or those of the shepherd if
+    /// there are none.
+    async fn start_with(
+        name: &str,
+        count: usize,
+        signing: SigningConfiguration,
+        pinned: Vec<String>,
+    ) -> Result<Self> {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;
         let settings = CallbackSettings { signing: Arc::new(signing), ..settings(directory.path())? };
@@ -78,7 +86,8 @@ impl Fleet {
         .await?;
         let mut machines = Vec::new();
         for _ in 0..count {
-            machines.push(enrolled(&listener, &pool, Machine::with_own_program).await?);
+            let create = Machine::with_own_program;
+            machines.push(enrolled_with_keys(&listener, &pool, create, pinned.clone()).await?);
         }
         machines.sort_by_key(|(machine, _)| machine.0);
         let (sessions, keeper) = Sessions::new(bmdb, ProcessId::generate(), Duration::from_secs(30));
@@ -322,7 +331,8 @@ fn signed(signer: &Signer, bytes: &[u8], comment: &str) -> Result<SignedUpload> 
 async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none() -> TestResult {
     let (signer, thief) = (Signer::new()?, Signer::new()?);
     let signing = SigningConfiguration::parse(Some(&signer.public_file()?), Vec::new());
-    let fleet = Fleet::start_with("updates_signed", 1, signing.map_err(anyhow::Error::msg)?).await?;
+    let signing = signing.map_err(anyhow::Error::msg)?;
+    let fleet = Fleet::start_with("updates_signed", 1, signing, Vec::new()).await?;
     let before = fleet.programs()?;
     let program = std::fs::read(&fleet.machines[0].1.program)?;
     let (release, other) = ([&program[..], b"2"].concat(), [&program[..], b"3"].concat());

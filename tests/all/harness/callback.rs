@@ -191,6 +191,16 @@ pub(crate) async fn enrolled(
     pool: &PgPool,
     create: fn() -> anyhow::Result<Machine>,
 ) -> anyhow::Result<(MachineId, Arc<Machine>)> {
+    enrolled_with_keys(listener, pool, create, Vec::new()).await
+}
+
+/// The same for a machine that pins these signing keys at its enrolment.
+pub(crate) async fn enrolled_with_keys(
+    listener: &Listener,
+    pool: &PgPool,
+    create: fn() -> anyhow::Result<Machine>,
+    signing_keys: Vec<String>,
+) -> anyhow::Result<(MachineId, Arc<Machine>)> {
     let machine = provided(pool).await?;
     let request = EnrollRequest {
         machine_id: machine.to_string(),
@@ -202,7 +212,7 @@ pub(crate) async fn enrolled(
         heartbeat_interval_seconds: 1,
         session_id: String::new(),
         shepherd_time_ms: 0,
-        signing_keys: Vec::new(),
+        signing_keys,
         key_rotations: Vec::new(),
         replace_signing_keys: false,
     };
