@@ -21,6 +21,19 @@ fn field<'t>(text: &'t str, key: &str) -> Result<&'t str> {
         .context(key.to_owned())
 }
 
+/// The files that may have a module of a test program. Unit tests are in the program `lib`, either in a file of their own or
+/// at the end of what they test.
+fn test_files(folder: &str, program: &str, module: &str) -> Vec<String> {
+    let path = module.replace("::", "/");
+    if program != "lib" {
+        return vec![format!("{folder}tests/{program}/{path}.rs")];
+    }
+    let tested = path.strip_suffix("/tests").unwrap_or(&path);
+    [format!("{tested}/tests.rs"), format!("{tested}.rs"), format!("{tested}/mod.rs")]
+        .map(|file| format!("{folder}src/{file}"))
+        .to_vec()
+}
+
 #[test]
 fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
     let output = Command::new("tools/faults").arg("--check").current_dir(source::root()).output()?;
@@ -42,9 +55,10 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
         let folder =
             package.strip_prefix("shepherd-").map_or_else(String::new, |name| format!("crates/{name}/"));
         let (module, name) = test.rsplit_once("::").context(place.to_string())?;
-        let file = format!("{folder}tests/{program}/{}.rs", module.replace("::", "/"));
-        let tests = source::read(file.as_ref())?;
-        assert!(tests.contains(&format!("fn {name}(")), "{place} names {test}, which {file} has not");
+        let files = test_files(&folder, program, module);
+        let tests = files.iter().find_map(|file| source::read(file.as_ref()).ok());
+        let tests = tests.with_context(|| format!("{place} names {test}, and none of {files:?} exists"))?;
+        assert!(tests.contains(&format!("fn {name}(")), "{place} names {test}, which {files:?} has not");
     }
     for item in ["outage", "crash", "frozen", "backup", "upgrade"] {
         assert!(items.iter().any(|found| found.contains(item)), "no fault is planted for {item}: {items:?}");
