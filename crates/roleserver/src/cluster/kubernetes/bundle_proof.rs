@@ -21,14 +21,20 @@ use crate::signing_store::SigningStore;
 const PROOF_TIME: Duration = Duration::from_mins(1);
 
 /// Since when the components are healthy with a bundle.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ProofTimer {
+    /// How long they must be healthy.
+    proof_time: Duration,
     running: Option<(Sha256, Instant)>,
     /// The bundle that proved itself last.
     proven: Option<Sha256>,
 }
 
 impl ProofTimer {
+    const fn new(proof_time: Duration) -> Self {
+        Self { proof_time, running: None, proven: None }
+    }
+
     /// Takes the bundle that all components are healthy with now.
     fn observe(&mut self, healthy: Option<Sha256>, now: Instant) {
         if self.running.map(|(bundle, _)| bundle) != healthy {
@@ -39,7 +45,7 @@ impl ProofTimer {
     /// When the bundle that runs will have proved itself; `None` if it has, or none runs.
     fn deadline(&self) -> Option<Instant> {
         let (bundle, since) = self.running?;
-        (self.proven != Some(bundle)).then_some(since + PROOF_TIME)
+        (self.proven != Some(bundle)).then_some(since + self.proof_time)
     }
 
     /// The bundle that has proved itself by now. Each is returned once.
@@ -63,12 +69,22 @@ pub fn prove_bundles(
     signing: SigningStore,
     status: WatchCell<Option<KubernetesStatus>>,
 ) -> Runnable {
+    prove_bundles_within(PROOF_TIME, bundles, signing, status)
+}
+
+/// The same for bundles that prove themselves within this time.
+fn prove_bundles_within(
+    proof_time: Duration,
+    bundles: BundleStore,
+    signing: SigningStore,
+    status: WatchCell<Option<KubernetesStatus>>,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (bundles, signing, mut statuses) = (bundles.clone(), signing.clone(), status.watch());
         async move {
             let healthy = starting.mark_healthy();
             let scope = healthy.scope();
-            let mut timer = ProofTimer::default();
+            let mut timer = ProofTimer::new(proof_time);
             loop {
                 let due = timer.deadline();
                 let proof = async {
@@ -104,7 +120,14 @@ fn raise_minimum(bundles: &BundleStore, signing: &SigningStore, bundle: Sha256) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use proto::curator::v1::KubernetesComponentStatus;
+    use supervisor::supervise::{Supervisor, SupervisorSettings};
+
+    use crate::server_pool::ServerPool;
+    use crate::state_directory::StateDirectory;
+
+    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
 
     fn status(bundle: &str, generation: u64, components: usize) -> KubernetesStatus {
         KubernetesStatus {
@@ -120,7 +143,7 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let (first, second) = (Sha256([1; 32]), Sha256([2; 32]));
-        let mut timer = ProofTimer::default();
+        let mut timer = ProofTimer::new(PROOF_TIME);
         assert_eq!((timer.deadline(), timer.take_proven(at(0))), (None, None), "nothing runs");
         timer.observe(Some(first), at(0));
         timer.observe(Some(first), at(50));
@@ -147,5 +170,41 @@ mod tests {
         ] {
             assert_eq!(healthy_bundle(status.as_ref()), expected, "{status:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn lowest_version_of_a_bundle_that_has_proved_itself_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let signing = SigningStore::open(state.clone());
+        assert!(signing.accept_offer(&[KEY.to_owned()], &[]));
+        // What a bundle has there once it was unpacked with its signature.
+        let name = "07".repeat(32);
+        let bundle = directory.path().join("bundles").join(&name);
+        std::fs::create_dir_all(&bundle).unwrap();
+        std::fs::write(bundle.join("minimum-version"), "1.20.3").unwrap();
+        let bundles = BundleStore::open(directory.path().join("bundles"), ServerPool::default());
+        assert_eq!(bundles.minimum_version(Sha256([7; 32])), Some("1.20.3".parse().unwrap()));
+
+        let cell = WatchCell::new();
+        let proving = prove_bundles_within(Duration::ZERO, bundles, signing.clone(), cell.clone());
+        let supervisor = Supervisor::start(proving, SupervisorSettings::default());
+        // The bundle runs, and not all of its components are healthy.
+        cell.set(Some(status(&name, 0, 2)));
+        let stored = || {
+            let trust = SigningStore::open(state.clone()).trust().unwrap();
+            trust.minimum_version(ArtefactKind::Bundle, BUNDLE_NAME)
+        };
+        supervisor.wait_quiescent().await;
+        assert_eq!(stored(), None);
+        cell.set(Some(status(&name, 1, 2)));
+        let end = Instant::now() + Duration::from_mins(1);
+        while stored().is_none() {
+            assert!(Instant::now() < end, "the lowest version is not stored");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(stored(), Some("1.20.3".parse().unwrap()));
+        supervisor.stop().await;
+        assert!(!signing.is_unsaved());
     }
 }
