@@ -380,7 +380,7 @@ async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_withou
         }],
         ..wire::Declaration::default()
     };
-    bmdb.declare_cluster_role(order(), "ams".to_owned(), RoleDeclaration::new(declared)?).await?;
+    bmdb.declare_cluster_role(order(), "ams".to_owned(), RoleDeclaration::new(declared)?.into()).await?;
     let refused = bmdb.delete_artefact(order(), "one".to_owned()).await.err().context("it was removed")?;
     let text = refused.to_string();
     assert!(text.contains("the role web of the cluster ams is declared with it"), "{text}");

@@ -86,6 +86,8 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("shepherdctl artefacts add", "signature", FileUse::Content),
     ("shepherdctl cluster credentials issue", "output_dir", FileUse::Output),
     ("shepherdctl cluster declare", "file", FileUse::Content),
+    ("shepherdctl cluster declare", "output_file", FileUse::Output),
+    ("shepherdctl cluster declare", "signature", FileUse::Content),
     ("shepherdctl cluster kubeconfig", "output_file", FileUse::Output),
     ("shepherdctl debug bundle", "output_file", FileUse::Output),
     ("shepherdctl manual", "directory", FileUse::Output),

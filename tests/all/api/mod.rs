@@ -48,6 +48,7 @@ mod roles;
 mod rule_bypasses;
 mod same_answers;
 mod scope;
+mod signed_declarations;
 mod top;
 mod watch;
 mod worst_uses;

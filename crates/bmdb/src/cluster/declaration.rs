@@ -3,6 +3,9 @@
 //! A declaration is checked before it is stored, and stored in the encoding that the curators receive. The holder of
 //! the cluster's lease sends it to them. A withdrawn role stays until no curator has it any more. A declaration is no
 //! secret: everybody who may read clusters may read it, and so may everybody who reads the database.
+//!
+//! A declaration that gives root on nodes is signed, or another admin approves it
+//! ([`model::signed_artefact::declaration_proof`]).
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -19,9 +22,30 @@ use model::cluster::declaration::{
     DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
 };
 use model::role_declaration::RoleDeclaration;
+use model::signed_artefact::declaration_proof::{DeclarationProof, decide_declaration};
+use model::signed_artefact::signature::ArtefactSignature;
+use model::signed_artefact::signing_trust::SigningTrust;
 use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "reading declarations";
+
+/// A declaration to store, and who signed it.
+#[derive(Clone, Debug)]
+pub struct NewDeclaration {
+    /// The role and its services.
+    pub declaration: RoleDeclaration,
+    /// Its signature, which the shepherd verified; `None` without one.
+    pub signature: Option<ArtefactSignature>,
+    /// The keys of the shepherd. Without any, no signature is required.
+    pub trust: SigningTrust,
+}
+
+impl From<RoleDeclaration> for NewDeclaration {
+    /// A declaration that nobody signed, for a shepherd without keys.
+    fn from(declaration: RoleDeclaration) -> Self {
+        Self { declaration, signature: None, trust: SigningTrust::default() }
+    }
+}
 
 /// Declared roles of a cluster, in order of their names.
 pub(crate) async fn list_declarations(
@@ -56,11 +80,11 @@ impl Bmdb {
         &self,
         order: Order,
         name: String,
-        declaration: RoleDeclaration,
+        new: NewDeclaration,
     ) -> Result<OrderResult, BmdbError> {
         let what = "declaring a role";
-        self.execute_order(what, order, None, (name, declaration), |tx, order, (name, declaration)| {
-            Box::pin(declare_role_in_tx(tx, order, name, declaration))
+        self.execute_order(what, order, None, (name, new), |tx, order, (name, new)| {
+            Box::pin(declare_role_in_tx(tx, order, name, new))
         })
         .await
     }
@@ -118,8 +142,9 @@ async fn declare_role_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-    declaration: &RoleDeclaration,
+    new: &NewDeclaration,
 ) -> Result<OrderEffect, BmdbError> {
+    let declaration = &new.declaration;
     check_declaration_size(declaration.to_wire())
         .map_err(|reason| order_rejected("DECLARATION_TOO_LARGE", reason))?;
     let (id, spec) = lock_cluster(tx, name).await?;
@@ -136,7 +161,7 @@ async fn declare_role_in_tx(
         let text = format!("the cluster {name} declares {MAX_DECLARED_ROLES} roles, which is the maximum");
         return Err(order_rejected("TOO_MANY_ROLES", text));
     }
-    let by = approve_privileges(tx, order, (id, name), declaration).await?;
+    let by = approve_privileges(tx, order, (id, name), new).await?;
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
     let encoded = encode_declaration(declaration.to_wire());
     let kept = digest.as_slice();
@@ -161,32 +186,49 @@ async fn declare_role_in_tx(
     } else {
         format!("give it to the workers with: shepherdctl cluster roles {name} --add_role {role}")
     };
-    let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
+    let signed = new.signature.as_ref().map(|signature| format!(" signed with key {},", signature.key_id()));
+    let signed = signed.unwrap_or_default();
+    let output = format!("declares {role},{signed} which runs {}; {next}", services.join(", "));
     let output = append_approver(output, by.as_deref());
-    let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
+    let mut after =
+        json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
+    if let Some(signature) = &new.signature {
+        after["signing_key_id"] = json!(signature.key_id().to_string());
+        after["signed_comment"] = json!(signature.fields().to_string());
+    }
     Ok(OrderEffect::changed(output, before.map(audit_json), Some(after)))
 }
 
-/// Where the two-person rule is on, a declaration that gives root on nodes needs a second admin, who reads what it requests.
-/// Returns who approved it.
+/// A declaration that gives root on nodes is signed. Where the two-person rule is on, a second admin approves it otherwise,
+/// who reads what it requests. Returns who approved it.
 async fn approve_privileges(
     tx: &mut PgConnection,
     order: &Order,
     (cluster, name): (Uuid, &str),
-    declaration: &RoleDeclaration,
+    new: &NewDeclaration,
 ) -> Result<Option<String>, BmdbError> {
-    let privileges = declaration.list_privileges();
+    let (role, privileges) = (new.declaration.role(), new.declaration.list_privileges());
     if privileges.is_empty() {
         return Ok(None);
     }
-    let target = format!(
-        "{}: the role {}, in which {}",
-        order_target(name),
-        declaration.role(),
-        privileges.join(", ")
-    );
+    let privileges = privileges.join(", ");
+    let policy = read_policy_in_tx(tx).await?;
+    let rule = policy.two_person_rule;
+    let is_signed = new.signature.is_some();
+    match decide_declaration(is_signed, &new.trust, rule.required, policy.allow_unsigned_releases) {
+        DeclarationProof::Signed => return Ok(None),
+        DeclarationProof::TwoPersonRule => {}
+        DeclarationProof::SignatureRequired => {
+            let text = format!(
+                "role {role} was not declared: {privileges}, which gives root on nodes, and it is not signed; write what to \
+                 sign with --output_file FILE, sign that file with minisign, and declare the role with --signature \
+                 FILE.minisig"
+            );
+            return Err(order_rejected("NOT_SIGNED", text));
+        }
+    }
+    let target = format!("{}: the role {role}, in which {privileges}", order_target(name));
     let shown = Order { target, ..order.clone() };
-    let rule = read_policy_in_tx(tx).await?.two_person_rule;
     // This cluster, and no later one of its name.
     require_second_approval(tx, &shown, SensitiveOrder::DeclarePrivileged, rule, cluster.as_bytes()).await
 }

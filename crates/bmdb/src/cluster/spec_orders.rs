@@ -75,16 +75,18 @@ async fn create_cluster_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     spec: &ClusterSpec,
-    kubernetes: Option<&KubernetesPatch>,
+    patch: Option<&KubernetesPatch>,
 ) -> Result<OrderEffect, BmdbError> {
     spec.validate().map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
-    let kubernetes = match kubernetes {
+    let kubernetes = match patch {
         Some(patch) => Some(resolve_desired(tx, &spec.name, None, patch).await?),
         None => None,
     };
-    let by = match &kubernetes {
-        Some(wanted) => approve_add_ons(tx, order, (&[], &spec.name), None, wanted).await?,
-        None => None,
+    let by = match (&kubernetes, patch) {
+        (Some(wanted), Some(patch)) => {
+            approve_add_ons(tx, order, (&[], &spec.name), (None, wanted), &patch.trust).await?
+        }
+        _ => None,
     };
     let made = sqlx::query_file_scalar!(
         "../../sql/cluster/insert.sql",

@@ -24,4 +24,5 @@ mod restore_orders;
 mod second_person;
 mod session_state;
 mod several_hosts;
+mod signed_declarations;
 mod work;

@@ -454,7 +454,7 @@ async fn declaration_that_gives_root_needs_two() -> TestResult {
     let declare = async |user: &str, key: &str| {
         let given = order("kim@a", "shepherd.fleet.v1.Clusters/DeclareRole", Some(key), user);
         kit.bmdb
-            .declare_cluster_role(given, "ams".to_owned(), declaration(user)?)
+            .declare_cluster_role(given, "ams".to_owned(), declaration(user)?.into())
             .await
             .map_err(anyhow::Error::from)
     };

@@ -1,8 +1,9 @@
 //! `cluster declare`, `cluster undeclare`: roles of operators, with the services that nodes run for them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::json;
 
 use crate::cluster::outcome::format_response;
 use crate::cluster::role_file::read_role_file;
@@ -10,6 +11,10 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::output::file::write_file_atomic;
+use model::cluster::declaration::encode_declaration;
+use model::signed_artefact::signature::ArtefactSignature;
+use model::text_file::decode_text;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -37,7 +42,13 @@ web.toml:
 A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
 health may be tcp = PORT or exec = [PROGRAM, …]. It is confined as in a container; capabilities = [\"NET_ADMIN\"],
 new_privileges = true and, with an archive, seccomp = \"unconfined\" request more. Declaring a role again replaces it: each node
-that has it restarts the services that changed. Do not store secrets in a declaration.";
+that has it restarts the services that changed. Do not store secrets in a declaration.
+
+A role that gives root on nodes is signed, if the shepherds have signing keys and no other admin approves it:
+  shepherdctl cluster declare ams web.toml --output_file web.role --reason 'the new front'
+  minisign -S -H -s release.key -m web.role \\
+    -t 'shepherd kind=declaration name=web version=1.0.0 architecture=any minimum-version=1.0.0'
+  shepherdctl cluster declare ams web.toml --signature web.role.minisig --reason 'the new front'";
 
 pub(crate) const UNDECLARE_EXAMPLES: &str = "\
 Example:
@@ -55,6 +66,12 @@ pub struct DeclareInCluster {
     /// TOML file with the declaration of the role
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// Signature of what --output_file writes, as minisign wrote it
+    #[arg(long, value_name = "FILE", conflicts_with = "output_file")]
+    pub signature: Option<PathBuf>,
+    /// Write the encoded role, which minisign signs, to this file, and declare nothing
+    #[arg(long = "output_file", alias = "output-file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -80,16 +97,36 @@ pub(super) async fn declare_role(
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let declaration = read_role_file(&args.file)?;
+    if let Some(file) = &args.output_file {
+        write_file_atomic(file, &encode_declaration(declaration.to_wire()), 0o644)?;
+        let role = declaration.role().to_string();
+        let text =
+            format!("the role {role} was not declared: it is written to {}, to be signed", file.display());
+        return context.format_outcome(json!({ "role": role, "changed": false, "file": file }), &text);
+    }
+    let signature = args.signature.as_deref().map(read_signature).transpose()?.unwrap_or_default();
     let give = async |service, order| {
         let request = v1::DeclareRoleRequest {
             name: args.name.clone(),
             order: Some(order),
             declaration: Some(declaration.to_wire().clone()),
+            signature: signature.clone(),
         };
         ClustersClient::new(service).declare_role(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
     format_response(context, &args.name, response)
+}
+
+/// Reads the signature of a role.
+fn read_signature(path: &Path) -> Result<String, CliError> {
+    let wrong = |error: &dyn std::fmt::Display| CliError::Invalid(format!("{}: {error}", path.display()));
+    let unread =
+        |error: &dyn std::fmt::Display| CliError::Invalid(format!("cannot read {}: {error}", path.display()));
+    let content = std::fs::read(path).map_err(|error| unread(&error))?;
+    let text = decode_text(&content).map_err(|error| unread(&error))?;
+    ArtefactSignature::parse(text).map_err(|error| wrong(&error))?;
+    Ok(text.to_owned())
 }
 
 pub(super) async fn undeclare_role(

@@ -17,6 +17,7 @@
 //! * [`signing_configuration`][]: the keys of a deployment.
 //! * [`signing_trust`][]: the keys that a machine pins, how they rotate, and the lowest versions that it accepts.
 //! * [`key_replacement`][]: the order to replace pinned keys after a key was lost.
+//! * [`declaration_proof`][]: declarations that give root on nodes.
 //!
 //! # How a file is accepted
 //!
@@ -26,6 +27,7 @@
 //!
 //! Only a file that passed both is used, and the bytes that were verified are the ones that are used.
 
+pub mod declaration_proof;
 pub mod key_replacement;
 pub mod signature;
 pub mod signed_fields;
@@ -154,7 +156,7 @@ pub fn decide_upload<'t>(
         return Err(SignatureRejection::OtherField {
             field: "kind",
             signed: kind.to_string(),
-            expected: "release, bundle or image".to_owned(),
+            expected: "release, bundle, image or declaration".to_owned(),
         });
     }
     let name = (kind == ArtefactKind::Release).then(|| RELEASE_NAME.to_owned());

@@ -36,11 +36,13 @@ pub enum ArtefactKind {
     Image,
     /// A list of the signing keys that replace the pinned ones.
     Keys,
+    /// What gives root on the nodes of a cluster: the services of a declared role, or the objects of an add-on.
+    Declaration,
 }
 
 impl ArtefactKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 4] = [Self::Release, Self::Bundle, Self::Image, Self::Keys];
+    pub const ALL: [Self; 5] = [Self::Release, Self::Bundle, Self::Image, Self::Keys, Self::Declaration];
 
     /// The kind as the trusted comment and the database have it.
     #[must_use]
@@ -50,6 +52,7 @@ impl ArtefactKind {
             Self::Bundle => "bundle",
             Self::Image => "image",
             Self::Keys => "keys",
+            Self::Declaration => "declaration",
         }
     }
 }
@@ -167,7 +170,7 @@ impl FromStr for SignedFields {
 fn parse_kind(text: &str) -> Result<ArtefactKind, FieldsError> {
     ArtefactKind::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| FieldsError::WrongValue {
         field: "kind",
-        reason: format!("{text} is none of release, bundle, image, keys"),
+        reason: format!("{text} is none of release, bundle, image, keys, declaration"),
     })
 }
 

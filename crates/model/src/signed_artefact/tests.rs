@@ -268,7 +268,7 @@ fn shepherd_takes_what_one_of_its_keys_signed_for_what_it_is() {
     assert!(upload(BY_SECOND, &trust).unwrap_err().contains("not one of the pinned keys"));
     assert!(upload(BY_FIRST, &SigningTrust::default()).unwrap_err().contains("--signing_keys_path"));
     let keys = upload(TO_SECOND, &trust).unwrap_err();
-    assert_eq!(keys, "its signature is for kind keys, and release, bundle or image is expected");
+    assert_eq!(keys, "its signature is for kind keys, and release, bundle, image or declaration is expected");
 
     let release: SignedFields = COMMENT.parse().unwrap();
     let bundle = SignedFields { kind: ArtefactKind::Bundle, name: "k".to_owned(), ..release.clone() };

@@ -40,8 +40,8 @@ pub struct KubernetesPatch {
     pub remove_add_ons: BTreeSet<String>,
     /// The volume driver; one without a name removes it.
     pub storage: Option<VolumeDriver>,
-    /// The keys that the bundle must be signed with, those of the shepherd that received the order. Without any, it needs no
-    /// signature.
+    /// The keys that the bundle and the add-ons must be signed with, those of the shepherd that received the order. Without
+    /// any, they need no signature.
     pub trust: SigningTrust,
 }
 

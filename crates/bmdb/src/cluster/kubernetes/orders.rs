@@ -105,7 +105,8 @@ async fn set_kubernetes_in_tx(
         let text = "already has these settings; nothing was changed";
         return Ok(OrderEffect::unchanged(text, was));
     }
-    let by = approve_add_ons(tx, order, (id.as_bytes(), name), before.as_ref(), &wanted).await?;
+    let by =
+        approve_add_ons(tx, order, (id.as_bytes(), name), (before.as_ref(), &wanted), &wish.trust).await?;
     store_desired(tx, id, &wanted, &order.actor.name).await?;
     let add_ons = match wanted.add_ons.len() {
         0 => "no add-ons".to_owned(),

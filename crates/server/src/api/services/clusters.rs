@@ -8,17 +8,22 @@ use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::services::cluster_messages::encode_cluster;
 use crate::api::services::kubernetes_messages::parse_patch;
+use bmdb::cluster::declaration::NewDeclaration;
 use bmdb::cluster::forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster::lock::{no_such_cluster, order_target};
 use bmdb::cluster::reading::list_cluster_details;
 use bmdb::cluster::restore::RestoreRequest;
 use bmdb::cluster::snapshot::list_cluster_snapshots;
 use model::cluster::authority_rotation::{RotationKind, check_rotation_confirmation};
+use model::cluster::declaration::encode_declaration;
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
 use model::process::UnknownName;
 use model::role_declaration::RoleDeclaration;
+use model::signed_artefact::declaration_proof::verify_declaration;
+use model::signed_artefact::signature::ArtefactSignature;
+use model::signed_artefact::signing_trust::SigningTrust;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_server::Clusters;
 
@@ -38,6 +43,22 @@ const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 pub struct ClustersService {
     /// Context shared by all services.
     pub context: ApiContext,
+}
+
+/// Parses and verifies the signature of a declaration; `None` without one.
+fn parse_signature(
+    text: &str,
+    declaration: &RoleDeclaration,
+    trust: &SigningTrust,
+) -> Result<Option<ArtefactSignature>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let refused = |reason: String| invalid_argument("signature", reason);
+    let signature = ArtefactSignature::parse(text).map_err(|error| refused(error.to_string()))?;
+    let (role, content) = (declaration.role().to_string(), encode_declaration(declaration.to_wire()));
+    verify_declaration(&signature, &role, &content, trust).map_err(refused)?;
+    Ok(Some(signature))
 }
 
 #[tonic::async_trait]
@@ -142,9 +163,12 @@ impl Clusters for ClustersService {
         let body = request.get_ref();
         let declaration = RoleDeclaration::new(body.declaration.clone().unwrap_or_default())
             .map_err(|error| invalid_argument("declaration", error.to_string()))?;
+        let trust = self.context.signing.trust();
+        let signature = parse_signature(&body.signature, &declaration, &trust)?;
+        let new = NewDeclaration { declaration, signature, trust };
         IncomingOrder { rpc: DECLARE, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
-                self.context.bmdb.declare_cluster_role(order, body.name.clone(), declaration)
+                self.context.bmdb.declare_cluster_role(order, body.name.clone(), new)
             })
             .await
     }
