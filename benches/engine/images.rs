@@ -17,7 +17,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::json;
-use shepherd::etcd::client::Client;
+use shepherd::etcd::client::{Client, EtcdError};
 use shepherd::etcd::namespace::Namespace;
 use shepherd::roleserver::child::launch::read_record;
 use shepherd::roleserver::cluster::etcd_member::{client_endpoint, client_socket};
@@ -166,14 +166,23 @@ impl Field {
         Ok(sqlx::query_scalar(member).fetch_one(&self.site.pool).await?)
     }
 
-    /// Orders the restore until it is accepted: not before the control plane was silent for a minute.
-    async fn restore(&self) -> Result<()> {
+    /// Orders the restore until it is accepted: not before the control plane was silent for a minute. Returns when the
+    /// accepted order was given, and the memory right before it.
+    async fn restore(&self) -> Result<(Instant, Resident)> {
         let end = Instant::now() + PATIENCE;
-        while let Err(refused) = self.ctl(&["cluster", "restore", "ams", "--reason", "measuring"]).await {
-            ensure!(refused.to_string().contains("--bypass_quorum") && Instant::now() < end, "{refused}");
+        loop {
+            let (before, began) = (Resident::before(&self.site)?, Instant::now());
+            match self.ctl(&["cluster", "restore", "ams", "--reason", "measuring"]).await {
+                Ok(answer) => {
+                    ensure!(answer.contains("its Kubernetes objects come back"), "{answer}");
+                    return Ok((began, before));
+                }
+                Err(refused) => {
+                    ensure!(refused.to_string().contains("--bypass_quorum") && began < end, "{refused}");
+                }
+            }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        Ok(())
     }
 
     fn files(&self, machine: &str) -> ClusterFiles {
@@ -191,13 +200,24 @@ async fn fill(files: &ClusterFiles, objects: u32) -> Result<()> {
             async move {
                 let mut object = vec![0; OBJECT_BYTES];
                 rand::fill(object.as_mut_slice());
-                client.put_unguarded(&format!("/registry/secrets/{number:06}"), &object).await
+                put(&client, &format!("/registry/secrets/{number:06}"), &object).await
             }
         })
         .buffer_unordered(AT_ONCE)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    Ok(())
+        .try_for_each(|()| async { Ok(()) })
+        .await
+}
+
+/// Writes an object until etcd answers: the role server restarts its etcd when the settings change.
+async fn put(client: &Client, key: &str, object: &[u8]) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match client.put_unguarded(key, object).await {
+            Err(EtcdError::Unavailable { .. } | EtcdError::Deadline { .. }) if Instant::now() < end => {}
+            written => return Ok(written.map(drop)?),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Memory of the two processes, in MiB.
@@ -276,8 +296,9 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -
     field.until("the image is stored", taken).await?;
     before.report_growth(site, "taken", report)?;
     let (bytes, seconds): (f64, f64) = sqlx::query_as(
-        "SELECT bytes::FLOAT8, extract(epoch FROM completed_at - begun_at)::FLOAT8
-         FROM cluster_image JOIN cluster_snapshot USING (snapshot_id) WHERE why = 'ordered'",
+        "SELECT i.bytes::FLOAT8, extract(epoch FROM i.completed_at - i.begun_at)::FLOAT8
+         FROM cluster_image i JOIN cluster_snapshot s USING (snapshot_id)
+         WHERE s.why = 'ordered' AND i.completed_at IS NOT NULL",
     )
     .fetch_one(&site.pool)
     .await?;
@@ -296,9 +317,8 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -
     progress("losing the member")?;
     let line = FaultLine::try_parse_from(["fault", "--url", &site.simulator_url, &member, "power-fail"])?;
     send_fault(&line.fault).await?;
-    field.restore().await?;
+    let (began, before) = field.restore().await?;
     progress("restoring the cluster")?;
-    let (began, before) = (Instant::now(), Resident::before(site)?);
     let restored =
         "SELECT count(*) = 1 FROM cluster WHERE restored_at IS NOT NULL AND restoring_since IS NULL";
     field.until("the cluster is restored", restored).await?;
