@@ -316,6 +316,14 @@ mod tests {
     }
 
     #[test]
+    fn image_that_is_larger_than_etcd_may_be_is_rejected() {
+        let mut splitter = PartSplitter { bytes: MAX_IMAGE_BYTES - 1, ..PartSplitter::new() };
+        assert!(splitter.count(&[7]).is_ok());
+        let error = splitter.count(&[7]).unwrap_err().to_string();
+        assert!(error.contains("an image of etcd that is larger than etcd may be"), "{error}");
+    }
+
+    #[test]
     fn image_that_was_changed_on_its_way_is_rejected() {
         let image = vec![7; 1_000];
         let right = last_message(&image);
