@@ -1,5 +1,6 @@
 //! Provider configuration: one table `[[provider]]` of the configuration file, and the provider that it describes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,6 +28,9 @@ pub enum ProviderConfiguration {
         device_list_sha256: Option<String>,
         /// File that holds the SSH password of its machines. They log in by it, and never by the SSH key.
         ssh_password_path: Option<PathBuf>,
+        /// Where the addresses of nodes on its machines come from.
+        #[serde(default)]
+        node_address: NodeAddressSource,
     },
     /// A provider that is a simulator.
     Simulated {
@@ -35,6 +39,27 @@ pub enum ProviderConfiguration {
         /// URL of the simulator's API: `http://host:port`.
         url: String,
     },
+}
+
+/// Where the address of a node comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeAddressSource {
+    /// The address of its machine in the list, if there is one at which others reach it.
+    #[default]
+    List,
+    /// The source of its connection to the curators: nodes do not reach each other at the addresses in the list.
+    Connection,
+}
+
+/// Names of the providers whose lists assign no addresses to nodes.
+pub(super) fn connection_providers(providers: &[ProviderConfiguration]) -> BTreeSet<String> {
+    let source = |provider: &&ProviderConfiguration| match provider {
+        ProviderConfiguration::Static { node_address, .. } => *node_address == NodeAddressSource::Connection,
+        // A list of loopback addresses.
+        ProviderConfiguration::Simulated { .. } => false,
+    };
+    providers.iter().filter(source).map(|provider| provider.name().to_string()).collect()
 }
 
 impl ProviderConfiguration {
@@ -108,6 +133,21 @@ fn redact_provider_url(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn list_has_the_addresses_of_nodes_unless_its_table_rules_that_out() {
+        let provider = |name: &str, more: &str| -> ProviderConfiguration {
+            let table =
+                format!("kind = \"static\"\nname = \"{name}\"\ndevice_list_url = \"file:///x\"\n{more}");
+            toml::from_str(&table).unwrap()
+        };
+        let providers = [
+            provider("default", ""),
+            provider("list", "node_address = \"list\""),
+            provider("front", "node_address = \"connection\""),
+        ];
+        assert_eq!(connection_providers(&providers), BTreeSet::from(["front".to_owned()]));
+    }
 
     #[test]
     fn credentials_of_a_url_are_not_shown() {

@@ -18,7 +18,7 @@ use crate::providers::provider::ProviderName;
 use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::{ServiceComponent, ServiceFlags};
-use crate::service::provider_configuration::ProviderConfiguration;
+use crate::service::provider_configuration::{NodeAddressSource, ProviderConfiguration};
 use crate::service::signing_keys::read_signing_keys;
 
 /// The API's connections to the database: for queries, and for authentication, which many watches must not delay.
@@ -272,6 +272,7 @@ fn plan_providers(
                 device_list_sha256: flags.static_device_list_sha256.clone(),
                 // That of the flags can come from the environment, too.
                 ssh_password_path: None,
+                node_address: NodeAddressSource::List,
                 device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
                     ExitFailure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
                 })?,
@@ -485,6 +486,7 @@ mod tests {
             device_list_url: "file:///x".to_owned(),
             device_list_sha256: None,
             ssh_password_path: password.map(PathBuf::from),
+            node_address: NodeAddressSource::List,
         };
         let simulated =
             ProviderConfiguration::Simulated { name: "sim".parse().unwrap(), url: "http://h".to_owned() };

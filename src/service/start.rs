@@ -38,7 +38,7 @@ use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::flags::ServiceComponent;
 use crate::service::listeners;
 use crate::service::os_process::hostname;
-use crate::service::provider_configuration::build_provider;
+use crate::service::provider_configuration::{ProviderConfiguration, build_provider, connection_providers};
 use crate::service::running_service::RunningService;
 use crate::service::service_plan::{Database, ServicePlan};
 use crate::service::ssh_access::build_machine_access;
@@ -176,7 +176,7 @@ async fn start_components(
         running.spawn_loop(retirer, flags.retirer_loop_parallelism, rate, &wake_ups, metrics);
     }
     if has(ServiceComponent::Cluster) {
-        running.spawn_cluster_loop(secrets, metrics);
+        running.spawn_cluster_loop(secrets, &plan.providers, metrics);
     }
     if has(ServiceComponent::Provisioner) {
         for (provider, breaker) in providers.iter() {
@@ -229,14 +229,23 @@ impl RunningService {
         self.tasks.spawn(housekeeping::run_storage_monitor(bmdb(), metrics(), drain()));
     }
 
-    fn spawn_cluster_loop(&mut self, secrets: Option<Arc<SecretsKey>>, metrics: &ManagerMetrics) {
+    fn spawn_cluster_loop(
+        &mut self,
+        secrets: Option<Arc<SecretsKey>>,
+        providers: &[ProviderConfiguration],
+        metrics: &ManagerMetrics,
+    ) {
         let Some(secrets) = secrets else {
             tracing::info!(
                 "no cluster is managed: the secrets of clusters are sealed with the key of --secrets_key_path"
             );
             return;
         };
-        let settings = ClusterSettings { secrets, metrics: metrics.clone() };
+        let settings = ClusterSettings {
+            secrets,
+            metrics: metrics.clone(),
+            connection_providers: Arc::new(connection_providers(providers)),
+        };
         self.workers.spawn(cluster::run_clusters(self.sessions.clone(), settings, self.drain.clone()));
     }
 

@@ -15,6 +15,7 @@ use crate::model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KeyPurpose, KubernetesKeyRotation, NodeKubernetes,
     ObjectConflict, WORKER_ROLE, spec_from_settings,
 };
+use crate::model::cluster::node_address::{AssignedAddress, NodeAddresses};
 use crate::model::cluster::state::{CONSENSUS_MEMBER_ROLE, ClusterNode, NodeHealth, NodeState};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::node_health::Kind as HealthKind;
@@ -40,6 +41,10 @@ pub(super) fn parse_node(listed: wire::ListedNode) -> Result<ClusterNode, String
     let built_in = built_in.into_iter().filter(|(_, given)| *given).map(|(role, _)| role.to_owned());
     let health = listed.health.unwrap_or_default();
     let status = node.status.unwrap_or_default();
+    let addresses = NodeAddresses {
+        recorded: status.external_address.parse().ok(),
+        assigned: parse_assigned_address(listed.assigned_address.as_deref())?,
+    };
     let silence = Duration::from_millis(health.since_heartbeat_ms.unwrap_or(0));
     Ok(ClusterNode {
         key: node.public_key.try_into().map_err(|_| lacks("a key of 32 bytes"))?,
@@ -53,8 +58,20 @@ pub(super) fn parse_node(listed: wire::ListedNode) -> Result<ClusterNode, String
         },
         services: status.services.into_iter().map(parse_service).collect(),
         kubernetes: status.kubernetes.map(parse_node_kubernetes),
+        addresses,
         id: node.node_id,
     })
+}
+
+fn parse_assigned_address(text: Option<&str>) -> Result<AssignedAddress, String> {
+    match text {
+        None => Ok(AssignedAddress::Unknown),
+        Some("") => Ok(AssignedAddress::Nothing),
+        Some(text) => match text.parse() {
+            Ok(address) => Ok(AssignedAddress::Address(address)),
+            Err(_) => Err("a node with an assigned address that is not an IP address".to_owned()),
+        },
+    }
 }
 
 fn parse_service(status: wire::ServiceStatus) -> ServiceView {
@@ -171,6 +188,34 @@ const fn service_state_name(kind: ServiceKind) -> &'static str {
 mod tests {
     use super::*;
     use crate::curator_client::testing::authority;
+
+    #[test]
+    fn addresses_of_a_node_are_the_recorded_and_the_assigned_one() {
+        let listed = |recorded: &str, assigned: Option<&str>| wire::ListedNode {
+            node: Some(wire::Node {
+                public_key: vec![7; 32],
+                state: wire::NodeState::Up.into(),
+                status: Some(wire::NodeStatus {
+                    external_address: recorded.to_owned(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            assigned_address: assigned.map(str::to_owned),
+            ..Default::default()
+        };
+        let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+        for (recorded, assigned, expected) in [
+            ("10.0.0.7", None, (Some(ip("10.0.0.7")), AssignedAddress::Unknown)),
+            ("10.0.0.7", Some(""), (Some(ip("10.0.0.7")), AssignedAddress::Nothing)),
+            ("", Some("10.0.0.8"), (None, AssignedAddress::Address(ip("10.0.0.8")))),
+        ] {
+            let addresses = parse_node(listed(recorded, assigned)).unwrap().addresses;
+            assert_eq!((addresses.recorded, addresses.assigned), expected, "{assigned:?}");
+        }
+        let error = parse_node(listed("10.0.0.7", Some("m7"))).unwrap_err();
+        assert_eq!(error, "a node with an assigned address that is not an IP address");
+    }
 
     #[test]
     fn authority_is_known_by_its_certificate() {

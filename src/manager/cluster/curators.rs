@@ -9,6 +9,7 @@
 //! ([`statements`](crate::manager::cluster::statements)).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -314,9 +315,10 @@ impl CuratorClient {
         Ok(call_curator("making a ticket", tickets.create(request)).await?.secret)
     }
 
-    /// Approves a node by its public key.
-    pub async fn approve_node(&self, key: [u8; 32]) -> Result<(), CuratorCallError> {
-        let request = wire::ApproveRequest { public_key: key.to_vec(), ..Default::default() };
+    /// Approves a node by its public key, and assigns it this address; `None` leaves what is assigned.
+    pub async fn approve_node(&self, key: [u8; 32], address: Option<IpAddr>) -> Result<(), CuratorCallError> {
+        let address = address.map(|address| address.to_string()).unwrap_or_default();
+        let request = wire::ApproveRequest { public_key: key.to_vec(), address };
         call_curator("approving a node", self.management().approve(request)).await.map(drop)
     }
 

@@ -94,6 +94,8 @@ pub struct ClusterSettings {
     pub secrets: Arc<SecretsKey>,
     /// Metrics that count its sessions.
     pub metrics: ManagerMetrics,
+    /// Providers with lists of addresses at which nodes do not reach each other. No node of their machines is assigned one.
+    pub connection_providers: Arc<BTreeSet<String>>,
 }
 
 /// Why a pass ended early.
@@ -272,6 +274,7 @@ impl ClusterWorker<'_> {
         if found.cluster.id != self.cluster {
             return Ok(ClusterPassOutcome::Deleted);
         }
+        let found = found.without_listed_addresses(&self.settings.connection_providers);
         let view = self.observe_curators(&found).await?;
         let cluster = found.planning_state(view);
         let lacking = ClusterPart::ALL.into_iter().any(|part| cluster.missing_members(part) > 0);

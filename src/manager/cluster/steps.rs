@@ -3,6 +3,8 @@
 //! If a curator rejects a step, or none answers, that becomes a wait reason, and the next pass plans again. An error of
 //! the BMDB ends the pass.
 
+use std::net::IpAddr;
+
 use prost::Message as _;
 use secrecy::SecretSlice;
 
@@ -44,22 +46,8 @@ impl ClusterWorker<'_> {
             ClusterPlanStep::AddMember { machine, part } => {
                 self.bmdb.assign_to_cluster(&self.lease, about, *machine, *part).await?;
             }
-            ClusterPlanStep::SendOrder { machine, order: what } => {
-                let order = match self.build_order(found, cluster, *machine, *what).await {
-                    Ok(order) => order,
-                    Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
-                    Err(error) => {
-                        planned.machine_waits.insert(*machine, error.to_string());
-                        return Ok(false);
-                    }
-                };
-                let plain = SecretSlice::from(order.encode_to_vec());
-                let sealed =
-                    self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
-                self.bmdb.issue_cluster_order(&self.lease, *machine, (*what, self.name), sealed).await?;
-                if *what == MembershipOrder::Found {
-                    failpoint::hit(COMPONENT, "founding-ordered");
-                }
+            ClusterPlanStep::SendOrder { machine, order } => {
+                self.send_order(found, cluster, (*machine, *order), planned).await?;
             }
             ClusterPlanStep::EndPeerRenewal => self.bmdb.end_peer_renewal(&self.lease, self.cluster).await?,
             ClusterPlanStep::RenewPeer { .. }
@@ -70,13 +58,14 @@ impl ClusterWorker<'_> {
             ClusterPlanStep::RecordFounding { machine } => {
                 self.record_founding(cluster, *machine, planned).await?;
             }
-            ClusterPlanStep::ApproveNode { machine, key } => {
-                let approved = match &self.curators {
-                    Some(client) => client.approve_node(*key).await,
-                    None => Ok(()),
-                };
-                if let Err(error) = approved {
-                    planned.machine_waits.insert(*machine, error.to_string());
+            ClusterPlanStep::ApproveNode { machine, key, address } => {
+                self.approve_node(*machine, (*key, *address), planned).await;
+            }
+            ClusterPlanStep::AssignAddress { machine, key, address, is_moved } => {
+                // The order first: once the address is assigned, nothing shows that the machine has no order about it.
+                let join = (*machine, MembershipOrder::Join);
+                if !*is_moved || self.send_order(found, cluster, join, planned).await? {
+                    self.approve_node(*machine, (*key, Some(*address)), planned).await;
                 }
             }
             ClusterPlanStep::ChangeRoles { node, add: give, remove: take, keep_authority } => {
@@ -133,6 +122,48 @@ impl ClusterWorker<'_> {
             }
         }
         Ok(false)
+    }
+
+    /// Sends a machine an order. Returns whether it was sent; what prevents it is a wait reason.
+    async fn send_order(
+        &self,
+        found: &ClusterDetails,
+        cluster: &Cluster,
+        (machine, what): (MachineId, MembershipOrder),
+        planned: &mut ClusterPlan,
+    ) -> Result<bool, ClusterPassError> {
+        let order = match self.build_order(found, cluster, machine, what).await {
+            Ok(order) => order,
+            Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
+            Err(error) => {
+                planned.machine_waits.insert(machine, error.to_string());
+                return Ok(false);
+            }
+        };
+        let plain = SecretSlice::from(order.encode_to_vec());
+        let sealed =
+            self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
+        self.bmdb.issue_cluster_order(&self.lease, machine, (what, self.name), sealed).await?;
+        if what == MembershipOrder::Found {
+            failpoint::hit(COMPONENT, "founding-ordered");
+        }
+        Ok(true)
+    }
+
+    /// Approves a node, and assigns it an address if there is one. What prevents it is a wait reason.
+    async fn approve_node(
+        &self,
+        machine: MachineId,
+        (key, address): ([u8; 32], Option<IpAddr>),
+        planned: &mut ClusterPlan,
+    ) {
+        let approved = match &self.curators {
+            Some(client) => client.approve_node(key, address).await,
+            None => Ok(()),
+        };
+        if let Err(error) = approved {
+            planned.machine_waits.insert(machine, error.to_string());
+        }
     }
 
     /// Applies one step that sends what an authority signs, or that replaces one after a theft. No curator has a part in it.
@@ -277,7 +308,7 @@ impl ClusterWorker<'_> {
             generation: 0,
             operation: Some(what),
             labels: labels.unwrap_or_default().into_iter().collect(),
-            address: String::new(),
+            address: cluster.listed_address(machine).map(|address| address.to_string()).unwrap_or_default(),
             machine_id: machine.to_string(),
         })
     }

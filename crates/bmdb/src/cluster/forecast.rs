@@ -14,6 +14,7 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, database_now};
 use model::cluster::forecast::{Forecast, ForecastInput, forecast_cluster};
 use model::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
+use model::cluster::node_address::NodeAddresses;
 use model::cluster::plan::MachineLocations;
 use model::cluster::selector::Selector;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
@@ -169,5 +170,6 @@ fn node_from_record(line: &ClusterMachineRecord) -> Option<ClusterNode> {
         },
         services: line.services.clone(),
         kubernetes: line.kubernetes.clone(),
+        addresses: NodeAddresses::default(),
     })
 }

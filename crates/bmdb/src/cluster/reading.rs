@@ -16,6 +16,7 @@ use crate::machine::traits::hardware_from_columns;
 use model::cluster::authority_rotation::{AuthorityRotationOrder, RotationKind};
 use model::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage};
 use model::cluster::kubernetes::NodeKubernetes;
+use model::cluster::node_address::listed_node_address;
 use model::cluster::restore_programs::EtcdPrograms;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
@@ -214,7 +215,9 @@ pub(crate) async fn list_cluster_machines(
                     phase: row.phase.parse::<Phase>().map_err(|error| odd(&error))?,
                     retiring: row.retiring,
                     keep_authority: row.keep_authority,
+                    listed_address: row.listed_address.as_deref().and_then(listed_node_address),
                 },
+                provider: row.provider,
                 location: row.location,
                 hardware: hardware_from_columns(
                     row.manufacturer,

@@ -85,6 +85,8 @@ pub struct ClusterRecord {
 pub struct ClusterMachineRecord {
     /// The membership as decisions need it.
     pub member: ClusterMember,
+    /// Name of the machine's provider; `None` if it is in no list any more.
+    pub provider: Option<String>,
     /// The machine's location as its provider reports it; `None` if unknown.
     pub location: Option<String>,
     /// Its hardware, as far as it was reported.
@@ -156,6 +158,17 @@ impl ClusterDetails {
             observed: view,
             etcd_full_since: cluster.etcd_full_since,
         }
+    }
+
+    /// The same without the addresses in the lists of these providers, at which nodes do not reach each other.
+    #[must_use]
+    pub fn without_listed_addresses(mut self, providers: &BTreeSet<String>) -> Self {
+        for line in &mut self.machines {
+            if line.provider.as_ref().is_some_and(|provider| providers.contains(provider)) {
+                line.member.listed_address = None;
+            }
+        }
+        self
     }
 
     /// Location of each of its machines.

@@ -13,6 +13,7 @@ use model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesSpec, NodeKubernetes, ObservedKubernetes,
     WORKER_ROLE,
 };
+use model::cluster::node_address::NodeAddresses;
 use model::cluster::plan::step::ClusterPlanStep;
 use model::cluster::plan::upgrade::plan_upgrade;
 use model::cluster::selector::Selector;
@@ -187,6 +188,7 @@ impl World {
                 health: NodeHealth::Healthy,
                 services: Vec::new(),
                 kubernetes: Some(kubernetes.clone()),
+                addresses: NodeAddresses::default(),
             }
         };
         let etcd = (0..3).map(|number| EtcdMember {

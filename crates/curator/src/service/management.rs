@@ -82,8 +82,12 @@ impl management_server::Management for ManagementService {
         let (tracker, now) = (self.0.lock_heartbeats(), self.0.clock.monotonic());
         let nodes = stored.nodes.values().filter_map(|node| {
             let health = tracker.node_health(node, now);
-            let shown = filter.matches(node, health);
-            shown.then(|| wire::ListedNode { node: Some(node.to_wire()), health: Some(health.to_wire()) })
+            let assigned = node.assigned_address.map(|address| address.to_string()).unwrap_or_default();
+            filter.matches(node, health).then(|| wire::ListedNode {
+                node: Some(node.to_wire()),
+                health: Some(health.to_wire()),
+                assigned_address: Some(assigned),
+            })
         });
         Ok(Response::new(wire::ListNodesResponse { nodes: nodes.collect() }))
     }

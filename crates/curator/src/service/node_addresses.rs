@@ -2,6 +2,9 @@
 //!
 //! A claim of another address is rare, so all nodes are read from etcd for it: the cache is a moment late, and two
 //! nodes may claim one address at the same time. Such a claim is made under the membership lock.
+//!
+//! An assigned address is kept for its node, also while that is silent. Two machines may exchange their addresses, so a
+//! node that was assigned another one does not keep the address that it has from the node that it is assigned to.
 
 use std::net::IpAddr;
 
@@ -28,7 +31,7 @@ impl LeaderContext {
         }
         let evidence = self.address_evidence(caller, known, reported);
         let nodes = self.store.nodes().await?;
-        let holder = |address| self.living_holder(&nodes, address, known.id);
+        let holder = |address| self.address_holder(&nodes, address, known);
         Ok(node_address::check_reported(self.address_rule, &evidence, holder)?)
     }
 
@@ -41,7 +44,7 @@ impl LeaderContext {
     ) -> Result<(), ServiceError> {
         let evidence = self.address_evidence(caller, known, address);
         let nodes = self.store.nodes().await?;
-        let holder = |address| self.living_holder(&nodes, address, known.id);
+        let holder = |address| self.address_holder(&nodes, address, known);
         Ok(node_address::check_proved(self.address_rule, &evidence, holder)?)
     }
 
@@ -56,18 +59,38 @@ impl LeaderContext {
         }
     }
 
-    /// Another node that has the address, is up, and sends heartbeats, as far as this leader can know.
-    fn living_holder(&self, nodes: &StoredNodes, address: IpAddr, except: NodeId) -> Option<NodeId> {
+    /// Another node that keeps the address from `claimer`, as far as this leader can know.
+    fn address_holder(&self, nodes: &StoredNodes, address: IpAddr, claimer: &Node) -> Option<NodeId> {
         let now = self.clock.monotonic();
         let heartbeats = self.lock_heartbeats();
-        let lives = |node: &&Node| {
-            node.id != except
-                && node.state == NodeState::Up
-                && recorded_address(node).is_some_and(|recorded| recorded.to_canonical() == address)
-                && keeps_address(heartbeats.node_health(node, now), except == self.node_id)
+        let is_own = claimer.id == self.node_id;
+        let holds = |node: &&Node| {
+            let lives = keeps_address(heartbeats.node_health(node, now), is_own);
+            node.id != claimer.id && holds_address(node, address, claimer, lives, is_own)
         };
-        nodes.nodes.values().find(lives).map(|node| node.id)
+        nodes.nodes.values().find(holds).map(|node| node.id)
     }
+}
+
+/// Whether `node` keeps the address from `claimer`, another node. `lives`: the node sends heartbeats. `is_own`: the
+/// claimer is the node of this leader.
+fn holds_address(node: &Node, address: IpAddr, claimer: &Node, lives: bool, is_own: bool) -> bool {
+    let assigned = assigned_to(node);
+    let has_it = node.state == NodeState::Up
+        && lives
+        && recorded_address(node).is_some_and(|recorded| recorded.to_canonical() == address);
+    if assigned_to(claimer) == Some(address) {
+        // Of two nodes with one assigned address, the one that has it keeps it. A node with another one has to move.
+        return has_it && assigned.is_none_or(|assigned| assigned == address);
+    }
+    // The node of the leader may be the only one of a restored cluster, on the machine of a node that is gone.
+    let is_reserved = assigned == Some(address) && node.state != NodeState::Decommissioned && !is_own;
+    has_it || is_reserved
+}
+
+/// The address that an owner assigned to a node.
+fn assigned_to(node: &Node) -> Option<IpAddr> {
+    node.assigned_address.map(|address| address.to_canonical())
 }
 
 /// Whether a node of this health keeps its address when another node claims it. `is_own`: the node of this leader does.
@@ -91,7 +114,67 @@ pub(super) fn recorded_address(node: &Node) -> Option<IpAddr> {
 mod tests {
     use std::time::Duration;
 
+    use curator_client::node_status::NodeStatus;
+    use curator_client::testing::{at, key};
+    use proto::curator::v1 as wire;
+
     use super::*;
+
+    /// A node that is up, with its recorded and its assigned address.
+    fn node(number: u8, recorded: Option<&str>, assigned: Option<&str>) -> Node {
+        let status = recorded.map(|address| {
+            let report = wire::NodeStatus { external_address: address.to_owned(), ..Default::default() };
+            NodeStatus::from_report(&report, at(1)).unwrap()
+        });
+        let assigned_address = assigned.map(|address| address.parse().unwrap());
+        Node { status, assigned_address, ..Node::new(key(number), NodeState::Up, at(1)) }
+    }
+
+    #[test]
+    fn assigned_address_is_kept_for_its_node() {
+        const X: &str = "10.0.0.7";
+        const Y: &str = "10.0.0.8";
+        let silent = |assigned| node(3, Some(X), assigned);
+        for (case, holder, lives, claimer, expected) in [
+            ("a living node has it", node(3, Some(X), None), true, node(1, None, None), true),
+            ("a silent node has it", silent(None), false, node(1, None, None), false),
+            ("a silent node was assigned it", silent(Some(X)), false, node(1, None, None), true),
+            (
+                "it was assigned, and nothing is recorded",
+                node(3, None, Some(X)),
+                true,
+                node(1, None, None),
+                true,
+            ),
+            ("both were assigned it, and one has it", silent(Some(X)), true, node(1, None, Some(X)), true),
+            (
+                "both were assigned it, and that one is silent",
+                silent(Some(X)),
+                false,
+                node(1, None, Some(X)),
+                false,
+            ),
+            (
+                "the one that has it was assigned another one",
+                silent(Some(Y)),
+                true,
+                node(1, None, Some(X)),
+                false,
+            ),
+            ("nobody was assigned it, and it is to move", silent(Some(Y)), true, node(1, None, None), true),
+            ("another one", node(3, Some(Y), Some(Y)), true, node(1, None, None), false),
+        ] {
+            let holds = holds_address(&holder, X.parse().unwrap(), &claimer, lives, false);
+            assert_eq!(holds, expected, "{case}");
+        }
+        let restored = holds_address(&silent(Some(X)), X.parse().unwrap(), &node(1, None, None), false, true);
+        assert!(!restored, "the first node of a restored cluster, on the machine of a node that is gone");
+        let gone = Node { state: NodeState::Decommissioned, ..silent(Some(X)) };
+        assert!(
+            !holds_address(&gone, X.parse().unwrap(), &node(1, None, None), false, false),
+            "decommissioned"
+        );
+    }
 
     #[test]
     fn node_keeps_its_address_until_it_is_known_to_be_silent() {

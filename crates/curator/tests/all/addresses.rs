@@ -234,6 +234,50 @@ async fn change_of_the_leader_frees_no_address() -> TestResult {
     Ok(())
 }
 
+/// Who takes over the address of a machine that is off does not get it as a node.
+#[tokio::test]
+async fn assigned_address_is_kept_for_its_node() -> TestResult {
+    let cluster = cluster().await?;
+    let first = Machine::come(&cluster, "127.0.0.2").await?;
+    let mut second = Machine::come(&cluster, "127.0.0.3").await?;
+    let mut owner = ManagementClient::new(cluster.as_owner().await?);
+    let assign = |node: &Machine, address: &str| wire::ApproveRequest {
+        public_key: node.holder.key.0.to_vec(),
+        address: address.to_owned(),
+    };
+    owner.approve(assign(&first, "127.0.0.2")).await?;
+    first.report("127.0.0.2").await?;
+    second.report("127.0.0.3").await?;
+    // No heartbeat of the first one arrives for longer than the leader waits for one.
+    cluster.time.pass(11);
+    second.move_to(&cluster, "127.0.0.2")?;
+    let (code, text) = refusal(second.report("127.0.0.2").await)?;
+    assert_eq!(code, Code::FailedPrecondition, "{text}");
+    assert!(text.contains(&format!("127.0.0.2, which {} has", first.holder.id)), "{text}");
+    assert_eq!(second.recorded(&cluster).await?.as_deref(), Some("127.0.0.3"));
+
+    // An owner may give it to another node, as after a change in a provider's list.
+    owner.approve(assign(&first, "127.0.0.3")).await?;
+    owner.approve(assign(&second, "127.0.0.2")).await?;
+    second.report("127.0.0.2").await?;
+    assert_eq!(second.recorded(&cluster).await?.as_deref(), Some("127.0.0.2"));
+
+    let listed = owner.list_nodes(wire::ListNodesRequest::default()).await?.into_inner().nodes;
+    let assigned = |node: &Machine| {
+        let id = node.holder.id.to_string();
+        let mut found =
+            listed.iter().filter(|listed| listed.node.as_ref().is_some_and(|node| node.node_id == id));
+        found.next().and_then(|listed| listed.assigned_address.clone())
+    };
+    assert_eq!(
+        (assigned(&first), assigned(&second)),
+        (Some("127.0.0.3".to_owned()), Some("127.0.0.2".to_owned()))
+    );
+    let others = listed.iter().filter(|listed| listed.assigned_address.as_deref() == Some(""));
+    assert_eq!(others.count(), listed.len() - 2, "nothing is assigned to a node that no owner named");
+    Ok(())
+}
+
 #[tokio::test]
 async fn node_has_the_address_that_an_owner_assigned() -> TestResult {
     let cluster = cluster().await?;

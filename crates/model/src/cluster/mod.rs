@@ -8,7 +8,7 @@
 //!
 //! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen, by their hardware too.
 //!   [`label_rights`][]: who may change a label by which machines are chosen. [`node_labels`][]: labels that a node
-//!   gets when it joins.
+//!   gets when it joins. [`node_address`][]: its address in the provider's list, and the one that curators have of it.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
 //! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][]: what people see of it.
@@ -47,6 +47,7 @@ pub mod image;
 pub mod kubernetes;
 pub mod kubernetes_user;
 pub mod label_rights;
+pub mod node_address;
 pub mod node_labels;
 pub mod owner_key;
 pub mod plan;

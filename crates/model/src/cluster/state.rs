@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::cluster::authority_rotation::ObservedAuthority;
 use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft};
 use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
+use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
 use crate::cluster::upgrade::ClusterUpgrade;
@@ -125,6 +127,8 @@ pub struct ClusterMember {
     pub retiring: bool,
     /// Whether the order by which it leaves keeps the authority of the cluster.
     pub keep_authority: bool,
+    /// Its address in the provider's list, if other nodes reach it there.
+    pub listed_address: Option<IpAddr>,
 }
 
 impl ClusterMember {
@@ -227,6 +231,8 @@ pub struct ClusterNode {
     pub services: Vec<ServiceView>,
     /// Kubernetes on it, from its last report.
     pub kubernetes: Option<kubernetes::NodeKubernetes>,
+    /// Its addresses.
+    pub addresses: NodeAddresses,
 }
 
 impl ClusterNode {
@@ -413,6 +419,12 @@ impl Cluster {
             CuratorAnswer::Unreachable(_) => self.etcd_full_since.is_some(),
             CuratorAnswer::NotQueried => false,
         }
+    }
+
+    /// The address of a machine in its provider's list, at which other nodes reach it.
+    #[must_use]
+    pub fn listed_address(&self, machine: MachineId) -> Option<IpAddr> {
+        self.members.iter().find(|member| member.machine == machine)?.listed_address
     }
 
     /// How many machines of a part are missing; machines that leave do not count as present.

@@ -94,7 +94,16 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
     Runnable::new(move |starting: Starting| {
         let parts = [
             ("placement", keep_children_placed(host.children.clone(), facts.clone())),
-            ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), server_pool.clone())),
+            (
+                "enrolment",
+                enroll_node(
+                    files.clone(),
+                    host.children.clone(),
+                    facts.clone(),
+                    clock.clone(),
+                    server_pool.clone(),
+                ),
+            ),
             ("leader", follow_leader(facts.clone())),
             ("address", follow_address(files.clone(), facts.clone())),
             ("control_plane", run_control_plane(host.clone(), facts.clone())),

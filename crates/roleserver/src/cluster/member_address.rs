@@ -21,6 +21,7 @@
 //! A member does not move before its etcd has started once: etcd derives its number from the address at which it was added.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use curator::membership::peer_url;
@@ -29,10 +30,10 @@ use etcd::members::MemberId;
 use supervisor::exit_reason::RunnableError;
 use tokio::time::Instant;
 
-use crate::child::lifecycle::find_running;
+use crate::child::lifecycle::{ChildContext, find_running};
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member::{self, EtcdDataState};
-use crate::cluster::files::EtcdMembership;
+use crate::cluster::files::{ClusterFiles, EtcdMembership};
 use crate::cluster::host_addresses::list_host_addresses;
 
 /// How long a host that has just started may take to get its former address again.
@@ -68,6 +69,22 @@ pub fn decide_member_address(state: &MemberAddressState<'_>) -> Option<IpAddr> {
     moves.then_some(state.node)
 }
 
+/// The address at which the etcd of this node listens now, with the curator; `None` if it does not run. A role server that
+/// starts beside it keeps that address, also if the order names another one meanwhile.
+pub(super) async fn running_member_address(
+    files: &ClusterFiles,
+    children: &Arc<ChildContext>,
+) -> Result<Option<IpAddr>, RunnableError> {
+    let Some(membership) = files.read_membership()? else { return Ok(None) };
+    Ok(is_etcd_running(children).await?.then_some(membership.address))
+}
+
+async fn is_etcd_running(children: &Arc<ChildContext>) -> Result<bool, RunnableError> {
+    let children = children.clone();
+    let looking = tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children));
+    Ok(looking.await??.is_some())
+}
+
 /// The same membership at another address.
 fn move_membership(membership: &EtcdMembership, address: IpAddr) -> EtcdMembership {
     let [former, present] = [membership.address, address].map(peer_url);
@@ -86,9 +103,7 @@ pub(super) async fn follow_moved_member(
     node: IpAddr,
     membership: EtcdMembership,
 ) -> Result<EtcdMembership, RunnableError> {
-    let children = host.children.clone();
-    let running =
-        tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??.is_some();
+    let running = is_etcd_running(&host.children).await?;
     let is_ordered = host.files.read_order()?.and_then(|order| order.address) == Some(node);
     let data = etcd_member::inspect_data(&host.files, &membership);
     let end = Instant::now() + RETURN_TIME;

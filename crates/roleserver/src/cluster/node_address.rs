@@ -5,9 +5,10 @@
 //!
 //! A host may lose its address while the node runs, for example when a lease of DHCP ends. So the address is looked for
 //! again every 15 seconds. An address that the host still has stays, so that a node with several addresses does
-//! not change between them. The status report, the services and the components of Kubernetes follow the new one. A
-//! consensus member does not while it runs, because its etcd listens at its address. It does when it comes back
-//! ([`member_address`](super::member_address)).
+//! not change between them. An order may also name another address than before, because the provider's list has another
+//! one. The node takes it as soon as the host has it, or has lost the former one. The status report, the services and the
+//! components of Kubernetes follow the new one. A consensus member does not while it runs, because its etcd listens at its
+//! address. It does when it comes back ([`member_address`](super::member_address)).
 
 use std::io::Error;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -45,6 +46,8 @@ pub struct AddressState {
     pub current: IpAddr,
     /// The address in its order.
     pub ordered: Option<IpAddr>,
+    /// Whether the host has `ordered`.
+    pub has_ordered: bool,
     /// Whether the host still has `current`.
     pub is_present: bool,
     /// Whether the node is a consensus member.
@@ -59,7 +62,14 @@ pub async fn decide_address<Detecting>(
 where
     Detecting: Future<Output = Option<IpAddr>>,
 {
-    if state.ordered.is_some() || state.is_present || state.is_member {
+    if state.is_member {
+        return None;
+    }
+    if let Some(ordered) = state.ordered {
+        let is_due = ordered != state.current && (state.has_ordered || !state.is_present);
+        return is_due.then_some(ordered);
+    }
+    if state.is_present {
         return None;
     }
     detect().await.filter(|detected| *detected != state.current)
@@ -78,9 +88,11 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 else {
                     continue;
                 };
+                let ordered = files.read_order()?.and_then(|order| order.address);
                 let state = AddressState {
                     current,
-                    ordered: files.read_order()?.and_then(|order| order.address),
+                    ordered,
+                    has_ordered: ordered.is_some_and(|ordered| has_address(ordered, list_host_addresses())),
                     is_present: has_address(current, list_host_addresses()),
                     is_member: facts.roles.latest().is_some_and(|roles| roles.consensus_member.is_some()),
                 };
@@ -88,7 +100,7 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 let detect = || async move { detect_address(curators, LOOKUP_DEADLINE).await.ok() };
                 let changed = healthy.scope().until_cancelled(decide_address(&state, detect)).await?;
                 if let Some(address) = changed {
-                    tracing::warn!(former = %current, %address, "the host lost its address: the node has another");
+                    tracing::warn!(former = %current, %address, "the node has another address, by its order or because its host lost the former one");
                     facts.address.set(address);
                 }
             }
@@ -166,7 +178,9 @@ mod tests {
     #[tokio::test]
     async fn address_changes_only_when_the_host_lost_it_and_nothing_gives_it() {
         let (current, other) = (ip("10.0.0.1"), ip("10.0.0.2"));
-        let lost = AddressState { current, ordered: None, is_present: false, is_member: false };
+        let lost =
+            AddressState { current, ordered: None, has_ordered: false, is_present: false, is_member: false };
+        let ordered = AddressState { ordered: Some(other), has_ordered: true, is_present: true, ..lost };
         for (case, state, detected, expected) in [
             ("lost", lost, Some(other), Some(other)),
             ("lost, and none is detected", lost, None, None),
@@ -174,6 +188,20 @@ mod tests {
             ("still there", AddressState { is_present: true, ..lost }, Some(other), None),
             ("of a member of etcd", AddressState { is_member: true, ..lost }, Some(other), None),
             ("in the order", AddressState { ordered: Some(current), ..lost }, Some(other), None),
+            ("another one in the order", ordered, None, Some(other)),
+            (
+                "ordered, and the host has none of both",
+                AddressState { has_ordered: false, is_present: false, ..ordered },
+                None,
+                Some(other),
+            ),
+            (
+                "ordered, and the host has it not yet",
+                AddressState { has_ordered: false, ..ordered },
+                None,
+                None,
+            ),
+            ("ordered, of a member of etcd", AddressState { is_member: true, ..ordered }, None, None),
         ] {
             let decided = decide_address(&state, || std::future::ready(detected)).await;
             assert_eq!(decided, expected, "{case}");

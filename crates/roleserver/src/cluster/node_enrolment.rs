@@ -29,7 +29,9 @@ use supervisor::exit_reason::RunnableError;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
+use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
+use crate::cluster::member_address::running_member_address;
 use crate::cluster::node_address::node_address;
 use crate::cluster::node_facts::{
     ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate,
@@ -84,14 +86,20 @@ pub fn decide_step(kept: &EnrolmentState) -> EnrolmentStep {
 
 /// Makes the runnable that enrols this machine, and then stays healthy until it is cancelled.
 #[must_use]
-pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, server_pool: ServerPool) -> Runnable {
+pub fn enroll_node(
+    files: ClusterFiles,
+    children: Arc<ChildContext>,
+    facts: NodeFacts,
+    clock: Clock,
+    server_pool: ServerPool,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
-        let server_pool = server_pool.clone();
+        let (children, server_pool) = (children.clone(), server_pool.clone());
         async move {
             let scope = starting.scope().clone();
             let problems = facts.problems.clone();
-            let doing = NodeEnroller { files, facts, clock, server_pool, scope: scope.clone() };
+            let doing = NodeEnroller { files, children, facts, clock, server_pool, scope: scope.clone() };
             let done = loop {
                 match Box::pin(doing.execute_order()).await {
                     Ok(EnrolmentResult::Superseded) => {}
@@ -114,6 +122,7 @@ pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, server_p
 
 struct NodeEnroller {
     files: ClusterFiles,
+    children: Arc<ChildContext>,
     facts: NodeFacts,
     clock: Clock,
     server_pool: ServerPool,
@@ -376,7 +385,9 @@ impl NodeEnroller {
         // `certificate_renewal.rs` does that.
         let detecting = node_address(order, connection.curators.directory());
         let address = self.scope.until_cancelled(detecting).await??;
-        self.facts.address.set(address);
+        let running =
+            self.scope.until_cancelled(running_member_address(&self.files, &self.children)).await??;
+        self.facts.address.set(running.unwrap_or(address));
         self.facts.connection.set(connection);
         Ok(())
     }

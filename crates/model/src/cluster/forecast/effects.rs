@@ -3,11 +3,12 @@
 use crate::cluster::authority_theft::{AuthorityStep, TheftStage};
 use crate::cluster::forecast::{ForecastInput, ForecastRun, new_node};
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
+use crate::cluster::node_address::AssignedAddress;
 use crate::cluster::plan::step::ClusterPlanStep;
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::{
-    CONSENSUS_MEMBER_ROLE, CandidateMachine, ClusterIdentity, ClusterMember, CuratorAnswer, EtcdMember,
-    LastOrder, MembershipOrder, NodeHealth, NodeState,
+    CONSENSUS_MEMBER_ROLE, CandidateMachine, ClusterIdentity, ClusterMember, ClusterNode, CuratorAnswer,
+    EtcdMember, LastOrder, MembershipOrder, NodeHealth, NodeState,
 };
 use crate::cluster::upgrade::{NodeUpgrade, UpgradeEvent};
 use crate::ids::MachineId;
@@ -27,9 +28,13 @@ impl ForecastRun {
             ClusterPlanStep::EndAuthorityTheft => self.cluster().authority_theft = None,
             ClusterPlanStep::RecordFounding { machine } => self.apply_founding(machine),
             ClusterPlanStep::ApproveNode { key, .. } => {
-                let mut nodes = self.observed().into_iter().flat_map(|seen| &mut seen.nodes);
-                if let Some(node) = nodes.find(|node| node.key == key) {
+                if let Some(node) = self.node_with_key(key) {
                     node.state = NodeState::Standby;
+                }
+            }
+            ClusterPlanStep::AssignAddress { key, address, .. } => {
+                if let Some(node) = self.node_with_key(key) {
+                    node.addresses.assigned = AssignedAddress::Address(address);
                 }
             }
             ClusterPlanStep::ChangeRoles { node, add: give, remove: take, .. } => {
@@ -111,6 +116,10 @@ impl ForecastRun {
         }
     }
 
+    fn node_with_key(&mut self, key: [u8; 32]) -> Option<&mut ClusterNode> {
+        self.observed()?.nodes.iter_mut().find(|node| node.key == key)
+    }
+
     fn apply_order(&mut self, machine: MachineId, what: MembershipOrder) {
         let at = self.now;
         if let Some(member) = self.member(machine) {
@@ -174,6 +183,8 @@ impl ForecastRun {
             phase: Phase::Ready,
             retiring: false,
             keep_authority: false,
+            // Nothing is known of the addresses of nodes, so no step is about one.
+            listed_address: None,
         });
     }
 

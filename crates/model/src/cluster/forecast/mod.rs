@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes};
+use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::plan::step::ClusterPlanStep;
 use crate::cluster::plan::{MachineLocations, plan_cluster};
 use crate::cluster::state::{
@@ -202,6 +203,7 @@ impl ForecastRun {
             | ClusterPlanStep::SendAuthority { machine, .. }
             | ClusterPlanStep::RecordFounding { machine }
             | ClusterPlanStep::ApproveNode { machine, .. }
+            | ClusterPlanStep::AssignAddress { machine, .. }
             | ClusterPlanStep::MarkLeaving { machine, .. }
             | ClusterPlanStep::RemoveMember { machine, .. } => {
                 (Some(*machine), format!("machine {machine} "))
@@ -245,6 +247,7 @@ fn new_node(machine: MachineId, key: [u8; 32]) -> ClusterNode {
         health: NodeHealth::Healthy,
         services: Vec::new(),
         kubernetes: None,
+        addresses: NodeAddresses::default(),
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) fn plan_declarations(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::node_address::NodeAddresses;
     use crate::cluster::state::{ClusterNode, NodeHealth, NodeState};
 
     fn declared(role: &str, digest: u8, withdrawn: bool) -> DesiredDeclaration {
@@ -55,6 +56,7 @@ mod tests {
             health: NodeHealth::Healthy,
             services: Vec::new(),
             kubernetes: None,
+            addresses: NodeAddresses::default(),
         };
         ObservedCluster {
             nodes: vec![node],

@@ -2,7 +2,8 @@
 //!
 //! A machine gets the order to join with a ticket, registers its key with the curators, is approved, and takes its
 //! certificate. With [`JoinApproval::Automatic`] the shepherd auto-approves exactly the key that the machine reported
-//! over its agent channel. With [`JoinApproval::Manual`] a person approves each key.
+//! over its agent channel. With [`JoinApproval::Manual`] a person approves each key. The approval assigns the node the
+//! address of its machine in the provider's list.
 
 use std::time::Duration;
 
@@ -43,12 +44,8 @@ impl ClusterPlanner<'_> {
         };
         match node.state {
             NodeState::New => match self.cluster.spec.approval {
-                JoinApproval::Manual if member.approved_key == Some(key) => {
-                    self.push_step(ClusterPlanStep::ApproveNode { machine: member.machine, key });
-                }
-                JoinApproval::Automatic => {
-                    self.push_step(ClusterPlanStep::ApproveNode { machine: member.machine, key });
-                }
+                JoinApproval::Manual if member.approved_key == Some(key) => self.push_approval(member, key),
+                JoinApproval::Automatic => self.push_approval(member, key),
                 JoinApproval::Manual => self.push_wait(
                     member,
                     format!(
@@ -67,8 +64,16 @@ impl ClusterPlanner<'_> {
                     "its node was decommissioned, and it has to leave before it can join again",
                 );
             }
-            NodeState::Up => self.plan_roles(member, node, seen, consensus),
+            NodeState::Up => {
+                self.plan_address(member, node);
+                self.plan_roles(member, node, seen, consensus);
+            }
         }
+    }
+
+    fn push_approval(&mut self, member: &ClusterMember, key: [u8; 32]) {
+        let (machine, address) = (member.machine, member.listed_address);
+        self.push_step(ClusterPlanStep::ApproveNode { machine, key, address });
     }
 
     /// Whether a machine needs a new order to join because its cluster was restored. A machine whose node is up keeps

@@ -106,6 +106,7 @@ mod tests {
     use super::*;
     use crate::cluster::kubernetes::tests::{kubernetes, kubernetes_with};
     use crate::cluster::kubernetes::{KeyPurpose, NodeKubernetes, spec_from_settings};
+    use crate::cluster::node_address::NodeAddresses;
     use crate::cluster::state::{NodeHealth, NodeState};
 
     fn observed(known: ObservedKubernetes, roles: &[&str]) -> ObservedCluster {
@@ -118,6 +119,7 @@ mod tests {
             health: NodeHealth::Healthy,
             services: Vec::new(),
             kubernetes: None,
+            addresses: NodeAddresses::default(),
         };
         ObservedCluster { nodes: vec![node], kubernetes: known, ..ObservedCluster::default() }
     }

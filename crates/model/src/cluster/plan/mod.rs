@@ -30,7 +30,8 @@
 //! * `members`: machines are chosen, marked as leaving and let go; scale-down. `placement`: which of them.
 //! * `founding` and `restore`: the first machine of a cluster. [`peer_renewal`][]: members of etcd after all their
 //!   certificates have ended. [`authority_theft`][]: another authority after a theft.
-//! * `joining`: a machine becomes a node. `roles`: roles of a node. `removal`: a node is removed.
+//! * `joining`: a machine becomes a node. `addresses`: addresses of nodes. `roles`: roles of a node. `removal`: a node is
+//!   removed.
 //! * `declarations` and `kubernetes`: what the curators have to know. [`upgrade`][]: another bundle, node by node.
 //! * [`step`][]: what all of them plan.
 
@@ -49,6 +50,7 @@ use crate::cluster::state::{
 use crate::ids::MachineId;
 use crate::time::Timestamp;
 
+mod addresses;
 pub mod authority_theft;
 mod declarations;
 mod founding;

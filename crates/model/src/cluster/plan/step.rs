@@ -5,6 +5,7 @@
 //! cluster.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::cluster::authority_theft::AuthorityStep;
 use crate::cluster::kubernetes::KeyPurpose;
@@ -64,6 +65,19 @@ pub enum ClusterPlanStep {
         machine: MachineId,
         /// The node's public key, Ed25519.
         key: [u8; 32],
+        /// The address in the provider's list, which is assigned to the node; `None` if there is none.
+        address: Option<IpAddr>,
+    },
+    /// Assign a node that is up the address in its provider's list.
+    AssignAddress {
+        /// The machine of the node.
+        machine: MachineId,
+        /// The node's public key, Ed25519.
+        key: [u8; 32],
+        /// The address in the list.
+        address: IpAddr,
+        /// Whether it is another one than the node was assigned before. Then the machine first gets an order that names it.
+        is_moved: bool,
     },
     /// Change the roles of a node.
     ChangeRoles {
@@ -168,8 +182,11 @@ impl fmt::Display for ClusterPlanStep {
             }
             Self::EndAuthorityTheft => f.write_str("its stolen authority is replaced on every machine"),
             Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
-            Self::ApproveNode { machine, key } => {
+            Self::ApproveNode { machine, key, .. } => {
                 write!(f, "machine {machine} is admitted with the key {}", hex::encode(key))
+            }
+            Self::AssignAddress { machine, address, .. } => {
+                write!(f, "machine {machine} is assigned the address {address} as a node")
             }
             Self::ChangeRoles { node, add: give, remove: take, .. } => {
                 let (give, take) = (give.join(", "), take.join(", "));

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::cluster::declaration::DesiredDeclaration;
+use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::spec::tests::spec;
 use crate::cluster::state::{
@@ -39,6 +40,7 @@ pub(super) fn member(number: u8, part: ClusterPart) -> ClusterMember {
         phase: Phase::Ready,
         retiring: false,
         keep_authority: false,
+        listed_address: None,
     }
 }
 
@@ -70,6 +72,7 @@ pub(super) fn node(number: u8, roles: &[&str]) -> ClusterNode {
         health: NodeHealth::Healthy,
         services: Vec::new(),
         kubernetes: None,
+        addresses: NodeAddresses::default(),
     }
 }
 
@@ -144,7 +147,14 @@ pub(super) fn plan_text(cluster: &Cluster, candidates: &[u8]) -> String {
         ClusterPlanStep::AddMember { machine, part } => format!("choose {} {part}", number(machine)),
         ClusterPlanStep::SendOrder { machine, order: what } => format!("ask {} {what}", number(machine)),
         ClusterPlanStep::RecordFounding { machine } => format!("founded {}", number(machine)),
-        ClusterPlanStep::ApproveNode { machine, .. } => format!("approve {}", number(machine)),
+        ClusterPlanStep::ApproveNode { machine, address, .. } => {
+            let place = address.map(|address| format!(" at {address}")).unwrap_or_default();
+            format!("approve {}{place}", number(machine))
+        }
+        ClusterPlanStep::AssignAddress { machine, address, is_moved, .. } => {
+            let way = if *is_moved { " by an order" } else { "" };
+            format!("assign {} {address}{way}", number(machine))
+        }
         ClusterPlanStep::ChangeRoles { node, add: give, remove: take, keep_authority } => {
             let keeping = if *keep_authority { " keeping the authority" } else { "" };
             format!("{node} +{} -{}{keeping}", give.join("+"), take.join("-"))

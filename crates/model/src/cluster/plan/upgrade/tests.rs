@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::cluster::kubernetes::{ComponentStatus, NodeKubernetes};
+use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::state::{CONSENSUS_MEMBER_ROLE, EtcdMember, MemberReport};
 use crate::cluster::upgrade::{NodeUpgrade, ReleaseProgress};
 use crate::phase::Phase;
@@ -73,6 +74,7 @@ impl World {
             phase: Phase::Ready,
             retiring: false,
             keep_authority: false,
+            listed_address: None,
         });
         let roles = |number| match part(number) {
             ClusterPart::ControlPlane => vec![CONSENSUS_MEMBER_ROLE, CONTROLLER_ROLE],
@@ -87,6 +89,7 @@ impl World {
             health: NodeHealth::Healthy,
             services: Vec::new(),
             kubernetes: Some(on_node(OLD, "healthy")),
+            addresses: NodeAddresses::default(),
         });
         let etcd =
             (1..=3).map(|number| EtcdMember { node: Some(name(number)), learner: false, reachable: true });

@@ -1,0 +1,110 @@
+//! Addresses of nodes that are up: assigned from the provider's list, and again when the list has another one.
+//!
+//! A node that joins is assigned its address with its approval (`joining`). Here follow nodes that joined before there was
+//! one in the list, or before a release that assigns any, and nodes of machines that get another address.
+//!
+//! * A node without an assigned address gets the listed one only if it has that one already. A list may have addresses
+//!   at which nodes do not reach each other, and a cluster that works must not end by an update.
+//! * A node with an assigned address follows the list. Its machine first gets an order that names the other address. A
+//!   node takes it once its host has it, and a consensus member when its etcd starts again.
+
+use std::net::IpAddr;
+
+use crate::cluster::node_address::AssignedAddress;
+use crate::cluster::plan::step::ClusterPlanStep;
+use crate::cluster::plan::{ClusterPlanner, TICKET_LIFETIME};
+use crate::cluster::state::{ClusterMember, ClusterNode, MembershipOrder};
+use crate::time::between;
+
+impl ClusterPlanner<'_> {
+    /// Plans the address of a node that is up.
+    pub(super) fn plan_address(&mut self, member: &ClusterMember, node: &ClusterNode) {
+        let Some(listed) = member.listed_address else { return };
+        let is_moved = match node.addresses.assigned {
+            AssignedAddress::Unknown => return,
+            AssignedAddress::Nothing if node.addresses.recorded != Some(listed) => return,
+            AssignedAddress::Nothing => false,
+            AssignedAddress::Address(assigned) if assigned == listed => {
+                if self.lacks_ordered_address(member, node, listed) {
+                    self.push_order(member, MembershipOrder::Join);
+                }
+                return;
+            }
+            AssignedAddress::Address(_) => true,
+        };
+        let (machine, key) = (member.machine, node.key);
+        self.push_step(ClusterPlanStep::AssignAddress { machine, key, address: listed, is_moved });
+    }
+
+    /// Whether the machine reports another address than the assigned one, so that the curators accept none: a shepherd of
+    /// an earlier release ordered it to join, and named no address.
+    fn lacks_ordered_address(&self, member: &ClusterMember, node: &ClusterNode, listed: IpAddr) -> bool {
+        let reported = member.report.as_ref().and_then(|report| report.address.as_ref());
+        let is_another = reported.is_some_and(|reported| reported.parse() != Ok(listed));
+        let is_old = member.last_order.is_none_or(|order| between(order.sent_at, self.now) > TICKET_LIFETIME);
+        node.addresses.recorded.is_none() && is_another && is_old
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::node_address::NodeAddresses;
+    use crate::cluster::plan::tests::{healthy_cluster, observed, order, plan_text};
+    use crate::cluster::state::{MemberReport, NodeState};
+
+    const LISTED: &str = "10.0.0.9";
+    const OTHER: &str = "10.0.0.8";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn node_is_assigned_the_address_in_its_providers_list_and_follows_it() {
+        let none = AssignedAddress::Nothing;
+        let assigned = |text: &str| AssignedAddress::Address(ip(text));
+        let join = "ask 9 join";
+        for (case, listed, recorded, assigned, reported, ordered_ago, expected) in [
+            ("no address in the list", None, Some(LISTED), none, LISTED, 300, ""),
+            ("assigned, and no longer in the list", None, Some(LISTED), assigned(LISTED), LISTED, 300, ""),
+            ("it has the listed one", Some(LISTED), Some(LISTED), none, LISTED, 300, "assign 9 10.0.0.9"),
+            ("it has another one", Some(LISTED), Some(OTHER), none, OTHER, 300, ""),
+            ("it has none yet", Some(LISTED), None, none, LISTED, 300, ""),
+            ("an earlier release", Some(LISTED), Some(LISTED), AssignedAddress::Unknown, LISTED, 300, ""),
+            ("as it should be", Some(LISTED), Some(LISTED), assigned(LISTED), LISTED, 300, ""),
+            (
+                "the list has another one",
+                Some(LISTED),
+                Some(OTHER),
+                assigned(OTHER),
+                OTHER,
+                300,
+                "assign 9 10.0.0.9 by an order",
+            ),
+            ("it has not moved yet", Some(LISTED), Some(OTHER), assigned(LISTED), OTHER, 9000, ""),
+            ("its order names no address", Some(LISTED), None, assigned(LISTED), OTHER, 9000, join),
+            ("just ordered", Some(LISTED), None, assigned(LISTED), OTHER, 300, ""),
+            ("it has just begun", Some(LISTED), None, assigned(LISTED), LISTED, 9000, ""),
+        ] {
+            let mut cluster = healthy_cluster(3);
+            let worker = cluster.members.last_mut().unwrap();
+            worker.listed_address = listed.map(ip);
+            worker.last_order = Some(order(MembershipOrder::Join, ordered_ago));
+            let report = worker.report.take().unwrap();
+            worker.report = Some(MemberReport { address: Some(reported.to_owned()), ..report });
+            let node = observed(&mut cluster).nodes.last_mut().unwrap();
+            node.addresses = NodeAddresses { recorded: recorded.map(ip), assigned };
+            assert_eq!(plan_text(&cluster, &[]), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn approval_assigns_the_listed_address() {
+        let mut cluster = healthy_cluster(3);
+        observed(&mut cluster).nodes.last_mut().unwrap().state = NodeState::New;
+        assert_eq!(plan_text(&cluster, &[]), "approve 9");
+        cluster.members[3].listed_address = Some(ip(LISTED));
+        assert_eq!(plan_text(&cluster, &[]), "approve 9 at 10.0.0.9");
+    }
+}
