@@ -1,5 +1,7 @@
 //! What a pass observed of a cluster, and the issues that follow from it.
 
+use std::collections::BTreeSet;
+
 use anyhow::Context as _;
 use model::issues::find_issues;
 use shepherd_bmdb::cluster::transitions::{ClusterObservation, LEASE_KIND};
@@ -26,6 +28,28 @@ async fn etcd_that_is_nearly_full_is_an_issue_until_another_size_is_reported() -
         let found =
             issues.iter().any(|issue| issue.id == "cluster-etcd-large" && issue.subject == "cluster ams");
         assert_eq!(found, expected, "{etcd_bytes:?}: {issues:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn address_in_a_providers_list_is_that_of_the_node_unless_the_provider_is_left_out() -> TestResult {
+    let kit = Kit::new("cluster_listed_address").await?;
+    kit.founded_cluster(1, 0).await?;
+    kit.control_plane(1).await?;
+    for (text, expected) in [
+        (Some("10.0.0.7"), Some("10.0.0.7")),
+        (Some("m7.example"), None),
+        (Some("127.0.0.1"), None),
+        (None, None),
+    ] {
+        sqlx::query("UPDATE machine_provided SET address = $1").bind(text).execute(&kit.pool).await?;
+        let (found, _) = kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
+        let expected: Option<std::net::IpAddr> = expected.map(str::parse).transpose()?;
+        for (left_out, expected) in [("another", expected), ("rack", None)] {
+            let found = found.clone().without_listed_addresses(&BTreeSet::from([left_out.to_owned()]));
+            assert_eq!(found.machines[0].member.listed_address, expected, "{text:?} without {left_out}");
+        }
     }
     Ok(())
 }

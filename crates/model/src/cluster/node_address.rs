@@ -24,7 +24,7 @@ pub enum AssignedAddress {
     /// The curators did not report it: an earlier release leads, which assigns none.
     #[default]
     Unknown,
-    /// None.
+    /// None is assigned, and its connections prove its address.
     Nothing,
     /// The only one that the node can have.
     Address(IpAddr),

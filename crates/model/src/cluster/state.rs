@@ -231,7 +231,7 @@ pub struct ClusterNode {
     pub services: Vec<ServiceView>,
     /// Kubernetes on it, from its last report.
     pub kubernetes: Option<kubernetes::NodeKubernetes>,
-    /// Its addresses.
+    /// Its addresses, as its curators have them.
     pub addresses: NodeAddresses,
 }
 
