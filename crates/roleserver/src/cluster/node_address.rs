@@ -39,6 +39,21 @@ pub async fn node_address(
     }
 }
 
+/// The address of a node that starts again and has an order with an address: that one, unless its host still has the former
+/// one alone. The provider's list may name an address before the machine gets it.
+pub fn choose_ordered_address(
+    ordered: IpAddr,
+    former: Option<IpAddr>,
+    has: impl Fn(IpAddr) -> bool,
+) -> IpAddr {
+    former.filter(|former| has(*former) && !has(ordered)).unwrap_or(ordered)
+}
+
+/// Whether an interface of this host has the address.
+pub(super) fn host_has(address: IpAddr) -> bool {
+    has_address(address, list_host_addresses())
+}
+
 /// What decides whether a running node has another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressState {
@@ -92,8 +107,8 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 let state = AddressState {
                     current,
                     ordered,
-                    has_ordered: ordered.is_some_and(|ordered| has_address(ordered, list_host_addresses())),
-                    is_present: has_address(current, list_host_addresses()),
+                    has_ordered: ordered.is_some_and(host_has),
+                    is_present: host_has(current),
                     is_member: facts.roles.latest().is_some_and(|roles| roles.consensus_member.is_some()),
                 };
                 let curators = connection.curators.directory();
@@ -209,6 +224,21 @@ mod tests {
         let present = AddressState { is_present: true, ..lost };
         let detect = || -> std::future::Ready<Option<IpAddr>> { panic!("nothing is detected without need") };
         assert_eq!(decide_address(&present, detect).await, None);
+    }
+
+    #[test]
+    fn node_that_starts_has_the_ordered_address_unless_its_host_has_the_former_one_alone() {
+        let (ordered, former) = (ip("10.0.0.2"), ip("10.0.0.1"));
+        for (case, last, host, expected) in [
+            ("it had none", None, &[former][..], ordered),
+            ("the list names it early", Some(former), &[former][..], former),
+            ("it has moved", Some(former), &[ordered][..], ordered),
+            ("the host has both", Some(former), &[former, ordered][..], ordered),
+            ("the host has none yet", Some(former), &[][..], ordered),
+        ] {
+            let chosen = choose_ordered_address(ordered, last, |address| host.contains(&address));
+            assert_eq!(chosen, expected, "{case}");
+        }
     }
 
     #[test]

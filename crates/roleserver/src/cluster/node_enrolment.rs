@@ -32,7 +32,7 @@ use uuid::Uuid;
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
 use crate::cluster::member_address::running_member_address;
-use crate::cluster::node_address::node_address;
+use crate::cluster::node_address::{choose_ordered_address, host_has, node_address};
 use crate::cluster::node_facts::{
     ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate,
     curator_channel, node_id_of_key,
@@ -42,6 +42,7 @@ use crate::cluster::node_order::{
 };
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_inbox::adopt_epoch;
+use crate::cluster::services::persisted::read_node_info;
 use crate::cluster::stored_authorities::authorities_above;
 use crate::server_pool::ServerPool;
 
@@ -385,6 +386,10 @@ impl NodeEnroller {
         // `certificate_renewal.rs` does that.
         let detecting = node_address(order, connection.curators.directory());
         let address = self.scope.until_cancelled(detecting).await??;
+        let ordered = order.and_then(|order| order.address);
+        let address = ordered.map_or(address, |ordered| {
+            choose_ordered_address(ordered, read_node_info(&self.files).address, host_has)
+        });
         let running =
             self.scope.until_cancelled(running_member_address(&self.files, &self.children)).await??;
         self.facts.address.set(running.unwrap_or(address));
