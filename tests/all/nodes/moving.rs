@@ -1,29 +1,101 @@
-//! Nodes that come back with another address, and are followed without an order to the cluster.
+//! Nodes that come back with another address, and are followed.
 //!
-//! A node has its address from the order of its machine here, because a host never loses an address of the loopback
-//! interface. What a host does that lost its address is decided by the tables of `node_address` and `member_address`.
+//! The curators have the rule of the programs, but for loopback addresses: what a node reports counts for nothing. Every
+//! connection comes from 127.0.0.1 here, so no node has an address that its connection proves, either. Each has the one
+//! that the client of the shepherd assigns to it, from the list of a provider, and that the order of its machine names. A
+//! host never loses an address of the loopback interface. What a host does that lost its address is decided by the tables
+//! of `node_address` and `member_address`.
 
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use rcgen::{KeyPair, PublicKeyData as _};
 use shepherd::curator::membership::peer_url;
+use shepherd::curator::node_address::{AddressRule, AddressSource};
+use shepherd::manager::cluster::curators::{CuratorCallError, CuratorClient};
+use shepherd::model::cluster::node_address::{AssignedAddress, NodeAddresses};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member::read_peer_certificate;
 use tokio::net::TcpStream;
+use tonic::Code;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::node::Node;
 use super::owner::{Owner, patiently};
 use super::peer_revocation::member_of;
-use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
 const API_SERVER_PORT: u16 = 6443;
+/// The rule of the programs, with loopback addresses.
+const RULE: AddressRule = AddressRule { source: AddressSource::Connection, allow_loopback: true };
+
+/// A cluster of one node, and a client of the shepherd.
+async fn founded() -> Result<(Owner, CuratorClient, Node)> {
+    let (mut owner, mut node) = (Owner::new()?, Node::new()?);
+    node.address_rule = RULE;
+    node.ask(owner.founding_order())?;
+    node.start()?;
+    node.until_it_is_one().await?;
+    owner.claim(&node).await?;
+    let shepherd = owner.shepherd_client(&node).await?;
+    assign(&shepherd, &node).await?;
+    Ok((owner, shepherd, node))
+}
+
+/// Another node in the cluster of `first`, without roles.
+async fn joined(owner: &Owner, shepherd: &CuratorClient, first: &Node) -> Result<Node> {
+    let mut node = Node::new()?;
+    node.address_rule = RULE;
+    node.ask(owner.join(first).await?)?;
+    node.start()?;
+    assign(shepherd, &node).await?;
+    node.until_it_is_one().await?;
+    owner.wait_for_node_status(&node).await?;
+    Ok(node)
+}
+
+/// Approves a node with its address in the provider's list, as soon as it has registered. Another call assigns another
+/// address.
+async fn assign(shepherd: &CuratorClient, node: &Node) -> Result<()> {
+    until("it is approved with its address", async || {
+        let Ok(key) = node.key() else { return Ok(false) };
+        match shepherd.approve_node(key.0, Some(node.address)).await {
+            Ok(()) => Ok(true),
+            Err(CuratorCallError::Rejected { status, .. })
+                if matches!(status.code(), Code::NotFound | Code::Unavailable) =>
+            {
+                Ok(false)
+            }
+            Err(CuratorCallError::TimedOut { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    })
+    .await
+    .with_context(|| node.report())
+}
+
+/// The addresses of a node, as the shepherd has them from its curators.
+async fn observed(shepherd: &CuratorClient, node: &Node) -> Result<NodeAddresses> {
+    let (seen, _) = shepherd.observe_cluster(false, false).await?;
+    Ok(seen.node_by_key(&node.key()?.0).context("no such node")?.addresses)
+}
+
+/// Waits until the curators have refused the report of a node that has another address than the assigned one.
+async fn until_refused(shepherd: &CuratorClient, node: &Node, former: IpAddr) -> Result<()> {
+    let expected = format!("reports the address {}, and {former} is proved for it", node.address);
+    until("its report is refused", async || {
+        Ok(node.facts.problems.describe().is_some_and(|problem| problem.contains(&expected)))
+    })
+    .await
+    .with_context(|| format!("{:?}\n{}", node.facts.problems.describe(), node.report()))?;
+    let addresses = NodeAddresses { recorded: Some(former), assigned: AssignedAddress::Address(former) };
+    assert_eq!(observed(shepherd, node).await?, addresses, "what a node reports counts for nothing");
+    Ok(())
+}
 
 /// The addresses that a certificate names.
 pub(super) fn addresses(certificate: &[u8]) -> Result<Vec<IpAddr>> {
@@ -87,8 +159,9 @@ async fn kubelet_certificate(node: &Node) -> Result<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker_that_comes_back_with_another_address_is_followed() -> TestResult {
-    let (owner, first) = founded().await?;
-    let mut worker = joined(&owner, &first).await?;
+    let (owner, shepherd, first) = founded().await?;
+    let mut worker = joined(&owner, &shepherd, &first).await?;
+    let former = worker.address;
     owner.put_kubernetes().await?;
     owner.roles(&worker, &["kubernetes-worker"], &[]).await?;
     until_recorded(&owner, &worker).await?;
@@ -98,6 +171,10 @@ async fn worker_that_comes_back_with_another_address_is_followed() -> TestResult
     worker.move_elsewhere()?;
     worker.start()?;
     worker.until_it_is_one().await?;
+    until_refused(&shepherd, &worker, former).await?;
+    assert_eq!(addresses(&kubelet_certificate(&worker).await?)?, [former]);
+
+    assign(&shepherd, &worker).await?;
     until_recorded(&owner, &worker).await?;
     assert_eq!(addresses(&kubelet_certificate(&worker).await?)?, [worker.address]);
     owner.until_well(1, 2).await?;
@@ -106,9 +183,10 @@ async fn worker_that_comes_back_with_another_address_is_followed() -> TestResult
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_that_comes_back_with_another_address_is_followed() -> TestResult {
-    let (owner, mut first) = founded().await?;
-    let (second, mut third) = (joined(&owner, &first).await?, joined(&owner, &first).await?);
-    let worker = joined(&owner, &first).await?;
+    let (owner, shepherd, mut first) = founded().await?;
+    let second = joined(&owner, &shepherd, &first).await?;
+    let mut third = joined(&owner, &shepherd, &first).await?;
+    let worker = joined(&owner, &shepherd, &first).await?;
     for (node, voters) in [(&second, 2), (&third, 3)] {
         owner.roles(node, &["consensus-member"], &[]).await?;
         node.until_control_plane(true).await?;
@@ -126,12 +204,25 @@ async fn member_that_comes_back_with_another_address_is_followed() -> TestResult
     .await?;
     let before = curator_of(&third);
 
-    third.cut_power().await?;
+    // An order that names another address changes nothing while etcd runs, also for a role server that starts beside it.
+    third.stop().await?;
     third.move_elsewhere()?;
     third.start()?;
     third.until_control_plane(true).await?;
     assert_ne!(third.address, former);
+    assert_eq!(third.facts.address.latest(), Some(former));
+    assert!(TcpStream::connect(&before).await.is_ok(), "its curator is where it was");
+    third.cut_power().await?;
+    third.start()?;
+    third.until_control_plane(true).await?;
     assert_eq!(member_of(&third)?, number, "it is the same member");
+    until_refused(&shepherd, &third, former).await?;
+    for node in [&first, &second] {
+        let connection = node.facts.connection.latest().context("it is no node")?;
+        assert!(!connection.curators.directory().contains(&curator_of(&third)), "nobody proved its address");
+    }
+
+    assign(&shepherd, &third).await?;
     until_recorded(&owner, &third).await?;
     let url = peer_url(third.address);
     until("the member is listed at its address", async || {

@@ -62,6 +62,8 @@ pub(crate) struct Node {
     pub(crate) ports: ComponentPorts,
     /// The program etcd of a role server that runs in this process, from its next start on.
     pub(crate) etcd_program: PathBuf,
+    /// What its curator believes about addresses of nodes, from its next start on.
+    pub(crate) address_rule: AddressRule,
     running: Option<Running>,
     directory: tempfile::TempDir,
 }
@@ -91,6 +93,7 @@ impl Node {
                 ..ComponentPorts::default()
             },
             etcd_program: etcd_program()?,
+            address_rule: AddressRule::reported_on_loopback(),
             running: None,
             directory: tempfile::tempdir()?,
         })
@@ -137,7 +140,7 @@ impl Node {
             server_pool: ServerPool::default(),
             signing: SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned())),
             ports: self.ports.clone(),
-            address_rule: AddressRule::reported_on_loopback(),
+            address_rule: self.address_rule,
         };
         let root = run_cluster_node(&settings, &self.facts);
         let tree =

@@ -9,7 +9,11 @@ use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::identity::Identity;
 use shepherd::curator_client::leader_channel::LeaderTracker;
 use shepherd::curator_client::pki::TrustAnchor;
+use shepherd::curator_client::statement_trust::StatementTrust;
 use shepherd::curator_client::tls::{certified_key, client_config};
+use shepherd::manager::cluster::curators::{CuratorCallError, CuratorClient};
+use shepherd::model::cluster::owner_key::OwnerKeySlot;
+use shepherd::model::cluster::state::ClusterIdentity;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
@@ -98,6 +102,29 @@ impl Owner {
 
     pub(crate) fn curators(&self) -> Result<&LeaderTracker> {
         Ok(&self.curators.as_ref().context("it owns nothing")?.0)
+    }
+
+    /// A client of the shepherd, which is this owner of the cluster of `node`.
+    pub(crate) async fn shepherd_client(&self, node: &Node) -> Result<CuratorClient> {
+        let (_, _, anchor) = self.curators.as_ref().context("it owns nothing")?;
+        let founded = ClusterIdentity {
+            ca_certificate: anchor.certificate.clone(),
+            curators: vec![std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string()],
+            founded_at: node.clock.now(),
+        };
+        let trust = StatementTrust::in_memory(anchor.clone(), node.clock.clone());
+        let key = || (OwnerKeySlot::Current, &*self.key);
+        let mut client = None;
+        until("the shepherd has a certificate", async || {
+            match CuratorClient::claim_certificate(&founded, 0, key(), &trust).await {
+                Ok(claimed) => client = Some(claimed),
+                Err(CuratorCallError::TimedOut { .. } | CuratorCallError::NotFollowed { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            Ok(client.is_some())
+        })
+        .await?;
+        client.context("no client")
     }
 
     /// The order for a machine to join, with a new ticket.
