@@ -1,14 +1,15 @@
 //! This node's address: from its order, or detected, and followed when it changes.
 //!
-//! The address in the order counts. Without one, the address is the one that the host uses as the source of connections
-//! to a curator. A curator of another node sees that source, and refuses the report of any other address.
+//! The address in the order counts, as long as the host has it. Without one, the address is the one that the host uses as
+//! the source of connections to a curator. A curator of another node sees that source, and refuses the report of any other
+//! address that is not assigned.
 //!
 //! A host may lose its address while the node runs, for example when a lease of DHCP ends. So the address is looked for
 //! again every 15 seconds. An address that the host still has stays, so that a node with several addresses does
 //! not change between them. An order may also name another address than before, because the provider's list has another
-//! one. The node takes it as soon as the host has it, or has lost the former one. The status report, the services and the
-//! components of Kubernetes follow the new one. A consensus member does not while it runs, because its etcd listens at its
-//! address. It does when it comes back ([`member_address`](super::member_address)).
+//! one. The node takes it as soon as the host has it. The status report, the services and the components of Kubernetes
+//! follow the new one. A consensus member does not while it runs, because its etcd listens at its address. It does when it
+//! comes back ([`member_address`](super::member_address)).
 
 use std::io::Error;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -33,20 +34,27 @@ pub async fn node_address(
     order: Option<&NodeOrder>,
     curators: impl IntoIterator<Item = String>,
 ) -> Result<IpAddr, RunnableError> {
-    match order.and_then(|order| order.address) {
+    match order.and_then(|order| ordered_address(order, host_has)) {
         Some(address) => Ok(address),
         None => detect_address(curators, LOOKUP_DEADLINE).await,
     }
 }
 
-/// The address of a node that starts again and has an order with an address: that one, unless its host still has the former
-/// one alone. The provider's list may name an address before the machine gets it.
-pub fn choose_ordered_address(
-    ordered: IpAddr,
+/// The address in an order, if it counts. That of a shepherd's order comes from a provider's list, and counts while the host
+/// has it. That of a person's order, which names no machine, counts as it is: the host may be behind a router.
+pub fn ordered_address(order: &NodeOrder, has: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+    order.address.filter(|address| order.machine.is_none() || has(*address))
+}
+
+/// The address of a node that starts again; `None` if it has to be detected. While the host has the former address alone,
+/// that one stays: a provider's list may name another one before the machine gets it.
+pub fn restart_address(
+    order: Option<&NodeOrder>,
     former: Option<IpAddr>,
     has: impl Fn(IpAddr) -> bool,
-) -> IpAddr {
-    former.filter(|former| has(*former) && !has(ordered)).unwrap_or(ordered)
+) -> Option<IpAddr> {
+    let order = order.filter(|order| order.address.is_some())?;
+    ordered_address(order, &has).or_else(|| former.filter(|former| has(*former)))
 }
 
 /// Whether an interface of this host has the address.
@@ -59,10 +67,8 @@ pub(super) fn host_has(address: IpAddr) -> bool {
 pub struct AddressState {
     /// The address that it has.
     pub current: IpAddr,
-    /// The address in its order.
+    /// The address in its order, if it counts ([`ordered_address`]).
     pub ordered: Option<IpAddr>,
-    /// Whether the host has `ordered`.
-    pub has_ordered: bool,
     /// Whether the host still has `current`.
     pub is_present: bool,
     /// Whether the node is a consensus member.
@@ -81,8 +87,7 @@ where
         return None;
     }
     if let Some(ordered) = state.ordered {
-        let is_due = ordered != state.current && (state.has_ordered || !state.is_present);
-        return is_due.then_some(ordered);
+        return (ordered != state.current).then_some(ordered);
     }
     if state.is_present {
         return None;
@@ -103,11 +108,10 @@ pub fn follow_address(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 else {
                     continue;
                 };
-                let ordered = files.read_order()?.and_then(|order| order.address);
+                let order = files.read_order()?;
                 let state = AddressState {
                     current,
-                    ordered,
-                    has_ordered: ordered.is_some_and(host_has),
+                    ordered: order.and_then(|order| ordered_address(&order, host_has)),
                     is_present: host_has(current),
                     is_member: facts.roles.latest().is_some_and(|roles| roles.consensus_member.is_some()),
                 };
@@ -174,6 +178,9 @@ mod tests {
     use std::pin::Pin;
     use std::task::Poll;
 
+    use model::ids::MachineId;
+    use uuid::Uuid;
+
     use super::*;
     use crate::cluster::node_order::OrderKind;
 
@@ -193,9 +200,8 @@ mod tests {
     #[tokio::test]
     async fn address_changes_only_when_the_host_lost_it_and_nothing_gives_it() {
         let (current, other) = (ip("10.0.0.1"), ip("10.0.0.2"));
-        let lost =
-            AddressState { current, ordered: None, has_ordered: false, is_present: false, is_member: false };
-        let ordered = AddressState { ordered: Some(other), has_ordered: true, is_present: true, ..lost };
+        let lost = AddressState { current, ordered: None, is_present: false, is_member: false };
+        let ordered = AddressState { ordered: Some(other), is_present: true, ..lost };
         for (case, state, detected, expected) in [
             ("lost", lost, Some(other), Some(other)),
             ("lost, and none is detected", lost, None, None),
@@ -204,18 +210,6 @@ mod tests {
             ("of a member of etcd", AddressState { is_member: true, ..lost }, Some(other), None),
             ("in the order", AddressState { ordered: Some(current), ..lost }, Some(other), None),
             ("another one in the order", ordered, None, Some(other)),
-            (
-                "ordered, and the host has none of both",
-                AddressState { has_ordered: false, is_present: false, ..ordered },
-                None,
-                Some(other),
-            ),
-            (
-                "ordered, and the host has it not yet",
-                AddressState { has_ordered: false, ..ordered },
-                None,
-                None,
-            ),
             ("ordered, of a member of etcd", AddressState { is_member: true, ..ordered }, None, None),
         ] {
             let decided = decide_address(&state, || std::future::ready(detected)).await;
@@ -226,17 +220,27 @@ mod tests {
         assert_eq!(decide_address(&present, detect).await, None);
     }
 
+    fn order(address: Option<IpAddr>, machine: Option<MachineId>) -> NodeOrder {
+        NodeOrder { generation: 0, what: OrderKind::Leave {}, machine, labels: BTreeMap::new(), address }
+    }
+
     #[test]
-    fn node_that_starts_has_the_ordered_address_unless_its_host_has_the_former_one_alone() {
+    fn node_that_starts_has_the_ordered_address_while_its_host_has_it() {
         let (ordered, former) = (ip("10.0.0.2"), ip("10.0.0.1"));
-        for (case, last, host, expected) in [
-            ("it had none", None, &[former][..], ordered),
-            ("the list names it early", Some(former), &[former][..], former),
-            ("it has moved", Some(former), &[ordered][..], ordered),
-            ("the host has both", Some(former), &[former, ordered][..], ordered),
-            ("the host has none yet", Some(former), &[][..], ordered),
+        let by_shepherd = order(Some(ordered), Some(MachineId(Uuid::from_u128(7))));
+        let by_person = order(Some(ordered), None);
+        let without = order(None, Some(MachineId(Uuid::from_u128(7))));
+        for (case, order, last, host, expected) in [
+            ("no order", None, Some(former), &[former][..], None),
+            ("no address in it", Some(&without), Some(former), &[former][..], None),
+            ("the list names it early", Some(&by_shepherd), Some(former), &[former][..], Some(former)),
+            ("it has moved", Some(&by_shepherd), Some(former), &[ordered][..], Some(ordered)),
+            ("the host has both", Some(&by_shepherd), Some(former), &[former, ordered][..], Some(ordered)),
+            ("the host has none of both", Some(&by_shepherd), Some(former), &[][..], None),
+            ("it had none before", Some(&by_shepherd), None, &[former][..], None),
+            ("a person has ordered it", Some(&by_person), Some(former), &[former][..], Some(ordered)),
         ] {
-            let chosen = choose_ordered_address(ordered, last, |address| host.contains(&address));
+            let chosen = restart_address(order, last, |address| host.contains(&address));
             assert_eq!(chosen, expected, "{case}");
         }
     }
@@ -267,14 +271,7 @@ mod tests {
     #[tokio::test]
     async fn address_in_the_order_counts() {
         let address = Some(ip("127.0.0.7"));
-        let order = NodeOrder {
-            generation: 0,
-            what: OrderKind::Leave {},
-            machine: None,
-            labels: BTreeMap::new(),
-            address,
-        };
-        assert_eq!(node_address(Some(&order), []).await.ok(), address);
+        assert_eq!(node_address(Some(&order(address, None)), []).await.ok(), address);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use uuid::Uuid;
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
 use crate::cluster::member_address::running_member_address;
-use crate::cluster::node_address::{choose_ordered_address, host_has, node_address};
+use crate::cluster::node_address::{host_has, node_address, restart_address};
 use crate::cluster::node_facts::{
     ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate,
     curator_channel, node_id_of_key,
@@ -384,15 +384,17 @@ impl NodeEnroller {
         // The connection is published even if the certificate has expired, because only requests as a node need a valid
         // one. This node's own etcd and curator start, and may be needed to issue the new certificate;
         // `certificate_renewal.rs` does that.
-        let detecting = node_address(order, connection.curators.directory());
-        let address = self.scope.until_cancelled(detecting).await??;
-        let ordered = order.and_then(|order| order.address);
-        let address = ordered.map_or(address, |ordered| {
-            choose_ordered_address(ordered, read_node_info(&self.files).address, host_has)
-        });
-        let running =
-            self.scope.until_cancelled(running_member_address(&self.files, &self.children)).await??;
-        self.facts.address.set(running.unwrap_or(address));
+        let running = running_member_address(&self.files, &self.children);
+        let running = self.scope.until_cancelled(running).await??;
+        let former = read_node_info(&self.files).address;
+        let decided = running.or_else(|| restart_address(order, former, host_has));
+        let address = if let Some(address) = decided {
+            address
+        } else {
+            let detecting = node_address(None, connection.curators.directory());
+            self.scope.until_cancelled(detecting).await??
+        };
+        self.facts.address.set(address);
         self.facts.connection.set(connection);
         Ok(())
     }
