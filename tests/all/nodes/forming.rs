@@ -1,9 +1,12 @@
 //! From machines to a cluster that outlives its members.
 
+use std::collections::BTreeSet;
+
 use anyhow::Context as _;
 
 use super::node::Node;
 use super::owner::Owner;
+use super::services::{founded, joined};
 use crate::harness::aloud::TestResult;
 
 /// The first node and the third run the same code. Then leaders are stopped, and everything at once.
@@ -62,6 +65,41 @@ async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once()
     for node in [&mut first, &mut second, &mut third] {
         node.start()?;
     }
+    owner.until_well(3, 3).await?;
+    Ok(())
+}
+
+/// A member is lost with its machine, and another machine takes its place. Then the new member is needed for the quorum.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_died_is_replaced_by_another_machine() -> TestResult {
+    let (owner, first) = founded().await?;
+    let (mut second, mut third) = (joined(&owner, &first).await?, joined(&owner, &first).await?);
+    for (node, voters) in [(&second, 2), (&third, 3)] {
+        owner.roles(node, &["consensus-member"], &[]).await?;
+        node.until_control_plane(true).await?;
+        owner.until_well(voters, 3).await?;
+    }
+    owner.learn(&[&first, &second, &third])?;
+    third.cut_power().await?;
+    owner.until_well_without(3, 2).await?;
+    owner.delete(&third).await?;
+    drop(third);
+    owner.until_well(2, 2).await?;
+
+    let fourth = joined(&owner, &first).await?;
+    owner.roles(&fourth, &["consensus-member"], &[]).await?;
+    fourth.until_control_plane(true).await?;
+    owner.until_well(3, 3).await?;
+    owner.learn(&[&first, &second, &fourth])?;
+    let expected = [first.id()?, second.id()?, fourth.id()?].map(|id| id.to_string());
+    let members: BTreeSet<String> = owner.members().await?.into_iter().map(|member| member.node_id).collect();
+    assert_eq!(members, expected.into());
+
+    second.cut_power().await?;
+    owner.until_well_without(3, 2).await?;
+    // A write, which needs both of the others.
+    owner.put_kubernetes().await?;
+    second.start()?;
     owner.until_well(3, 3).await?;
     Ok(())
 }
