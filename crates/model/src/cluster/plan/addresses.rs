@@ -40,7 +40,7 @@ impl ClusterPlanner<'_> {
     /// an earlier release ordered it to join, and named no address.
     fn lacks_ordered_address(&self, member: &ClusterMember, node: &ClusterNode, listed: IpAddr) -> bool {
         let reported = member.report.as_ref().and_then(|report| report.address.as_ref());
-        let is_another = reported.is_some_and(|reported| reported.parse() != Ok(listed));
+        let is_another = reported.is_some_and(|reported| reported.parse::<IpAddr>() != Ok(listed));
         let is_old = member.last_order.is_none_or(|order| between(order.sent_at, self.now) > TICKET_LIFETIME);
         node.addresses.recorded.is_none() && is_another && is_old
     }
