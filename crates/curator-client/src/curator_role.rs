@@ -144,13 +144,16 @@ mod tests {
         let by_node = Revocations { nodes: BTreeSet::from([id]), ..Default::default() };
         let nothing = Revocations::default();
         let curators = curators(&authority);
-        let cases: [Case<'_>; 7] = [
+        let ten_years = 10 * 365 * 86_400;
+        let cases: [Case<'_>; 9] = [
             (&nodes(), &anchors, &nothing, 1, "has no curator's certificate: only a consensus member leads"),
             (&owner.certificate, &anchors, &nothing, 1, "the other end is owner kim"),
             (&curators, &anchors, &by_serial, 1, "revoked: certificate"),
             (&curators, &anchors, &by_node, 1, "revoked: certificate"),
             (&curators, &anchors, &nothing, 1001, "expired at"),
             (&curators, &anchors, &nothing, -1, "is not valid before"),
+            (&curators, &anchors, &nothing, ten_years, "expired at"),
+            (&curators, &anchors, &nothing, -ten_years, "is not valid before"),
             (&curators, &[], &nothing, 1, "no authority of the cluster is trusted"),
         ];
         for (certificate, anchors, revocations, second, text) in cases {

@@ -226,6 +226,24 @@ async fn founders_serial_is_recorded() -> TestResult {
     Ok(())
 }
 
+/// etcd is started with the list if there is one. There is one at its first start already, when nobody is removed yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn list_is_there_before_the_first_start_of_etcd() -> TestResult {
+    let (owner, first) = founded().await?;
+    let node = joined(&owner, &first).await?;
+    become_member(&owner, &node).await?;
+    for member in [&first, &node] {
+        let pid = member.etcd().context("no etcd")?.instance.pid;
+        let command_line = std::fs::read(format!("/proc/{pid}/cmdline"))?;
+        let mut arguments = command_line.split(|byte| *byte == 0);
+        assert!(arguments.any(|argument| argument == b"--peer-crl-file"), "it was started without the list");
+        let list = std::fs::read(member.disk().join("etcd/peer.crl"))?;
+        let listed = parse_peer_revocation_list(&list).context("it is damaged")?;
+        assert!(listed.is_empty(), "{listed:?}");
+    }
+    Ok(())
+}
+
 /// Whether the list of this node is one that etcd can read.
 fn has_whole_list(node: &Node) -> bool {
     let list = std::fs::read(node.disk().join("etcd/peer.crl"));

@@ -2,6 +2,9 @@ use super::*;
 use crate::certificate::Validity;
 use crate::testing::{at, authority, pkcs8, serial, statement};
 
+/// Seconds that a clock may be wrong.
+const TEN_YEARS: i64 = 10 * 365 * 86_400;
+
 fn anchors(numbers: &[u8]) -> Vec<TrustAnchor> {
     numbers.iter().map(|number| authority(*number).anchor().clone()).collect()
 }
@@ -99,6 +102,7 @@ fn offered_statement_is_accepted_or_refused_in_one_sentence() {
         (Some(&stored), 2, statement(1, 99), Err("lower than what is known here: epoch 2, number 7")),
         (Some(&stored), 2, other, Err("there are two different statements with number 7 of epoch 2")),
         (Some(&stored), 2, signed_at(at(301)), Err("is one of the two clocks wrong?")),
+        (Some(&stored), 2, signed_at(at(TEN_YEARS)), Err("is one of the two clocks wrong?")),
         // It is stale, and yet newer than the stored one: its revocations count.
         (Some(&stored), 2, signed_at(at(-200_000)), Ok(true)),
         (Some(&stored), 2, elsewhere, Err("is about cluster 00000000-0000-0000-0000-000000000005")),
@@ -116,7 +120,9 @@ fn offered_statement_is_accepted_or_refused_in_one_sentence() {
 
 #[test]
 fn statement_is_fresh_for_as_long_as_a_curators_certificate_lives() {
-    for (second, fresh) in [(-90_000, true), (0, true), (86_399, true), (86_400, false), (999_999, false)] {
+    for (second, fresh) in
+        [(-90_000, true), (0, true), (86_399, true), (86_400, false), (999_999, false), (TEN_YEARS, false)]
+    {
         assert_eq!(statement(0, 1).is_fresh(at(second)), fresh, "{second}");
     }
 }

@@ -1,9 +1,11 @@
 //! The replacement of the cluster's authority, as a node and an owner see it.
 
 use std::slice;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
+use curator_client::certificate::Serial;
 use curator_client::cluster::authority_record_key;
 use curator_client::peer_authorities::identify_peer_by_any;
 use curator_client::peer_identity::{Peer, Revocations};
@@ -18,7 +20,7 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
-use testkit::curators::{Cluster, certificate, refusal, status};
+use testkit::curators::{Cluster, ClusterOptions, certificate, refusal, status};
 use testkit::etcd_servers::until;
 
 use crate::statements::{Follower, trust_of};
@@ -70,6 +72,36 @@ async fn rotation(management: &mut ManagementClient<Channel>) -> Result<Option<w
     Ok(management.get_cluster(wire::GetClusterRequest {}).await?.into_inner().authority_rotation)
 }
 
+/// Without a quorum of etcd an order is refused in one sentence, and begins nothing. Another one begins it afterwards.
+#[tokio::test]
+async fn order_without_a_quorum_begins_nothing() -> TestResult {
+    let options = ClusterOptions { deadline: Duration::from_secs(3), ..ClusterOptions::default() };
+    let cluster = Cluster::start_with(options).await?;
+    cluster.until_one_leads(None).await?;
+    let mut management = ManagementClient::new(cluster.as_owner().await?);
+    let request =
+        || wire::RotateAuthorityRequest { cluster_id: cluster.id.to_string(), ..Default::default() };
+    let key = authority_record_key()?;
+    let etcd = cluster.etcd.client();
+    let record = async || Ok::<_, anyhow::Error>(etcd.get(&key).await?.context("no record")?.value);
+    let before = record().await?;
+    cluster.etcd.silence(0)?;
+    let refused = management.rotate_authority(request()).await;
+    cluster.etcd.let_speak(0)?;
+    let (code, text) = refusal(refused)?;
+    assert_eq!(code, Code::Unavailable, "{text}");
+    assert!(
+        text.starts_with("the authority of the cluster is not replaced") && !text.contains(". "),
+        "{text}"
+    );
+    assert_eq!(record().await?, before, "a part of the order is carried out");
+    assert_eq!(rotation(&mut management).await?, None);
+    let begun = management.rotate_authority(request()).await?.into_inner().rotation.context("nothing")?;
+    assert_eq!(begun.stage(), wire::AuthorityStage::Trusted);
+    assert_ne!(record().await?, before);
+    Ok(())
+}
+
 #[tokio::test]
 async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
     let mut cluster = Cluster::start().await?;
@@ -114,6 +146,7 @@ async fn authority_is_replaced_once_every_node_has_followed() -> TestResult {
     let none = Revocations::default();
     let peer = identify_peer_by_any(&[&by_new], slice::from_ref(&new), &none, cluster.time.now())?;
     assert!(matches!(peer, Peer::Node { id, .. } if id == founder.id), "{peer}");
+    assert_ne!(Serial::from_der(&by_new), Serial::from_der(&by_old), "no serial number is used twice");
     let mut renewed = NodesClient::new(cluster.channel(0, Some(founder.with(&by_new)?))?);
     let mut management = ManagementClient::new(cluster.as_owner().await?);
     renewed.update_status(report(&cluster, &[&new, &old], &new, &[&old, &new])?).await?;
