@@ -7,13 +7,14 @@
 //!
 //! | the node | its address |
 //! | --- | --- |
-//! | was assigned one by an owner, who approved it | that one |
+//! | was assigned one by an owner, as the shepherd does from the provider's list | that one |
 //! | is that of the curator that decides | what it reports: it can read the authority's key, as any consensus member |
 //! | is any other one | the source of its connection to this curator, which it cannot choose |
 //!
-//! An address is never one of the loopback interface, and never one that another living node has. A former node without
-//! heartbeats blocks nobody, once the leader has listened for long enough to know: its machine may have been
-//! installed again and come back as another node.
+//! An address is never one of the loopback interface, and never one that another living node has, or was assigned. A former
+//! node without an assigned address blocks nobody once its heartbeats ended and the leader has listened for long enough to
+//! know: its machine may have been installed again and come back as another node. An assigned address is kept until the
+//! node is decommissioned or deleted, or until an owner assigns it to another one, as the shepherd does.
 //!
 //! A report of another address is refused rather than replaced. Others would be sent to an address at which the node
 //! does not listen. What is recorded stays until the node reports something else, also if it is older than this rule.
