@@ -26,6 +26,7 @@
 //!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * [`authority_rotation`][]: an order to replace the cluster's authority, and how far that is. [`authority_theft`][]: the
 //!   same after a theft of its key.
+//! * [`secret_keys`][]: the keys that Kubernetes Secrets are encrypted with, and their rotation.
 //! * [`etcd_space`][]: the way back of an etcd that accepts no writes because it is full.
 //! * `quorum`: majority and tolerated failures.
 //!
@@ -54,6 +55,7 @@ pub mod plan;
 mod quorum;
 pub mod restore;
 pub mod restore_programs;
+pub mod secret_keys;
 pub mod selector;
 pub mod snapshot;
 pub mod spec;
