@@ -8,7 +8,8 @@ SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.
        c.peer_renewal_requested_at, c.peer_renewal_requested_by,
        c.authority_rotation, c.authority_rotation_ordered_at, c.authority_rotation_ordered_by, c.authority_rotation_from,
        c.authority_rotation_progress, c.authority_rotation_step, c.authority_rotation_certificate,
-       c.authority_rotation_since,
+       c.authority_rotation_since, c.secret_keys,
+       (SELECT min(e.taken_at) FROM cluster_snapshot e WHERE e.cluster_id = c.cluster_id) AS oldest_snapshot,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
        s.authority AS "snapshot_authority?",
        EXISTS (SELECT 1 FROM cluster_image i

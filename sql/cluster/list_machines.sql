@@ -9,7 +9,7 @@ SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.wait_reason, 
        r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",
        r.address AS "address?", r.error AS "error?", r.epoch AS "epoch?", r.reported_at AS "reported_at?",
        r.next_authority AS "next_authority?", r.next_authority_step AS "next_authority_step?",
-       r.etcd_version AS "etcd_version?", r.etcdutl_version AS "etcdutl_version?",
+       r.etcd_version AS "etcd_version?", r.etcdutl_version AS "etcdutl_version?", r.secrets AS "secrets?",
        p.provider AS "provider?", p.address AS "listed_address?"
 FROM machine_cluster c
 JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = 'access'

@@ -8,7 +8,7 @@ SELECT (SELECT h.previous_boot_id FROM machine_agent_heartbeat h WHERE h.machine
        c.address AS "reported_address?", c.error AS "reported_error?",
        c.epoch AS "reported_epoch?", c.next_authority AS "reported_next_authority?",
        c.next_authority_step AS "reported_authority_step?",
-       c.etcd_version AS "reported_etcd?", c.etcdutl_version AS "reported_etcdutl?",
+       c.etcd_version AS "reported_etcd?", c.etcdutl_version AS "reported_etcdutl?", c.secrets AS "reported_secrets?",
        e.generation AS "release_generation?", e.sha256 AS "release_sha256?", e.deadline_seconds AS "release_deadline?",
        p.generation AS "running_generation?", p.sha256 AS "running_sha256?", p.error AS "running_error?",
        p.findings AS "running_findings?",

@@ -8,7 +8,7 @@ SELECT c.cluster_id, c.name, c.founded_at AS "founded_at!", c.keys_refused_since
         WHERE s.cluster_id = c.cluster_id) AS image_at,
        k.requested_at AS "kubernetes_since?",
        c.unreachable_since, c.authority_rotation, c.authority_rotation_ordered_at, c.authority_rotation_ordered_by,
-       c.authority_rotation_from, c.authority_rotation_progress, c.authority_replacements
+       c.authority_rotation_from, c.authority_rotation_progress, c.authority_replacements, c.secret_keys
 FROM cluster c
 LEFT JOIN cluster_kubernetes k ON k.cluster_id = c.cluster_id AND k.removing_by IS NULL
 WHERE c.founded_at IS NOT NULL AND c.deleting_at IS NULL

@@ -38,6 +38,7 @@ mod images;
 mod kubernetes;
 mod owner_keys;
 mod peer_renewal;
+mod secret_keys;
 mod snapshots;
 pub mod statements;
 mod steps;
@@ -299,7 +300,7 @@ impl ClusterWorker<'_> {
             if self.session.remaining() <= CURATOR_TIMEOUT {
                 return Ok(ClusterPassOutcome::RequeueAfter(RETRY_PAUSE));
             }
-            if self.apply_step(&found, &cluster, &step, &mut planned).await? {
+            if self.apply_step((&found, now), &cluster, &step, &mut planned).await? {
                 return Ok(ClusterPassOutcome::Deleted);
             }
         }

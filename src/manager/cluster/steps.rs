@@ -10,6 +10,7 @@ use secrecy::SecretSlice;
 
 use crate::bmdb::cluster::owner_key::current_secret_name;
 use crate::bmdb::cluster::record::ClusterDetails;
+use crate::bmdb::cluster::secret_keys::secret_keys_prefix;
 use crate::curator_client::statement_trust::StatementTrust;
 use crate::manager::cluster::curators::{
     CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
@@ -22,6 +23,7 @@ use crate::model::cluster::plan::step::ClusterPlanStep;
 use crate::model::cluster::plan::{ClusterPlan, TICKET_LIFETIME};
 use crate::model::cluster::state::{Cluster, ClusterIdentity, MembershipOrder};
 use crate::model::ids::MachineId;
+use crate::model::time::Timestamp;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::Operation;
 
@@ -31,11 +33,11 @@ pub(super) const CURATOR_PORT: u16 = 7835;
 pub(super) const ORDER_SEAL_PURPOSE: &str = "an order about a cluster";
 
 impl ClusterWorker<'_> {
-    /// Applies one step. Returns whether the cluster is gone. What prevents the step is added to the plan's wait
-    /// reasons.
+    /// Applies one step. `now` is the time of the database at which the pass began. Returns whether the cluster is gone.
+    /// What prevents the step is added to the plan's wait reasons.
     pub(super) async fn apply_step(
         &self,
-        found: &ClusterDetails,
+        (found, now): (&ClusterDetails, Timestamp),
         cluster: &Cluster,
         step: &ClusterPlanStep,
         planned: &mut ClusterPlan,
@@ -54,7 +56,11 @@ impl ClusterWorker<'_> {
             | ClusterPlanStep::CreateAuthority
             | ClusterPlanStep::SendAuthority { .. }
             | ClusterPlanStep::AdvanceAuthority { .. }
-            | ClusterPlanStep::EndAuthorityTheft => self.apply_sealed_step(cluster, step, planned).await?,
+            | ClusterPlanStep::EndAuthorityTheft
+            | ClusterPlanStep::SendSecretKeys { .. }
+            | ClusterPlanStep::AdvanceSecretKeys { .. } => {
+                self.apply_sealed_step(cluster, step, planned, now).await?;
+            }
             ClusterPlanStep::RecordFounding { machine } => {
                 self.record_founding(cluster, *machine, planned).await?;
             }
@@ -116,7 +122,7 @@ impl ClusterWorker<'_> {
                 self.bmdb.remove_from_cluster(&self.lease, about, *machine, how).await?;
             }
             ClusterPlanStep::DeleteCluster => {
-                let secrets = [current_secret_name(self.cluster)];
+                let secrets = [current_secret_name(self.cluster), secret_keys_prefix(self.cluster)];
                 self.bmdb.purge_cluster(&self.lease, self.cluster, &secrets).await?;
                 return Ok(true);
             }
@@ -166,12 +172,14 @@ impl ClusterWorker<'_> {
         }
     }
 
-    /// Applies one step that sends what an authority signs, or that replaces one after a theft. No curator has a part in it.
+    /// Applies one step that sends what an authority signs or keys of Secrets, or that replaces an authority after a theft.
+    /// No curator has a part in it.
     async fn apply_sealed_step(
         &self,
         cluster: &Cluster,
         step: &ClusterPlanStep,
         planned: &mut ClusterPlan,
+        now: Timestamp,
     ) -> Result<(), ClusterPassError> {
         let (applied, machine) = match step {
             ClusterPlanStep::RenewPeer { machine } => {
@@ -183,6 +191,12 @@ impl ClusterWorker<'_> {
             }
             ClusterPlanStep::AdvanceAuthority { step } => {
                 (self.begin_authority_step(cluster, *step).await, None)
+            }
+            ClusterPlanStep::SendSecretKeys { machine } => {
+                (self.send_secret_keys(cluster, *machine).await, Some(*machine))
+            }
+            ClusterPlanStep::AdvanceSecretKeys { step } => {
+                (self.advance_secret_keys(cluster, *step, now).await, None)
             }
             _ => {
                 self.bmdb.end_authority_theft(&self.lease, self.cluster).await?;

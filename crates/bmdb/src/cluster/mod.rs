@@ -14,6 +14,7 @@
 //!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, and [`forecast`] plans all steps to come without taking one. `candidates` are the
 //!   machines that can be chosen. `selectors` are those of all clusters, for orders about labels.
+//! * [`secret_keys`] are those of Kubernetes Secrets, with orders to replace them.
 //! * `image` is the whole etcd of a cluster, which belongs to a snapshot. It is stored in parts, outside the lease's
 //!   transaction.
 //! * `statement` is what the cluster's authority states of its curators, as a shepherd verified it last.
@@ -58,6 +59,7 @@ pub mod restore;
 pub mod sealed_image;
 #[cfg(feature = "sealing")]
 pub mod sealed_snapshot;
+pub mod secret_keys;
 pub(crate) mod selectors;
 pub mod snapshot;
 pub mod spec_orders;

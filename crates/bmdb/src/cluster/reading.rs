@@ -1,5 +1,6 @@
 //! Reading clusters with their machines from the database.
 
+use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -18,6 +19,7 @@ use model::cluster::authority_theft::{AuthorityStep, AuthorityTheft, TheftStage}
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::node_address::listed_node_address;
 use model::cluster::restore_programs::EtcdPrograms;
+use model::cluster::secret_keys::SecretKeys;
 use model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
 use model::cluster::spec::ClusterPart;
 use model::cluster::state::{
@@ -125,6 +127,8 @@ pub(crate) async fn list_clusters(
                 key_since: row.key_since,
                 key_rotation_requested_by: row.key_rotation_requested_by,
                 keys_rejected_since: row.keys_refused_since,
+                secret_keys: parse_secret_keys(row.secret_keys)?,
+                oldest_snapshot: row.oldest_snapshot,
             })
         })
         .collect()
@@ -140,6 +144,13 @@ pub(crate) fn parse_rotation_order(
         .parse::<RotationKind>()
         .map_err(|error| BmdbError::Corrupt(format!("an order to replace an authority: {error}")))?;
     Ok(Some(AuthorityRotationOrder { kind, ordered_at, ordered_by, replaces }))
+}
+
+/// The keys of a cluster's Secrets; `None` for a cluster of a release before them. A state that cannot be read is an error:
+/// another one would take keys from controllers.
+pub(crate) fn parse_secret_keys(value: Option<Value>) -> Result<Option<SecretKeys>, BmdbError> {
+    let parsed = value.map(serde_json::from_value).transpose();
+    parsed.map_err(|error| BmdbError::Corrupt(format!("the keys of a cluster's Kubernetes Secrets: {error}")))
 }
 
 /// How far an order after a theft is, from the new certificate, the step and its begin; `None` without such an order.
@@ -195,6 +206,7 @@ pub(crate) async fn list_cluster_machines(
                 next_authority: row.next_authority,
                 next_authority_step: row.next_authority_step.and_then(AuthorityStep::from_number),
                 programs: EtcdPrograms { etcd: row.etcd_version, etcdutl: row.etcdutl_version },
+                secrets: row.secrets.and_then(|value| serde_json::from_value(value).ok()),
             });
             let node = row.node_id.map(|id| NodeRecord {
                 id,

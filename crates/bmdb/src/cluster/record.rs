@@ -13,6 +13,7 @@ use model::cluster::authority_theft::AuthorityTheft;
 use model::cluster::declaration::{DeclarationView, DesiredDeclaration, ServiceView};
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::plan::MachineLocations;
+use model::cluster::secret_keys::SecretKeys;
 use model::cluster::selector::Hardware;
 use model::cluster::snapshot::ClusterSnapshots;
 use model::cluster::spec::ClusterSpec;
@@ -78,6 +79,10 @@ pub struct ClusterRecord {
     pub key_rotation_requested_by: Option<String>,
     /// Since when its curators reject every key that the shepherd has.
     pub keys_rejected_since: Option<Timestamp>,
+    /// The keys of its Kubernetes Secrets; `None` for a cluster of a release before them.
+    pub secret_keys: Option<SecretKeys>,
+    /// When the oldest snapshot of it was taken; `None` if none is stored.
+    pub oldest_snapshot: Option<Timestamp>,
 }
 
 /// A machine of a cluster with everything that is stored about it there.
@@ -154,6 +159,8 @@ impl ClusterDetails {
                 .filter(|line| line.ended.is_none())
                 .map(|line| line.upgrade.clone()),
             members: self.machines.iter().map(|line| line.member.clone()).collect(),
+            secret_keys: cluster.secret_keys.clone(),
+            oldest_snapshot: cluster.oldest_snapshot,
             departed_keys: self.departed_keys.clone(),
             observed: view,
             etcd_full_since: cluster.etcd_full_since,

@@ -12,10 +12,11 @@ use crate::cluster::kubernetes::desired::{
 };
 use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::connection::{Bmdb, DbContext as _};
+use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::machine::lookup::{LookupResult, find_machine};
 use crate::orders::approval::append_approver;
 use crate::orders::order::{Order, OrderEffect, OrderResult};
+use model::cluster::secret_keys::SecretKeys;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
 
 const OPERATION: &str = "reading clusters";
@@ -88,6 +89,7 @@ async fn create_cluster_in_tx(
         }
         _ => None,
     };
+    let now = database_now(tx).await?;
     let made = sqlx::query_file_scalar!(
         "../../sql/cluster/insert.sql",
         Uuid::new_v4(),
@@ -97,7 +99,8 @@ async fn create_cluster_in_tx(
         spec.selector.to_string(),
         json!(spec.roles),
         spec.approval.as_str(),
-        order.actor.name
+        order.actor.name,
+        json!(SecretKeys::new(now))
     )
     .fetch_optional(&mut *tx)
     .await

@@ -12,7 +12,7 @@ use proto::hardware::v1::HardwareReport;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::reading::parse_rotation_order;
+use crate::cluster::reading::{parse_rotation_order, parse_secret_keys};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::MachineSnapshot;
@@ -219,6 +219,7 @@ impl Bmdb {
                     .authority_replacements
                     .and_then(|count| usize::try_from(count).ok())
                     .unwrap_or(0),
+                secret_keys: parse_secret_keys(row.secret_keys)?,
                 unreachable_since: row.unreachable_since,
                 authority_rotation: parse_rotation_order(order, row.authority_rotation_from)?,
                 // What another release wrote and this one cannot read is written again by the next pass.

@@ -28,7 +28,7 @@
 //! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `migration_lock` | fixed |
-//! | `sealed_secret` | one, and for each cluster that there is its key, the next one and the former ones |
+//! | `sealed_secret` | one, and for each cluster that there is its key, the next one and the former ones, and the keys of its Secrets |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |

@@ -14,6 +14,7 @@ use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
 use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::restore_programs::EtcdPrograms;
+use crate::cluster::secret_keys::{SecretKeys, SecretsReport};
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
 use crate::cluster::upgrade::ClusterUpgrade;
 use crate::ids::MachineId;
@@ -100,6 +101,8 @@ pub struct MemberReport {
     pub next_authority_step: Option<AuthorityStep>,
     /// The versions of etcd and etcdutl on it.
     pub programs: EtcdPrograms,
+    /// How it encrypts Kubernetes Secrets; `None` if its role server is of a release that does not.
+    pub secrets: Option<SecretsReport>,
 }
 
 /// A machine that belongs to the cluster.
@@ -376,6 +379,10 @@ pub struct Cluster {
     pub kubernetes: Option<kubernetes::DesiredKubernetes>,
     /// The upgrade that is under way.
     pub upgrade: Option<ClusterUpgrade>,
+    /// The keys of its Kubernetes Secrets; `None` for a cluster of a release before them.
+    pub secret_keys: Option<SecretKeys>,
+    /// When the oldest snapshot of it was taken; `None` if none is stored.
+    pub oldest_snapshot: Option<Timestamp>,
     /// Its machines, in the order in which they were chosen.
     pub members: Vec<ClusterMember>,
     /// Keys of nodes that left it, as far back as its snapshots go: a restore may bring these nodes back.
@@ -403,6 +410,8 @@ impl Cluster {
             declared_roles: Vec::new(),
             kubernetes: None,
             upgrade: None,
+            secret_keys: None,
+            oldest_snapshot: None,
             members: Vec::new(),
             departed_keys: BTreeSet::new(),
             observed: CuratorAnswer::NotQueried,

@@ -1,5 +1,7 @@
 //! Issues of clusters: an etcd that is full or nearly so, old snapshots, old images of etcd, rejected owner keys, replacements
-//! of the authority that do not go on or are nearly used up.
+//! of the authority that do not go on or are nearly used up, keys of Secrets that controllers wait for.
+
+use std::time::Duration;
 
 use crate::artefact::is_storage_nearly_full;
 use crate::byte_size::ByteSize;
@@ -7,6 +9,7 @@ use crate::cluster::authority_rotation::{
     ANNOUNCED_REPLACEMENTS, MAX_REPLACEMENTS, stopped_replacement, stopped_replacement_remedy,
 };
 use crate::cluster::etcd_space::FULL_ETCD;
+use crate::cluster::secret_keys::SecretsStage;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
@@ -24,6 +27,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             cluster_key_refused(cluster, evidence),
             authority_rotation_held(cluster, evidence),
             authority_replacements(cluster),
+            secrets_key_held(cluster, evidence),
         ]
     };
     evidence.clusters.iter().flat_map(of).flatten().collect()
@@ -95,6 +99,38 @@ fn authority_rotation_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs)
         text,
         since,
         stopped_replacement_remedy(&cluster.name),
+    ))
+}
+
+/// How long a stage of the keys of Secrets may take.
+const SECRETS_STAGE_LIMIT: Duration = Duration::from_hours(1);
+
+/// Issue: a controller holds up another key of Secrets.
+fn secrets_key_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let state = cluster.secret_keys.as_ref().filter(|state| state.stage.is_rotating())?;
+    // Without Kubernetes, nobody writes a Secret again.
+    cluster.kubernetes_since?;
+    let lasts = between(state.since, evidence.at);
+    if lasts < SECRETS_STAGE_LIMIT {
+        return None;
+    }
+    let (name, lasts) = (&cluster.name, humanize_duration(lasts));
+    let (waits, advice) = match state.stage {
+        SecretsStage::Rewriting => (
+            "an API server should write every Kubernetes Secret again with the new key",
+            "shows which API servers are not well",
+        ),
+        _ => (
+            "its controllers should work with a new key for Kubernetes Secrets",
+            "names those that do not; bring them back, or retire them",
+        ),
+    };
+    Some(Issue::new(
+        IssueKind::SecretsKeyHeld,
+        format!("cluster {name}"),
+        format!("{waits}; that has not been done for {lasts} ({})", state.stage),
+        Some(state.since),
+        format!("`shepherdctl cluster describe {name}` {advice}"),
     ))
 }
 

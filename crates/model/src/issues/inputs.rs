@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
+use crate::cluster::secret_keys::SecretKeys;
 use crate::database_limits::DatabaseLimits;
 use crate::facts::MachineFacts;
 use crate::host_finding::HostFinding;
@@ -203,6 +204,8 @@ pub struct ClusterIssueInputs {
     pub etcd_full_since: Option<Timestamp>,
     /// How often its authority was replaced, as far as its shepherds follow that.
     pub authority_replacements: usize,
+    /// The keys of its Kubernetes Secrets; `None` for a cluster of a release before them.
+    pub secret_keys: Option<SecretKeys>,
     /// Since when none of its curators answers.
     pub unreachable_since: Option<Timestamp>,
     /// The order to replace its authority that is carried out.

@@ -113,6 +113,7 @@ pub enum IssueKind {
     ReplicationSlot,
     RetiredListed,
     RetirementStuck,
+    SecretsKeyHeld,
     SessionFlapping,
     ShortWaitingTime,
     SilentAgent,
@@ -129,7 +130,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 57] = [
+    pub const ALL: [Self; 58] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -175,6 +176,7 @@ impl IssueKind {
         Self::ReplicationSlot,
         Self::RetiredListed,
         Self::RetirementStuck,
+        Self::SecretsKeyHeld,
         Self::SessionFlapping,
         Self::ShortWaitingTime,
         Self::SilentAgent,
@@ -238,6 +240,7 @@ impl IssueKind {
             Self::ReplicationSlot => "replication-slot",
             Self::RetiredListed => "retired-listed",
             Self::RetirementStuck => "retirement-stuck",
+            Self::SecretsKeyHeld => "secrets-key-held",
             Self::SessionFlapping => "session-flapping",
             Self::ShortWaitingTime => "short-waiting-time",
             Self::SilentAgent => "silent-agent",
@@ -297,6 +300,7 @@ impl IssueKind {
             | Self::ReplicationSlot
             | Self::RetiredListed
             | Self::RetirementStuck
+            | Self::SecretsKeyHeld
             | Self::SessionFlapping
             | Self::ShortWaitingTime
             | Self::SilentAgent

@@ -9,6 +9,7 @@ use crate::backoff::BackoffFact;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::AuthorityProgress;
 use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKubernetes};
+use crate::cluster::secret_keys::{SecretKeys, SecretsStep};
 use crate::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
 use crate::facts::{
     AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
@@ -175,6 +176,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         etcd_members: Vec::new(),
         etcd_full_since: None,
         authority_replacements: 0,
+        secret_keys: None,
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,
@@ -197,6 +199,16 @@ fn rotating_cluster(unreachable_since: Option<i64>) -> ClusterIssueInputs {
         unreachable_since: unreachable_since.map(at),
         authority_progress: Some(AuthorityProgress { stage: "trusted".into(), since: None, waits_for }),
         ..cluster(NOW - 90_000, Some(NOW - 60))
+    }
+}
+
+/// A cluster with Kubernetes whose second key of Secrets has been in its first stage since then.
+fn with_secret_keys(since: i64) -> ClusterIssueInputs {
+    let state = SecretKeys::new(at(since)).advance(SecretsStep::Generate, "a", None, at(since));
+    let state = state.advance(SecretsStep::Generate, "b", None, at(since));
+    ClusterIssueInputs {
+        secret_keys: Some(state),
+        ..with_kubernetes(NOW - 90_000, Some(NOW - 2), Some(NOW - 2))
     }
 }
 

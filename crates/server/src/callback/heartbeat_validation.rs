@@ -9,6 +9,7 @@ use bmdb::engine::fact_change::NewHeartbeat;
 use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::authority_theft::AuthorityStep;
 use model::cluster::restore_programs::EtcdPrograms;
+use model::cluster::secret_keys::SecretsReport;
 use model::cluster::state::MemberReport;
 use model::host_finding::{HostFinding, HostFindingKind, MAX_FINDINGS};
 use model::ids::MachineId;
@@ -17,7 +18,9 @@ use model::roll_out::ReleaseReport as Release;
 use model::signed_artefact::RELEASE_REFUSED;
 use model::signed_artefact::signing_key::{MAX_KEYS, SigningKey};
 use proto::agent::v1::installation_report::Result as Installed;
-use proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
+use proto::agent::v1::{
+    ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport, SecretsReport as WireSecretsReport,
+};
 
 /// Largest encoded hardware report. One of a server with a thousand disks has about 100 KiB.
 pub const REPORT_LIMIT: usize = 1 << 20;
@@ -29,6 +32,10 @@ const ERROR_LIMIT: usize = 4000;
 /// Characters of the id of a key.
 const KEY_ID_LIMIT: usize = 16;
 const CERTIFICATE_LIMIT: usize = 8 << 10;
+/// Characters of the name of a provider of Secrets.
+const PROVIDER_NAME_LIMIT: usize = 63;
+/// Most providers of Secrets that are read.
+const MAX_PROVIDERS: usize = 64;
 /// Upper bound of a restore epoch: no cluster is restored this often.
 const MAX_EPOCH: u64 = 1 << 32;
 
@@ -134,7 +141,25 @@ fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, Malformed
             etcd: parse_program_version(&report.etcd_version),
             etcdutl: parse_program_version(&report.etcdutl_version),
         },
+        secrets: report.secrets.map(parse_secrets_report),
     })
+}
+
+/// What a machine reports of the encryption of Secrets. A name that no key has is dropped, so the list is another one.
+fn parse_secrets_report(report: WireSecretsReport) -> SecretsReport {
+    let is_name = |name: &String| {
+        let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        !name.is_empty() && name.len() <= PROVIDER_NAME_LIMIT && name.chars().all(is_part)
+    };
+    let list = |names: Vec<String>| {
+        names.into_iter().take(MAX_PROVIDERS).filter(is_name).collect::<Vec<_>>().join(" ")
+    };
+    SecretsReport {
+        ordered: list(report.ordered),
+        rewrite: report.rewrite,
+        running: list(report.running),
+        rewritten: list(vec![report.rewritten]),
+    }
 }
 
 /// A text of a machine as it is stored and shown: bounded, and without hidden characters except those in `kept`. A text
@@ -416,6 +441,12 @@ mod tests {
             next_authority_step: 3,
             etcd_version: "3.6.1".to_owned(),
             etcdutl_version: "3.6.1; rm".to_owned(),
+            secrets: Some(WireSecretsReport {
+                ordered: vec!["key1-0a".to_owned(), "a b".to_owned(), "identity".to_owned()],
+                rewrite: true,
+                running: vec!["x".repeat(PROVIDER_NAME_LIMIT + 1)],
+                rewritten: "key1-0a".to_owned(),
+            }),
         };
         let mut request = request();
         request.cluster_report = Some(report.clone());
@@ -425,6 +456,13 @@ mod tests {
         assert_eq!(next, (Some(&[5][..]), Some(AuthorityStep::Reject)));
         assert_eq!((read.address.as_deref(), read.error.as_deref()), (Some("10.0.0.1"), Some("no route")));
         assert_eq!(read.programs, EtcdPrograms { etcd: Some("3.6.1".to_owned()), etcdutl: None });
+        let secrets = SecretsReport {
+            ordered: "key1-0a identity".to_owned(),
+            rewrite: true,
+            running: String::new(),
+            rewritten: "key1-0a".to_owned(),
+        };
+        assert_eq!(read.secrets, Some(secrets));
         for (wrong, field) in [
             (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
             (

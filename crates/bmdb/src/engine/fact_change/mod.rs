@@ -420,7 +420,8 @@ pub(crate) async fn apply_fact_change(
             report.next_authority.as_deref(),
             report.next_authority_step.map(AuthorityStep::number),
             report.programs.etcd.as_deref(),
-            report.programs.etcdutl.as_deref()
+            report.programs.etcdutl.as_deref(),
+            report.secrets.as_ref().map(|secrets| serde_json::json!(secrets))
         ),
         FactChange::ReleaseReport(report) => sqlx::query_file!(
             "../../sql/roll_out/upsert_report.sql",

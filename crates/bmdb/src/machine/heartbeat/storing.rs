@@ -85,6 +85,7 @@ async fn store_heartbeat_in_tx(
             next_authority: row.reported_next_authority,
             next_authority_step: row.reported_authority_step.and_then(AuthorityStep::from_number),
             programs: EtcdPrograms { etcd: row.reported_etcd, etcdutl: row.reported_etcdutl },
+            secrets: row.reported_secrets.and_then(|value| serde_json::from_value(value).ok()),
         }),
         release: row.running_generation.zip(row.running_sha256).and_then(|(generation, sha256)| {
             Some(ReleaseReport {

@@ -5,6 +5,7 @@ use crate::cluster::forecast::{ForecastInput, ForecastRun, new_node};
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
 use crate::cluster::node_address::AssignedAddress;
 use crate::cluster::plan::step::ClusterPlanStep;
+use crate::cluster::secret_keys::{SecretKeys, SecretsReport, SecretsStage, SecretsStep};
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::{
     CONSENSUS_MEMBER_ROLE, CandidateMachine, ClusterIdentity, ClusterMember, ClusterNode, CuratorAnswer,
@@ -111,6 +112,8 @@ impl ForecastRun {
                     has.assigned_bundles.remove(&node);
                 }
             }
+            ClusterPlanStep::SendSecretKeys { machine } => self.apply_secret_keys(machine),
+            ClusterPlanStep::AdvanceSecretKeys { step } => self.advance_secret_keys(step),
             ClusterPlanStep::RecordUpgrade(turn) => self.apply_upgrade_event(turn),
             ClusterPlanStep::DeleteCluster => {}
         }
@@ -163,6 +166,25 @@ impl ForecastRun {
                 (report.next_authority, report.next_authority_step) = (Some(certificate), Some(step));
             }
         }
+    }
+
+    fn advance_secret_keys(&mut self, step: SecretsStep) {
+        let (now, oldest) = (self.now, self.cluster().oldest_snapshot);
+        let state = self.cluster().secret_keys.take().unwrap_or_else(|| SecretKeys::new(now));
+        self.cluster().secret_keys = Some(state.advance(step, "next", oldest, now));
+    }
+
+    /// The machine has the keys at once, and has written every Secret again if that is due.
+    fn apply_secret_keys(&mut self, machine: MachineId) {
+        let Some(state) = self.cluster().secret_keys.clone() else { return };
+        self.apply_order(machine, MembershipOrder::Join);
+        let Some(member) = self.member(machine) else { return };
+        let generation = member.last_order.map_or(0, |order| order.generation);
+        let Some(report) = &mut member.report else { return };
+        let (list, rewrite) = (state.provider_list(), state.stage == SecretsStage::Rewriting);
+        let rewritten = state.current_key().filter(|_| rewrite).map(|key| key.name()).unwrap_or_default();
+        report.generation = generation;
+        report.secrets = Some(SecretsReport { ordered: list.clone(), rewrite, running: list, rewritten });
     }
 
     fn apply_member_addition(&mut self, machine: MachineId, part: ClusterPart) {

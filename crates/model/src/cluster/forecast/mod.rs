@@ -201,6 +201,7 @@ impl ForecastRun {
             | ClusterPlanStep::SendOrder { machine, .. }
             | ClusterPlanStep::RenewPeer { machine }
             | ClusterPlanStep::SendAuthority { machine, .. }
+            | ClusterPlanStep::SendSecretKeys { machine }
             | ClusterPlanStep::RecordFounding { machine }
             | ClusterPlanStep::ApproveNode { machine, .. }
             | ClusterPlanStep::AssignAddress { machine, .. }

@@ -6,6 +6,7 @@ use crate::cluster::forecast::{ForecastRun, new_node};
 use crate::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, NodeKubernetes, ObservedKubernetes, WORKER_ROLE,
 };
+use crate::cluster::secret_keys::SecretsReport;
 use crate::cluster::state::{EtcdMember, MemberReport, MembershipOrder, NodeHealth, NodeState};
 use crate::ids::MachineId;
 use crate::phase::Phase;
@@ -64,6 +65,8 @@ impl ForecastRun {
     fn advance_member_reports(&mut self) -> bool {
         let (mut answered, mut registered) = (false, Vec::new());
         let epoch = self.input.cluster.epoch;
+        // A machine that joins runs the release that its cluster needs.
+        let has_keys = self.cluster().secret_keys.as_ref().is_some_and(|state| state.stage.has_keys());
         for member in &mut self.cluster().members {
             let received = matches!(member.phase, Phase::Ready | Phase::Installed);
             let Some(order) = member.last_order.filter(|_| received) else { continue };
@@ -87,6 +90,7 @@ impl ForecastRun {
                 next_authority: before.next_authority,
                 next_authority_step: before.next_authority_step,
                 programs: before.programs,
+                secrets: before.secrets.or_else(|| has_keys.then(SecretsReport::default)),
             });
             if order.order == MembershipOrder::Join {
                 registered.push((member.machine, key));

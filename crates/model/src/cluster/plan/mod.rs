@@ -33,6 +33,7 @@
 //! * `joining`: a machine becomes a node. `addresses`: addresses of nodes. `roles`: roles of a node. `removal`: a node is
 //!   removed.
 //! * `declarations` and `kubernetes`: what the curators have to know. [`upgrade`][]: another bundle, node by node.
+//!   [`secret_keys`][]: keys of Kubernetes Secrets on controllers.
 //! * [`step`][]: what all of them plan.
 
 use std::collections::BTreeMap;
@@ -62,6 +63,7 @@ mod placement;
 mod removal;
 mod restore;
 mod roles;
+pub mod secret_keys;
 pub mod step;
 pub mod upgrade;
 
@@ -112,6 +114,7 @@ pub fn plan_cluster(
         };
         planning.add_members(parts, &planning.restore_candidates(restoring, candidates), places);
         planning.plan_restore(restoring, candidates);
+        planning.bring_back_secret_keys(restoring);
         return planning.plan;
     }
     let is_full = cluster.is_etcd_full();
@@ -199,6 +202,8 @@ impl ClusterPlanner<'_> {
             plan_kubernetes(self.cluster.kubernetes.as_ref(), self.cluster.upgrade.as_ref(), seen);
         self.plan.steps.extend(steps);
         self.plan.wait_reasons.extend(waits);
+        // A machine that waits for keys becomes no controller.
+        self.plan_secret_keys(seen);
         self.mark_leaving(Some(seen));
         self.scale_down(seen);
         let mut consensus = None;

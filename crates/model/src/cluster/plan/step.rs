@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use crate::cluster::authority_theft::AuthorityStep;
 use crate::cluster::kubernetes::KeyPurpose;
+use crate::cluster::secret_keys::SecretsStep;
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::MembershipOrder;
 use crate::cluster::upgrade::UpgradeEvent;
@@ -158,6 +159,16 @@ pub enum ClusterPlanStep {
         /// ID of the node.
         node: String,
     },
+    /// Send a controller the keys of Kubernetes Secrets, over its agent channel.
+    SendSecretKeys {
+        /// The machine that gets them.
+        machine: MachineId,
+    },
+    /// Take the next step of the encryption of Kubernetes Secrets.
+    AdvanceSecretKeys {
+        /// The step.
+        step: SecretsStep,
+    },
     /// Record an event of the upgrade.
     RecordUpgrade(UpgradeEvent),
     /// Delete the record of the cluster.
@@ -214,6 +225,10 @@ impl fmt::Display for ClusterPlanStep {
             Self::AssignBundle { node, bundle, .. } => {
                 write!(f, "{node} is ordered to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
             }
+            Self::SendSecretKeys { machine } => {
+                write!(f, "machine {machine} is sent the keys of Kubernetes Secrets")
+            }
+            Self::AdvanceSecretKeys { step } => step.fmt(f),
             Self::ClearBundle { node } => write!(f, "{node} runs the bundle of its cluster"),
             Self::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
                 write!(f, "{node} has finished its upgrade")

@@ -111,6 +111,8 @@ pub(super) fn healthy_cluster(control_plane: u8) -> Cluster {
         declared_roles: Vec::new(),
         kubernetes: None,
         upgrade: None,
+        secret_keys: None,
+        oldest_snapshot: None,
         members,
         departed_keys: BTreeSet::new(),
         observed: CuratorAnswer::Observed(seen),

@@ -114,6 +114,12 @@ pub(super) const CASES: &[Case] = &[
         |e| e.clusters.push(rotating_cluster(Some(NOW - 120))),
         &[("authority-rotation-held", "cluster ams")],
     ),
+    ("keys of Secrets that reach controllers", |e| e.clusters.push(with_secret_keys(NOW - 3599)), &[]),
+    (
+        "keys of Secrets that a controller holds up",
+        |e| e.clusters.push(with_secret_keys(NOW - 3600)),
+        &[("secrets-key-held", "cluster ams")],
+    ),
     ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
     ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
     (
