@@ -70,6 +70,7 @@ mod object_watches;
 mod object_write;
 pub mod problem;
 pub mod reconcile;
+pub mod secret_rewrite;
 mod watch_cache;
 
 /// The objects of one release in one Kubernetes.

@@ -29,7 +29,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use supervisor::watch_cell::WatchCell;
 
-use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials, SecretKeysOrder};
 use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::node_order::EtcdImage;
@@ -291,6 +291,8 @@ pub struct NodeFacts {
     pub curator_closed: WatchCell<bool>,
     /// Why this node's curator signs no statement while it leads. The curator withdraws it.
     pub statements: StatementMonitor,
+    /// The keys of Kubernetes Secrets by the newest order; empty if there is none.
+    pub secret_keys: WatchCell<SecretKeysOrder>,
     /// The versions of etcd and etcdutl on this host.
     pub programs: WatchCell<EtcdPrograms>,
     /// Set whenever another order was stored.
@@ -319,6 +321,7 @@ impl NodeFacts {
         self.services.clear();
         self.setup.clear();
         self.kubernetes.clear();
+        self.secret_keys.clear();
         self.authority.clear();
     }
 }

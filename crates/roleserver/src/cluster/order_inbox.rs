@@ -13,9 +13,9 @@
 //! seen is rejected. A higher one takes effect when the order is accepted, also for a node that stays in the cluster:
 //! it keeps its key, its certificate and its services, and connects to other curators.
 //!
-//! Two orders are no orders to be something. One has a certificate for the etcd member of a node
-//! ([`peer_order`][crate::cluster::peer_order]), the other one another authority of its cluster
-//! (`authority_replacement`). They do not replace the stored order, which only gets their number.
+//! Three orders are no orders to be something. One has a certificate for the etcd member of a node
+//! ([`peer_order`][crate::cluster::peer_order]), one another authority of its cluster (`authority_replacement`), and one
+//! keys of Kubernetes Secrets (`secret_keys`). They do not replace the stored order, which only gets their number.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,9 +31,11 @@ use crate::cluster::node_order::{EtcdImage, NodeOrder, OrderError, OrderKind};
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
 use crate::cluster::order_inbox::authority_replacement::{follow_authority, report_replacement};
+use crate::cluster::order_inbox::secret_keys::{report_secret_keys, store_secret_keys};
 use crate::cluster::peer_order::{PeerOrderDecision, carry_out_peer_order};
 
 mod authority_replacement;
+mod secret_keys;
 
 /// Parses an order. The error shows nothing of a ticket.
 fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
@@ -71,8 +73,13 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
             statement: Some(hex::encode(&join.statement)).filter(|text| !text.is_empty()),
         },
         Some(OrderedOperation::Leave(_)) => OrderKind::Leave {},
-        // A certificate, or another authority, is no order to be something.
-        Some(OrderedOperation::RenewPeer(_) | OrderedOperation::ReplaceAuthority(_)) | None => {
+        // A certificate, another authority, or keys are no order to be something.
+        Some(
+            OrderedOperation::RenewPeer(_)
+            | OrderedOperation::ReplaceAuthority(_)
+            | OrderedOperation::EncryptSecrets(_),
+        )
+        | None => {
             return Err(OrderError("its operation is not known to this release".to_owned()));
         }
     };
@@ -119,6 +126,8 @@ enum Acceptance {
     Certificate,
     /// Another authority of its cluster.
     Authority,
+    /// Keys of Kubernetes Secrets.
+    Keys,
 }
 
 impl OrderInbox {
@@ -136,6 +145,9 @@ impl OrderInbox {
                 use_certificate(files, order.generation, &renew.certificate)
             }
             Some(OrderedOperation::ReplaceAuthority(next)) => follow_authority(files, order.generation, next),
+            Some(OrderedOperation::EncryptSecrets(keys)) => {
+                store_secret_keys(files, facts, order.generation, keys)
+            }
             _ => self.store_order(order),
         };
         let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,6 +164,11 @@ impl OrderInbox {
                     generation,
                     "this machine follows another authority of its cluster by an order"
                 );
+                *refused = None;
+            }
+            Ok(Acceptance::Keys) => {
+                let generation = order.generation;
+                tracing::info!(generation, "this machine has keys of Kubernetes Secrets by an order");
                 *refused = None;
             }
             Ok(Acceptance::Order) => {
@@ -206,6 +223,9 @@ impl OrderInbox {
         let order = files.read_order().map_err(&mut reported).ok().flatten();
         let key = files.read_key().map_err(&mut reported).ok().flatten();
         let credentials = files.read_credentials().map_err(&mut reported).ok().flatten();
+        // A machine that is no node reports nothing of a cluster.
+        let secrets = report_secret_keys(files).map_err(&mut reported).unwrap_or_default();
+        let secrets = key.is_some().then_some(secrets);
         let programs = facts.programs.latest().unwrap_or_default();
         let mut report = wire::ClusterReport {
             generation: order.as_ref().map_or(0, |order| order.generation),
@@ -220,6 +240,7 @@ impl OrderInbox {
             next_authority_step,
             etcd_version: programs.etcd.unwrap_or_default(),
             etcdutl_version: programs.etcdutl.unwrap_or_default(),
+            secrets,
         };
         // A machine has left its cluster only when its key and credentials are removed.
         let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});

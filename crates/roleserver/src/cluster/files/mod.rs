@@ -17,6 +17,8 @@
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
 //! | `next_authority.json` | `authority_order`, or an operator | the authority that replaces a stolen one, mode 0600 |
+//! | `secret_keys.json` | `order_inbox` | keys of Kubernetes Secrets, mode 0600 |
+//! | `secret_keys_status.json` | `kubernetes` | which of these keys the API server was started with |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
 //! | `image` | `node_enrolment`, while restoring | the image of etcd to restore, with its secrets, mode 0600 |
 //! | `declarations.json`, `about.json` | `services` | see [`persisted`][crate::cluster::services::persisted] |
@@ -28,7 +30,7 @@
 //! | `etcd/` | etcd, `control_plane`, `peer_*` | its data, sockets, TLS files, revoked peers, last start |
 //!
 //! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch,
-//! the statement and etcd's data: nothing can replace them. Damaged truth is an error that names the file and the way
+//! the statement, the keys of Secrets and etcd's data: nothing here can replace them. Damaged truth is an error that names the file and the way
 //! back. Another key would make it another node, and a guessed epoch or a lost statement could make it follow the wrong
 //! curators.
 //!
@@ -57,9 +59,13 @@ mod curators;
 mod etcd_files;
 mod next_authority;
 mod roles;
+mod secret_keys;
 mod statement;
 
 pub use next_authority::NextAuthority;
+#[cfg(test)]
+pub(super) use secret_keys::tests as secret_keys_tests;
+pub use secret_keys::{SecretKeysOrder, SecretKeysStatus, SecretsProvider};
 
 /// Largest file that is read, in bytes.
 const FILE_LIMIT: u64 = 4 << 20;

@@ -11,7 +11,7 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 
 use crate::cluster::etcd_member;
-use crate::cluster::files::ClusterFiles;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, SecretKeysOrder, SecretKeysStatus};
 use crate::cluster::kubernetes::bundle_install::InstalledBundle;
 use crate::cluster::kubernetes::bundle_store::BundleStore;
 use crate::cluster::kubernetes::cgroup_driver::PodHost;
@@ -25,7 +25,8 @@ use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::cluster::kubernetes::stored_driver::StoredDriver;
 use crate::cluster::kubernetes::{
     KubernetesContext, bundle_install, bundle_proof, cluster_config, component_status, components,
-    curator_watch, desired, host_cleanup, load_balancer, node_object, reconciler_runner, setup, startup,
+    curator_watch, desired, host_cleanup, load_balancer, node_object, reconciler_runner, secrets_rewrite,
+    setup, startup,
 };
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::services::artefact_store::ArtefactStore;
@@ -48,6 +49,10 @@ struct KubernetesValues {
     statuses: WatchCell<Vec<ServiceStatus>>,
     drain: WatchCell<DrainState>,
     servers: WatchCell<Option<ApiServers>>,
+    /// What is done with the keys of Secrets.
+    secrets: WatchCell<SecretKeysStatus>,
+    /// The key that every Secret was written again with.
+    rewritten: WatchCell<String>,
 }
 
 /// Everything that components follow from; an unknown input has its default value.
@@ -62,6 +67,8 @@ struct ComponentInputs {
     statuses: Option<Vec<ServiceStatus>>,
     drain: DrainState,
     node: Option<String>,
+    ordered_secrets: SecretKeysOrder,
+    rewritten: String,
 }
 
 /// Makes the runnable that starts all parts. It publishes the stored setup once in each life of the process.
@@ -79,6 +86,12 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
             {
                 facts.setup.set(setup);
             }
+            if facts.secret_keys.latest().is_none() {
+                facts.secret_keys.set(files.read_secret_keys()?);
+            }
+            let status = files.read_secret_keys_status();
+            parts.rewritten.set(status.rewritten.clone());
+            parts.secrets.set(status);
             let (watched, handed) = (facts.clone(), parts.drain.clone());
             let deciding = derive_value(
                 move || startup::startup_inputs(&watched, &handed),
@@ -129,6 +142,19 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 parts.readiness.clone(),
             );
             starting.start("controller", controller)?;
+            let rewriting = secrets_rewrite::RewriteInputs {
+                ordered: facts.secret_keys.clone(),
+                status: parts.secrets.clone(),
+                readiness: parts.readiness.clone(),
+            };
+            let rewriting = secrets_rewrite::rewrite_secrets(
+                files.clone(),
+                facts.clone(),
+                port,
+                rewriting,
+                parts.rewritten.clone(),
+            );
+            starting.start("secrets", rewriting)?;
             let own = node_object::context::NodeContext {
                 files: files.clone(),
                 children: host.children.clone(),
@@ -163,7 +189,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 "manager",
                 service_manager::run_service_manager(runtime, parts.statuses.clone(), inputs, clock, boot_id),
             )?;
-            starting.start("status", publish_status(facts, parts))?;
+            starting.start("status", publish_status(files, facts, parts))?;
             Err(starting.mark_healthy().scope().cancelled().await.into())
         }
     })
@@ -231,7 +257,8 @@ fn render_components(
                 let wanted = desired::desired_components(&all, |context| {
                     let bundle = hex::encode(context.bundle.digest.0);
                     let version = context.bundle.manifest.kubernetes.to_string();
-                    runs.revision_for(context.material.generation, &bundle, &version, now)
+                    let (generation, secrets) = (context.material.generation, &context.material.secrets);
+                    runs.revision_for(generation, &bundle, &version, secrets, now)
                 });
                 if runs != before {
                     // Stored before any component is started with this number.
@@ -281,16 +308,18 @@ fn find_api_servers(files: &ClusterFiles, parts: &KubernetesValues) -> Runnable 
 }
 
 /// Makes the runnable that publishes the Kubernetes status.
-fn publish_status(facts: NodeFacts, parts: KubernetesValues) -> Runnable {
+fn publish_status(files: ClusterFiles, facts: NodeFacts, parts: KubernetesValues) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (facts, parts) = (facts.clone(), parts.clone());
+        let (files, facts, parts) = (files.clone(), facts.clone(), parts.clone());
         async move {
             let healthy = starting.mark_healthy();
             let mut inputs = component_inputs(&parts)
                 .with(&parts.revisions, |known: &mut ComponentInputs, runs| known.revisions = runs)
                 .with(&parts.statuses, |known: &mut ComponentInputs, statuses| {
                     known.statuses = Some(statuses);
-                });
+                })
+                .with(&facts.secret_keys, |known: &mut ComponentInputs, order| known.ordered_secrets = order)
+                .with(&parts.rewritten, |known: &mut ComponentInputs, rewritten| known.rewritten = rewritten);
             loop {
                 let known = healthy.scope().until_cancelled(inputs.next()).await?;
                 let (Some(startup), Some(statuses)) = (&known.startup, &known.statuses) else { continue };
@@ -304,9 +333,31 @@ fn publish_status(facts: NodeFacts, parts: KubernetesValues) -> Runnable {
                 if facts.kubernetes.latest().as_ref() != Some(&now) {
                     facts.kubernetes.set(now);
                 }
+                publish_secrets(&files, &parts, &known, statuses)?;
             }
         }
     })
+}
+
+/// Stores and publishes what the API server does with the keys of Secrets, if that has changed.
+fn publish_secrets(
+    files: &ClusterFiles,
+    parts: &KubernetesValues,
+    known: &ComponentInputs,
+    statuses: &[ServiceStatus],
+) -> Result<(), ClusterFilesError> {
+    // An API server is started with what is in its material, which may be older than the order.
+    let ordered = known.ordered_secrets.provider_list();
+    let next_start = known.materials.controller.as_ref().map_or(&ordered, |material| &material.secrets);
+    let before = parts.secrets.latest().unwrap_or_default();
+    let running = component_status::running_secrets(statuses, &known.revisions, next_start);
+    let running = running.unwrap_or_else(|| before.running.clone());
+    let now = SecretKeysStatus { running, rewritten: known.rewritten.clone() };
+    if now != before {
+        files.write_secret_keys_status(&now)?;
+        parts.secrets.set(now);
+    }
+    Ok(())
 }
 
 fn component_inputs(parts: &KubernetesValues) -> CombinedInputs<ComponentInputs> {

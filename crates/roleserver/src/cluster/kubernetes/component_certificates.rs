@@ -30,6 +30,7 @@ use crate::cluster::kubernetes::key_material::{
     CLIENT_CAS, FRONT_PROXY_CAS, KUBELET_CAS, KeyMaterial, MaterialRecord, MaterialRequest, SERVER_CAS,
     SIGNING_KEY, TOKEN_KEYS, certificate_names, missing_material, role_directory, time_until_renewal,
 };
+use crate::cluster::kubernetes::secrets_config::write_config;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
@@ -79,6 +80,7 @@ pub fn manage_certificates(
         async move {
             let scope = starting.scope().clone();
             let mut now = scope.until_cancelled(startups.next()).await?;
+            let mut keys = facts.secret_keys.watch();
             let mut starting = Some(starting);
             let mut healthy = None;
             let mut all = RoleMaterials::default();
@@ -90,6 +92,10 @@ pub fn manage_certificates(
                         KubernetesDuty::Controller => &now.controller,
                         KubernetesDuty::Worker => &now.worker,
                     };
+                    if duty == KubernetesDuty::Controller && !matches!(part, RoleStartup::Off(_)) {
+                        // Before the API server starts, and before it is restarted for another list.
+                        write_secrets_config(&directory, &facts).await?;
+                    }
                     *all.for_duty_mut(duty) = read_material(&directory).await?;
                     if *part == RoleStartup::Off(None) {
                         if directory.exists() && remove_unused(&directory, duty, &children).await? {
@@ -134,6 +140,7 @@ pub fn manage_certificates(
                 tokio::select! {
                     cancelled = scope.cancelled() => return Err(cancelled.into()),
                     next = startups.next() => now = next,
+                    _ = keys.next() => {}
                     () = due => {}
                 }
             }
@@ -145,6 +152,13 @@ fn publish(output: &WatchCell<RoleMaterials>, all: &RoleMaterials) {
     if output.latest().as_ref() != Some(all) {
         output.set(all.clone());
     }
+}
+
+/// Writes the configuration by which the API server encrypts Secrets, if there are keys.
+async fn write_secrets_config(directory: &Path, facts: &NodeFacts) -> Result<(), RunnableError> {
+    let Some(order) = facts.secret_keys.latest() else { return Ok(()) };
+    let directory = directory.to_owned();
+    Ok(tokio::task::spawn_blocking(move || write_config(&directory, &order)).await??)
 }
 
 async fn read_material(directory: &Path) -> Result<Option<KeyMaterial>, RunnableError> {

@@ -73,6 +73,21 @@ pub fn kubernetes_status(
     })
 }
 
+/// The providers of Secrets that the API server works with: those that it was started with, once it is healthy. Without an
+/// API server, those that it would be started with. `None` while an API server starts or ends.
+#[must_use]
+pub fn running_secrets(
+    statuses: &[wire::ServiceStatus],
+    runs: &RevisionHistory,
+    next_start: &str,
+) -> Option<String> {
+    let Some(status) = statuses.iter().find(|status| status.service == api_server::NAME) else {
+        return Some(next_start.to_owned());
+    };
+    let run = runs.get(status.declaration_revision).filter(|_| status.kind() == Kind::Healthy);
+    run.map(|run| run.secrets.clone())
+}
+
 /// The oldest revision that a component runs with: a node has a new bundle only when all components have it.
 fn oldest_revision<'r>(
     statuses: &[wire::ServiceStatus],
@@ -143,7 +158,7 @@ mod tests {
     #[test]
     fn only_an_unfinished_image_import_is_reported() {
         let mut runs = RevisionHistory::default();
-        let run = runs.revision_for(3, "aa", "1.20.2", 0);
+        let run = runs.revision_for(3, "aa", "1.20.2", "", 0);
         let worker = KubernetesStartup {
             controller: RoleStartup::Off(None),
             worker: RoleStartup::On,
@@ -171,11 +186,31 @@ mod tests {
     }
 
     #[test]
+    fn reported_keys_of_secrets_are_those_that_the_api_server_was_started_with() {
+        let mut runs = RevisionHistory::default();
+        let old = runs.revision_for(3, "aa", "1.20.2", "key1-a", 0);
+        let new = runs.revision_for(3, "aa", "1.20.2", "key2-b key1-a", 0);
+        let api = api_server::NAME;
+        for (statuses, expected) in [
+            (vec![], Some("key2-b key1-a")),
+            (vec![status("kubelet", Kind::Healthy, new)], Some("key2-b key1-a")),
+            (vec![status(api, Kind::Healthy, old)], Some("key1-a")),
+            (vec![status(api, Kind::Starting, new)], None),
+            (vec![status(api, Kind::BackingOff, new)], None),
+            (vec![status(api, Kind::Healthy, new)], Some("key2-b key1-a")),
+            (vec![status(api, Kind::Healthy, 99)], None),
+        ] {
+            let running = running_secrets(&statuses, &runs, "key2-b key1-a");
+            assert_eq!(running.as_deref(), expected, "{statuses:?}");
+        }
+    }
+
+    #[test]
     fn generation_and_bundle_are_those_that_all_components_run_by() {
         let mut runs = RevisionHistory::default();
-        let old = runs.revision_for(3, "aa", "1.20.2", 0);
-        let renewed = runs.revision_for(4, "aa", "1.20.2", 0);
-        let new = runs.revision_for(4, "bb", "1.20.3", 0);
+        let old = runs.revision_for(3, "aa", "1.20.2", "", 0);
+        let renewed = runs.revision_for(4, "aa", "1.20.2", "", 0);
+        let new = runs.revision_for(4, "bb", "1.20.3", "", 0);
         let gate = ControllerReadiness { is_ready: true, ..ControllerReadiness::default() };
         let api = api_server::NAME;
         for (api_server, scheduler, bundle, generation) in [

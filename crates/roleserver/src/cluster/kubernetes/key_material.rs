@@ -25,6 +25,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use crate::atomic_file::{self, Durability};
+use crate::cluster::kubernetes::secrets_config::{SECRETS_CONFIG, parse_provider_list};
 
 /// CAs of API servers; also of kubelets, as long as there is no [`KUBELET_CAS`].
 pub const SERVER_CAS: &str = "servers.crt";
@@ -77,6 +78,8 @@ pub struct KeyMaterial {
     pub generation: u64,
     /// Directory that holds the files.
     pub directory: PathBuf,
+    /// Names of the providers in [`SECRETS_CONFIG`], separated by spaces; empty without that file.
+    pub secrets: String,
     digests: BTreeMap<String, String>,
 }
 
@@ -85,16 +88,20 @@ impl KeyMaterial {
     #[must_use]
     pub fn read(directory: &Path) -> Option<Self> {
         let note = MaterialRecord::read(directory)?;
-        let mut digests = BTreeMap::new();
+        let (mut digests, mut secrets) = (BTreeMap::new(), String::new());
         for entry in std::fs::read_dir(directory).ok()? {
             let path = entry.ok()?.path();
             let bytes = std::fs::read(&path).ok()?;
             let name = path.file_name()?.to_string_lossy().into_owned();
+            if name == SECRETS_CONFIG {
+                secrets = parse_provider_list(&bytes);
+            }
             digests.insert(name, hex::encode(digest::digest(&digest::SHA256, &bytes)));
         }
         (note.generation > 0).then(|| Self {
             generation: note.generation,
             directory: directory.to_owned(),
+            secrets,
             digests,
         })
     }
@@ -111,6 +118,13 @@ impl KeyMaterial {
     #[must_use]
     pub fn kubelet_authorities(&self) -> &'static str {
         if self.digests.contains_key(KUBELET_CAS) { KUBELET_CAS } else { SERVER_CAS }
+    }
+
+    /// Whether API servers encrypt Secrets. Material of a release before has no file for that, and its API server is not
+    /// restarted for it.
+    #[must_use]
+    pub fn has_secrets_config(&self) -> bool {
+        self.digests.contains_key(SECRETS_CONFIG)
     }
 
     /// Paths of a certificate and its key.
@@ -218,6 +232,7 @@ pub(super) mod tests {
         KeyMaterial {
             generation: 3,
             directory: "/state/cluster/kubernetes/x".into(),
+            secrets: String::new(),
             digests: BTreeMap::new(),
         }
     }

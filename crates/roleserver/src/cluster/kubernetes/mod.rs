@@ -20,6 +20,7 @@
 //!   [`bundle_install`][]: installs the desired one.
 //! * [`component_certificates`][]: issues keys and certificates. [`key_material`][]: their layout on the disk, and
 //!   which are due.
+//! * [`secrets_config`][]: how API servers encrypt Secrets. [`secrets_rewrite`][]: every Secret is written again.
 //! * [`reconciler_runner`][]: the reconciler of built-in objects, and controller readiness. [`cluster_config`][]: the
 //!   configuration that the reconciler applies.
 //! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
@@ -115,6 +116,9 @@ pub mod pod_cgroups;
 pub mod reconciler_runner;
 #[cfg(any(test, not(feature = "reconciler")))]
 mod refusal;
+pub mod secrets_config;
+#[cfg(feature = "reconciler")]
+pub mod secrets_rewrite;
 pub mod setup;
 #[cfg(feature = "reconciler")]
 pub mod startup;

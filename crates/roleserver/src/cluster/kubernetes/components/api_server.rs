@@ -11,6 +11,7 @@ use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{ComponentContext, format_flags, https_check, service_id};
 use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SIGNING_KEY, TOKEN_KEYS};
+use crate::cluster::kubernetes::secrets_config::SECRETS_CONFIG;
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 use crate::cluster::services::workdir::WorkdirFile;
 
@@ -45,13 +46,16 @@ pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedServic
         contents: AUDIT_POLICY_YAML.to_owned(),
         mode: 0o600,
     }];
-    let read_once = [
+    let mut read_once = vec![
         "apiserver-kubelet-client.crt",
         "apiserver-kubelet-client.key",
         context.material.kubelet_authorities(),
         TOKEN_KEYS,
         SIGNING_KEY,
     ];
+    if context.material.has_secrets_config() {
+        read_once.push(SECRETS_CONFIG);
+    }
     context.render_component(BundleComponent::KubeApiserver, arguments(context), files, &read_once)
 }
 
@@ -61,7 +65,7 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
     let file = |name: &str| own.join(name).display().to_string();
     let issuer = format!("https://kubernetes.default.svc.{}", settings.domain);
     let (address, port) = (context.address.to_string(), context.ports.api_server.to_string());
-    format_flags([
+    let mut arguments = format_flags([
         ("advertise-address", address.as_str()),
         ("allow-privileged", "true"),
         ("anonymous-auth", "false"),
@@ -97,7 +101,12 @@ fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
         ("service-cluster-ip-range", &settings.service_range),
         ("tls-cert-file", &material.file_path("apiserver.crt")),
         ("tls-private-key-file", &material.file_path("apiserver.key")),
-    ])
+    ]);
+    if material.has_secrets_config() {
+        let config = material.file_path(SECRETS_CONFIG);
+        arguments.extend(format_flags([("encryption-provider-config", config.as_str())]));
+    }
+    arguments
 }
 
 /// Health check over HTTPS on `/readyz`.
@@ -110,7 +119,7 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 mod tests {
     use super::*;
     use crate::cluster::kubernetes::components::tests::{lines, with_context};
-    use crate::cluster::kubernetes::key_material::tests::material_with_file;
+    use crate::cluster::kubernetes::key_material::tests::{material, material_with_file};
     use crate::cluster::kubernetes::key_material::{KUBELET_CAS, KeyMaterial, SERVER_CAS};
 
     #[test]
@@ -128,6 +137,26 @@ mod tests {
             |name: &str| vec![format!("--kubelet-certificate-authority=/state/cluster/kubernetes/x/{name}")];
         assert_eq!(authority(&material_with_file(KUBELET_CAS)), expected(KUBELET_CAS));
         assert_eq!(authority(&material_with_file(SERVER_CAS)), expected(SERVER_CAS), "of a release before");
+    }
+
+    #[test]
+    fn secrets_are_encrypted_once_there_is_a_configuration_and_another_one_restarts_it() {
+        let rendered = |material: &KeyMaterial| {
+            with_context(|context| {
+                let context = ComponentContext { material, ..*context };
+                let rendered = render_component(&context).unwrap();
+                let declared = context.declaration_digest(&rendered);
+                (rendered, declared)
+            })
+        };
+        let flag = format!("--encryption-provider-config=/state/cluster/kubernetes/x/{SECRETS_CONFIG}");
+        let (plain, of_before) = rendered(&material());
+        assert!(!plain.arguments.contains(&flag), "of a release before");
+        let (encrypted, declared) = rendered(&material_with_file(SECRETS_CONFIG));
+        assert!(encrypted.arguments.contains(&flag), "{:?}", encrypted.arguments);
+        assert_ne!(declared, of_before, "it restarts with the first key");
+        let (_, with_other) = rendered(&material_with_file("other"));
+        assert_eq!(with_other, of_before, "no other file matters");
     }
 
     #[test]

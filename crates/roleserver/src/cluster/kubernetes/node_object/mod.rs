@@ -209,8 +209,8 @@ mod tests {
     #[test]
     fn node_is_drained_only_before_its_role_or_its_bundle_changes() {
         let mut runs = RevisionHistory::default();
-        let own = runs.revision_for(3, &hex::encode(bundle().digest.0), "1.20.2", 0);
-        let other = runs.revision_for(3, "cd", "1.20.1", 0);
+        let own = runs.revision_for(3, &hex::encode(bundle().digest.0), "1.20.2", "", 0);
+        let other = runs.revision_for(3, "cd", "1.20.1", "", 0);
         let leaving = || RoleStartup::Draining(String::new());
         let held = || RoleStartup::Paused(String::new());
         let digest = Some(bundle().digest);
