@@ -161,6 +161,7 @@ pub(super) fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> 
         "Clusters/ApproveMachine" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Snapshot"
         | "Clusters/RotateKey"
+        | "Clusters/RotateSecretsKey"
         | "Clusters/RotateAuthority"
         | "Clusters/RenewPeers"
         | "Clusters/Delete" => json!({ "name": "ams" }),
@@ -199,6 +200,12 @@ async fn found_cluster(api: &Api) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Lets the Secrets of every cluster be encrypted with a first key.
+const SETTLE_SECRETS: &str = r#"
+    UPDATE cluster SET secret_keys = '{"stage": "settled", "since": "2026-01-01T00:00:00Z", "current": 1,
+        "keys": [{"number": 1, "fingerprint": "ab", "created_at": "2026-01-01T00:00:00Z", "dropped_at": null}],
+        "may_be_plain": false, "encrypted_at": null, "restored_for": null, "rotation": null}'"#;
 
 /// Inserts a cluster with the name `fra`.
 pub(super) const INSERT_CLUSTER: &str =
@@ -305,6 +312,9 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 let silent = "UPDATE cluster SET polled_at = clock_timestamp(),
                                   unreachable_since = clock_timestamp() - INTERVAL '1 hour'";
                 sqlx::query(silent).execute(&api.pool).await?;
+            }
+            if rpc == "Clusters/RotateSecretsKey" {
+                sqlx::query(SETTLE_SECRETS).execute(&api.pool).await?;
             }
             // A machine with an ordered reboot cannot get another power order.
             let about = if rpc == "Machines/Power" { second } else { machine };

@@ -116,6 +116,7 @@ const SCRIPT: &[&str] = &[
     "cluster approve ams N --reason console",
     "cluster snapshot ams --reason before",
     "cluster rotate-key ams --reason lost",
+    "cluster rotate-secrets-key ams --reason lost",
     "cluster renew-peers ams --reason ended",
     "cluster rotate-authority ams --reason old",
     "cluster rotate-authority ams --compromised --reason stolen",

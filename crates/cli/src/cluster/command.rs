@@ -23,6 +23,7 @@ use crate::cluster::rotate_authority::{
     ROTATE_AUTHORITY_EXAMPLES, RotateClusterAuthority, rotate_cluster_authority,
 };
 use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, RotateClusterKey, rotate_cluster_key};
+use crate::cluster::rotate_secrets_key::{ROTATE_SECRETS_KEY_EXAMPLES, RotateSecretsKey, rotate_secrets_key};
 use crate::cluster::snapshots::{
     RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, SnapshotCluster,
     request_snapshot, restore_cluster, show_snapshots,
@@ -83,6 +84,9 @@ pub enum ClusterCommand {
     /// Rotate the shepherd's own key for a cluster now
     #[command(after_help = ROTATE_KEY_EXAMPLES)]
     RotateKey(RotateClusterKey),
+    /// Replace the key that the Kubernetes Secrets of a cluster are encrypted with
+    #[command(after_help = ROTATE_SECRETS_KEY_EXAMPLES)]
+    RotateSecretsKey(RotateSecretsKey),
     /// Manage Kubernetes of a cluster
     #[command(subcommand)]
     Kubernetes(KubernetesCommand),
@@ -133,6 +137,7 @@ pub async fn run_cluster_command(
         ClusterCommand::RenewPeers(args) => renew_cluster_peers(context, args).await,
         ClusterCommand::RotateAuthority(args) => rotate_cluster_authority(context, args).await,
         ClusterCommand::RotateKey(args) => rotate_cluster_key(context, args).await,
+        ClusterCommand::RotateSecretsKey(args) => rotate_secrets_key(context, args).await,
         ClusterCommand::Credentials(command) => run_credentials_command(context, command).await,
         ClusterCommand::Kubernetes(command) => run_kubernetes_command(context, command).await,
         ClusterCommand::Kubeconfig(args) => create_kubeconfig(context, args).await,

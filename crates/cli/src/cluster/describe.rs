@@ -10,6 +10,7 @@ use crate::cluster::get::format_votes;
 use crate::cluster::kubernetes::status::{format_components, summary_lines};
 use crate::cluster::rotate_authority::authority_lines;
 use crate::cluster::rotate_key::format_key_status;
+use crate::cluster::rotate_secrets_key::format_secrets_status;
 use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
 use crate::output::table::{format_table, terminal_width};
@@ -90,6 +91,9 @@ fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {
     }
     for (name, value) in authority_lines(cluster, now) {
         line(name, &value);
+    }
+    if let Some(secrets) = format_secrets_status(cluster, now) {
+        line("secrets", &secrets);
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };

@@ -3,7 +3,7 @@
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::kubernetes::decode::{decode_kubernetes, decode_node_kubernetes, decode_upgrade};
-use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
+use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView, SecretsEncryptionView};
 use crate::error::CliError;
 use model::cluster::authority_rotation::AuthorityWait;
 use model::cluster::declaration::{DeclarationView, ServiceView};
@@ -54,6 +54,7 @@ fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
         kubernetes: cluster.kubernetes.map(decode_kubernetes).transpose()?,
         upgrade: cluster.upgrade.map(decode_upgrade).transpose()?,
         authority_rotation: cluster.authority_rotation.map(decode_authority_rotation),
+        secrets_encryption: cluster.secrets_encryption.map(decode_secrets_encryption).transpose()?,
     })
 }
 
@@ -67,6 +68,17 @@ fn decode_authority_rotation(rotation: v1::ClusterAuthorityRotation) -> Authorit
         since: rotation.since.and_then(decode_timestamp),
         waits_for: rotation.waits_for.into_iter().map(wait).collect(),
     }
+}
+
+fn decode_secrets_encryption(
+    secrets: v1::ClusterSecretsEncryption,
+) -> Result<SecretsEncryptionView, CliError> {
+    Ok(SecretsEncryptionView {
+        stage: secrets.stage,
+        since: require_timestamp(secrets.since, "the time when a stage of Secrets began")?,
+        key: secrets.key,
+        rotation_ordered_by: secrets.rotation_ordered_by,
+    })
 }
 
 fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {

@@ -29,6 +29,7 @@ pub mod renew_peers;
 pub mod role_file;
 pub mod rotate_authority;
 pub mod rotate_key;
+pub mod rotate_secrets_key;
 pub mod snapshots;
 pub mod upgrade;
 pub mod view;

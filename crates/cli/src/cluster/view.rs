@@ -73,6 +73,21 @@ pub struct ClusterView {
     pub upgrade: Option<UpgradeView>,
     /// The replacement of its authority that is ordered or under way.
     pub authority_rotation: Option<AuthorityRotationView>,
+    /// The encryption of its Kubernetes Secrets; `None` for a cluster of a release before it.
+    pub secrets_encryption: Option<SecretsEncryptionView>,
+}
+
+/// The encryption of a cluster's Kubernetes Secrets.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SecretsEncryptionView {
+    /// Stage: `new`, `prepared`, `reading`, `writing`, `rewriting` or `settled`.
+    pub stage: String,
+    /// When the stage began.
+    pub since: Timestamp,
+    /// Name of the key that writes; `None` while Secrets are stored in plain text.
+    pub key: Option<String>,
+    /// Operator who ordered another key, if that is pending or under way.
+    pub rotation_ordered_by: Option<String>,
 }
 
 /// A replacement of a cluster's authority.

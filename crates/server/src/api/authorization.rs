@@ -111,6 +111,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Deployer, CallSubject::Fleet),
     // It revokes only the shepherd's own access, after the new key is proven to work.
     role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Deployer, CallSubject::Fleet),
+    // It restarts API servers, one at a time, and gives nobody anything.
+    role_rule("shepherd.fleet.v1.Clusters/RotateSecretsKey", AccessRole::Deployer, CallSubject::Fleet),
     // After a theft, all certificates of people and all snapshots until then are worthless.
     role_rule("shepherd.fleet.v1.Clusters/RotateAuthority", AccessRole::Admin, CallSubject::Fleet),
     // The certificates are for the keys of members, and nothing is lost; the authority in a snapshot signs them.

@@ -5,6 +5,7 @@ use crate::api::services::kubernetes_messages::{encode_kubernetes, encode_node_k
 use bmdb::cluster::record::{ClusterDetails, ClusterMachineRecord};
 use model::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder, AuthorityWait};
 use model::cluster::declaration::{DeclarationView, ServiceView};
+use model::cluster::secret_keys::{SecretKey, SecretKeys};
 use model::cluster::view::{RESTORING_STAGE, cluster_stage};
 use proto::fleet::v1;
 
@@ -47,6 +48,16 @@ pub(super) fn encode_cluster(details: ClusterDetails) -> v1::Cluster {
         kubernetes: kubernetes.map(encode_kubernetes),
         upgrade: upgrade.map(encode_upgrade),
         authority_rotation: encode_authority_rotation(cluster.authority_rotation, cluster.authority_progress),
+        secrets_encryption: cluster.secret_keys.map(encode_secrets_encryption),
+    }
+}
+
+fn encode_secrets_encryption(state: SecretKeys) -> v1::ClusterSecretsEncryption {
+    v1::ClusterSecretsEncryption {
+        stage: state.stage.as_str().to_owned(),
+        since: Some(encode_timestamp(state.since)),
+        key: state.current_key().map(SecretKey::name),
+        rotation_ordered_by: state.rotation.map(|rotation| rotation.ordered_by),
     }
 }
 

@@ -1,4 +1,4 @@
-//! gRPC service Clusters: create, change, plan, snapshot, restore, authority, certificates of etcd's members.
+//! gRPC service Clusters: create, change, plan, snapshot, restore, authority, keys, certificates of etcd's members.
 
 use tonic::{Request, Response, Status};
 
@@ -33,6 +33,7 @@ const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
 const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
+const ROTATE_SECRETS_KEY: &str = "shepherd.fleet.v1.Clusters/RotateSecretsKey";
 const ROTATE_AUTHORITY: &str = "shepherd.fleet.v1.Clusters/RotateAuthority";
 const RENEW_PEERS: &str = "shepherd.fleet.v1.Clusters/RenewPeers";
 const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
@@ -237,6 +238,18 @@ impl Clusters for ClustersService {
         IncomingOrder { rpc: ROTATE_KEY, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_cluster_key(order, body.name.clone())
+            })
+            .await
+    }
+
+    async fn rotate_secrets_key(
+        &self,
+        request: Request<v1::RotateSecretsKeyRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let body = request.get_ref();
+        IncomingOrder { rpc: ROTATE_SECRETS_KEY, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.rotate_secrets_key(order, body.name.clone())
             })
             .await
     }

@@ -1,0 +1,73 @@
+//! `cluster rotate-secrets-key`: replace the key of a cluster's Kubernetes Secrets, and show how far that is.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+
+use crate::cluster::outcome::format_response;
+use crate::cluster::view::ClusterView;
+use crate::context::CommandContext;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use model::humanize::humanize_duration;
+use model::time::{Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const ROTATE_SECRETS_KEY_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster rotate-secrets-key ams --reason 'a controller left with its disk'
+
+Every controller reads with the new key before any of them writes with it. Then every Secret is written
+again, and the former key is dropped. API servers restart one at a time, three times. A controller that is
+silent holds the rotation.";
+
+/// Arguments of `cluster rotate-secrets-key`: the cluster, and why its key is replaced.
+#[derive(Debug, Args)]
+pub struct RotateSecretsKey {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Orders another key for a cluster's Kubernetes Secrets.
+pub(super) async fn rotate_secrets_key(
+    context: &CommandContext,
+    args: &RotateSecretsKey,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RotateSecretsKeyRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).rotate_secrets_key(request).await
+    };
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
+}
+
+/// Describes the encryption of Secrets for `cluster describe`; `None` for a cluster without Kubernetes.
+pub(super) fn format_secrets_status(cluster: &ClusterView, now: Timestamp) -> Option<String> {
+    let (secrets, _) = cluster.secrets_encryption.as_ref().zip(cluster.kubernetes.as_ref())?;
+    let lasts = humanize_duration(between(secrets.since, now));
+    let mut text = match (secrets.stage.as_str(), &secrets.key) {
+        ("new" | "prepared", _) => {
+            "not encrypted: each controller needs a role server that knows it".to_owned()
+        }
+        ("settled", Some(key)) => format!("encrypted with {key}"),
+        ("reading", Some(key)) => {
+            format!("encrypted with {key}; controllers begin to read with the next key")
+        }
+        ("reading", None) => "not encrypted yet; controllers begin to read with the first key".to_owned(),
+        ("writing", Some(key)) => format!("controllers begin to write with {key}"),
+        ("rewriting", Some(key)) => format!("all Secrets are written again with {key}"),
+        (stage, _) => stage.to_owned(),
+    };
+    let _ = write!(text, ", for {lasts}");
+    if let Some(by) = &secrets.rotation_ordered_by {
+        let _ = write!(text, "; to be replaced, as {by} ordered");
+    }
+    Some(text)
+}
