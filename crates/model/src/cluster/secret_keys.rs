@@ -121,7 +121,7 @@ pub struct SecretsRotationOrder {
 /// The state of the keys of one cluster, as the database has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretKeys {
-    /// The stage.
+    /// How far the keys have reached controllers and Secrets.
     pub stage: SecretsStage,
     /// When the stage began.
     pub since: Timestamp,
@@ -152,12 +152,12 @@ pub struct SecretsReport {
     pub rewritten: String,
 }
 
-/// A step.
+/// What the shepherd does next with the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecretsStep {
     /// Wait until controllers have known the order for long enough.
     Prepare,
-    /// Make a key.
+    /// Make a key: the first one, or the next one.
     Generate,
     /// Let the newest key write.
     Write,

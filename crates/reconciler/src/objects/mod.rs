@@ -16,7 +16,7 @@
 //! * I/O. [`api_client`][] sends requests, [`node_api`][] those about nodes and their pods. [`discovery`][] finds the
 //!   kinds that a server serves. `object_write` writes one object. `object_watches` watches the kinds between passes.
 //!   `node_reconcile` is the part of a pass for Node objects. [`reconcile`][] combines all of it and implements
-//!   [`ObjectReconciler`].
+//!   [`ObjectReconciler`]. [`secret_rewrite`][] is no part of a pass: it writes every Secret again as it is.
 //!
 //! # What the library `kube` does
 //!
@@ -36,7 +36,8 @@
 //! # Invariants
 //!
 //! * An object without our label is never changed, unless it is ours anyway: we wrote it before, it is an object
-//!   of the release and equals what we would write, or it is the Node object of one of our nodes.
+//!   of the release and equals what we would write, or it is the Node object of one of our nodes. A Secret that is written
+//!   again has not changed.
 //! * An add-on of which a part cannot be read loses nothing: what it created stays until it can be read.
 //! * An object is deleted in the evaluated state only. Objects of add-ons are never deleted to be replaced, because
 //!   they may hold data.

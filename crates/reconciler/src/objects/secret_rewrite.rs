@@ -20,7 +20,7 @@ const PAGE_SIZE: u32 = 32;
 /// How often the list begins again before the attempt fails.
 const MAX_EXPIRED_PAGES: usize = 5;
 /// HTTP status of a page that has expired.
-const GONE: u16 = 410;
+const PAGE_EXPIRED: u16 = 410;
 
 /// Writes every Secret again, and returns how many there were.
 pub async fn rewrite_all_secrets(connection: &ReloadingClient) -> Result<usize, ApiError> {
@@ -31,7 +31,7 @@ pub async fn rewrite_all_secrets(connection: &ReloadingClient) -> Result<usize, 
         let client = connection.client().await?;
         let (secrets, next) = match list_page(&client, &kind, token.as_deref()).await {
             Err(ApiError::Rejected(status))
-                if status.code == GONE && token.is_some() && expired < MAX_EXPIRED_PAGES =>
+                if status.code == PAGE_EXPIRED && token.is_some() && expired < MAX_EXPIRED_PAGES =>
             {
                 expired += 1;
                 token = None;

@@ -33,7 +33,7 @@ const ERROR_LIMIT: usize = 4000;
 const KEY_ID_LIMIT: usize = 16;
 const CERTIFICATE_LIMIT: usize = 8 << 10;
 /// Characters of the name of a provider of Secrets.
-const PROVIDER_NAME_LIMIT: usize = 63;
+const PROVIDER_NAME_LIMIT: usize = 100;
 /// Most providers of Secrets that are read.
 const MAX_PROVIDERS: usize = 64;
 /// Upper bound of a restore epoch: no cluster is restored this often.

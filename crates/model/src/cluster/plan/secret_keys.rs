@@ -99,23 +99,6 @@ fn unknown_key<'l>(list: &'l str, state: &SecretKeys) -> Option<&'l str> {
     state.find(first).is_none().then_some(first)
 }
 
-/// Whether the rotation waits for a machine, and for which ones: their names, with what each lacks.
-#[must_use]
-pub fn waiting_controllers(
-    state: &SecretKeys,
-    members: &[ClusterMember],
-    epoch: u64,
-    now: Timestamp,
-) -> Vec<(String, String)> {
-    let controllers = members.iter().filter(|member| is_controller(member));
-    let waits = controllers.filter_map(|member| match keys_delivery(member, state, epoch, now) {
-        KeysDelivery::Done => None,
-        KeysDelivery::Due => Some((member.name.clone(), "it is sent the keys after the others".to_owned())),
-        KeysDelivery::Waits(reason) => Some((member.name.clone(), reason)),
-    });
-    waits.collect()
-}
-
 impl ClusterPlanner<'_> {
     /// Brings every key back that the snapshot may need, once for each order to restore the cluster.
     pub(super) fn bring_back_secret_keys(&mut self, restoring: &PendingRestore) {

@@ -166,7 +166,7 @@ pub enum ClusterPlanStep {
     },
     /// Take the next step of the encryption of Kubernetes Secrets.
     AdvanceSecretKeys {
-        /// The step.
+        /// What is done with the keys.
         step: SecretsStep,
     },
     /// Record an event of the upgrade.

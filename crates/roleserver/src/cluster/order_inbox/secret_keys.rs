@@ -15,7 +15,7 @@ use crate::cluster::order_inbox::{Acceptance, Rejection};
 /// Most providers in an order.
 const MAX_PROVIDERS: usize = 64;
 /// Longest name of a key.
-const MAX_NAME_BYTES: usize = 63;
+const MAX_NAME_BYTES: usize = 100;
 
 /// What happens with an order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -153,7 +153,7 @@ mod tests {
         let (plain, of_before) = rendered(&material());
         assert!(!plain.arguments.contains(&flag), "of a release before");
         let (encrypted, declared) = rendered(&material_with_file(SECRETS_CONFIG));
-        assert!(encrypted.arguments.contains(&flag), "{:?}", encrypted.arguments);
+        assert!(encrypted.arguments.contains(&flag), "it starts without keys: {:?}", encrypted.arguments);
         assert_ne!(declared, of_before, "it restarts with the first key");
         let (_, with_other) = rendered(&material_with_file("other"));
         assert_eq!(with_other, of_before, "no other file matters");
