@@ -85,6 +85,17 @@ async fn open_image(field: &Field, (image, snapshot, cluster, parts, _): &Stored
     Ok(opened)
 }
 
+/// Opens the newest complete image.
+pub(crate) async fn open_newest_image(field: &Field) -> Result<Vec<u8>> {
+    let stored: StoredImage = sqlx::query_as(
+        "SELECT image_id, snapshot_id, cluster_id, parts, digest FROM cluster_image WHERE completed_at IS NOT NULL
+         ORDER BY completed_at DESC LIMIT 1",
+    )
+    .fetch_one(&field.fleet.pool)
+    .await?;
+    open_image(field, &stored).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_gets_one_whole_image_although_shepherds_die() -> TestResult {
     let mut field = Field::start("cluster_images", 1).await?;
@@ -171,7 +182,7 @@ async fn found_cluster(field: &Field, objects: &[(&str, &[u8])]) -> Result<Strin
 }
 
 /// Takes a snapshot with an image.
-async fn take_image(field: &Field) -> Result<()> {
+pub(crate) async fn take_image(field: &Field) -> Result<()> {
     field.ctl(&["cluster", "snapshot", "ams", "--reason", "a pod runs"])?;
     let taken = "SELECT count(*) > 0 FROM cluster_snapshot s JOIN cluster_image i USING (snapshot_id)
          WHERE s.why = 'ordered' AND i.completed_at IS NOT NULL";
@@ -217,14 +228,14 @@ impl Resident {
 }
 
 /// Cuts the power of a machine, and removes its disk.
-async fn lose(field: &Field, machine: &str) -> Result<()> {
+pub(crate) async fn lose(field: &Field, machine: &str) -> Result<()> {
     field.fleet.strike(machine, "power-fail").await?;
     wait_for("its programs have ended", || Ok(!field.runs_anything(machine))).await?;
     Ok(std::fs::remove_dir_all(field.disk(machine))?)
 }
 
 /// The machine of the present control plane that is not this one.
-fn restorer<'c>(cluster: &'c Value, lost: &str) -> Result<&'c str> {
+pub(crate) fn restorer<'c>(cluster: &'c Value, lost: &str) -> Result<&'c str> {
     let mut names =
         machines(cluster, "control-plane").into_iter().filter_map(|machine| machine["name"].as_str());
     names.rfind(|name| *name != lost).context("no machine restores it")

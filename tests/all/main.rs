@@ -23,6 +23,7 @@ mod cluster_kubernetes;
 mod cluster_model;
 mod cluster_peers;
 mod cluster_restore;
+mod cluster_secrets;
 mod cluster_theft;
 mod clusters;
 mod command_line;

@@ -37,7 +37,7 @@ pub(super) const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
 const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// Serves TLS, with the certificate and key of its arguments or of its kubeconfig.
-const STAND_IN: &str = r#"#!/usr/bin/python3
+pub(crate) const STAND_IN: &str = r#"#!/usr/bin/python3
 import http.server, json, os, ssl, sys, time
 flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 with open("started.log", "a") as log:
@@ -61,11 +61,11 @@ server.serve_forever()
 "#;
 
 /// A file of a bundle.
-pub(super) struct File {
+pub(crate) struct File {
     /// The component that it belongs to.
-    pub(super) component: &'static str,
-    pub(super) path: String,
-    pub(super) content: Vec<u8>,
+    pub(crate) component: &'static str,
+    pub(crate) path: String,
+    pub(crate) content: Vec<u8>,
 }
 
 /// A bundle of these programs, all of one version: its digest, and its archive.
@@ -79,7 +79,7 @@ fn bundle(version: &str, programs: &[(&'static str, Vec<u8>)]) -> Result<(String
 }
 
 /// A bundle of these files and images, each with a name, a reference and a content: its digest, and its archive.
-pub(super) fn archive(
+pub(crate) fn archive(
     version: &str,
     files: &[File],
     images: &[(&str, &str, Vec<u8>)],

@@ -8,7 +8,7 @@ mod etcd_flags;
 mod etcd_version;
 mod flood;
 mod forming;
-mod kubernetes;
+pub(crate) mod kubernetes;
 mod kubernetes_pods;
 mod kubernetes_renewal;
 mod kubernetes_worker;

@@ -22,6 +22,7 @@ mod proxy;
 mod races;
 mod restore_orders;
 mod second_person;
+mod secret_keys;
 mod session_state;
 mod several_hosts;
 mod signed_declarations;
