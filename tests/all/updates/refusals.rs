@@ -23,6 +23,9 @@ use super::{Fleet, signed};
 use crate::harness::aloud::TestResult;
 use crate::harness::minisign::{Signer, release_comment};
 
+/// The key and the comment of the signature that a release is sent with.
+type Sent<'a> = Option<(&'a Signer, String)>;
+
 /// A machine with the third key, on which version 1.4.0 has proved itself, and nothing below 1.3.0 is accepted.
 struct Scene {
     fleet: Fleet,
@@ -162,7 +165,7 @@ async fn each_refused_release_is_reported_audited_and_an_issue() -> TestResult {
     let scene = Scene::start().await?;
     let comment = release_comment("1.5.0", "1.3.0");
     let unknown = "which is not one of the pinned keys";
-    let cases: [(&str, Option<(&Signer, String)>, &str); 5] = [
+    let cases: [(&str, Sent<'_>, &str); 5] = [
         ("unsigned", None, "it is not signed"),
         ("wrong key", Some((&scene.thief, comment.clone())), unknown),
         ("lost key", Some((&scene.lost, comment.clone())), unknown),

@@ -85,7 +85,7 @@ async fn step_is_stored_once_and_its_key_is_sealed_with_it() -> TestResult {
     let late = new.advance(Generate, "bb", None, at);
     assert!(!bmdb.store_secret_keys(&lease, cluster, (Some(&new), &late), Some(sealed()?)).await?);
     let name = secret_key_name(cluster, "key1-aa");
-    assert_eq!(names(&kit).await?, [name.clone()]);
+    assert_eq!(names(&kit).await?, std::slice::from_ref(&name));
     let opened = opener.get(bmdb, &name).await?.context("no key")?;
     assert_eq!(opened.expose_secret(), KEY);
     let rows: Vec<Vec<u8>> = sqlx::query_scalar(

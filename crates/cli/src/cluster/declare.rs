@@ -66,7 +66,7 @@ pub struct DeclareInCluster {
     /// TOML file with the declaration of the role
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Signature of what --output_file writes, as minisign wrote it
+    /// Signature of the encoded role, as minisign wrote it
     #[arg(long, value_name = "FILE", conflicts_with = "output_file")]
     pub signature: Option<PathBuf>,
     /// Write the encoded role, which minisign signs, to this file, and declare nothing

@@ -5,7 +5,7 @@ use crate::cluster::forecast::{ForecastInput, ForecastRun, new_node};
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
 use crate::cluster::node_address::AssignedAddress;
 use crate::cluster::plan::step::ClusterPlanStep;
-use crate::cluster::secret_keys::{SecretKeys, SecretsReport, SecretsStage, SecretsStep};
+use crate::cluster::secret_keys::{SecretKey, SecretKeys, SecretsReport, SecretsStage, SecretsStep};
 use crate::cluster::spec::ClusterPart;
 use crate::cluster::state::{
     CONSENSUS_MEMBER_ROLE, CandidateMachine, ClusterIdentity, ClusterMember, ClusterNode, CuratorAnswer,
@@ -182,7 +182,7 @@ impl ForecastRun {
         let generation = member.last_order.map_or(0, |order| order.generation);
         let Some(report) = &mut member.report else { return };
         let (list, rewrite) = (state.provider_list(), state.stage == SecretsStage::Rewriting);
-        let rewritten = state.current_key().filter(|_| rewrite).map(|key| key.name()).unwrap_or_default();
+        let rewritten = state.current_key().filter(|_| rewrite).map(SecretKey::name).unwrap_or_default();
         report.generation = generation;
         report.secrets = Some(SecretsReport { ordered: list.clone(), rewrite, running: list, rewritten });
     }

@@ -79,19 +79,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
         async move {
             let parts = KubernetesValues::default();
             let files = host.files.clone();
-            // Status is unknown until the components have been inspected.
-            facts.kubernetes.clear();
-            if facts.setup.latest().is_none()
-                && let Some(setup) = setup::read_current(&files)
-            {
-                facts.setup.set(setup);
-            }
-            if facts.secret_keys.latest().is_none() {
-                facts.secret_keys.set(files.read_secret_keys()?);
-            }
-            let status = files.read_secret_keys_status();
-            parts.rewritten.set(status.rewritten.clone());
-            parts.secrets.set(status);
+            set_stored_values(&files, &facts, &parts)?;
             let (watched, handed) = (facts.clone(), parts.drain.clone());
             let deciding = derive_value(
                 move || startup::startup_inputs(&watched, &handed),
@@ -142,19 +130,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 parts.readiness.clone(),
             );
             starting.start("controller", controller)?;
-            let rewriting = secrets_rewrite::RewriteInputs {
-                ordered: facts.secret_keys.clone(),
-                status: parts.secrets.clone(),
-                readiness: parts.readiness.clone(),
-            };
-            let rewriting = secrets_rewrite::rewrite_secrets(
-                files.clone(),
-                facts.clone(),
-                port,
-                rewriting,
-                parts.rewritten.clone(),
-            );
-            starting.start("secrets", rewriting)?;
+            starting.start("secrets", rewrite_secrets(&files, &facts, port, &parts))?;
             let own = node_object::context::NodeContext {
                 files: files.clone(),
                 children: host.children.clone(),
@@ -193,6 +169,38 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
             Err(starting.mark_healthy().scope().cancelled().await.into())
         }
     })
+}
+
+/// Gives the values of an earlier life of the process, as far as they are stored.
+fn set_stored_values(
+    files: &ClusterFiles,
+    facts: &NodeFacts,
+    parts: &KubernetesValues,
+) -> Result<(), ClusterFilesError> {
+    // Status is unknown until the components have been inspected.
+    facts.kubernetes.clear();
+    if facts.setup.latest().is_none()
+        && let Some(setup) = setup::read_current(files)
+    {
+        facts.setup.set(setup);
+    }
+    if facts.secret_keys.latest().is_none() {
+        facts.secret_keys.set(files.read_secret_keys()?);
+    }
+    let status = files.read_secret_keys_status();
+    parts.rewritten.set(status.rewritten.clone());
+    parts.secrets.set(status);
+    Ok(())
+}
+
+/// Makes the runnable that writes every Secret again once another key was ordered.
+fn rewrite_secrets(files: &ClusterFiles, facts: &NodeFacts, port: u16, parts: &KubernetesValues) -> Runnable {
+    let inputs = secrets_rewrite::RewriteInputs {
+        ordered: facts.secret_keys.clone(),
+        status: parts.secrets.clone(),
+        readiness: parts.readiness.clone(),
+    };
+    secrets_rewrite::rewrite_secrets(files.clone(), facts.clone(), port, inputs, parts.rewritten.clone())
 }
 
 /// Makes the runnable that derives the desired components from all inputs.
