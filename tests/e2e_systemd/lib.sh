@@ -65,12 +65,24 @@ settled() {
     is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" "$services"
 }
 
-# Programs of a machine that have to outlive its role server, as `name pid start group`; health checks end by themselves.
+# Programs of a machine that have to outlive its role server, as `name pid start group`; health checks end by themselves. The
+# machine's bash starts no program for this but pgrep: each takes an emulated machine a tenth of a second.
+# shellcheck disable=SC2016 # the machine's shell expands it
 programs_of() {
-    on "$1" "for pid in \$(pgrep -f '$programs_pattern'); do
-        group=\$(sed -n 's/^[0-9]*:name=systemd://p' /proc/\$pid/cgroup)
-        echo \"\$(cat /proc/\$pid/comm) \$pid \$(cut -d' ' -f22 /proc/\$pid/stat) \${group:-\$(cut -d: -f3 /proc/\$pid/cgroup)}\"
-    done"
+    on "$1" "for pid in \$(pgrep -f '$programs_pattern'); do"'
+        {
+            read -r name <"/proc/$pid/comm" && read -r stat <"/proc/$pid/stat" || continue
+            group=""
+            while IFS=: read -r _ controllers path; do
+                case $controllers in
+                name=systemd) group=$path ;;
+                "") group=${group:-$path} ;;
+                esac
+            done <"/proc/$pid/cgroup"
+        } 2>/dev/null
+        set -- ${stat##*) }
+        echo "$name $pid ${20} $group"
+    done'
 }
 # of_both COMMAND…: prints what the command prints for the member, then for the worker. Both are called at the same time.
 of_both() {
@@ -156,7 +168,7 @@ record_role_server() {
 }
 runs_another() { # runs_another MACHINE
     local now
-    now=$(on "$1" 'systemctl show -p MainPID,ActiveState,ExecMainStatus roleserver | sort | xargs')
+    now=$(on "$1" 'systemctl show -p MainPID,ActiveState,ExecMainStatus roleserver' | sort | xargs)
     echo "$now, was ${pid_before[$1]}"
     [[ $now =~ ^ActiveState=active\ ExecMainStatus=0\ MainPID=([1-9][0-9]*)$ ]]
     [[ ${BASH_REMATCH[1]} != "${pid_before[$1]}" ]]
