@@ -301,6 +301,10 @@ impl SecretKeys {
                 }
                 let was_plain = |since: Timestamp| oldest_snapshot.is_none_or(|oldest| oldest <= since);
                 next.may_be_plain |= self.encrypted_at.is_none_or(was_plain);
+                if next.may_be_plain {
+                    // Snapshots of the restored cluster have plain text, too, until every Secret is written again.
+                    next.encrypted_at = None;
+                }
                 next.restored_for = Some(ordered_at);
                 if self.stage != SecretsStage::Reading {
                     next.stage = SecretsStage::Writing;
@@ -384,6 +388,13 @@ pub(crate) mod tests {
         for (oldest, expected) in [(4, "key1-f2 identity"), (6, "key1-f2")] {
             let restored = adopted.advance(SecretsStep::BringBack(at(20)), "", Some(at(oldest)), at(21));
             assert_eq!(restored.provider_list(), expected, "the oldest snapshot is of second {oldest}");
+        }
+        // A snapshot that was taken before the restored Secrets were written again has plain text, too. Older ones are gone.
+        let restored = adopted.advance(SecretsStep::BringBack(at(20)), "", Some(at(4)), at(21));
+        let settled = restored.advance(Rewrite, "", None, at(22)).advance(Drop, "", None, at(25));
+        for (oldest, expected) in [(23, "key1-f2 identity"), (26, "key1-f2")] {
+            let again = settled.advance(SecretsStep::BringBack(at(30)), "", Some(at(oldest)), at(31));
+            assert_eq!(again.provider_list(), expected, "the oldest snapshot is of second {oldest}");
         }
         // A key that was made and has not written yet stays the next one.
         let reading = after_steps(SecretKeys::new(at(0)), &[Generate, Generate]);
