@@ -18,7 +18,13 @@
 //! # What else uses the orders of machines
 //!
 //! A machine has one order at a time. An order that it has not reported on stays. While certificates for etcd or another
-//! authority are sent, no keys are.
+//! authority are sent, no keys are, and a machine that lacks them becomes no controller.
+//!
+//! # A database that lost a key
+//!
+//! After a restore of the database from a backup, a controller may write with a key that is not there. Other API servers
+//! could not read what it writes. So nothing is sent and no key is made until the database has that key, and no machine
+//! becomes a controller.
 
 use std::time::Duration;
 
@@ -71,12 +77,6 @@ pub fn keys_delivery(member: &ClusterMember, state: &SecretKeys, epoch: u64, now
     if has_order && secrets.running == list {
         return KeysDelivery::Done;
     }
-    if let Some(unknown) = unknown_key(&secrets.ordered, state) {
-        return KeysDelivery::Waits(format!(
-            "its API server writes Kubernetes Secrets with {unknown}, which this database does not have; if the database \
-             was restored from a backup, restore a later backup"
-        ));
-    }
     let Some(order) = member.last_order else { return KeysDelivery::Due };
     if report.generation < order.generation {
         return waits("it has to report on its last order before it gets the keys of Kubernetes Secrets");
@@ -93,10 +93,17 @@ pub fn keys_delivery(member: &ClusterMember, state: &SecretKeys, epoch: u64, now
     }
 }
 
-/// The key that writes by this list, if the database does not have it.
-fn unknown_key<'l>(list: &'l str, state: &SecretKeys) -> Option<&'l str> {
+/// The key that this machine writes with by its order, if the database does not have it.
+fn lost_key<'m>(member: &'m ClusterMember, state: Option<&SecretKeys>) -> Option<&'m str> {
+    let list = &member.report.as_ref()?.secrets.as_ref()?.ordered;
     let first = list.split(' ').next().filter(|name| !name.is_empty() && *name != PLAIN_PROVIDER)?;
-    state.find(first).is_none().then_some(first)
+    state.is_none_or(|state| state.find(first).is_none()).then_some(first)
+}
+
+/// Whether the node of this machine has an API server, or is about to start one.
+fn has_api_server(member: &ClusterMember, seen: &ObservedCluster) -> bool {
+    let node = member.key().and_then(|key| seen.node_by_key(&key));
+    node.is_some_and(|node| node.roles.contains(CONTROLLER_ROLE))
 }
 
 impl ClusterPlanner<'_> {
@@ -118,12 +125,18 @@ impl ClusterPlanner<'_> {
             return self.push_step(ClusterPlanStep::AdvanceSecretKeys { step: SecretsStep::Prepare });
         }
         let is_desired = cluster.kubernetes.as_ref().is_some_and(|wanted| !wanted.removing);
-        // These use the orders of the same machines.
-        if !is_desired || cluster.authority_theft.is_some() || cluster.peer_renewal.is_some() {
+        if !is_desired {
             return;
         }
         let controllers: Vec<&ClusterMember> =
             cluster.members.iter().filter(|member| is_controller(member)).collect();
+        if self.wait_for_lost_key(&controllers) {
+            return;
+        }
+        // These use the orders of the same machines.
+        if cluster.authority_theft.is_some() || cluster.peer_renewal.is_some() {
+            return self.hold_new_controllers(&controllers, seen);
+        }
         let Some(state) = cluster.secret_keys.as_ref().filter(|state| state.stage.has_keys()) else {
             let knows = |member: &&ClusterMember| {
                 member.report.as_ref().is_some_and(|report| report.secrets.is_some())
@@ -155,6 +168,43 @@ impl ClusterPlanner<'_> {
         }
     }
 
+    /// Whether a controller writes with a key that the database does not have. Then every machine waits.
+    fn wait_for_lost_key(&mut self, controllers: &[&ClusterMember]) -> bool {
+        let state = self.cluster.secret_keys.as_ref();
+        let Some(writer) = controllers.iter().find(|member| lost_key(member, state).is_some()) else {
+            return false;
+        };
+        for member in controllers {
+            let reason = match lost_key(member, state) {
+                Some(key) => format!(
+                    "its API server writes Kubernetes Secrets with {key}, which this database does not have; if the database \
+                     was restored from a backup, restore a later backup"
+                ),
+                None => format!(
+                    "it gets no keys of Kubernetes Secrets: {} writes them with one that this database does not have",
+                    writer.name
+                ),
+            };
+            self.push_wait(member, reason);
+        }
+        true
+    }
+
+    /// Lets machines without the present list wait while no keys are sent. Where Secrets are in plain text, a controller
+    /// needs none.
+    fn hold_new_controllers(&mut self, controllers: &[&ClusterMember], seen: &ObservedCluster) {
+        let state = self.cluster.secret_keys.as_ref().filter(|state| state.stage != SecretsStage::Prepared);
+        let Some(state) = state else { return };
+        for member in controllers.iter().filter(|member| !has_api_server(member, seen)) {
+            let delivery = keys_delivery(member, state, self.cluster.epoch, self.now);
+            if !state.stage.has_keys() || delivery != KeysDelivery::Done {
+                let reason =
+                    "it gets the keys of Kubernetes Secrets after other orders about etcd or the authority";
+                self.plan.machine_waits.entry(member.machine).or_insert_with(|| reason.to_owned());
+            }
+        }
+    }
+
     /// Plans the first key, or the time before it.
     fn plan_first_key(&mut self, controllers: &[&ClusterMember], all_know: bool) {
         let state = self.cluster.secret_keys.as_ref();
@@ -181,10 +231,6 @@ impl ClusterPlanner<'_> {
         seen: &ObservedCluster,
     ) -> usize {
         let list = state.provider_list();
-        let has_api_server = |member: &ClusterMember| {
-            let node = member.key().and_then(|key| seen.node_by_key(&key));
-            node.is_some_and(|node| node.roles.contains(CONTROLLER_ROLE))
-        };
         let runs_with = |member: &ClusterMember| {
             let secrets = member.report.as_ref().and_then(|report| report.secrets.as_ref());
             secrets.is_some_and(|secrets| secrets.running == list)
@@ -194,7 +240,7 @@ impl ClusterPlanner<'_> {
             .map(|member| (*member, keys_delivery(member, state, self.cluster.epoch, self.now)))
             .collect();
         let restarts = |(member, delivery): &(&ClusterMember, KeysDelivery)| {
-            matches!(delivery, KeysDelivery::Waits(_)) && has_api_server(member) && !runs_with(member)
+            matches!(delivery, KeysDelivery::Waits(_)) && has_api_server(member, seen) && !runs_with(member)
         };
         let mut is_busy = deliveries.iter().any(restarts);
         let mut done = 0;
@@ -203,7 +249,7 @@ impl ClusterPlanner<'_> {
                 KeysDelivery::Done => done += 1,
                 KeysDelivery::Waits(reason) => self.push_wait(member, reason),
                 KeysDelivery::Due => {
-                    let needs_restart = has_api_server(member) && !runs_with(member);
+                    let needs_restart = has_api_server(member, seen) && !runs_with(member);
                     if needs_restart && is_busy {
                         self.push_wait(
                             member,
@@ -255,8 +301,11 @@ fn next_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::kubernetes::DesiredKubernetes;
+    use crate::cluster::authority_theft::AuthorityTheft;
     use crate::cluster::kubernetes::tests::kubernetes;
+    use crate::cluster::kubernetes::{
+        CuratorKubernetes, DesiredKubernetes, ObservedKubernetes, spec_from_settings,
+    };
     use crate::cluster::plan::tests::{at, etcd, healthy_cluster, machine, node, observed, order, plan_text};
     use crate::cluster::secret_keys::{SecretsReport, SecretsRotationOrder};
     use crate::cluster::state::{CONSENSUS_MEMBER_ROLE, Cluster, CuratorAnswer, PeerRenewal};
@@ -291,6 +340,14 @@ mod tests {
                 observed(&mut cluster).nodes[number].roles.insert(CONTROLLER_ROLE.to_owned());
             }
         }
+        cluster
+    }
+
+    /// The same cluster once its curators have the Kubernetes spec, so that nodes become controllers.
+    fn with_active_kubernetes(mut cluster: Cluster) -> Cluster {
+        let spec = spec_from_settings(kubernetes().to_settings());
+        observed(&mut cluster).kubernetes =
+            ObservedKubernetes::Present(CuratorKubernetes { spec, ..CuratorKubernetes::default() });
         cluster
     }
 
@@ -349,11 +406,7 @@ mod tests {
 
     #[test]
     fn machine_without_the_present_list_becomes_no_controller() {
-        use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
-        let mut cluster = cluster(Some(settled()), false);
-        let spec = spec_from_settings(kubernetes().to_settings());
-        observed(&mut cluster).kubernetes =
-            ObservedKubernetes::Present(CuratorKubernetes { spec, ..CuratorKubernetes::default() });
+        let mut cluster = with_active_kubernetes(cluster(Some(settled()), false));
         let text = plan_text(&cluster, &[]);
         assert!(text.starts_with(&[1, 2, 3].map(sent).join("; ")), "{text}");
         assert!(!text.contains("+kubernetes-controller"), "{text}");
@@ -471,6 +524,53 @@ mod tests {
             text.starts_with("1 waits: its API server writes Kubernetes Secrets with key2-other"),
             "{text}"
         );
+        // The backup is of a time before the first key. Another first key would leave Secrets unreadable.
+        let prepared = SecretKeys { since: at(-3600), ..state(&[SecretsStep::Prepare]) };
+        for before in [None, Some(prepared)] {
+            cluster.secret_keys = before;
+            let text = plan_text(&cluster, &[]);
+            assert!(
+                text.contains("1 waits: its API server writes Kubernetes Secrets with key2-other"),
+                "{text}"
+            );
+            assert!(!text.contains(&step(SecretsStep::Generate)), "{text}");
+        }
+    }
+
+    #[test]
+    fn machine_becomes_no_controller_while_the_database_lacks_a_key() {
+        let mut cluster = with_active_kubernetes(cluster(Some(settled()), false));
+        for index in 0..3 {
+            take(&mut cluster, index);
+        }
+        let controller = |number: u8| format!("node-{number} +{CONTROLLER_ROLE}");
+        let text = plan_text(&cluster, &[]);
+        assert!((1..=3).all(|number| text.contains(&controller(number))), "{text}");
+        observed(&mut cluster).nodes[0].roles.insert(CONTROLLER_ROLE.to_owned());
+        secrets(&mut cluster, 0).ordered = "key2-other".to_owned();
+        let text = plan_text(&cluster, &[]);
+        assert!(!text.contains(&controller(2)) && !text.contains(&sent(2)), "{text}");
+        assert!(text.contains("2 waits: it gets no keys of Kubernetes Secrets: m1 writes them"), "{text}");
+    }
+
+    #[test]
+    fn machine_without_keys_becomes_no_controller_while_none_are_sent() {
+        let theft = AuthorityTheft { ordered_by: "kim".to_owned(), stage: None };
+        let renewal = PeerRenewal { requested_at: at(900), requested_by: "kim".to_owned() };
+        for (theft, renewal) in [(Some(theft), None), (None, Some(renewal))] {
+            for state in [settled(), SecretKeys::new(at(0))] {
+                let mut cluster = with_active_kubernetes(cluster(Some(state.clone()), false));
+                cluster.authority_theft.clone_from(&theft);
+                cluster.peer_renewal.clone_from(&renewal);
+                let text = plan_text(&cluster, &[]);
+                assert!(!text.contains(CONTROLLER_ROLE) && !text.contains(&sent(1)), "{text}");
+                if state.stage.has_keys() {
+                    take(&mut cluster, 0);
+                    let text = plan_text(&cluster, &[]);
+                    assert!(text.contains("node-1 +") && !text.contains("node-2 +"), "{text}");
+                }
+            }
+        }
     }
 
     #[test]
