@@ -104,6 +104,7 @@ const PROVIDER_KEYS: &[(&str, &str, FileUse)] = &[
     ("static", "device_list_sha256", FileUse::NoFile),
     ("static", "device_list_url", FileUse::Commands),
     ("static", "name", FileUse::NoFile),
+    ("static", "node_address", FileUse::NoFile),
     ("static", "ssh_password_path", FileUse::Private),
 ];
 
