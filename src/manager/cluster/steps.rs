@@ -322,7 +322,7 @@ impl ClusterWorker<'_> {
             generation: 0,
             operation: Some(what),
             labels: labels.unwrap_or_default().into_iter().collect(),
-            address: cluster.listed_address(machine).map(|address| address.to_string()).unwrap_or_default(),
+            address: cluster.ordered_address(machine).map(|address| address.to_string()).unwrap_or_default(),
             machine_id: machine.to_string(),
         })
     }

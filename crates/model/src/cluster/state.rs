@@ -12,7 +12,7 @@ use crate::cluster::authority_rotation::ObservedAuthority;
 use crate::cluster::authority_theft::{AuthorityStep, AuthorityTheft};
 use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
-use crate::cluster::node_address::NodeAddresses;
+use crate::cluster::node_address::{AssignedAddress, NodeAddresses};
 use crate::cluster::restore_programs::EtcdPrograms;
 use crate::cluster::secret_keys::{SecretKeys, SecretsReport};
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
@@ -430,10 +430,26 @@ impl Cluster {
         }
     }
 
-    /// The address of a machine in its provider's list, at which other nodes reach it.
+    /// The address that an order names for a machine: the one in its provider's list, unless its node is up without it and
+    /// without an assigned address. Nodes may not reach each other at the address in the list, and the curators would refuse
+    /// the report of a node that takes it.
     #[must_use]
-    pub fn listed_address(&self, machine: MachineId) -> Option<IpAddr> {
-        self.members.iter().find(|member| member.machine == machine)?.listed_address
+    pub fn ordered_address(&self, machine: MachineId) -> Option<IpAddr> {
+        let member = self.members.iter().find(|member| member.machine == machine)?;
+        let listed = member.listed_address?;
+        let node = match &self.observed {
+            CuratorAnswer::Observed(seen) => {
+                let key = member.report.as_ref().and_then(|report| report.key);
+                key.and_then(|key| seen.node_by_key(&key))
+            }
+            CuratorAnswer::NotQueried | CuratorAnswer::Unreachable(_) => None,
+        };
+        let keeps_own = node.is_some_and(|node| {
+            node.state == NodeState::Up
+                && !matches!(node.addresses.assigned, AssignedAddress::Address(_))
+                && node.addresses.recorded.is_none_or(|recorded| recorded != listed)
+        });
+        (!keeps_own).then_some(listed)
     }
 
     /// How many machines of a part are missing; machines that leave do not count as present.

@@ -4,7 +4,8 @@
 //! one in the list, or before a release that assigns any, and nodes of machines that get another address.
 //!
 //! * A node without an assigned address gets the listed one only if it has that one already. A list may have addresses
-//!   at which nodes do not reach each other, and a cluster that works must not end by an update.
+//!   at which nodes do not reach each other, and a cluster that works must not end by an update. No order names
+//!   the listed one to a node that has another one, either (`Cluster::ordered_address`).
 //! * A node with an assigned address follows the list. Its machine first gets an order that names the other address. A
 //!   node takes it once its host has it, and a consensus member when its etcd starts again.
 
@@ -36,13 +37,15 @@ impl ClusterPlanner<'_> {
         self.push_step(ClusterPlanStep::AssignAddress { machine, key, address: listed, is_moved });
     }
 
-    /// Whether the machine reports another address than the assigned one, so that the curators accept none: a shepherd of
-    /// an earlier release ordered it to join, and named no address.
+    /// Whether the machine reports another address than the assigned one, which the curators refuse, because its order names
+    /// none: a shepherd of an earlier release ordered it to join. A host with several addresses may choose another one at
+    /// each start.
     fn lacks_ordered_address(&self, member: &ClusterMember, node: &ClusterNode, listed: IpAddr) -> bool {
         let reported = member.report.as_ref().and_then(|report| report.address.as_ref());
         let is_another = reported.is_some_and(|reported| reported.parse::<IpAddr>() != Ok(listed));
         let is_old = member.last_order.is_none_or(|order| between(order.sent_at, self.now) > TICKET_LIFETIME);
-        node.addresses.recorded.is_none() && is_another && is_old
+        let is_elsewhere = node.addresses.recorded.is_some_and(|recorded| recorded != listed);
+        !is_elsewhere && is_another && is_old
     }
 }
 
@@ -51,7 +54,7 @@ mod tests {
     use super::*;
     use crate::cluster::node_address::NodeAddresses;
     use crate::cluster::plan::tests::{healthy_cluster, observed, order, plan_text};
-    use crate::cluster::state::{MemberReport, NodeState};
+    use crate::cluster::state::{CuratorAnswer, MemberReport, NodeState};
 
     const LISTED: &str = "10.0.0.9";
     const OTHER: &str = "10.0.0.8";
@@ -84,6 +87,15 @@ mod tests {
             ),
             ("it has not moved yet", Some(LISTED), Some(OTHER), assigned(LISTED), OTHER, 9000, ""),
             ("its order names no address", Some(LISTED), None, assigned(LISTED), OTHER, 9000, join),
+            (
+                "its order names no address, and it has several",
+                Some(LISTED),
+                Some(LISTED),
+                assigned(LISTED),
+                OTHER,
+                9000,
+                join,
+            ),
             ("just ordered", Some(LISTED), None, assigned(LISTED), OTHER, 300, ""),
             ("it has just begun", Some(LISTED), None, assigned(LISTED), LISTED, 9000, ""),
         ] {
@@ -96,6 +108,34 @@ mod tests {
             let node = observed(&mut cluster).nodes.last_mut().unwrap();
             node.addresses = NodeAddresses { recorded: recorded.map(ip), assigned };
             assert_eq!(plan_text(&cluster, &[]), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn order_names_the_listed_address_unless_a_node_that_is_up_was_not_assigned_it() {
+        let none = AssignedAddress::Nothing;
+        for (case, state, recorded, assigned, expected) in [
+            ("it registers", NodeState::New, None, none, Some(LISTED)),
+            ("it has the listed one", NodeState::Up, Some(LISTED), none, Some(LISTED)),
+            ("it has another one of before", NodeState::Up, Some(OTHER), none, None),
+            ("an earlier release leads", NodeState::Up, Some(OTHER), AssignedAddress::Unknown, None),
+            ("it has none yet", NodeState::Up, None, none, None),
+            ("it is to move", NodeState::Up, Some(OTHER), AssignedAddress::Address(ip(OTHER)), Some(LISTED)),
+        ] {
+            let mut cluster = healthy_cluster(3);
+            let machine = cluster.members[3].machine;
+            assert_eq!(cluster.ordered_address(machine), None, "nothing is in the list");
+            cluster.members[3].listed_address = Some(ip(LISTED));
+            let node = observed(&mut cluster).nodes.last_mut().unwrap();
+            node.state = state;
+            node.addresses = NodeAddresses { recorded: recorded.map(ip), assigned };
+            assert_eq!(cluster.ordered_address(machine), expected.map(ip), "{case}");
+            cluster.observed = CuratorAnswer::NotQueried;
+            assert_eq!(
+                cluster.ordered_address(machine),
+                Some(ip(LISTED)),
+                "{case}, and nothing is known of nodes"
+            );
         }
     }
 
