@@ -126,6 +126,19 @@ pub enum AddressError {
         /// The address that it is entitled to.
         proved: IpAddr,
     },
+    /// The node reports one address, and an owner assigned it another one.
+    #[error(
+        "{node} reports the address {reported}, and was assigned {assigned}: if its machine has {assigned}, give its order \
+         that address, as the shepherd does; otherwise correct the address of the machine in the provider's list"
+    )]
+    NotAssigned {
+        /// The node that calls.
+        node: NodeId,
+        /// The address that it reports, or that its record has.
+        reported: IpAddr,
+        /// The only address that it can have.
+        assigned: IpAddr,
+    },
     /// There is nothing that proves an address.
     #[error("the address of {0} is not proved: the source of its connection is unknown. Please report it")]
     Unknown(NodeId),
@@ -201,10 +214,13 @@ pub fn check_proved(
     let proved = entitled_address(rule, evidence, holder)?;
     let reported = evidence.reported.to_canonical();
     if proved == reported {
-        Ok(())
-    } else {
-        Err(AddressError::NotProved { node: evidence.node, reported, proved })
+        return Ok(());
     }
+    let node = evidence.node;
+    Err(match evidence.assigned {
+        Some(_) => AddressError::NotAssigned { node, reported, assigned: proved },
+        None => AddressError::NotProved { node, reported, proved },
+    })
 }
 
 fn is_recorded(evidence: &AddressEvidence, address: IpAddr) -> bool {
@@ -401,6 +417,16 @@ mod tests {
             format!(
                 "{} reports the address 10.0.0.2, and 10.0.0.1 is proved for it: let it connect to the curators from \
                  10.0.0.2, or give its order the address 10.0.0.1",
+                node_id(1)
+            )
+        );
+        let claim = AddressEvidence { assigned: Some(ip(OWN)), connection: Some(ip(OTHER)), ..claim };
+        let refusal = check_reported(AddressRule::verified(), &claim, holder).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            format!(
+                "{} reports the address 10.0.0.2, and was assigned 10.0.0.1: if its machine has 10.0.0.1, give its order \
+                 that address, as the shepherd does; otherwise correct the address of the machine in the provider's list",
                 node_id(1)
             )
         );

@@ -86,7 +86,7 @@ async fn observed(shepherd: &CuratorClient, node: &Node) -> Result<NodeAddresses
 
 /// Waits until the curators have refused the report of a node that has another address than the assigned one.
 async fn until_refused(shepherd: &CuratorClient, node: &Node, former: IpAddr) -> Result<()> {
-    let expected = format!("reports the address {}, and {former} is proved for it", node.address);
+    let expected = format!("reports the address {}, and was assigned {former}", node.address);
     until("its report is refused", async || {
         Ok(node.facts.problems.describe().is_some_and(|problem| problem.contains(&expected)))
     })

@@ -303,7 +303,7 @@ async fn node_has_the_address_that_an_owner_assigned() -> TestResult {
     owner.approve(assign("")).await?;
     let (code, text) = refusal(node.report("127.0.0.2").await)?;
     assert_eq!(code, Code::FailedPrecondition, "{text}");
-    assert!(text.contains("reports the address 127.0.0.2, and 127.0.0.5 is proved for it"), "{text}");
+    assert!(text.contains("reports the address 127.0.0.2, and was assigned 127.0.0.5"), "{text}");
     assert_eq!(node.recorded(&cluster).await?.as_deref(), Some("127.0.0.5"));
 
     owner.approve(assign("127.0.0.2")).await?;
