@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, enrolled_with_keys, settings};
+use crate::harness::line::Line;
 use crate::harness::minisign::{Signer, release_comment};
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
@@ -42,6 +43,7 @@ struct Fleet {
     stop: CancellationToken,
     keep: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
+    _line: Option<Line>,
     _directory: tempfile::TempDir,
     _database: TestDatabase,
 }
@@ -61,21 +63,29 @@ fn order(reason: &str) -> Order {
 
 impl Fleet {
     async fn start(name: &str, count: usize) -> Result<Self> {
-        Self::start_with(name, count, SigningConfiguration::default(), Vec::new()).await
+        Self::start_with(name, count, SigningConfiguration::default(), Vec::new(), None).await
     }
 
     /// The same with signing keys. The machines pin those in `pinned` at their enrolment, or those of the shepherd if
-    /// there are none.
+    /// there are none. They reach the shepherd over `line`, if there is one.
     async fn start_with(
         name: &str,
         count: usize,
         signing: SigningConfiguration,
         pinned: Vec<String>,
+        line: Option<Line>,
     ) -> Result<Self> {
         let database = TestDatabase::create(name).await?;
         let directory = tempfile::tempdir()?;
-        let settings = CallbackSettings { signing: Arc::new(signing), ..settings(directory.path())? };
+        let settings = CallbackSettings {
+            signing: Arc::new(signing),
+            endpoints: line.iter().map(|line| format!("127.0.0.1:{}", line.port())).collect(),
+            ..settings(directory.path())?
+        };
         let listener = Listener::start(&database, settings).await?;
+        if let Some(line) = &line {
+            line.lead_to(listener.server.local_addr.port());
+        }
         let pool = database.pool().await?;
         let bmdb = listener.bmdb.clone();
         bmdb.change_policy("test", |policy| {
@@ -102,6 +112,7 @@ impl Fleet {
             stop,
             keep,
             tasks: vec![rolling, keeper],
+            _line: line,
             _directory: directory,
             _database: database,
         };
@@ -332,7 +343,7 @@ async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none(
     let (signer, thief) = (Signer::new()?, Signer::new()?);
     let signing = SigningConfiguration::parse(Some(&signer.public_file()?), Vec::new());
     let signing = signing.map_err(anyhow::Error::msg)?;
-    let fleet = Fleet::start_with("updates_signed", 1, signing, Vec::new()).await?;
+    let fleet = Fleet::start_with("updates_signed", 1, signing, Vec::new(), None).await?;
     let before = fleet.programs()?;
     let program = std::fs::read(&fleet.machines[0].1.program)?;
     let (release, other) = ([&program[..], b"2"].concat(), [&program[..], b"3"].concat());

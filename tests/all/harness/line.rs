@@ -51,6 +51,15 @@ pub(crate) struct Line {
 impl Line {
     /// A line to a port of `127.0.0.1`.
     pub(crate) async fn to(port: u16, quality: Quality) -> Result<Self> {
+        Self::watched(port, quality, || {}).await
+    }
+
+    /// The same. Nothing of a new connection is transported before `on_connection` has returned.
+    pub(crate) async fn watched(
+        port: u16,
+        quality: Quality,
+        on_connection: impl Fn() + Send + 'static,
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let here = listener.local_addr()?.port();
         let (to, carried) = (Arc::new(AtomicU16::new(port)), Arc::<AtomicU64>::default());
@@ -60,6 +69,7 @@ impl Line {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 while connections.try_join_next().is_some() {}
+                on_connection();
                 let to = leading.load(Ordering::Relaxed);
                 connections.spawn(connect(client, to, quality, Arc::clone(&counter)));
             }

@@ -6,9 +6,10 @@
 //! that raised the lowest accepted version.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use shepherd::bmdb::fleet::artefact::upload::SignedUpload;
 use shepherd::bmdb::orders::order::request_digest;
 use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
@@ -17,14 +18,55 @@ use shepherd::model::signed_artefact::signing_trust::KeyRotation;
 use shepherd::proto::agent::v1::EnrollRequest;
 use shepherd::roleserver::signing_store::SigningStore;
 use shepherd::roleserver::update::files::UpdateFiles;
-use tokio::task::JoinHandle;
 
 use super::{Fleet, signed};
 use crate::harness::aloud::TestResult;
+use crate::harness::line::{Line, Quality};
 use crate::harness::minisign::{Signer, release_comment};
 
 /// The key and the comment of the signature that a release is sent with.
 type Sent<'a> = Option<(&'a Signer, String)>;
+
+/// Another file that gets the name of a release after that was verified.
+struct Swap {
+    files: UpdateFiles,
+    sha256: String,
+    other: PathBuf,
+    candidate: PathBuf,
+}
+
+impl Swap {
+    /// The trial is recorded after the release was verified, and before it begins.
+    fn is_on_trial(&self) -> bool {
+        self.files.read_trial().is_some_and(|trial| trial.sha256 == self.sha256)
+    }
+
+    fn rename(&self) -> std::io::Result<()> {
+        std::fs::rename(&self.other, &self.candidate)
+    }
+}
+
+/// The swap that is due; `None` as soon as it is made.
+#[derive(Clone, Default)]
+struct PendingSwap(Arc<Mutex<Option<Swap>>>);
+
+impl PendingSwap {
+    fn set(&self, swap: Swap) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(swap);
+    }
+
+    /// Makes the swap if its release is on trial.
+    fn make(&self) {
+        let mut pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.as_ref().is_some_and(|swap| swap.is_on_trial() && swap.rename().is_ok()) {
+            *pending = None;
+        }
+    }
+
+    fn is_made(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
 
 /// A machine with the third key, on which version 1.4.0 has proved itself, and nothing below 1.3.0 is accepted.
 struct Scene {
@@ -33,6 +75,7 @@ struct Scene {
     former: Signer,
     present: Signer,
     thief: Signer,
+    swap: PendingSwap,
 }
 
 impl Scene {
@@ -44,8 +87,13 @@ impl Scene {
         let rotation = KeyRotation::parse(&list, &former.sign(list.as_bytes(), comment)?);
         let signing = SigningConfiguration::parse(Some(&list), vec![rotation.map_err(anyhow::Error::msg)?]);
         let signing = signing.map_err(anyhow::Error::msg)?;
-        let fleet = Fleet::start_with("updates_refusals", 1, signing, vec![lost.public_key()?]).await?;
-        let scene = Self { fleet, lost, former, present, thief };
+        // A release on trial has to connect before it can prove itself, so a swap is made in between.
+        let swap = PendingSwap::default();
+        let pending = swap.clone();
+        let line = Line::watched(0, Quality::PERFECT, move || pending.make()).await?;
+        let pinned = vec![lost.public_key()?];
+        let fleet = Fleet::start_with("updates_refusals", 1, signing, pinned, Some(line)).await?;
+        let scene = Self { fleet, lost, former, present, thief, swap };
         scene.replace_lost_key().await?;
         let key = SigningKey::parse(&scene.present.public_key()?).map_err(anyhow::Error::msg)?;
         let (state, expected) = (scene.fleet.machines[0].1.state(), [key.id().to_string()]);
@@ -140,23 +188,16 @@ impl Scene {
         Ok(())
     }
 
-    /// Gives the name of a release to another file, after the release was verified and before it has proved itself.
-    fn swap(&self, sha256: String) -> Result<JoinHandle<Result<()>>> {
+    /// Gives the name of a release to another file, after the release was verified and before it can prove itself.
+    fn swap(&self, sha256: String) -> Result<()> {
         let host = &self.fleet.machines[0].1;
         let (candidate, other) =
             (host.program.with_extension("candidate"), host.program.with_extension("other"));
         std::fs::write(&other, "#!/bin/sh\nexec sleep 1000\n")?;
         std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755))?;
         let files = UpdateFiles::in_state_directory(&host.path());
-        Ok(tokio::task::spawn_blocking(move || {
-            let end = Instant::now() + Duration::from_mins(1);
-            // The trial is recorded after the release was verified, and before it begins.
-            while files.read_trial().is_none_or(|trial| trial.sha256 != sha256) {
-                ensure!(Instant::now() < end, "the release is not on trial");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Ok(std::fs::rename(other, candidate)?)
-        }))
+        self.swap.set(Swap { files, sha256, other, candidate });
+        Ok(())
     }
 }
 
@@ -201,11 +242,11 @@ async fn each_refused_release_is_reported_audited_and_an_issue() -> TestResult {
     let release = scene.program(b"3")?;
     let signature = signed(&scene.present, &release, &comment)?;
     scene.fleet.add_signed("swapped", &release, Some(signature)).await?;
-    let swap = scene.swap(hex::encode(request_digest(&release)))?;
+    scene.swap(hex::encode(request_digest(&release)))?;
     let text =
         "is not what was verified, because another file got its name, and the former release runs again";
     scene.refuse("swapped", &release, Some(&scene.present), text).await?;
-    swap.await??;
+    assert!(scene.swap.is_made(), "no other file got the name of the release");
 
     scene.prove("right", b"4").await?;
     assert!(scene.fleet.refused_releases().await?.is_empty(), "it is over");
