@@ -24,7 +24,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::node::Node;
-use super::owner::{Owner, patiently};
+use super::owner::{Owner, is_transient, patiently};
 use super::peer_revocation::member_of;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
@@ -65,12 +65,9 @@ async fn assign(shepherd: &CuratorClient, node: &Node) -> Result<()> {
         let Ok(key) = node.key() else { return Ok(false) };
         match shepherd.approve_node(key.0, Some(node.address)).await {
             Ok(()) => Ok(true),
-            Err(CuratorCallError::Rejected { status, .. })
-                if matches!(status.code(), Code::NotFound | Code::Unavailable) =>
-            {
-                Ok(false)
-            }
-            Err(CuratorCallError::TimedOut { .. }) => Ok(false),
+            Err(error) if is_transient(&error) => Ok(false),
+            // It has not registered yet.
+            Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::NotFound => Ok(false),
             Err(error) => Err(error.into()),
         }
     })
@@ -80,8 +77,17 @@ async fn assign(shepherd: &CuratorClient, node: &Node) -> Result<()> {
 
 /// The addresses of a node, as the shepherd has them from its curators.
 async fn observed(shepherd: &CuratorClient, node: &Node) -> Result<NodeAddresses> {
-    let (seen, _) = shepherd.observe_cluster(false, false).await?;
-    Ok(seen.node_by_key(&node.key()?.0).context("no such node")?.addresses)
+    let (key, mut addresses) = (node.key()?.0, None);
+    until("the curators list the node", async || {
+        match shepherd.observe_cluster(false, false).await {
+            Ok((seen, _)) => addresses = Some(seen.node_by_key(&key).context("no such node")?.addresses),
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(addresses.is_some())
+    })
+    .await?;
+    addresses.context("no addresses")
 }
 
 /// Waits until the curators have refused the report of a node that has another address than the assigned one.

@@ -118,7 +118,7 @@ impl Owner {
         until("the shepherd has a certificate", async || {
             match CuratorClient::claim_certificate(&founded, 0, key(), &trust).await {
                 Ok(claimed) => client = Some(claimed),
-                Err(CuratorCallError::TimedOut { .. } | CuratorCallError::NotFollowed { .. }) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error.into()),
             }
             Ok(client.is_some())
@@ -309,6 +309,15 @@ pub(crate) async fn patiently<T>(
             }
             Err(status) => return Err(status.into()),
         }
+    }
+}
+
+/// Whether a call of the shepherd's client may succeed later.
+pub(super) fn is_transient(error: &CuratorCallError) -> bool {
+    match error {
+        CuratorCallError::Rejected { status, .. } => passes(status),
+        CuratorCallError::TimedOut { .. } | CuratorCallError::NotFollowed { .. } => true,
+        _ => false,
     }
 }
 
