@@ -35,8 +35,10 @@ pub enum AssignedAddress {
 #[must_use]
 pub fn listed_node_address(text: &str) -> Option<IpAddr> {
     let address = text.parse::<IpAddr>().ok()?.to_canonical();
+    // A link-local address of IPv6 means nothing without an interface of the caller.
+    let needs_interface = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     let reaches_nobody = address.is_unspecified() || address.is_multicast() || address.is_loopback();
-    (!reaches_nobody).then_some(address)
+    (!reaches_nobody && !needs_interface).then_some(address)
 }
 
 #[cfg(test)]
@@ -57,6 +59,8 @@ mod tests {
             ("::ffff:127.0.0.1", None),
             ("0.0.0.0", None),
             ("ff02::1", None),
+            ("fe80::7", None),
+            ("fe80::7%eth0", None),
         ] {
             let expected = expected.map(|text| text.parse().unwrap());
             assert_eq!(listed_node_address(text), expected, "{text:?}");
