@@ -10,8 +10,11 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::ids::MachineId;
+use roleserver::child::cgroup::Cgroup;
+use roleserver::child::launch;
 use roleserver::cluster::cluster_node::{AddressRule, ClusterNodeSettings, run_cluster_node};
 use roleserver::cluster::etcd_program;
 use roleserver::cluster::files::ClusterFiles;
@@ -91,7 +94,7 @@ impl MachineNode {
             tracing::error!(disk = %self.disk.display(), %error, "the disk of a simulated machine cannot be created, so it cannot be a node");
             return;
         }
-        let state = StateDirectory::from_path(self.disk.clone());
+        let (state, disk) = (StateDirectory::from_path(self.disk.clone()), self.disk.clone());
         let settings = ClusterNodeSettings {
             state_directory: self.disk,
             launcher: self.roleserver,
@@ -112,7 +115,24 @@ impl MachineNode {
         );
         over.cancelled().await;
         tree.stop().await;
+        end_programs(disk).await;
     }
+}
+
+/// Ends what a node leaves running: services and the programs of Kubernetes survive a role server, and no loss of power.
+async fn end_programs(disk: PathBuf) {
+    let end = move || {
+        for child in std::fs::read_dir(disk.join("children")).into_iter().flatten().flatten() {
+            let record = launch::read_record(&child.path().join("process.json"));
+            let stopped =
+                launch::stop_process_group(record.as_ref(), &Cgroup::default(), Duration::ZERO, None);
+            if let Err(error) = stopped {
+                tracing::error!(child = %child.path().display(), %error, "a program of a simulated machine without power cannot be ended");
+            }
+        }
+    };
+    // A panic is printed by its thread.
+    let _ = tokio::task::spawn_blocking(end).await;
 }
 
 /// A random address for a new node, of four million in the loopback network.
