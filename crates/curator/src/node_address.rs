@@ -11,7 +11,8 @@
 //! | is that of the curator that decides | what it reports: it can read the authority's key, as any consensus member |
 //! | is any other one | the source of its connection to this curator, which it cannot choose |
 //!
-//! An address is never one of the loopback interface, and never one that another living node has, or was assigned. A former
+//! An address is never one of the loopback interface, and never one that another living node has, or was assigned. A node
+//! has only an address that is proved for it: one that it reported to a release that believed it keeps nobody out. A former
 //! node without an assigned address blocks nobody once its heartbeats ended and the leader has listened for long enough to
 //! know: its machine may have been installed again and come back as another node. An assigned address is kept until the
 //! node is decommissioned or deleted, or until an owner assigns it to another one, as the shepherd does.

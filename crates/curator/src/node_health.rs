@@ -12,9 +12,12 @@
 //! new leader receives one from every living node within one timeout. Until then the leader has no evidence, and
 //! reports that the health is unknown.
 //!
+//! The tracker also has the source of each node's last heartbeat, which proves an address of the node.
+//!
 //! Times are those of a monotonic clock with any origin. The clocks of the nodes are never used.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use curator_client::node::{Node, NodeState};
@@ -78,19 +81,32 @@ fn evaluate_health(state: NodeState, since_heartbeat: Option<Duration>, listenin
 pub struct HeartbeatTracker {
     listening_since: Duration,
     last_heartbeat: BTreeMap<NodeId, Duration>,
+    /// Where the last heartbeat of each node came from.
+    sources: BTreeMap<NodeId, IpAddr>,
 }
 
 impl HeartbeatTracker {
     /// A tracker that receives heartbeats from `now` on.
     #[must_use]
     pub const fn start_at(now: Duration) -> Self {
-        Self { listening_since: now, last_heartbeat: BTreeMap::new() }
+        Self { listening_since: now, last_heartbeat: BTreeMap::new(), sources: BTreeMap::new() }
     }
 
     /// Records a heartbeat that arrived at `now`.
     pub fn record_heartbeat(&mut self, node: NodeId, now: Duration) {
         let last = self.last_heartbeat.entry(node).or_insert(now);
         *last = now.max(*last);
+    }
+
+    /// Records the source of the connection on which a heartbeat arrived.
+    pub fn record_source(&mut self, node: NodeId, source: IpAddr) {
+        self.sources.insert(node, source.to_canonical());
+    }
+
+    /// The source of the node's last heartbeat, which the node cannot choose; `None` if this leader received none.
+    #[must_use]
+    pub fn source(&self, node: &NodeId) -> Option<IpAddr> {
+        self.sources.get(node).copied()
     }
 
     /// The health of the node at `now`.
@@ -109,6 +125,7 @@ impl HeartbeatTracker {
     /// Forgets nodes that no longer exist, so that memory does not grow.
     pub fn retain_nodes(&mut self, exists: impl Fn(&NodeId) -> bool) {
         self.last_heartbeat.retain(|node, _| exists(node));
+        self.sources.retain(|node, _| exists(node));
     }
 }
 
@@ -176,6 +193,19 @@ mod tests {
             tracker.node_health(&node, ms(121_001)),
             NodeHealth::HeartbeatTimeout { since_heartbeat: None }
         );
+    }
+
+    #[test]
+    fn source_is_that_of_the_last_heartbeat() {
+        let mut tracker = HeartbeatTracker::start_at(ms(0));
+        assert_eq!(tracker.source(&node_id(1)), None);
+        for (source, expected) in [("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.2", "10.0.0.2")] {
+            tracker.record_source(node_id(1), source.parse().unwrap());
+            assert_eq!(tracker.source(&node_id(1)), Some(expected.parse().unwrap()), "{source}");
+        }
+        assert_eq!(tracker.source(&node_id(2)), None);
+        tracker.retain_nodes(|id| *id == node_id(2));
+        assert_eq!(tracker.source(&node_id(1)), None);
     }
 
     #[test]

@@ -5,6 +5,11 @@
 //!
 //! An assigned address is kept for its node, also while that is silent. Two machines may exchange their addresses, so a
 //! node that was assigned another one does not keep the address that it has from the node that it is assigned to.
+//!
+//! A record may have an address that its node reported to a release that believed it. Such an address stays in the record
+//! and keeps nobody out: a node keeps only an address that is proved for it. What proves it is the assignment, or the source
+//! of the node's heartbeats to this leader. A node that has sent this leader none may still prove it, so its record counts
+//! until it would have sent one.
 
 use std::net::IpAddr;
 
@@ -65,19 +70,22 @@ impl LeaderContext {
         let heartbeats = self.lock_heartbeats();
         let is_own = claimer.id == self.node_id;
         let holds = |node: &&Node| {
-            let lives = keeps_address(heartbeats.node_health(node, now), is_own);
-            node.id != claimer.id && holds_address(node, address, claimer, lives, is_own)
+            let is_proved = node.id == self.node_id
+                || assigned_to(node) == Some(address)
+                || heartbeats.source(&node.id) == Some(address);
+            let keeps = keeps_address(heartbeats.node_health(node, now), is_own, is_proved);
+            node.id != claimer.id && holds_address(node, address, claimer, keeps, is_own)
         };
         nodes.nodes.values().find(holds).map(|node| node.id)
     }
 }
 
-/// Whether `node` keeps the address from `claimer`, another node. `lives`: the node sends heartbeats. `is_own`: the
-/// claimer is the node of this leader.
-fn holds_address(node: &Node, address: IpAddr, claimer: &Node, lives: bool, is_own: bool) -> bool {
+/// Whether `node` keeps the address from `claimer`, another node. `keeps`: the node would keep it if its record has it, by
+/// [`keeps_address`]. `is_own`: the claimer is the node of this leader.
+fn holds_address(node: &Node, address: IpAddr, claimer: &Node, keeps: bool, is_own: bool) -> bool {
     let assigned = assigned_to(node);
     let has_it = node.state == NodeState::Up
-        && lives
+        && keeps
         && recorded_address(node).is_some_and(|recorded| recorded.to_canonical() == address);
     if assigned_to(claimer) == Some(address) {
         // Of two nodes with one assigned address, the one that has it keeps it. A node with another one has to move.
@@ -94,12 +102,14 @@ fn assigned_to(node: &Node) -> Option<IpAddr> {
 }
 
 /// Whether a node of this health keeps its address when another node claims it. `is_own`: the node of this leader does.
+/// `is_proved`: the address is proved for the node that has it.
 ///
+/// One that lives and has not proved it gives way: it reported the address to a release that believed it.
 /// A new leader has received no heartbeat yet, and a node that lives must not lose its address to that. But the node of
 /// the leader itself, such as that of a restored cluster, is the one through which the others are found.
-const fn keeps_address(health: NodeHealth, is_own: bool) -> bool {
+const fn keeps_address(health: NodeHealth, is_own: bool, is_proved: bool) -> bool {
     match health {
-        NodeHealth::Healthy { .. } => true,
+        NodeHealth::Healthy { .. } => is_proved,
         NodeHealth::Unknown => !is_own,
         NodeHealth::HeartbeatTimeout { .. } => false,
     }
@@ -135,7 +145,7 @@ mod tests {
         const X: &str = "10.0.0.7";
         const Y: &str = "10.0.0.8";
         let silent = |assigned| node(3, Some(X), assigned);
-        for (case, holder, lives, claimer, expected) in [
+        for (case, holder, keeps, claimer, expected) in [
             ("a living node has it", node(3, Some(X), None), true, node(1, None, None), true),
             ("a silent node has it", silent(None), false, node(1, None, None), false),
             ("a silent node was assigned it", silent(Some(X)), false, node(1, None, None), true),
@@ -164,7 +174,7 @@ mod tests {
             ("nobody was assigned it, and it is to move", silent(Some(Y)), true, node(1, None, None), true),
             ("another one", node(3, Some(Y), Some(Y)), true, node(1, None, None), false),
         ] {
-            let holds = holds_address(&holder, X.parse().unwrap(), &claimer, lives, false);
+            let holds = holds_address(&holder, X.parse().unwrap(), &claimer, keeps, false);
             assert_eq!(holds, expected, "{case}");
         }
         let restored = holds_address(&silent(Some(X)), X.parse().unwrap(), &node(1, None, None), false, true);
@@ -188,7 +198,10 @@ mod tests {
             (silent, false, false),
             (silent, true, false),
         ] {
-            assert_eq!(keeps_address(health, is_own), expected, "{health:?} {is_own}");
+            assert_eq!(keeps_address(health, is_own, true), expected, "{health:?} {is_own}");
+            // Its next heartbeat proves the address, or shows that nothing does.
+            let expected = expected && health == NodeHealth::Unknown;
+            assert_eq!(keeps_address(health, is_own, false), expected, "not proved: {health:?} {is_own}");
         }
     }
 }

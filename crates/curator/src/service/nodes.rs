@@ -99,11 +99,13 @@ impl nodes_server::Nodes for NodesService {
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let caller = Caller::from_request(&request)?;
         let id = caller.require_node()?;
-        let leading = self.0.clone();
+        let (leading, source) = (self.0.clone(), caller.remote.ip());
         let interval_ms = u64::try_from(node_health::HEARTBEAT_INTERVAL.as_millis()).unwrap_or(u64::MAX);
         let answers = request.into_inner().map(move |beat| {
             beat.map(|wire::HeartbeatRequest {}| {
-                leading.lock_heartbeats().record_heartbeat(id, leading.clock.monotonic());
+                let mut heartbeats = leading.lock_heartbeats();
+                heartbeats.record_heartbeat(id, leading.clock.monotonic());
+                heartbeats.record_source(id, source);
                 wire::HeartbeatResponse { interval_ms }
             })
         });

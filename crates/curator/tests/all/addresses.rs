@@ -72,6 +72,16 @@ impl Machine {
         KubernetesClient::new(self.channel.clone()).issue_certificate(request).await
     }
 
+    /// Sends a heartbeat, and returns once the leader has received it.
+    async fn beat(&self) -> Result<()> {
+        let (beat, beats) = mpsc::channel(1);
+        let mut calling = NodesClient::new(self.channel.clone());
+        let mut answers = calling.heartbeat(ReceiverStream::new(beats)).await?.into_inner();
+        beat.send(wire::HeartbeatRequest {}).await?;
+        in_time("an answer", answers.message()).await??.context("it ended")?;
+        Ok(())
+    }
+
     /// The address in its record.
     async fn recorded(&self, cluster: &Cluster) -> Result<Option<String>> {
         let key = Node::etcd_key(&self.holder.id)?;
@@ -186,11 +196,7 @@ async fn two_nodes_that_claim_one_address_get_one_sentence() -> TestResult {
     // Behind the same gateway: its address is the source of both.
     let second = Machine::come(&cluster, "127.0.0.2").await?;
     first.report("127.0.0.2").await?;
-    let (beat, beats) = mpsc::channel(1);
-    let mut calling = NodesClient::new(first.channel.clone());
-    let mut answers = calling.heartbeat(ReceiverStream::new(beats)).await?.into_inner();
-    beat.send(wire::HeartbeatRequest {}).await?;
-    in_time("an answer", answers.message()).await??.context("it ended")?;
+    first.beat().await?;
 
     let (code, text) = refusal(second.report("127.0.0.2").await)?;
     assert_eq!(code, Code::FailedPrecondition, "{text}");
@@ -207,6 +213,47 @@ async fn two_nodes_that_claim_one_address_get_one_sentence() -> TestResult {
     cluster.time.pass(11);
     second.report("127.0.0.2").await?;
     assert_eq!(second.recorded(&cluster).await?.as_deref(), Some("127.0.0.2"));
+    Ok(())
+}
+
+/// A node has the address of another one in its record, because it reported that to a release that believed it. It sends
+/// heartbeats, and the other one gets its certificates nevertheless.
+#[tokio::test]
+async fn address_that_was_never_proved_gives_way_to_one_that_is() -> TestResult {
+    use wire::KubernetesComponent as Component;
+    const VICTIM: &str = "127.0.0.9";
+    let cluster = cluster().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let squatter = Machine::come(&cluster, "127.0.0.2").await?;
+    let victim = Machine::come(&cluster, VICTIM).await?;
+    let mut management = ManagementClient::new(owner);
+    for node in [&squatter, &victim] {
+        let roles = wire::UpdateRolesRequest {
+            node_id: node.holder.id.to_string(),
+            add_roles: vec![WORKER.to_owned()],
+            ..Default::default()
+        };
+        management.update_roles(roles).await?;
+    }
+    victim.report(VICTIM).await?;
+    squatter.report("127.0.0.2").await?;
+    squatter.record(&cluster, VICTIM).await?;
+    squatter.report(VICTIM).await?;
+
+    // Its heartbeats show where it is.
+    squatter.beat().await?;
+    let issued = victim.certificate(Component::KubeletServer).await?.into_inner();
+    assert_eq!(addresses(&issued.certificate)?, [VICTIM.parse::<IpAddr>()?]);
+    assert_eq!(refusal(squatter.certificate(Component::KubeletServer).await)?.0, Code::FailedPrecondition);
+
+    // A node that comes to the address gets it, too, and keeps it once its own heartbeats prove it.
+    victim.report(VICTIM).await?;
+    victim.beat().await?;
+    let third = Machine::come(&cluster, VICTIM).await?;
+    let (code, text) = refusal(third.report(VICTIM).await)?;
+    assert_eq!(code, Code::FailedPrecondition, "{text}");
+    assert!(text.contains(&format!("{VICTIM}, which {} has", victim.holder.id)), "{text}");
     Ok(())
 }
 
