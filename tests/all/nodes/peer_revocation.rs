@@ -233,15 +233,25 @@ async fn list_is_there_before_the_first_start_of_etcd() -> TestResult {
     let node = joined(&owner, &first).await?;
     become_member(&owner, &node).await?;
     for member in [&first, &node] {
-        let pid = member.etcd().context("no etcd")?.instance.pid;
-        let command_line = std::fs::read(format!("/proc/{pid}/cmdline"))?;
-        let mut arguments = command_line.split(|byte| *byte == 0);
-        assert!(arguments.any(|argument| argument == b"--peer-crl-file"), "it was started without the list");
+        assert!(reads_list(member)?, "it was started without the list");
         let list = std::fs::read(member.disk().join("etcd/peer.crl"))?;
         let listed = parse_peer_revocation_list(&list).context("it is damaged")?;
         assert!(listed.is_empty(), "{listed:?}");
     }
     Ok(())
+}
+
+/// Whether etcd of this node was started with this argument.
+fn has_argument(node: &Node, wanted: &str) -> Result<bool> {
+    let pid = node.etcd().context("no etcd")?.instance.pid;
+    let command_line = std::fs::read(format!("/proc/{pid}/cmdline"))?;
+    let mut arguments = command_line.split(|byte| *byte == 0);
+    Ok(arguments.any(|argument| argument == wanted.as_bytes()))
+}
+
+/// Whether etcd of this node was started with the list.
+fn reads_list(node: &Node) -> Result<bool> {
+    has_argument(node, "--peer-crl-file")
 }
 
 /// Whether the list of this node is one that etcd can read.
@@ -260,14 +270,7 @@ async fn damaged_list_is_reported_and_replaced() -> TestResult {
     let (owner, mut first) = founded().await?;
     let mut node = joined(&owner, &first).await?;
     become_member(&owner, &node).await?;
-    let endpoint = etcd_member::client_endpoint(&node.files());
-    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
-    until("the node has the recorded list", async || {
-        let Some(record) = client.get(&PeerRevocations::etcd_key()?).await? else { return Ok(false) };
-        let recorded = PeerRevocations::decode(&record.key, &record.value)?.list;
-        Ok(std::fs::read(node.disk().join("etcd/peer.crl"))? == recorded)
-    })
-    .await?;
+    until_list_is_recorded(&node).await?;
     damage_list(&node)?;
     until("the list is whole again", async || Ok(has_whole_list(&node))).await?;
 
@@ -278,7 +281,7 @@ async fn damaged_list_is_reported_and_replaced() -> TestResult {
     node.start()?;
     let problems = node.facts.problems.clone();
     until("the damaged list is reported", async || {
-        Ok(problems.describe().is_some_and(|problem| problem.contains("no list of revoked peers")))
+        Ok(problems.describe().is_some_and(|problem| problem.contains("peer.crl is damaged")))
     })
     .await
     .with_context(|| node.report())?;
@@ -286,5 +289,66 @@ async fn damaged_list_is_reported_and_replaced() -> TestResult {
     node.until_control_plane(true).await?;
     until("the list is whole again", async || Ok(has_whole_list(&node))).await?;
     owner.until_well(2, 2).await?;
+    Ok(())
+}
+
+/// Waits until the node has the list that is recorded in etcd, and its copy.
+async fn until_list_is_recorded(node: &Node) -> Result<()> {
+    let endpoint = etcd_member::client_endpoint(&node.files());
+    let client = Client::new(vec![endpoint], Namespace::new("curator")?);
+    until("the node has the recorded list", async || {
+        let Some(record) = client.get(&PeerRevocations::etcd_key()?).await? else { return Ok(false) };
+        let recorded = PeerRevocations::decode(&record.key, &record.value)?.list;
+        let read = |name| std::fs::read(node.disk().join("etcd").join(name)).ok();
+        Ok(["peer.crl", "peer.crl.copy"].into_iter().all(|name| read(name).as_ref() == Some(&recorded)))
+    })
+    .await
+}
+
+/// Starts a member without any other one, and with these files of its list lost. Returns whether its etcd was started with
+/// the list, once it is started and a problem with this text is reported.
+async fn start_alone_without(node: &mut Node, lost: &[&str], problem: &str) -> Result<bool> {
+    for name in lost {
+        std::fs::remove_file(node.disk().join("etcd").join(name))?;
+    }
+    node.start()?;
+    let problems = node.facts.problems.clone();
+    until("the lost list is reported", async || {
+        let reported = problems.describe().is_some_and(|described| described.contains(problem));
+        let is_alive = node.etcd().is_some_and(|etcd| etcd.instance.is_alive());
+        // The process is a launcher at first.
+        Ok(reported && is_alive && has_argument(node, "--data-dir").unwrap_or(false))
+    })
+    .await
+    .with_context(|| format!("{:?}\n{}", problems.describe(), node.report()))?;
+    reads_list(node)
+}
+
+/// A member with a pair and without a list has lost the list: no leader can be called, so its etcd starts with the copy. It
+/// starts without a list only if that is lost, too, because the other members may need it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_list_is_reported_and_its_copy_is_used() -> TestResult {
+    let (owner, mut first) = founded().await?;
+    let mut node = joined(&owner, &first).await?;
+    become_member(&owner, &node).await?;
+    until_list_is_recorded(&node).await?;
+    for (lost, problem, starts_with_it) in [
+        (&["peer.crl"][..], "its copy is used", true),
+        (&["peer.crl", "peer.crl.copy"][..], "a removed member may connect to this one", false),
+    ] {
+        node.cut_power().await?;
+        first.cut_power().await?;
+        let is_read = start_alone_without(&mut node, lost, problem).await?;
+        assert_eq!(is_read, starts_with_it, "{lost:?} is lost");
+        first.start()?;
+        node.until_control_plane(true).await?;
+        until_list_is_recorded(&node).await?;
+        let problems = node.facts.problems.clone();
+        until("nothing is reported any more", async || {
+            Ok(problems.describe().is_none_or(|described| !described.contains("list of revoked peers")))
+        })
+        .await?;
+        owner.until_well(2, 2).await?;
+    }
     Ok(())
 }

@@ -56,7 +56,7 @@ use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_certificate::renew_peer_certificate;
 use crate::cluster::peer_restart::{record_start, restart_in_turn};
 use crate::cluster::peer_revocation::{
-    find_list, is_pair_revoked, request_peer_certificate, watch_revocation_list,
+    describe_lost_list, is_pair_revoked, prepare_list, request_peer_certificate, watch_revocation_list,
 };
 use crate::cluster::startup::{
     ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
@@ -286,15 +286,15 @@ async fn run_member(
     let needs_pair = is_of_another
         || etcd_member::read_peer_certificate(&host.files).is_none()
         || is_pair_revoked(&host.files);
-    let damaged = find_list(&host.files).err();
-    facts.problems.set(NodePart::RevocationList, damaged.clone());
-    if needs_pair || damaged.is_some() {
+    let lost = describe_lost_list(&host.files);
+    facts.problems.set(NodePart::RevocationList, lost.clone());
+    if needs_pair || lost.is_some() {
         match request_peer_certificate(scope, host, connection, &key).await {
-            // etcd starts without the list, because the other members may need it.
+            // etcd starts with the copy of the list or without one, because the other members may need it.
             Err(error) if !needs_pair => tracing::warn!(%error, "no list of revoked peers was received"),
             requested => requested?,
         }
-        facts.problems.set(NodePart::RevocationList, find_list(&host.files).err());
+        facts.problems.set(NodePart::RevocationList, prepare_list(&host.files).problem);
     }
     prepare_ca_file(&host.files);
     let cluster = connection.anchor.cluster.to_string();
@@ -364,8 +364,8 @@ async fn start_etcd(
     Ok(client)
 }
 
-/// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one. A
-/// version that cannot be read or must not run on the data is reported, and so is a list that cannot be read.
+/// Keeps etcd running with the flags that its program supports, and with the list of revoked peers if there is one or its
+/// copy. A version that cannot be read or must not run on the data is reported, and so is a list that is lost.
 fn keep_etcd(
     host: &ControlPlaneContext,
     facts: &NodeFacts,
@@ -384,13 +384,15 @@ fn keep_etcd(
             let flags = if let Some(with) = with {
                 Ok(with)
             } else {
-                let (flags, list) = (check_program(&program, &files).await, find_list(&files));
-                if list == Ok(false) {
+                let (flags, list) = (check_program(&program, &files).await, prepare_list(&files));
+                if !list.is_present && list.problem.is_none() {
                     tracing::info!("etcd starts without a list of revoked peers, because there is none yet");
                 }
-                let flags = flags.map(|flags| (flags, list == Ok(true)));
-                problems.set(NodePart::RevocationList, list.err());
-                flags
+                // A problem ends once etcd has answered: one that was found before stays until then.
+                if list.problem.is_some() {
+                    problems.set(NodePart::RevocationList, list.problem);
+                }
+                flags.map(|flags| (flags, list.is_present))
             };
             problems.set(NodePart::EtcdProgram, flags.as_ref().err().map(ToString::to_string));
             let (flags, listed) = flags?;

@@ -40,6 +40,8 @@ const PEER_CERTIFICATE: &str = ClusterFiles::PEER_CERTIFICATE;
 const PEER_KEY: &str = ClusterFiles::PEER_KEY;
 const CA_CERTIFICATE: &str = "ca.crt";
 const REVOCATION_LIST: &str = "peer.crl";
+/// A second file with the last list that was written. etcd does not read it.
+const REVOCATION_LIST_COPY: &str = "peer.crl.copy";
 /// By how much the revision of a restored etcd exceeds that of its image: more writes than were made since.
 const REVISION_BUMP: &str = "1000000000";
 /// Bytes read from the head of etcd's log, enough to contain the member ID.
@@ -283,14 +285,20 @@ pub fn replace_peer_certificate(files: &ClusterFiles, certificate: &[u8]) -> Res
     files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes()).map(drop)
 }
 
-/// Replaces the list of revoked peers, DER. etcd must be able to parse it, or it rejects every peer.
+/// Replaces the list of revoked peers, DER, and then its copy. etcd must be able to parse it, or it rejects every peer.
 pub fn write_revocation_list(files: &ClusterFiles, list: &[u8]) -> Result<(), ClusterFilesError> {
-    files.write_etcd_file(REVOCATION_LIST, list).map(drop)
+    files.write_etcd_file(REVOCATION_LIST, list)?;
+    files.write_etcd_file(REVOCATION_LIST_COPY, list).map(drop)
 }
 
 /// The list of revoked peers, DER; `None` if there is none.
 pub fn read_revocation_list(files: &ClusterFiles) -> Result<Option<Vec<u8>>, ClusterFilesError> {
     files.read_etcd_file(REVOCATION_LIST)
+}
+
+/// The copy of the list of revoked peers, DER; `None` if there is none.
+pub fn read_revocation_copy(files: &ClusterFiles) -> Result<Option<Vec<u8>>, ClusterFilesError> {
+    files.read_etcd_file(REVOCATION_LIST_COPY)
 }
 
 /// The file with the certificate of the cluster's authority, PEM; `None` if there is none. etcd reads it only at its start.

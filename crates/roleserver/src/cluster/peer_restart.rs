@@ -86,6 +86,9 @@ pub struct StartRecord {
     /// replace an authority has none.
     #[serde(default)]
     pub authorities: BTreeSet<String>,
+    /// Whether this node has had a list of revoked peers, at this start or before. Without one now, it has lost it.
+    #[serde(default)]
+    pub had_list: bool,
 }
 
 /// Why the etcd of this node should restart.
@@ -144,8 +147,20 @@ pub fn decide_restart(
 
 /// Records the content of etcd's files, right before it is started.
 pub(super) fn record_start(files: &ClusterFiles) -> Result<(), RunnableError> {
-    files.write_etcd_file(START_RECORD, &serde_json::to_vec_pretty(&read_inputs(files)?)?)?;
+    let had_list = has_had_list(files);
+    let record = StartRecord { had_list, ..read_inputs(files)? };
+    files.write_etcd_file(START_RECORD, &serde_json::to_vec_pretty(&record)?)?;
     Ok(())
+}
+
+/// Whether this node has or has had a list of revoked peers, by its files and by the record of the last start. A record of a
+/// release that does not have this in it shows a list by its certificates alone.
+pub(super) fn has_had_list(files: &ClusterFiles) -> bool {
+    let exists = |read: Result<Option<Vec<u8>>, ClusterFilesError>| !matches!(read, Ok(None));
+    let started = read_start_record(files).ok().flatten();
+    exists(etcd_member::read_revocation_list(files))
+        || exists(etcd_member::read_revocation_copy(files))
+        || started.is_some_and(|started| started.had_list || !started.revoked.is_empty())
 }
 
 /// What etcd would be started with now. A list that it could not parse counts as empty.

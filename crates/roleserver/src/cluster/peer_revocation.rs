@@ -11,9 +11,11 @@
 //!   then written as soon as the record exists, and etcd restarts to read it once the list has certificates.
 //! * A list is parsed before it is written, and replaces the file atomically. If writing fails, the former list stays,
 //!   the node reports the failure, and the write is repeated.
-//! * A file that was damaged is replaced within seconds while etcd runs. One that is damaged before etcd starts is
-//!   requested from the leader first. Without a leader etcd starts without the list, because the other members may need it
-//!   for their quorum. The node reports that, and the file is written from the record once etcd responds.
+//! * A file that was damaged or removed is replaced within seconds while etcd runs. One that is damaged before etcd starts,
+//!   or missing although this node has had it, is requested from the leader first. Without a leader etcd starts with the
+//!   copy of the last list, `peer.crl.copy`. Only if that is lost, too, etcd starts without a list, because the other
+//!   members may need it for their quorum. The node reports either, and the file is written from the record once etcd
+//!   responds.
 //!
 //! etcd checks a peer when it accepts a connection. A connection that was open before a removal stays open until one of
 //! both ends restarts. So the members restart in turn after a removal ([`peer_restart`](super::peer_restart)).
@@ -38,6 +40,7 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::{CuratorConnection, NodeFacts};
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_order::LocalPeer;
+use crate::cluster::peer_restart::has_had_list;
 use crate::cluster::stored_authorities::encode_bundle;
 
 /// How often the file is compared with the record.
@@ -63,19 +66,20 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
                     Ok(Ok(KeyEvent::Deleted { .. })) => continue,
                     Ok(Ok(KeyEvent::BacklogDone)) => {
                         healthy = starting.take().map(Starting::mark_healthy);
-                        // Without a record, a file that is damaged stays so.
-                        facts.problems.set(NodePart::RevocationList, find_list(&files).err());
+                        // Without a record, a list that is lost stays so.
+                        facts.problems.set(NodePart::RevocationList, prepare_list(&files).problem);
                         continue;
                     }
                     Ok(Err(error)) => Err(error.to_string()),
-                    Err(_) => match recorded.as_ref().filter(|recorded| !is_stored(&files, recorded)) {
+                    Err(_) => match recorded.as_ref() {
+                        None => continue,
+                        Some(recorded) if is_stored(&files, recorded) => Ok(()),
                         Some(recorded) => {
                             tracing::warn!(
-                                "the list of revoked peers of etcd is damaged, and is written again"
+                                "the list of revoked peers of etcd or its copy is damaged, and is written again"
                             );
                             store_list(&files, recorded)
                         }
-                        None => continue,
                     },
                 };
                 let _ = &healthy;
@@ -107,10 +111,10 @@ fn store_list(files: &ClusterFiles, revocations: &PeerRevocations) -> Result<(),
     Ok(())
 }
 
-/// Whether the file has this list.
+/// Whether the file and its copy have this list.
 fn is_stored(files: &ClusterFiles, revocations: &PeerRevocations) -> bool {
-    let present = etcd_member::read_revocation_list(files).ok().flatten();
-    present.as_ref() == Some(&revocations.list)
+    let read = [etcd_member::read_revocation_list(files), etcd_member::read_revocation_copy(files)];
+    read.into_iter().all(|present| present.ok().flatten().as_ref() == Some(&revocations.list))
 }
 
 /// Requests a pair for the etcd member of this node, and the list of revoked peers. If there is a pair, a failure is only
@@ -174,18 +178,66 @@ fn store_received_list(files: &ClusterFiles, list: &[u8]) -> Result<(), Runnable
     Ok(etcd_member::write_revocation_list(files, list)?)
 }
 
-/// Whether there is a list. Fails with a sentence if there is one that etcd could not read.
-pub(super) fn find_list(files: &ClusterFiles) -> Result<bool, String> {
-    let reason = match etcd_member::read_revocation_list(files) {
-        Ok(None) => return Ok(false),
+/// Whether there is a list. Fails with the reason, a part of a sentence, if this node has had one that etcd could not read
+/// now.
+fn find_list(files: &ClusterFiles) -> Result<bool, String> {
+    let fault = match etcd_member::read_revocation_list(files) {
+        Ok(None) if !has_had_list(files) => return Ok(false),
+        Ok(None) => "missing",
         Ok(Some(list)) if parse_peer_revocation_list(&list).is_some() => return Ok(true),
-        Ok(Some(_)) => format!("{} is damaged", files.etcd_directory().join("peer.crl").display()),
-        Err(error) => error.to_string(),
+        Ok(Some(_)) => "damaged",
+        Err(error) => return Err(error.to_string()),
     };
-    Err(format!(
-        "etcd of this node has no list of revoked peers, so that a removed member may connect to this one until another \
-         list is here; it is requested from the leader, and read from etcd as soon as etcd responds: {reason}"
-    ))
+    Err(format!("{} is {fault}", files.etcd_directory().join("peer.crl").display()))
+}
+
+/// The sentence about a list that is lost, while it is requested from the leader; `None` unless it is lost.
+pub(super) fn describe_lost_list(files: &ClusterFiles) -> Option<String> {
+    let reason = find_list(files).err()?;
+    Some(format!("the list of revoked peers of etcd is lost, and is requested from the leader: {reason}"))
+}
+
+/// The list of revoked peers with which etcd may start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PreparedList {
+    /// Whether there is one that etcd can read.
+    pub(super) is_present: bool,
+    /// A sentence if this node has lost its list.
+    pub(super) problem: Option<String>,
+}
+
+/// Prepares the list for a start of etcd: one that is lost is replaced by its copy.
+pub(super) fn prepare_list(files: &ClusterFiles) -> PreparedList {
+    let lost = match find_list(files) {
+        Ok(is_present) => return PreparedList { is_present, problem: None },
+        Err(lost) => lost,
+    };
+    match restore_copy(files) {
+        Ok(()) => PreparedList {
+            is_present: true,
+            problem: Some(format!(
+                "the list of revoked peers of etcd was lost, and its copy is used until the present one is read from \
+                 etcd, as soon as etcd responds: {lost}"
+            )),
+        },
+        Err(reason) => PreparedList {
+            is_present: false,
+            problem: Some(format!(
+                "etcd of this node has no list of revoked peers, so that a removed member may connect to this one until \
+                 another list is here; it is read from etcd as soon as etcd responds: {lost}, and {reason}"
+            )),
+        },
+    }
+}
+
+/// Replaces the list by its copy. Fails with the reason, a part of a sentence.
+fn restore_copy(files: &ClusterFiles) -> Result<(), String> {
+    let copy = etcd_member::read_revocation_copy(files).map_err(|error| error.to_string())?;
+    let copy = copy.ok_or("there is no copy of it")?;
+    if parse_peer_revocation_list(&copy).is_none() {
+        return Err("its copy is damaged, too".to_owned());
+    }
+    etcd_member::write_revocation_list(files, &copy).map_err(|error| error.to_string())
 }
 
 /// Whether the list of this node has the certificate of its etcd member.
@@ -207,6 +259,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::files::tests::{files, membership};
+    use crate::cluster::peer_restart::record_start;
     use crate::cluster::stored_authorities::tests::{credentials, state};
 
     fn revocations(numbers: &[u8], number: u64) -> PeerRevocations {
@@ -229,6 +282,8 @@ mod tests {
         let error = store_list(&files, &revocations(&[], 1)).unwrap_err();
         assert!(error.contains("was not written") && error.contains("peer.crl"), "{error}");
         assert!(find_list(&files).unwrap_err().contains("reading"));
+        let prepared = prepare_list(&files);
+        assert!(!prepared.is_present && prepared.problem.unwrap().contains("there is no copy of it"));
     }
 
     #[test]
@@ -244,11 +299,72 @@ mod tests {
         // With such a list, etcd would reject every peer.
         for damaged in [torn, &[]] {
             etcd_member::write_revocation_list(&files, damaged).unwrap();
-            let sentence = find_list(&files).unwrap_err();
+            let prepared = prepare_list(&files);
+            let sentence = prepared.problem.unwrap();
             assert!(
-                sentence.contains("may connect") && sentence.contains("peer.crl is damaged"),
+                !prepared.is_present
+                    && sentence.contains("may connect")
+                    && sentence.contains("peer.crl is damaged, and its copy is damaged, too"),
                 "{sentence}"
             );
+        }
+    }
+
+    fn remove(files: &ClusterFiles, names: &[&str]) {
+        for name in names {
+            std::fs::remove_file(files.etcd_directory().join(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn lost_list_is_replaced_by_its_copy() {
+        let (_directory, files) = files();
+        let never = PreparedList { is_present: false, problem: None };
+        assert_eq!(
+            prepare_list(&files),
+            never,
+            "a node that is new, or of a release without lists, has lost nothing"
+        );
+        assert_eq!(describe_lost_list(&files), None);
+        let list = revocations(&[3], 1);
+        store_list(&files, &list).unwrap();
+        assert_eq!(prepare_list(&files), PreparedList { is_present: true, problem: None });
+        for fault in ["missing", "damaged"] {
+            files.write_etcd_file("peer.crl", b"torn").unwrap();
+            if fault == "missing" {
+                remove(&files, &["peer.crl"]);
+            }
+            let lost = describe_lost_list(&files).unwrap();
+            assert!(lost.contains("requested from the leader"), "{lost}");
+            let prepared = prepare_list(&files);
+            let sentence = prepared.problem.unwrap();
+            assert!(prepared.is_present && sentence.contains(&format!("peer.crl is {fault}")), "{sentence}");
+            assert_eq!(etcd_member::read_revocation_list(&files).unwrap(), Some(list.list.clone()));
+            assert_eq!(describe_lost_list(&files), None);
+        }
+        // A release without copies wrote the list.
+        remove(&files, &["peer.crl.copy"]);
+        store_list(&files, &list).unwrap();
+        assert_eq!(etcd_member::read_revocation_copy(&files).unwrap(), Some(list.list));
+    }
+
+    #[test]
+    fn list_that_was_there_at_an_earlier_start_is_not_forgotten() {
+        for numbers in [&[][..], &[3][..]] {
+            let (_directory, files) = files();
+            record_start(&files).unwrap();
+            assert_eq!(find_list(&files), Ok(false), "it never had one");
+            store_list(&files, &revocations(numbers, 1)).unwrap();
+            record_start(&files).unwrap();
+            remove(&files, &["peer.crl", "peer.crl.copy"]);
+            // Each start without the list is recorded, too.
+            for _ in 0..2 {
+                let prepared = prepare_list(&files);
+                let sentence = prepared.problem.unwrap();
+                assert!(!prepared.is_present && sentence.contains("may connect to this one"), "{sentence}");
+                assert!(sentence.contains("peer.crl is missing, and there is no copy"), "{sentence}");
+                record_start(&files).unwrap();
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The pair of peer certificate and key belongs to one membership. It is removed with the membership, because the serial
 //! number of its certificate is then on the list of revoked peers: a node that becomes a member again gets another pair.
-//! The list stays. It is that of the cluster.
+//! The list and its copy stay. It is that of the cluster.
 
 use crate::cluster::etcd_start::EtcdVersionRecord;
 use crate::cluster::files::{ClusterFiles, ClusterFilesError, FILE_LIMIT};
