@@ -78,9 +78,12 @@ pub struct ChildRecord {
     /// Its scope; `None` if it is below the group of the role server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<ScopeRecord>,
-    /// Limits that its group cannot hold. Its scope is made with them.
+    /// Limits that its group cannot hold. Its scope is made with them. If it has a scope, these do not hold there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_limits: Option<ResourceLimits>,
+    /// The group that it is moved out of, until each step of the move into its scope has succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfinished_move: Option<Cgroup>,
 }
 
 impl ChildRecord {
@@ -247,6 +250,7 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
                 declared_sha256: spec.declared.clone(),
                 scope: placement.scope,
                 missed_limits: placement.missed_limits,
+                unfinished_move: None,
             };
             record.write(path)?;
         }
@@ -376,7 +380,14 @@ mod tests {
     fn record() -> ChildRecord {
         let instance = ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() };
         let (spec_sha256, scope, missed_limits) = ("5a".to_owned(), None, None);
-        ChildRecord { instance, spec_sha256, declared_sha256: None, scope, missed_limits }
+        ChildRecord {
+            instance,
+            spec_sha256,
+            declared_sha256: None,
+            scope,
+            missed_limits,
+            unfinished_move: None,
+        }
     }
 
     /// Earlier releases wrote the first form, and read both.
@@ -397,6 +408,7 @@ mod tests {
             declared_sha256: Some("d".to_owned()),
             scope: Some(scope),
             missed_limits: Some(ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() }),
+            unfinished_move: Some(Cgroup::from_directories(&["/old/web".into()])),
             ..record()
         };
         let text = serde_json::to_string(&new).unwrap();

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::child::cgroup::{Cgroup, CgroupError, CgroupMounts};
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::{self, ChildRecord, LaunchError, LaunchOrder, Placement};
-use crate::child::limits::{missed_limits_message, name_limits};
+use crate::child::limits::{missed_limits_message, name_limits, scope_limits_message};
 use crate::child::log;
 use crate::child::placement::{CreatedGroup, PlacedChild, Scopes};
 use crate::child::scope::unprotected_message;
@@ -258,8 +258,11 @@ fn start_child(spec: &ChildSpec, children: &ChildContext, record: &Path) -> Resu
     let place = |pid| {
         let number = children.next_scope_number(&spec.name);
         match scopes.place((&children.instance_name(), &spec.name), &[pid], &spec.limits, number) {
-            Ok(PlacedChild { scope, group }) => {
-                Ok(Placement { group, scope: Some(scope), missed_limits: None })
+            Ok(PlacedChild { scope, group, missed_limits }) => {
+                if let Some(missed) = &missed_limits {
+                    tracing::warn!("{}", scope_limits_message(&spec.name, missed));
+                }
+                Ok(Placement { group, scope: Some(scope), missed_limits })
             }
             Err(error) => {
                 tracing::warn!("{}", unprotected_message(&spec.name, &error.why));

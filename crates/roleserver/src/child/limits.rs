@@ -4,6 +4,9 @@
 //! by default, that is memory and pids, but not cpu. With a scope, systemd enables every controller that the limits of
 //! the child need. A child that starts in the group of the unit, because systemd does not answer, gets those limits that
 //! can hold there. The others are in its record and are reported, and its scope is made with all of them.
+//!
+//! systemd accepts a limit for which its manager has no controller, without an error: the manager of a user in version 1,
+//! or one to which `cpu` is not delegated. So what the group of a scope has is compared with what was requested.
 
 use std::collections::BTreeSet;
 
@@ -37,6 +40,22 @@ pub fn merge_limits(limits: &ResourceLimits, others: &ResourceLimits) -> Resourc
     }
 }
 
+/// The smallest share of a processor that systemd sets, in thousandths.
+const LEAST_CPU_MILLIS: u64 = 10;
+
+/// The requested limits that do not hold by those that a group has. A smaller one holds: the kernel rounds down.
+#[must_use]
+pub fn find_missing_limits(requested: &ResourceLimits, present: &ResourceLimits) -> ResourceLimits {
+    let missing = |requested: Option<u64>, present: Option<u64>, least: u64| {
+        requested.filter(|limit| present.is_none_or(|present| present > (*limit).max(least)))
+    };
+    ResourceLimits {
+        memory_bytes: missing(requested.memory_bytes, present.memory_bytes, 0),
+        cpu_millis: missing(requested.cpu_millis, present.cpu_millis, LEAST_CPU_MILLIS),
+        tasks: missing(requested.tasks, present.tasks, 0),
+    }
+}
+
 /// The limits by the names that they have in a declaration.
 #[must_use]
 pub fn name_limits(limits: &ResourceLimits) -> String {
@@ -56,9 +75,42 @@ pub fn missed_limits_message(child: &str, missed: &ResourceLimits) -> String {
     )
 }
 
+/// The sentence about a child in a scope that runs without these limits.
+#[must_use]
+pub fn scope_limits_message(child: &str, missed: &ResourceLimits) -> String {
+    format!(
+        "{child} runs without its limit of {}, because systemd accepted it and did not set it in the control group of the \
+         scope: its manager has no controller for it; delegate that to the manager (Delegate= of user@.service, for a \
+         user's), or remove the limit",
+        name_limits(missed)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limit_holds_if_the_group_has_it_or_a_smaller_one() {
+        let cpu = |millis| ResourceLimits { cpu_millis: Some(millis), ..NONE };
+        let memory = |bytes| ResourceLimits { memory_bytes: Some(bytes), ..NONE };
+        for (requested, present, missing) in [
+            (ALL, ALL, NONE),
+            (ALL, NONE, ALL),
+            (NONE, ALL, NONE),
+            (ALL, ResourceLimits { cpu_millis: None, ..ALL }, cpu(1500)),
+            // The kernel counts pages.
+            (memory((1 << 20) + 1), memory(1 << 20), NONE),
+            (memory(1 << 20), memory(1 << 21), memory(1 << 20)),
+            // systemd sets one percent at least.
+            (cpu(1), cpu(10), NONE),
+            (cpu(1), cpu(11), cpu(1)),
+        ] {
+            assert_eq!(find_missing_limits(&requested, &present), missing, "{requested:?} {present:?}");
+        }
+        let message = scope_limits_message("web", &cpu(500));
+        assert!(message.starts_with("web runs without its limit of processors, because"), "{message}");
+    }
 
     const ALL: ResourceLimits =
         ResourceLimits { memory_bytes: Some(1 << 20), cpu_millis: Some(1500), tasks: Some(7) };

@@ -6,15 +6,19 @@
 //!
 //! A child is moved in this order, and each step finds what an interrupted one has done:
 //!
-//! 1. systemd makes a scope with all processes of the child. A scope that an interrupted move has made is found by the
-//!    process in it.
-//! 2. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
+//! 1. The record of the child names its old group, which marks the move as unfinished. Later steps need that name, and
+//!    the group of a child outside the unit cannot be found by its process any more.
+//! 2. systemd makes a scope with all processes of the child. A scope that an interrupted move has made is found by the
+//!    process in it. The record names the scope, too. A release before this one reads the same record, and finds the
+//!    process.
+//! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
 //!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
 //!    Processes that were started meanwhile follow, in the old group or in that of the scope.
-//! 3. The record of the child names the scope. From now on it is a child like one that was started in a scope; a
-//!    release before this one reads the same record, and finds the process. The state of runc names the new groups, and the scope refuses
-//!    devices to a container as its group did.
 //! 4. The old group is removed.
+//! 5. The state of runc names the new groups, and the scope refuses devices to a container as its group did.
+//! 6. The record names the old group no more. From now on it is a child like one that was started in a scope.
+//!
+//! A move that is unfinished is taken up by each later pass, from step 3 if there is a scope, until all have succeeded.
 //!
 //! When the last child has moved, the controllers are taken back from the group of the unit. Otherwise systemd could not
 //! put the next role server into it, and each later start would end with 219/CGROUP.
@@ -33,8 +37,8 @@ use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
-use crate::child::runc_state::{restrict_devices, update_runc_state};
-use crate::child::scope::{LEAF, ScopeRecord, StartingUnit};
+use crate::child::runc_state::follow_container;
+use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
 use crate::mountinfo;
 use crate::systemd_manager::connection::ManagerError;
@@ -56,10 +60,16 @@ const MAX_ATTEMPTS: u32 = 3;
 pub struct MigrationReport {
     /// Children that were moved into scopes.
     pub moved: Vec<String>,
-    /// Children that still end with the unit, each with the reason.
+    /// Children that are in no scope, or not with all their processes, each with the reason.
     pub left: BTreeMap<String, String>,
-    /// Limits that such children should have and do not have.
+    /// Those of them that the end of the unit would end.
+    pub in_unit: BTreeSet<String>,
+    /// Children that are in scopes while a step of their move has failed, each with the reason.
+    pub unfinished: BTreeMap<String, String>,
+    /// Limits that children outside scopes should have and do not have.
     pub missed_limits: BTreeMap<String, ResourceLimits>,
+    /// Limits that children should have and their scopes do not have.
+    pub missed_in_scopes: BTreeMap<String, ResourceLimits>,
 }
 
 /// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
@@ -136,7 +146,8 @@ fn names_outside_scopes(directory: &Path) -> Vec<String> {
     };
     let is_outside = |name: &String| {
         read_record(&children.record_path(name))
-            .is_some_and(|record| record.scope.is_none() && record.instance.is_alive())
+            .filter(|record| record.scope.is_none() || record.unfinished_move.is_some())
+            .is_some_and(|record| record.instance.is_alive())
     };
     children.recorded_names().into_iter().filter(is_outside).collect()
 }
@@ -157,6 +168,9 @@ pub fn migrate_children(children: &ChildContext) -> MigrationReport {
             Some(_) => Ok(false),
             None => move_child(children, scopes, &name),
         };
+        if let Some(missed) = children.refresh_missed_limits(&name) {
+            report.missed_in_scopes.insert(name.clone(), missed);
+        }
         match moved {
             Ok(true) => {
                 tracing::info!(name, "a running program was moved into a systemd scope of its own");
@@ -167,13 +181,18 @@ pub fn migrate_children(children: &ChildContext) -> MigrationReport {
                 if is_silence {
                     unreachable = Some(why.clone());
                 }
-                report.left.insert(name, why);
+                if children.ends_with_unit(scopes, &name) {
+                    report.in_unit.insert(name.clone());
+                }
+                let failed =
+                    if children.is_in_scope(&name) { &mut report.unfinished } else { &mut report.left };
+                failed.insert(name, why);
             }
         }
     }
     let missed = |name: &String| {
-        let missed = read_record(&children.record_path(name))?.missed_limits?;
-        Some((name.clone(), missed))
+        let record = read_record(&children.record_path(name)).filter(|record| record.scope.is_none())?;
+        Some((name.clone(), record.missed_limits?))
     };
     report.missed_limits = report.left.keys().filter_map(missed).collect();
     if report.left.is_empty() {
@@ -188,16 +207,65 @@ impl ChildContext {
         self.recorded_names().into_iter().chain(self.mounts.group_names(&self.instance_name())).collect()
     }
 
-    /// Whether a child runs outside a scope.
+    /// The record of a child that runs.
+    fn running_record(&self, name: &str) -> Option<ChildRecord> {
+        read_record(&self.record_path(name)).filter(|record| record.instance.is_alive())
+    }
+
+    /// Whether processes of a child are in its group in the unit.
+    fn has_group_in_unit(&self, name: &str) -> bool {
+        has_processes(&self.mounts.find_cgroup(&self.instance_name(), name))
+    }
+
+    /// Whether a running child is in a scope with all its processes.
+    fn is_in_scope(&self, name: &str) -> bool {
+        let is_inside = |record: ChildRecord| {
+            record.scope.is_some() && !record.unfinished_move.as_ref().is_some_and(has_processes)
+        };
+        !self.has_group_in_unit(name) && self.running_record(name).is_some_and(is_inside)
+    }
+
+    /// Whether a child has to be moved, or a move of it is unfinished.
     fn needs_move(&self, name: &str) -> bool {
-        let record = read_record(&self.record_path(name));
-        let runs = record.is_some_and(|record| record.scope.is_none() && record.instance.is_alive());
-        let group = self.mounts.find_cgroup(&self.instance_name(), name);
-        runs || !group.pids().unwrap_or_default().is_empty()
+        let has_to = |record: ChildRecord| record.scope.is_none() || record.unfinished_move.is_some();
+        self.has_group_in_unit(name) || self.running_record(name).is_some_and(has_to)
+    }
+
+    /// Whether systemd would end processes of a child together with the unit. In version 1 systemd looks at a hierarchy of
+    /// its own, where the child is in the group of the unit itself.
+    fn ends_with_unit(&self, scopes: &Scopes, name: &str) -> bool {
+        let is_in_unit = |record: ChildRecord| {
+            let shown = fs::read_to_string(scopes.proc.join(record.instance.pid.to_string()).join("cgroup"));
+            let shown = shown.unwrap_or_default();
+            let below = manager_path(&shown).and_then(|path| path.strip_prefix(&scopes.unit.unit_group));
+            below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+        };
+        self.has_group_in_unit(name) || self.running_record(name).is_some_and(is_in_unit)
     }
 }
 
-/// Moves one child; returns whether it had to be moved.
+fn has_processes(group: &Cgroup) -> bool {
+    !group.pids().unwrap_or_default().is_empty()
+}
+
+/// Changes the record of a running child. Nothing is recorded of one that has ended.
+fn update_record(
+    children: &ChildContext,
+    name: &str,
+    running: &mut Option<ChildRecord>,
+    change: impl FnOnce(&mut ChildRecord),
+) -> Result<(), PlacementError> {
+    let Some(record) = running else { return Ok(()) };
+    let before = record.clone();
+    change(record);
+    if *record == before {
+        return Ok(());
+    }
+    let written = record.write(&children.record_path(name));
+    written.map_err(|error| format!("recording the move of {name} failed: {error}").into())
+}
+
+/// Moves one child, or completes its move; returns whether there was anything to do.
 fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bool, PlacementError> {
     let family = children.instance_name();
     let in_unit = children.mounts.find_cgroup(&family, name);
@@ -205,49 +273,70 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
     // The handle keeps the pid from being used by another process.
     let opened = record.as_ref().map(|record| record.instance.open_pidfd()).transpose();
     let handle = opened.map_err(|error| error.to_string())?.flatten();
-    let running = record.filter(|_| handle.is_some());
+    let mut running = record.filter(|_| handle.is_some());
     let known = running.as_ref().and_then(|record| record.scope.clone());
-    let own = running.as_ref().and_then(|record| u32::try_from(record.instance.pid).ok());
+    let unfinished = running.as_ref().and_then(|record| record.unfinished_move.clone());
+    let is_unfinished = unfinished.is_some();
+    let own = own_pid(running.as_ref());
     let outside = match own.filter(|own| known.is_none() && in_unit.clone().with_process(*own).is_empty()) {
         Some(own) => find_group_outside(scopes, own, &family, name),
         None => Cgroup::default(),
     };
-    let is_outside = !outside.is_empty();
+    let recorded = unfinished.filter(|group| !group.is_empty());
+    let outside = recorded.unwrap_or(outside);
+    let is_outside = !outside.is_empty() && outside != in_unit;
     let old = if is_outside { outside } else { in_unit.clone() };
     let in_old = old.pids().map_err(|error| error.to_string())?;
-    if in_old.is_empty() && (running.is_none() || known.is_some()) {
+    if in_old.is_empty() && !is_unfinished && (running.is_none() || known.is_some()) {
         old.remove();
         return Ok(false);
     }
+    update_record(children, name, &mut running, |record| record.unfinished_move = Some(old.clone()))?;
     let groups_before = inner_groups(&old);
-    let missed = running.as_ref().and_then(|record| record.missed_limits).unwrap_or_default();
-    let limits = merge_limits(&old.read_limits(), &missed);
-    let scope = match known.or_else(|| find_scope_of(children, scopes, name, own)) {
+    let scope = match known {
         Some(scope) => scope,
-        None => request_scope(children, scopes, name, (own, &old), &limits)?,
+        None => place_running(children, scopes, name, &mut running, &old)?,
     };
     let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
     let listed: BTreeSet<i32> = groups_before.values().flatten().copied().collect();
-    let moved = move_inner_groups(&groups_before, &new)
-        .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed));
-    // After the processes have moved, so that a move that was interrupted before is completed by the next one.
-    if let Some(record) = running {
-        let moved = ChildRecord { scope: Some(scope.clone()), missed_limits: None, ..record };
-        moved
-            .write(&children.record_path(name))
-            .map_err(|error| format!("recording the scope of {name} failed: {error}"))?;
-    }
-    moved.map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
-    let state = children.directory.join(name).join("bundle/state").join(name);
-    if update_runc_state(scopes, &state, &old, &new) {
-        restrict_devices(scopes, &scope.unit);
-    }
+    move_inner_groups(&groups_before, &new)
+        .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed))
+        .map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
     old.remove();
+    let state = children.directory.join(name).join("bundle/state").join(name);
+    follow_container(scopes, &state, (&old, &new), &scope.unit)?;
+    update_record(children, name, &mut running, |record| record.unfinished_move = None)?;
     // Processes of another start may be in the unit besides. The child has a scope now, so this ends there.
     if is_outside && !in_unit.pids().map_err(|error| error.to_string())?.is_empty() {
         move_child(children, scopes, name)?;
     }
     Ok(true)
+}
+
+fn own_pid(running: Option<&ChildRecord>) -> Option<u32> {
+    running.and_then(|record| u32::try_from(record.instance.pid).ok())
+}
+
+/// Finds or makes the scope of a child that has been outside scopes, and records it.
+fn place_running(
+    children: &ChildContext,
+    scopes: &Scopes,
+    name: &str,
+    running: &mut Option<ChildRecord>,
+    old: &Cgroup,
+) -> Result<ScopeRecord, PlacementError> {
+    let own = own_pid(running.as_ref());
+    let missed = running.as_ref().and_then(|record| record.missed_limits).unwrap_or_default();
+    let limits = merge_limits(&old.read_limits(), &missed);
+    let placed = match find_scope_of(children, scopes, name, own, &limits) {
+        Some(placed) => placed,
+        None => request_scope(children, scopes, name, (own, old), &limits)?,
+    };
+    update_record(children, name, running, |record| {
+        record.scope = Some(placed.scope.clone());
+        record.missed_limits = placed.missed_limits;
+    })?;
+    Ok(placed.scope)
 }
 
 /// The group of a child that is in no group of the unit. A detached supervisor, which the unit has replaced since, may have
@@ -263,12 +352,13 @@ fn find_scope_of(
     scopes: &Scopes,
     name: &str,
     own: Option<u32>,
-) -> Option<ScopeRecord> {
+    limits: &ResourceLimits,
+) -> Option<PlacedChild> {
     let own = own?;
-    let has = |scope: &ScopeRecord| {
-        !Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_process(own).is_empty()
-    };
-    children.find_scopes(name).into_values().find(has)
+    children.find_scopes(name).into_values().find_map(|scope| {
+        let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_process(own);
+        (!group.is_empty()).then(|| PlacedChild::in_scope(scope, group, limits))
+    })
 }
 
 fn request_scope(
@@ -277,7 +367,7 @@ fn request_scope(
     name: &str,
     (own, old): (Option<u32>, &Cgroup),
     limits: &ResourceLimits,
-) -> Result<ScopeRecord, PlacementError> {
+) -> Result<PlacedChild, PlacementError> {
     let mut last = PlacementError::from(format!("{name} has no process any more"));
     for _ in 0..MAX_ATTEMPTS {
         let others = old.pids().map_err(|error| error.to_string())?;
@@ -288,7 +378,7 @@ fn request_scope(
         }
         let number = children.next_scope_number(name);
         match scopes.place((&children.instance_name(), name), &pids, limits, number) {
-            Ok(PlacedChild { scope, .. }) => return Ok(scope),
+            Ok(placed) => return Ok(placed),
             Err(error) if error.is_silence => return Err(error),
             Err(error) => last = error,
         }
@@ -430,6 +520,7 @@ mod tests {
                 declared_sha256: None,
                 scope,
                 missed_limits: None,
+                unfinished_move: None,
             };
             fs::create_dir(directory.path().join(name)).unwrap();
             record.write(&directory.path().join(name).join("process.json")).unwrap();

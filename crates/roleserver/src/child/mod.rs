@@ -48,6 +48,7 @@
 //!   and are applied without a restart. So is one that was declared in the same way, and that another release started
 //!   with other flags: what a release changes counts from the next start.
 //! * No program runs before it is in its scope, so nothing that it starts can be left in the unit.
+//! * A move into a scope that fails or is interrupted is repeated until each of its steps has succeeded.
 //! * While a child is in a scope, the group of the unit hands no controllers on. Otherwise systemd could not start the
 //!   unit again.
 //! * A recorded process gets a signal only if pid, boot and start time are those of the record.

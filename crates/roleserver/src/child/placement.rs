@@ -13,11 +13,14 @@ use std::fs;
 use std::io::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::child::cgroup::{Cgroup, CgroupError, io_error};
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
-use crate::child::limits::{missed_limits_message, name_limits, split_limits};
+use crate::child::limits::{
+    find_missing_limits, missed_limits_message, name_limits, scope_limits_message, split_limits,
+};
 use crate::child::scope::{
     LEAF, SLICE, ScopeRecord, StartFacts, StartingUnit, find_starting_unit, limit_properties, scope_name,
     scope_number, scope_properties,
@@ -31,6 +34,9 @@ use crate::systemd_manager::manager::{ScopeError, SystemdManager, UnitState};
 const MAX_NAMES: u64 = 100;
 /// How many scopes are made for one start if each is dead at once.
 const MAX_DEAD: u32 = 3;
+/// How long systemd may take to set limits: after it has changed properties of a scope, it answers first.
+const LIMITS_TIMEOUT: Duration = Duration::from_secs(1);
+const LIMITS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The scopes of this role server.
 #[derive(Clone, Debug)]
@@ -88,6 +94,16 @@ pub struct PlacedChild {
     pub scope: ScopeRecord,
     /// Its control group.
     pub group: Cgroup,
+    /// Limits that its control group does not have although systemd accepted them; `None` if there are none.
+    pub missed_limits: Option<ResourceLimits>,
+}
+
+impl PlacedChild {
+    /// A child in a scope that was made with these limits. Blocks for a second if the group does not have one of them.
+    pub(super) fn in_scope(scope: ScopeRecord, group: Cgroup, limits: &ResourceLimits) -> Self {
+        let missed_limits = wait_for_limits(&group, limits);
+        Self { scope, group, missed_limits }
+    }
 }
 
 impl Scopes {
@@ -176,7 +192,7 @@ impl Scopes {
                 Ok(group) => {
                     self.remember_missed(child, None);
                     let scope = ScopeRecord { unit, control_group: state.control_group };
-                    return Ok(PlacedChild { scope, group });
+                    return Ok(PlacedChild::in_scope(scope, group, limits));
                 }
                 Err(why) => {
                     dead += 1;
@@ -209,6 +225,22 @@ impl Scopes {
             ));
         }
         Ok(group.with_leaf(LEAF))
+    }
+}
+
+/// Waits until the group of a scope has these limits. Returns those that it does not have in time; `None` if there are
+/// none. Blocks, for [`LIMITS_TIMEOUT`] at most.
+fn wait_for_limits(group: &Cgroup, limits: &ResourceLimits) -> Option<ResourceLimits> {
+    let end = Instant::now() + LIMITS_TIMEOUT;
+    loop {
+        let missing = find_missing_limits(limits, &group.read_limits());
+        if missing == ResourceLimits::default() {
+            return None;
+        }
+        if Instant::now() >= end {
+            return Some(missing);
+        }
+        std::thread::sleep(LIMITS_INTERVAL);
     }
 }
 
@@ -316,20 +348,13 @@ impl ChildContext {
     /// answer they are written to the group, which holds until the next `daemon-reload`, and are set as soon as it
     /// answers ([`Self::set_missed_limits`]).
     pub fn apply_limits(&self, name: &str, limits: &ResourceLimits) -> Result<(), CgroupError> {
-        let path = self.record_path(name);
-        let record = read_record(&path);
+        let record = read_record(&self.record_path(name));
         let scope = record.as_ref().and_then(|record| record.scope.clone());
         let Some(ScopeRecord { unit, control_group }) = scope else {
             let CreatedGroup { missed_limits, .. } = self.create_group(name, limits)?;
             // Without systemd there is no scope that could have them later.
-            let missed_limits = missed_limits.filter(|_| self.scopes.is_some());
-            if let Some(record) = record.filter(|record| record.missed_limits != missed_limits) {
-                if let Some(missed) = &missed_limits {
-                    tracing::warn!("{}", missed_limits_message(name, missed));
-                }
-                if let Err(error) = (ChildRecord { missed_limits, ..record }).write(&path) {
-                    tracing::warn!(%error, name, "the record of a program does not have its new limits");
-                }
+            if let Some(record) = record {
+                self.record_missed_limits(name, record, missed_limits.filter(|_| self.scopes.is_some()));
             }
             return Ok(());
         };
@@ -337,6 +362,10 @@ impl ChildContext {
             match scopes.manager.set_properties(&unit, &limit_properties(limits)) {
                 Ok(()) => {
                     scopes.remember_missed(name, None);
+                    let group = Cgroup::at_path(&self.mountinfo(), &control_group);
+                    if let Some(record) = record {
+                        self.record_missed_limits(name, record, wait_for_limits(&group, limits));
+                    }
                     return Ok(());
                 }
                 Err(error) => {
@@ -346,6 +375,34 @@ impl ChildContext {
             }
         }
         Cgroup::at_path(&self.mountinfo(), &control_group).set_limits(limits)
+    }
+
+    /// Records which limits of a running child do not hold, and warns if these are others than before.
+    fn record_missed_limits(&self, name: &str, record: ChildRecord, missed_limits: Option<ResourceLimits>) {
+        if record.missed_limits == missed_limits {
+            return;
+        }
+        match &missed_limits {
+            Some(missed) if record.scope.is_some() => {
+                tracing::warn!("{}", scope_limits_message(name, missed));
+            }
+            Some(missed) => tracing::warn!("{}", missed_limits_message(name, missed)),
+            None => {}
+        }
+        if let Err(error) = (ChildRecord { missed_limits, ..record }).write(&self.record_path(name)) {
+            tracing::warn!(%error, name, "the record of a program does not have its new limits");
+        }
+    }
+
+    /// Reads again which recorded limits of a running child its scope does not have; `None` if it has all of them.
+    pub(super) fn refresh_missed_limits(&self, name: &str) -> Option<ResourceLimits> {
+        let record = read_record(&self.record_path(name)).filter(|record| record.instance.is_alive())?;
+        let (scope, missed) = record.scope.as_ref().zip(record.missed_limits)?;
+        let group = Cgroup::at_path(&self.mountinfo(), &scope.control_group);
+        let missing = find_missing_limits(&missed, &group.read_limits());
+        let missing = Some(missing).filter(|missing| *missing != ResourceLimits::default());
+        self.record_missed_limits(name, record, missing);
+        missing
     }
 
     /// Sets the limits that systemd did not take. Stops at the first that it does not take now either, because each
@@ -360,14 +417,16 @@ impl ChildContext {
                 continue;
             };
             let record = read_record(&self.record_path(&name));
-            let scope = record.filter(|record| record.instance.is_alive()).and_then(|record| record.scope);
-            let set = scope.map_or(Ok(()), |scope| {
-                scopes.manager.set_properties(&scope.unit, &limit_properties(&limits))
-            });
-            match set {
-                Err(error) if error.is_silence() => return,
-                Err(error) => tracing::warn!(%error, name, "the limits of a scope were not set"),
-                Ok(()) => {}
+            let record = record.filter(|record| record.instance.is_alive());
+            if let Some((record, scope)) = record.and_then(|record| Some((record.clone(), record.scope?))) {
+                match scopes.manager.set_properties(&scope.unit, &limit_properties(&limits)) {
+                    Err(error) if error.is_silence() => return,
+                    Err(error) => tracing::warn!(%error, name, "the limits of a scope were not set"),
+                    Ok(()) => {
+                        let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group);
+                        self.record_missed_limits(&name, record, wait_for_limits(&group, &limits));
+                    }
+                }
             }
             scopes.remember_missed(&name, None);
         }

@@ -11,17 +11,38 @@ use serde_json::Value;
 
 use crate::child::cgroup::{Cgroup, process_groups};
 use crate::child::existing_cgroup::own_pids;
-use crate::child::placement::Scopes;
+use crate::child::placement::{PlacementError, Scopes};
 use crate::systemd_manager::value::Value as BusValue;
 
-/// Makes the state of runc name the groups that its container is in now. Otherwise `runc exec`, by which such a service
-/// is probed, would look for a group that is gone. Returns whether there is such a state.
-pub(super) fn update_runc_state(scopes: &Scopes, directory: &Path, old: &Cgroup, new: &Cgroup) -> bool {
+/// Makes what runc recorded of a container follow it into the scope with this unit name and group. Does nothing for a
+/// child that has no such state. May be repeated.
+///
+/// # Errors
+///
+/// Why a step failed, as a sentence.
+pub(super) fn follow_container(
+    scopes: &Scopes,
+    directory: &Path,
+    (old, new): (&Cgroup, &Cgroup),
+    unit: &str,
+) -> Result<(), PlacementError> {
     let file = directory.join("state.json");
-    let Some(mut state) = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok())
-    else {
-        return false;
-    };
+    if !file.exists() {
+        return Ok(());
+    }
+    let updated = update_runc_state(scopes, &file, old, new).map_err(|error| {
+        let file = file.display();
+        format!("updating {file} failed, by which runc finds the control group of the container: {error}")
+    });
+    // Although the other step failed: each can hold without the other.
+    let restricted = restrict_devices(scopes, unit);
+    updated.map_err(PlacementError::from).and(restricted)
+}
+
+/// Makes the state of runc name the groups that its container is in now. Otherwise `runc exec`, by which such a service
+/// is probed, would look for a group that is gone.
+fn update_runc_state(scopes: &Scopes, file: &Path, old: &Cgroup, new: &Cgroup) -> std::io::Result<()> {
+    let mut state: Value = serde_json::from_slice(&fs::read(file)?)?;
     let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
     for (hierarchy, path) in old.by_hierarchy() {
         if let Some(new) = tops.get(hierarchy) {
@@ -35,13 +56,8 @@ pub(super) fn update_runc_state(scopes: &Scopes, directory: &Path, old: &Cgroup,
         };
         correct_group_paths(&mut state, &process_groups(&scopes.mountinfo, &cgroups), lists);
     }
-    let written = serde_json::to_vec(&state).map_err(std::io::Error::other).and_then(|bytes| {
-        crate::atomic_file::replace_file(&file, &bytes, crate::atomic_file::Durability::UntilPowerLoss)
-    });
-    if let Err(error) = written {
-        tracing::warn!(%error, path = %file.display(), "the state of runc does not name the new control group");
-    }
-    true
+    let bytes = serde_json::to_vec(&state)?;
+    crate::atomic_file::replace_file(file, &bytes, crate::atomic_file::Durability::UntilPowerLoss)
 }
 
 /// Replaces each path in `cgroup_paths` of such a state that does not list the container's first process by the group
@@ -64,14 +80,12 @@ fn correct_group_paths(state: &mut Value, now: &BTreeMap<String, PathBuf>, lists
 ///
 /// runc does so for the group of its container. The filter of a group in version 2, and the list of one in version 1,
 /// do not follow processes into another group.
-pub(super) fn restrict_devices(scopes: &Scopes, unit: &str) {
-    if let Err(error) = scopes.manager.set_properties(unit, &[("DevicePolicy", BusValue::text("closed"))]) {
-        tracing::warn!(
-            %error,
-            unit,
-            "until its next start, a service in a root filesystem can open devices that its archive contains"
-        );
-    }
+fn restrict_devices(scopes: &Scopes, unit: &str) -> Result<(), PlacementError> {
+    let closed = [("DevicePolicy", BusValue::text("closed"))];
+    scopes.manager.set_properties(unit, &closed).map_err(|error| PlacementError {
+        why: format!("it can open devices that its archive contains: {error}"),
+        is_silence: error.is_silence(),
+    })
 }
 
 /// Replaces each string that is a path below `old` by the same path below `new` (pure).

@@ -78,7 +78,7 @@ pub fn find_starting_unit(facts: &StartFacts<'_>) -> Option<StartingUnit> {
 }
 
 /// The path in the hierarchy that systemd manages: that with its name in version 1, otherwise version 2.
-fn manager_path(cgroups: &str) -> Option<&str> {
+pub(super) fn manager_path(cgroups: &str) -> Option<&str> {
     let in_hierarchy = |wanted: &str| {
         cgroups.lines().find_map(|line| {
             let (_, rest) = line.split_once(':')?;
@@ -138,6 +138,14 @@ pub fn unprotected_message(child: &str, why: &str) -> String {
     format!(
         "{child} would end with the role server, because it is not in a systemd scope of its own: {why}; the role \
          server tries again, so make systemd answer"
+    )
+}
+
+/// The sentence about a child in a scope, of which a step of its move there failed.
+#[must_use]
+pub fn unfinished_message(child: &str, why: &str) -> String {
+    format!(
+        "{child} is in a systemd scope of its own, but its move there is not complete: {why}; the role server tries again"
     )
 }
 

@@ -13,9 +13,9 @@ use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 
 use crate::child::lifecycle::ChildContext;
-use crate::child::limits::missed_limits_message;
+use crate::child::limits::{missed_limits_message, scope_limits_message};
 use crate::child::migration::{MigrationReport, migrate_children};
-use crate::child::scope::unprotected_message;
+use crate::child::scope::{unfinished_message, unprotected_message};
 use crate::cluster::node_facts::NodeFacts;
 
 /// Pause between two looks.
@@ -55,16 +55,56 @@ pub async fn place_children(
     facts: &NodeFacts,
 ) -> Result<Option<String>, RunnableError> {
     let children = children.clone();
-    let MigrationReport { left, missed_limits, .. } = tokio::task::spawn_blocking(move || {
+    let report = tokio::task::spawn_blocking(move || {
         children.set_missed_limits();
         migrate_children(&children)
     })
     .await?;
-    let unprotected = left.iter().map(|(name, why)| unprotected_message(name, why));
-    let unlimited = missed_limits.iter().map(|(name, missed)| missed_limits_message(name, missed));
-    let sentences: Vec<String> = unprotected.chain(unlimited).collect();
+    let sentences = list_problems(&report);
     if facts.unprotected.latest().as_ref() != Some(&sentences) {
         facts.unprotected.set(sentences.clone());
     }
     Ok((!sentences.is_empty()).then(|| sentences.join("; ")))
+}
+
+/// A sentence for each child that is not in a scope as it should be (pure).
+fn list_problems(report: &MigrationReport) -> Vec<String> {
+    let MigrationReport { moved: _, left, in_unit: _, unfinished, missed_limits, missed_in_scopes } = report;
+    let unprotected = left.iter().map(|(name, why)| unprotected_message(name, why));
+    let unfinished = unfinished.iter().map(|(name, why)| unfinished_message(name, why));
+    let unlimited = missed_limits.iter().map(|(name, missed)| missed_limits_message(name, missed));
+    let unlimited_in_scopes =
+        missed_in_scopes.iter().map(|(name, missed)| scope_limits_message(name, missed));
+    unprotected.chain(unfinished).chain(unlimited).chain(unlimited_in_scopes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::spec::ResourceLimits;
+
+    #[test]
+    fn each_problem_of_a_child_is_reported() {
+        let reasons = |name: &str| [(name.to_owned(), "no answer".to_owned())].into();
+        let missed = ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() };
+        let report = MigrationReport {
+            moved: vec!["moved".to_owned()],
+            left: reasons("left"),
+            in_unit: ["left".to_owned()].into(),
+            unfinished: reasons("unfinished"),
+            missed_limits: [("left".to_owned(), missed)].into(),
+            missed_in_scopes: [("inside".to_owned(), missed)].into(),
+        };
+        let sentences = list_problems(&report);
+        let expected = [
+            "left would end with the role server, ",
+            "unfinished is in a systemd scope of its own, but its move there is not complete: no answer; ",
+            "left runs without its limit of processors, because systemd hands on no controller ",
+            "inside runs without its limit of processors, because systemd accepted it and did not set it ",
+        ];
+        assert_eq!(sentences.len(), expected.len(), "{sentences:?}");
+        for (sentence, expected) in sentences.iter().zip(expected) {
+            assert!(sentence.starts_with(expected), "{sentence}");
+        }
+    }
 }

@@ -465,6 +465,7 @@ mod tests {
                     declared_sha256: running.declared.clone(),
                     scope: None,
                     missed_limits: None,
+                    unfinished_move: None,
                 };
                 for desired in Flags::ALL.into_iter().flat_map(|flags| [(flags, true), (flags, false)]) {
                     assert!(

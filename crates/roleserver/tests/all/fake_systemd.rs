@@ -34,6 +34,10 @@ pub(crate) enum Conduct {
     Garbage,
     /// It refuses to authenticate anybody.
     Suspicious,
+    /// It makes scopes, and attaches no process to one.
+    RefusesToAttach,
+    /// It makes scopes, and changes no property of one.
+    RefusesProperties,
 }
 
 /// A scope that it has made.
@@ -47,6 +51,8 @@ pub(crate) struct FakeUnit {
 #[derive(Debug)]
 struct State {
     conduct: Conduct,
+    /// The controllers of its scopes.
+    controllers: Vec<&'static str>,
     units: BTreeMap<String, FakeUnit>,
     calls: Vec<String>,
     /// Groups and pids of processes that are started while the next scope is made.
@@ -70,8 +76,13 @@ pub(crate) struct FakeSystemd {
 impl FakeSystemd {
     /// Listens at this socket; the tree is a directory.
     pub(crate) fn start(socket: &Path, tree: &Path) -> Result<Self> {
-        let state =
-            State { conduct: Conduct::Well, units: BTreeMap::new(), calls: Vec::new(), forks: Vec::new() };
+        let state = State {
+            conduct: Conduct::Well,
+            controllers: vec!["cpu", "memory", "pids"],
+            units: BTreeMap::new(),
+            calls: Vec::new(),
+            forks: Vec::new(),
+        };
         let shared =
             Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), tree: tree.to_owned() });
         let listener = UnixListener::bind(socket)?;
@@ -89,6 +100,11 @@ impl FakeSystemd {
     pub(crate) fn set_conduct(&self, conduct: Conduct) {
         self.shared.state().conduct = conduct;
         self.shared.changed.notify_all();
+    }
+
+    /// From now on it takes limits without one of these controllers, and does not set them.
+    pub(crate) fn set_controllers(&self, controllers: &[&'static str]) {
+        self.shared.state().controllers = controllers.to_vec();
     }
 
     /// A unit that existed before.
@@ -266,11 +282,20 @@ impl Shared {
                 };
                 vec![reply_to(call, vec![Value::text(&value).in_variant()])]
             }
+            "SetUnitProperties" if self.state().conduct == Conduct::RefusesProperties => {
+                vec![error_for(call, "BadUnitSetting", "Cannot set property")]
+            }
+            "AttachProcessesToUnit" if self.state().conduct == Conduct::RefusesToAttach => {
+                vec![error_for(call, "UnitInactive", "Unit is not active")]
+            }
             "SetUnitProperties" => {
                 let changed = properties_of(call.body.get(2));
                 let mut state = self.state();
                 let unit = state.units.get_mut(&name).context("properties of an unknown unit")?;
                 unit.properties.extend(changed);
+                let unit = unit.clone();
+                drop(state);
+                self.write_limits(&unit)?;
                 vec![reply_to(call, Vec::new())]
             }
             "AttachProcessesToUnit" => {
@@ -307,8 +332,33 @@ impl Shared {
             self.move_process(&group, pid)?;
         }
         let unit = FakeUnit { active: active.to_owned(), control_group, properties };
+        self.write_limits(&unit)?;
         self.state().units.insert(name.to_owned(), unit);
         Ok("done")
+    }
+
+    /// Writes the limits of a unit to its group, as far as it has controllers for them.
+    fn write_limits(&self, unit: &FakeUnit) -> Result<()> {
+        let controllers = self.state().controllers.clone();
+        let directory = self.directory(&unit.control_group);
+        let limits = [
+            ("memory", "MemoryMax", "memory.max"),
+            ("cpu", "CPUQuotaPerSecUSec", "cpu.max"),
+            ("pids", "TasksMax", "pids.max"),
+        ];
+        for (controller, property, file) in limits {
+            let Some(Value::U64(limit)) = unit.properties.get(property) else { continue };
+            let text = match (controller, *limit) {
+                _ if !controllers.contains(&controller) => continue,
+                ("cpu", u64::MAX) => "max 100000".to_owned(),
+                ("cpu", limit) => format!("{} 100000", limit / 10),
+                (_, u64::MAX) => "max".to_owned(),
+                (_, limit) => limit.to_string(),
+            };
+            fs::create_dir_all(&directory)?;
+            fs::write(directory.join(file), text + "\n")?;
+        }
+        Ok(())
     }
 
     fn move_process(&self, group: &str, pid: u32) -> Result<()> {

@@ -1,14 +1,18 @@
 //! Children of an earlier release move into scopes while they run.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use shepherd_roleserver::child::cgroup::Cgroup;
 use shepherd_roleserver::child::launch::ChildRecord;
 use shepherd_roleserver::child::migration::{
     MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
 };
+use shepherd_roleserver::child::scope::ScopeRecord;
+use shepherd_roleserver::child::spec::ResourceLimits;
 use shepherd_roleserver::process::ProcessInstance;
 use shepherd_roleserver::systemd_manager::value::Value;
 
@@ -68,9 +72,7 @@ fn children_move_with_their_pids_and_the_unit_gets_its_controllers_back() -> Res
     let (web, inner) = (host.old_group("web"), format!("{}/f.web", host.old_group("web")));
     let (runc, container) = (OldProcess::start(&host, &web)?, OldProcess::start(&host, &inner)?);
     runc.record(&host, "web")?;
-    let state = host.children.directory.join("web/bundle/state/web/state.json");
-    fs::create_dir_all(state.parent().context("no directory")?)?;
-    fs::write(&state, serde_json::json!({"cgroup_paths": {"": host.group(&inner)}}).to_string())?;
+    let state = write_runc_state(&host, &inner)?;
     // Shims that go on without a containerd, and without a record.
     let shim = OldProcess::start(&host, &host.old_group("containerd"))?;
 
@@ -115,6 +117,134 @@ fn limits_of_the_old_group_are_properties_of_the_scope() -> Result<()> {
     assert_eq!(number("MemoryMax"), Some(Value::U64(1 << 20)));
     assert_eq!(number("CPUQuotaPerSecUSec"), Some(Value::U64(1_500_000)));
     assert_eq!(number("TasksMax"), Some(Value::U64(u64::MAX)));
+    Ok(())
+}
+
+#[test]
+fn limit_of_the_old_group_that_the_scope_does_not_have_is_recorded() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.set_controllers(&["memory", "pids"]);
+    let group = host.old_group("web");
+    let web = OldProcess::start(&host, &group)?;
+    web.record(&host, "web")?;
+    fs::write(host.group(&group).join("cpu.max"), "150000 100000\n")?;
+    fs::write(host.group(&group).join("memory.max"), "1048576\n")?;
+    let missed = ResourceLimits { cpu_millis: Some(1500), ..ResourceLimits::default() };
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    assert_eq!(record(&host, "web")?.missed_limits, Some(missed), "it counts as held");
+    let missed_in_scopes = [("web".to_owned(), missed)].into();
+    let expected = MigrationReport { missed_in_scopes, ..MigrationReport::default() };
+    assert_eq!(migrate_children(&host.children), expected);
+    Ok(())
+}
+
+/// The state of runc, which names the group of its container.
+fn write_runc_state(host: &Host, container_group: &str) -> Result<PathBuf> {
+    let state = host.children.directory.join("web/bundle/state/web/state.json");
+    fs::create_dir_all(state.parent().context("no directory")?)?;
+    let paths = serde_json::json!({"cgroup_paths": {"": host.group(container_group)}});
+    fs::write(&state, paths.to_string())?;
+    Ok(state)
+}
+
+/// Each step after the record of the scope, once with a systemd that refuses it.
+#[test]
+fn step_of_a_move_that_failed_is_repeated_until_it_succeeds() -> Result<()> {
+    for (conduct, reason) in [
+        (Conduct::RefusesToAttach, "1 processes stay in the group before, or in that of the scope itself"),
+        (Conduct::RefusesProperties, "it can open devices that its archive contains: "),
+    ] {
+        let host = Host::new()?;
+        let (old, scope) = (host.old_group("web"), format!("/shepherd.slice/{}", host.scope_name("web", 1)));
+        let (main, inner) = (format!("{scope}/main"), format!("{scope}/f.web"));
+        let web = OldProcess::start(&host, &old)?;
+        let container = OldProcess::start(&host, &format!("{old}/f.web"))?;
+        web.record(&host, "web")?;
+        let state = write_runc_state(&host, &format!("{old}/f.web"))?;
+        let late = OldProcess::start(&host, "/elsewhere")?;
+        host.systemd.fork_meanwhile(&scope, late.pid());
+
+        host.systemd.set_conduct(conduct);
+        let report = migrate_children(&host.children);
+        assert!(report.moved.is_empty() && report.left.is_empty(), "{conduct:?}: {report:?}");
+        let why = report.unfinished.get("web").with_context(|| format!("{conduct:?}: {report:?}"))?;
+        assert!(why.contains(reason), "{conduct:?}: {why}");
+        assert!(record(&host, "web")?.scope.is_some());
+        // The tree does not notice by itself what the role server moved.
+        host.systemd.move_process(&main, web.pid())?;
+        host.systemd.move_process(&inner, container.pid())?;
+
+        host.systemd.set_conduct(Conduct::Well);
+        assert_eq!(
+            migrate_children(&host.children).moved,
+            ["web"],
+            "{conduct:?}: a failed step is forgotten"
+        );
+        let text = fs::read_to_string(&state)?;
+        assert!(text.contains(&format!("{inner}\"")), "{conduct:?}: {text}");
+        let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
+        assert_eq!(unit.properties.get("DevicePolicy"), Some(&Value::text("closed")), "{conduct:?}");
+        assert_eq!(host.systemd.pids(&scope), [0; 0], "{conduct:?}: the scope itself holds a process");
+        assert!(host.systemd.pids(&main).contains(&late.pid()), "{conduct:?}");
+        assert_eq!(host.systemd.pids(&inner), [container.pid()], "{conduct:?}");
+        assert!(!host.group(&old).exists(), "{conduct:?}: the old group is there");
+        assert_eq!(record(&host, "web")?.unfinished_move, None);
+        assert_eq!(migrate_children(&host.children), MigrationReport::default());
+        assert_eq!(host.systemd.unit_names(), [host.scope_name("web", 1)]);
+    }
+    Ok(())
+}
+
+/// A role server that was killed after one of the steps, with a child in its unit or in the scope of a session.
+#[test]
+fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
+    for above in ["/system.slice/roleserver.service", "/user.slice/session-3.scope"] {
+        for step in ["old group is recorded", "scope exists", "scope is recorded", "groups are made"] {
+            let context = format!("{above}, the {step}");
+            let host = Host::new()?;
+            let old = format!("{above}/{}/web", host.children.instance_name());
+            let unit = host.scope_name("web", 1);
+            let scope = format!("/shepherd.slice/{unit}");
+            let (own, inner) = match step {
+                "old group is recorded" => (old.clone(), format!("{old}/f.web")),
+                "groups are made" => (format!("{scope}/main"), format!("{scope}/f.web")),
+                _ => (scope.clone(), scope.clone()),
+            };
+            fs::create_dir_all(host.group(&old))?;
+            let (web, container) = (OldProcess::start(&host, &own)?, OldProcess::start(&host, &inner)?);
+            let instance = web.record(&host, "web")?;
+            let state = write_runc_state(&host, &format!("{old}/f.web"))?;
+            if step != "old group is recorded" {
+                host.systemd.add_unit(&unit, &scope);
+            }
+            let is_recorded = matches!(step, "scope is recorded" | "groups are made");
+            let mountinfo = &host.children.scopes.as_ref().context("no scopes")?.mountinfo;
+            let interrupted = ChildRecord {
+                scope: is_recorded.then(|| ScopeRecord { unit: unit.clone(), control_group: scope.clone() }),
+                unfinished_move: Some(Cgroup::at_path(mountinfo, &old)),
+                ..record(&host, "web")?
+            };
+            interrupted.write(&host.children.record_path("web"))?;
+
+            assert_eq!(migrate_children(&host.children).moved, ["web"], "{context}");
+            let moved = record(&host, "web")?;
+            assert_eq!((&moved.instance, &moved.unfinished_move), (&instance, &None), "{context}");
+            assert_eq!(moved.scope.map(|scope| scope.unit), Some(unit.clone()), "{context}");
+            let groups = [format!("{scope}/main"), format!("{scope}/f.web")];
+            let found: Vec<u32> = groups.iter().flat_map(|group| host.systemd.pids(group)).collect();
+            assert!(
+                [web.pid(), container.pid()].iter().all(|pid| found.contains(pid)),
+                "{context}: {found:?}"
+            );
+            let text = fs::read_to_string(&state)?;
+            assert!(text.contains(&scope) && !text.contains(&old), "{context}: {text}");
+            let properties = host.systemd.unit(&unit).context("no scope")?.properties;
+            assert_eq!(properties.get("DevicePolicy"), Some(&Value::text("closed")), "{context}");
+            assert!(!host.group(&old).exists(), "{context}: the old group is there");
+            assert_eq!(migrate_children(&host.children), MigrationReport::default(), "{context}");
+            assert_eq!(host.systemd.unit_names(), [unit], "{context}");
+        }
+    }
     Ok(())
 }
 

@@ -178,6 +178,38 @@ fn limit_without_a_controller_is_reported_and_holds_with_the_scope() -> Result<(
     Ok(())
 }
 
+/// The manager of a user to which `cpu` is not delegated takes such a limit without an error.
+#[test]
+fn limit_that_its_scope_does_not_have_is_reported_until_it_holds() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.set_controllers(&["memory", "pids"]);
+    let limits = ResourceLimits { memory_bytes: Some(1 << 20), cpu_millis: Some(500), tasks: None };
+    let spec = ChildSpec { limits, ..host.spec("exec sleep 600") };
+    let missed_cpu = |millis| ResourceLimits { cpu_millis: Some(millis), ..ResourceLimits::default() };
+    let reported = |limits| MigrationReport {
+        missed_in_scopes: [("web".to_owned(), limits)].into(),
+        ..MigrationReport::default()
+    };
+    let (record, _handle) = adopt_or_start(&spec, &host.children)?;
+    assert!(record.scope.is_some());
+    assert_eq!(record.missed_limits, Some(missed_cpu(500)), "it counts as held");
+    assert_eq!(migrate_children(&host.children), reported(missed_cpu(500)));
+
+    // The next role server adopts it with another limit.
+    let other = ChildSpec { limits: ResourceLimits { cpu_millis: Some(700), ..limits }, ..spec };
+    let (adopted, _handle) = adopt_or_start(&other, &host.children)?;
+    assert_eq!(adopted.instance, record.instance);
+    assert_eq!(adopted.missed_limits, Some(missed_cpu(700)));
+    assert_eq!(migrate_children(&host.children), reported(missed_cpu(700)));
+
+    // systemd sets it once it has the controller.
+    let scope = record.scope.context("no scope")?;
+    std::fs::write(host.group(&scope.control_group).join("cpu.max"), "70000 100000\n")?;
+    assert_eq!(migrate_children(&host.children), MigrationReport::default());
+    assert_eq!(host.record()?.missed_limits, None);
+    Ok(())
+}
+
 #[test]
 fn child_of_a_role_server_that_ends_before_it_is_placed_does_not_run() -> Result<()> {
     use std::io::Write as _;
