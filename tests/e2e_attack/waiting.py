@@ -1,7 +1,8 @@
 """What takes time: connections that were open before, and a false curator that waits for others to connect.
 
 `hold` opens connections, and sends a request on each of them every second until it ends. Beside each it makes the same
-request on a new connection. `pose` answers in the place of a curator, with one stolen certificate after the other.
+request on a new connection. `pose` answers in the place of a curator, with one stolen certificate after the other, and with
+that of a living curator, which has to be followed: it shows that others would follow a certificate that they accept.
 """
 
 import collections
@@ -27,6 +28,10 @@ SLICE = 12
 # An epoch that no cluster of a test has.
 FALSE_EPOCH = 900
 STATEMENT = f'{CURATOR}.Leader/GetStatement'
+WATCH = f'{CURATOR}.Leader/Watch'
+# The alerts of TLS that a client sends about the certificate of a server (RFC 8446, section 6.2).
+ALERTS = ('bad_certificate', 'unsupported_certificate', 'certificate_revoked', 'certificate_expired', 'certificate_unknown',
+          'unknown_ca', 'access_denied', 'decrypt_error')
 
 
 # ---------------------------------------------------------------- open connections
@@ -119,24 +124,34 @@ def hold(targets, pairs, machine, out):
 # ---------------------------------------------------------------- a false curator
 
 
+def alert_of(error):
+    """The alert about our certificate that ended a handshake; None if something else ended it."""
+    reason = (getattr(error, 'reason', None) or '').lower().replace(' ', '_')
+    return next((alert.replace('_', ' ') for alert in ALERTS if reason.endswith(f'alert_{alert}')), None)
+
+
 class FalseCurator:
-    """Listens at the place of a curator until others have refused each of the certificates.
+    """Listens at the place of a curator until others have refused each of the certificates, and have followed the control.
 
     Each is shown for some seconds, because others connect once for the statement, which any node of the cluster may send,
     and then to follow.
     """
 
-    def __init__(self, at, identities, node, statement):
-        self.node, self.statement, self.identities = node, statement, identities
-        # By the name of what was shown: refused handshakes, and the calls of others.
-        self.refused, self.calls = collections.Counter(), collections.Counter()
+    def __init__(self, at, identities, control, node, statement):
+        self.node, self.statement, self.identities, self.control = node, statement, identities, control
+        # By the name of what was shown: the alerts about it, handshakes that ended without one, and the calls of others.
+        self.refused, self.ended, self.calls = collections.Counter(), collections.Counter(), collections.Counter()
         self.socket = socket.create_server(at)
+
+    def is_done(self):
+        refused = {name for name, _ in self.refused.copy()}
+        return self.calls[self.control.name, WATCH] and all(one.name in refused for one in self.identities)
 
     def serve(self, seconds):
         self.socket.settimeout(0.5)
         last = time.monotonic() + seconds
-        for identity in itertools.cycle(self.identities):
-            if time.monotonic() > last or all(self.refused[one.name] for one in self.identities):
+        for identity in itertools.cycle([*self.identities, self.control]):
+            if time.monotonic() > last or self.is_done():
                 return
             end = time.monotonic() + SLICE
             while time.monotonic() < end:
@@ -153,9 +168,12 @@ class FalseCurator:
         plain.settimeout(30)
         try:
             stream = context.wrap_socket(plain, server_side=True)
-        except OSError:
-            # An alert about the certificate.
-            self.refused[identity.name] += 1
+        except OSError as error:
+            # Only an alert about the certificate is a refusal of it.
+            if alert := alert_of(error):
+                self.refused[identity.name, alert] += 1
+            else:
+                self.ended[identity.name, str(error)] += 1
             return
         try:
             self.exchange(stream, identity)
@@ -173,21 +191,22 @@ class FalseCurator:
                 if isinstance(event, h2.events.RequestReceived):
                     path = dict(event.headers)[':path'].removeprefix('/')
                     self.calls[identity.name, path] += 1
-                    self.respond(connection, event.stream_id, path)
+                    self.respond(connection, event.stream_id, path, identity)
                 elif isinstance(event, h2.events.DataReceived):
                     connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             stream.sendall(connection.data_to_send())
 
-    def respond(self, connection, stream, path):
+    def respond(self, connection, stream, path, identity):
         connection.send_headers(stream, [(':status', '200'), ('content-type', 'application/grpc')])
         body = None
         if path == STATEMENT:
             body = self.statement
-        elif path.endswith('Leader/Watch'):
+        elif path == WATCH and identity is not self.control:
             body = message(1, self.node) + message(4, self.node) + number(5, FALSE_EPOCH)
         if body is not None:
             connection.send_data(stream, b'\0' + len(body).to_bytes(4, 'big') + body)
-        if not path.endswith('Watch'):
+        # Who follows the control gets no answer with which it would continue.
+        if not path.endswith('Watch') or identity is self.control:
             status = '0' if body is not None else '14'
             connection.send_headers(stream, [('grpc-status', status)], end_stream=True)
 
@@ -211,19 +230,30 @@ def newest_statement(targets):
     return response
 
 
-def pose(attempts, at, identities, node, statement, seconds):
-    """Records what others did with each certificate. The only call that is no belief is that for the statement."""
-    curator = FalseCurator(at, identities, node, statement)
+def pose(attempts, at, identities, control, node, statement, seconds):
+    """Records what others did with each certificate. The only call that is no belief is that for the statement.
+
+    `control` is the pair of a living curator. Its certificate has to be followed: the leader is requested of it.
+    """
+    curator = FalseCurator(at, identities, control, node, statement)
     curator.serve(seconds)
+    for (name, reason), count in sorted(curator.ended.items()):
+        print(f'# {name}: {count} handshakes ended without an alert about the certificate: {reason}')
+    for (name, alert), count in sorted(curator.refused.items()):
+        # Nobody may refuse the control.
+        outcome = 'refused' if name != control.name else 'not tried'
+        for _ in range(count):
+            attempts.record(Identity(name), 'followers', 'its certificate', f'TLS {alert}', outcome)
+    refused = {name for name, _ in curator.refused}
     for identity in identities:
-        refused = curator.refused[identity.name]
-        if refused:
-            for _ in range(refused):
-                attempts.record(identity, 'followers', 'its certificate', 'refused', 'refused')
-        else:
-            attempts.record(identity, 'followers', 'its certificate', 'nobody connected', 'not tried')
+        if identity.name not in refused:
+            attempts.record(identity, 'followers', 'its certificate', 'nobody refused it', 'not tried')
+    if followed := curator.calls[control.name, WATCH]:
+        print(f'# control: {control.name}, the pair of a living curator, was followed {followed} times')
+    else:
+        attempts.record(control, 'followers', 'its certificate', 'nobody followed it', 'not tried')
     for (name, path), count in sorted(curator.calls.items()):
         short = path.removeprefix(f'{CURATOR}.')
-        outcome = 'entitled' if path == STATEMENT else 'SUCCEEDED'
+        outcome = 'entitled' if path == STATEMENT or name == control.name else 'SUCCEEDED'
         for _ in range(count):
             attempts.record(Identity(name), 'followers', short, 'sent', outcome)
