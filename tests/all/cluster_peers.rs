@@ -1,6 +1,9 @@
 //! Members of etcd with ended certificates come back by one order of an operator.
 //!
 //! As in `clusters.rs`, the machines are simulated and the nodes are not: real etcd, real curators, a real service.
+//!
+//! The certificates have ended by the clock of the host, which all programs share. Nodes with clocks past the end of every
+//! certificate, without a service, are in `nodes/ended_certificates.rs`, with the reason why etcd has no clock of its own.
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -1,6 +1,7 @@
 //! Three members that were off until every certificate of theirs had ended: those of nodes, of curators and of etcd.
 //!
-//! etcd compares certificates with the clock of the host, which no test moves. So the nodes begin four weeks before it,
+//! etcd compares certificates with the clock of the host, which no test moves: libfaketime does not reach a program in Go,
+//! which reads the clock without the C library, and a time namespace has no clock of its own for the date. So the nodes begin four weeks before it,
 //! when a certificate by their clock is still valid by that of the host, and come back two days after it. The peer
 //! certificates are replaced by ones that have ended by both clocks.
 
