@@ -297,7 +297,7 @@ async fn until_list_is_recorded(node: &Node) -> Result<()> {
     let endpoint = etcd_member::client_endpoint(&node.files());
     let client = Client::new(vec![endpoint], Namespace::new("curator")?);
     until("the node has the recorded list", async || {
-        let Some(record) = client.get(&PeerRevocations::etcd_key()?).await? else { return Ok(false) };
+        let Ok(Some(record)) = client.get(&PeerRevocations::etcd_key()?).await else { return Ok(false) };
         let recorded = PeerRevocations::decode(&record.key, &record.value)?.list;
         let read = |name| std::fs::read(node.disk().join("etcd").join(name)).ok();
         Ok(["peer.crl", "peer.crl.copy"].into_iter().all(|name| read(name).as_ref() == Some(&recorded)))

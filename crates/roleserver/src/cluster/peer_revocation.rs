@@ -350,11 +350,11 @@ mod tests {
 
     #[test]
     fn list_that_was_there_at_an_earlier_start_is_not_forgotten() {
-        for numbers in [&[][..], &[3][..]] {
+        for numbers in [vec![], vec![3]] {
             let (_directory, files) = files();
             record_start(&files).unwrap();
             assert_eq!(find_list(&files), Ok(false), "it never had one");
-            store_list(&files, &revocations(numbers, 1)).unwrap();
+            store_list(&files, &revocations(&numbers, 1)).unwrap();
             record_start(&files).unwrap();
             remove(&files, &["peer.crl", "peer.crl.copy"]);
             // Each start without the list is recorded, too.
