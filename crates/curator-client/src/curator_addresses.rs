@@ -3,9 +3,13 @@
 //! The curator on this node is known under a local address, which does not change with the node's address.
 //!
 //! The directory is what a leader reports. A false leader could report one without the other curators, and so keep its
-//! clients from the statement that revokes it. Therefore curators that were in the directory before are not forgotten.
-//! Many of them are gone for good, and a connection to such a one takes seconds to fail. So they are queried one by one,
-//! and for the leader only if no other curator names it for a while.
+//! clients from the statement that revokes it. Therefore curators that were in the directory before are not forgotten:
+//! the last ones that left it, and those that have proved themselves ([`proved_curators`](crate::proved_curators)).
+//! However many addresses a false leader reports, they displace none that is proved.
+//!
+//! Many of the former ones are gone for good, and a connection to such a one takes seconds to fail. So they are queried
+//! for the leader one by one, and only if no other curator names it for a while. Statements are requested from all of
+//! them at once.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -14,11 +18,12 @@ use std::time::Duration;
 use proto::curator::v1 as wire;
 
 use crate::node_id::NodeId;
+use crate::proved_curators::ProvedAddresses;
 
 /// How many curators of the directory are known. No cluster has so many consensus members, and a false leader could
 /// report so many dead addresses that a round through them never ends.
 pub(super) const MAX_LISTED: usize = 16;
-/// How many former curators are remembered. The first ones are, so that a false leader cannot displace them.
+/// How many former curators are remembered beside the proved ones: those that left the directory last.
 const MAX_FORMER: usize = 16;
 /// After how many rounds without a leader former curators are queried, too.
 const ROUNDS_WITHOUT_FORMER: u32 = 10;
@@ -30,19 +35,10 @@ const TIME_WITHOUT_FORMER: Duration = Duration::from_secs(30);
 pub(super) struct CuratorAddresses {
     /// `host:port` of the curators in the cluster's directory.
     directory: BTreeSet<String>,
-    /// `host:port` of curators that were in the directory before. They may be in it again.
-    former: BTreeSet<String>,
+    /// `host:port` of curators that left the directory, in this order. None of them is in it.
+    former: Vec<String>,
     /// The curator on this node, if one runs: node id and `host:port`.
     pub(super) local: Option<(NodeId, String)>,
-}
-
-/// The curators to request statements from at one time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NextOthers {
-    /// One that is in the directory.
-    pub(super) listed: Option<String>,
-    /// One that was in the directory before, and is not any more.
-    pub(super) former: Option<String>,
 }
 
 impl CuratorAddresses {
@@ -51,18 +47,18 @@ impl CuratorAddresses {
         &self.directory
     }
 
-    /// `host:port` of curators that were in the directory before, and are not any more.
+    /// `host:port` of the curators that left the directory last, and are not in it again.
     pub(super) fn former(&self) -> BTreeSet<String> {
-        self.former.difference(&self.directory).cloned().collect()
+        self.former.iter().cloned().collect()
     }
 
     pub(super) fn replace_directory(&mut self, directory: BTreeSet<String>) {
         let directory = directory.into_iter().take(MAX_LISTED).collect();
-        for address in std::mem::replace(&mut self.directory, directory) {
-            if self.former.len() < MAX_FORMER && !self.directory.contains(&address) {
-                self.former.insert(address);
-            }
-        }
+        let before = std::mem::replace(&mut self.directory, directory);
+        self.former.retain(|address| !self.directory.contains(address));
+        self.former.extend(before.into_iter().filter(|address| !self.directory.contains(address)));
+        let excess = self.former.len().saturating_sub(MAX_FORMER);
+        self.former.drain(..excess);
     }
 
     /// The curators to query, in order: the local one first, then the others, beginning after the one that was queried
@@ -77,26 +73,26 @@ impl CuratorAddresses {
     }
 
     /// The former curator to query after the others, in the round after so many ones without a leader, which took this
-    /// time.
-    pub(super) fn former_candidate(&self, failures: u32, time: Duration) -> Option<String> {
+    /// time. Those that have proved themselves come first.
+    pub(super) fn former_candidate(
+        &self,
+        failures: u32,
+        time: Duration,
+        proved: &ProvedAddresses,
+    ) -> Option<String> {
         let waits_for = if time < TIME_WITHOUT_FORMER { ROUNDS_WITHOUT_FORMER } else { 0 };
         let round = usize::try_from(failures.checked_sub(waits_for)?).ok()?;
-        let former: Vec<&String> = self.former.difference(&self.directory).collect();
+        let unlisted = proved.keys().filter(|address| !self.directory.contains(*address));
+        let others = self.former.iter().filter(|address| !proved.contains_key(*address));
+        let former: Vec<&String> = unlisted.chain(others).collect();
         former.get(round.checked_rem(former.len())?).map(|address| (*address).clone())
     }
 
-    /// The curators to request statements from next, beside `followed`: one of the directory and one former.
-    /// Each is the one behind `last` in the round of its kind.
-    pub(super) fn next_others(&self, last: &NextOthers, followed: &str) -> NextOthers {
-        let next = |all: &BTreeSet<String>, last: Option<&String>| {
-            let is_behind = |address: &&String| last.is_none_or(|last| *address > last);
-            let mut round = all.iter().filter(is_behind).chain(all);
-            round.find(|address| *address != followed).cloned()
-        };
-        NextOthers {
-            listed: next(&self.directory, last.listed.as_ref()),
-            former: next(&self.former(), last.former.as_ref()),
-        }
+    /// The curators to request statements from, beside `followed`: all that are in the directory, have left it last, or
+    /// have proved themselves.
+    pub(super) fn others(&self, followed: &str, proved: &ProvedAddresses) -> BTreeSet<String> {
+        let known = self.directory.iter().chain(&self.former).chain(proved.keys());
+        known.filter(|address| *address != followed).cloned().collect()
     }
 
     /// `host:port` of the leader, by the response of a curator. The last argument is that curator's own address.
@@ -145,32 +141,30 @@ mod tests {
         assert_eq!(curator_addresses(&[], None).candidates(None), Vec::<String>::new());
     }
 
-    fn listed(addresses: &CuratorAddresses, last: Option<&str>) -> Option<String> {
-        let last = NextOthers { listed: last.map(ToOwned::to_owned), former: None };
-        addresses.next_others(&last, "b:1").listed
+    fn set(addresses: &[&str]) -> BTreeSet<String> {
+        addresses.iter().map(|address| (*address).to_owned()).collect()
+    }
+
+    fn proved(addresses: &[&str]) -> ProvedAddresses {
+        addresses.iter().map(|address| ((*address).to_owned(), node_id(1))).collect()
     }
 
     #[test]
-    fn each_other_curator_is_next_once_in_a_round() {
-        let addresses = curator_addresses(&["a:1", "b:1", "c:1"], Some(1));
-        let (mut last, mut round) = (NextOthers::default(), Vec::new());
-        for _ in 0..4 {
-            last = addresses.next_others(&last, "b:1");
-            assert_eq!(last.former, None);
-            round.push(last.listed.clone().unwrap());
-        }
-        assert_eq!(round, ["a:1", "c:1", "a:1", "c:1"]);
-        assert_eq!(listed(&addresses, Some("x:1")).as_deref(), Some("a:1"));
-        assert_eq!(listed(&curator_addresses(&["b:1"], None), Some("b:1")), None);
-        assert_eq!(listed(&curator_addresses(&[], None), None), None);
-        assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99, TIME_WITHOUT_FORMER), None);
+    fn statements_are_requested_from_every_other_curator_at_once() {
+        let mut addresses = curator_addresses(&["a:1", "b:1", "c:1"], Some(1));
+        let none = ProvedAddresses::new();
+        assert_eq!(addresses.others("b:1", &none), set(&["a:1", "c:1"]));
+        addresses.replace_directory(set(&["b:1", "d:1"]));
+        assert_eq!(addresses.others("b:1", &none), set(&["a:1", "c:1", "d:1"]));
+        assert_eq!(addresses.others("b:1", &proved(&["b:1", "x:1"])), set(&["a:1", "c:1", "d:1", "x:1"]));
+        assert_eq!(curator_addresses(&["b:1"], None).others("b:1", &none), set(&[]));
+        assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99, TIME_WITHOUT_FORMER, &none), None);
     }
 
     #[test]
     fn curators_that_a_false_leader_leaves_out_are_not_forgotten() {
-        let directory = |addresses: &[&str]| addresses.iter().map(|address| (*address).to_owned()).collect();
         let mut addresses = curator_addresses(&["a:1", "b:1", "c:1"], None);
-        addresses.replace_directory(directory(&["b:1"]));
+        addresses.replace_directory(set(&["b:1"]));
         assert_eq!(addresses.candidates(None), ["b:1"]);
         let (soon, late) = (Duration::from_secs(29), TIME_WITHOUT_FORMER);
         for (failures, time, queried) in [
@@ -183,25 +177,57 @@ mod tests {
             (1, late, Some("c:1")),
             (2, late, Some("a:1")),
         ] {
-            assert_eq!(addresses.former_candidate(failures, time).as_deref(), queried, "{failures} {time:?}");
+            let candidate = addresses.former_candidate(failures, time, &ProvedAddresses::new());
+            assert_eq!(candidate.as_deref(), queried, "{failures} {time:?}");
         }
-        let (mut last, mut round) = (NextOthers::default(), Vec::new());
-        for _ in 0..3 {
-            last = addresses.next_others(&last, "b:1");
-            assert_eq!(last.listed, None);
-            round.push(last.former.clone().unwrap());
+        let proved = proved(&["b:1", "c:1", "x:1"]);
+        for (failures, queried) in [(10, "c:1"), (11, "x:1"), (12, "a:1"), (13, "c:1")] {
+            let candidate = addresses.former_candidate(failures, soon, &proved);
+            assert_eq!(candidate.as_deref(), Some(queried), "{failures}: the proved ones come first");
         }
-        assert_eq!(round, ["a:1", "c:1", "a:1"]);
+    }
 
-        // However many it reports, and even if it reports the others again meanwhile.
-        for number in 0..100 {
-            addresses.replace_directory([format!("false:{number}")].into());
-            addresses.replace_directory(directory(&["a:1", "c:1"]));
+    /// What a stolen curator reports while it leads, one list after the other.
+    fn reports_of_a_thief(honest: &[&str]) -> Vec<BTreeSet<String>> {
+        let dead = |batch: usize| (0..13).map(move |number| format!("dead:{batch}{number:02}"));
+        let with_honest =
+            |batch| -> BTreeSet<String> { set(honest).into_iter().chain(dead(batch)).collect() };
+        let mut reports: Vec<BTreeSet<String>> = (0..3).map(with_honest).collect();
+        reports.push(set(&["false:1"]));
+        reports.extend((3..20).map(|batch| dead(batch).collect()));
+        reports
+    }
+
+    /// The dead addresses fill every place before the honest curators leave the directory.
+    #[test]
+    fn dead_addresses_displace_no_curator_that_has_proved_itself() {
+        let honest = ["a:1", "b:1", "c:1"];
+        let mut addresses = curator_addresses(&honest, None);
+        let proved = proved(&honest);
+        for report in reports_of_a_thief(&honest) {
+            addresses.replace_directory(report);
+            let others = addresses.others("false:1", &proved);
+            assert!(set(&honest).is_subset(&others), "an honest curator is forgotten: {others:?}");
+            assert!(others.len() <= MAX_LISTED + MAX_FORMER + honest.len(), "{}", others.len());
+            assert!(addresses.former().len() <= MAX_FORMER);
         }
-        addresses.replace_directory(directory(&["b:1"]));
-        assert_eq!(addresses.former.len(), MAX_FORMER);
-        assert_eq!(addresses.former_candidate(11, soon).as_deref(), Some("c:1"));
-        assert_eq!(addresses.next_others(&NextOthers::default(), "b:1").former.as_deref(), Some("a:1"));
+        let candidate = addresses.former_candidate(10, Duration::ZERO, &proved);
+        assert_eq!(candidate.as_deref(), Some("a:1"));
+    }
+
+    #[test]
+    fn newest_former_curators_are_remembered_without_a_proof() {
+        let honest = ["a:1", "b:1", "c:1"];
+        let mut addresses = curator_addresses(&honest, None);
+        for report in reports_of_a_thief(&honest).into_iter().take(4) {
+            addresses.replace_directory(report);
+        }
+        assert!(set(&honest).is_subset(&addresses.former()), "{:?}", addresses.former());
+        // A curator that moves often is remembered where it was last.
+        for number in 0..100 {
+            addresses.replace_directory(set(&[&format!("moved:{number}")]));
+        }
+        assert!(addresses.former().contains("moved:98") && !addresses.former().contains("a:1"));
     }
 
     #[test]
@@ -209,7 +235,8 @@ mod tests {
         let mut addresses = curator_addresses(&["a:1"], Some(1));
         addresses.replace_directory((0..10_000).map(|number| format!("false:{number}")).collect());
         assert_eq!(addresses.candidates(None).len(), MAX_LISTED + 1, "and the local one");
-        assert_eq!(addresses.former_candidate(1, TIME_WITHOUT_FORMER).as_deref(), Some("a:1"));
+        let candidate = addresses.former_candidate(1, TIME_WITHOUT_FORMER, &ProvedAddresses::new());
+        assert_eq!(candidate.as_deref(), Some("a:1"));
     }
 
     #[test]

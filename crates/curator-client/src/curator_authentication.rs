@@ -24,7 +24,10 @@ use crate::node_id::NodeId;
 use crate::peer_identity::PeerError;
 use crate::statement::StatementError;
 use crate::statement_trust::StatementTrust;
-use crate::tls::{CuratorCheck, CuratorCheckProvider, authorities_client_config};
+use crate::tls::{
+    AcceptedCertificates, CuratorCheck, CuratorCheckProvider, authorities_client_config,
+    recording_client_config,
+};
 
 /// How long one curator may take to send its statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,44 +92,55 @@ impl CuratorAuthentication {
         }
     }
 
-    /// Requests the newest statement from the curator at this address. `epoch` is the highest epoch received.
+    /// Requests the newest statement from the curator at this address. `epoch` is the highest proved epoch. Returns the
+    /// node of the curator, if its certificate proves by the newest statement that it is one.
     ///
     /// A curator that has none changes nothing. What else changes nothing is decided by [`is_passed_over`].
-    pub(super) async fn fetch_statement(&self, address: &str, epoch: u64) -> Result<(), FetchError> {
-        let Self::Statements { trust, own } = self else { return Ok(()) };
-        let requested = match request_statement(trust, address, CuratorCheck::AnyNode, own()).await {
+    pub(super) async fn fetch_statement(
+        &self,
+        address: &str,
+        epoch: u64,
+    ) -> Result<Option<NodeId>, FetchError> {
+        let Self::Statements { trust, own } = self else { return Ok(None) };
+        let accepted = AcceptedCertificates::default();
+        let requested = request_statement(trust, address, CuratorCheck::AnyNode, own(), &accepted).await;
+        let requested = match requested {
             Err(FetchError::Refused(refused)) if is_by_another_authority(&refused, trust) => {
-                let sent = request_statement(trust, address, CuratorCheck::AnyServer, None).await;
+                // Its own list, because nothing is proved by a certificate that was refused before.
+                let other = AcceptedCertificates::default();
+                let sent = request_statement(trust, address, CuratorCheck::AnyServer, None, &other).await;
                 let Ok(Some(statement)) = sent else { return Err(FetchError::Refused(refused)) };
                 return match trust.offer(&statement, epoch).await {
-                    Ok(true) => Ok(()),
+                    Ok(true) => Ok(None),
                     Ok(false) | Err(_) => Err(FetchError::Refused(refused)),
                 };
             }
             requested => requested?,
         };
-        let Some(statement) = requested else { return Ok(()) };
-        match trust.offer(&statement, epoch).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_passed_over(&error, trust.curator_check().is_ok()) => {
-                tracing::debug!(curator = address, %error, "a statement of the cluster changes nothing");
-                Ok(())
+        if let Some(statement) = requested {
+            match trust.offer(&statement, epoch).await {
+                Ok(_) => {}
+                Err(error) if is_passed_over(&error, trust.curator_check().is_ok()) => {
+                    tracing::debug!(curator = address, %error, "a statement of the cluster changes nothing");
+                }
+                Err(error) => return Err(error.into()),
             }
-            Err(error) => Err(error.into()),
         }
+        Ok(accepted.only_one().and_then(|certificate| trust.identify_proved(&certificate)))
     }
 }
 
-/// Requests the newest statement; `None` if the curator has none.
+/// Requests the newest statement; `None` if the curator has none. `accepted` gets the certificate that it shows.
 async fn request_statement(
     trust: &StatementTrust,
     address: &str,
     check: CuratorCheck,
     own: Option<Arc<CertifiedKey>>,
+    accepted: &AcceptedCertificates,
 ) -> Result<Option<wire::SignedStatement>, FetchError> {
     let check: CuratorCheckProvider = Arc::new(move || Ok(check.clone()));
     let (anchors, clock) = (trust.authorities(), trust.clock().clone());
-    let config = authorities_client_config(anchors, check, None, own, clock)?;
+    let config = recording_client_config(anchors, check, accepted.clone(), own, clock)?;
     let mut client = LeaderClient::new(open_channel(address, config));
     let response = client.get_statement(wire::GetStatementRequest {});
     let response =

@@ -12,19 +12,21 @@
 //! Of two clusters with the same id, the valid one is the one that was restored later. It is recognised by its epoch,
 //! which every curator reports. The highest epoch received is stored before it is followed. A curator that reports a
 //! lower epoch is not followed, and open connections to such a leader are cut off. `restore.rs` of the crate `curator`
-//! explains why that is enough.
+//! explains why that is enough. What proves an epoch is in [`known_epoch`](crate::known_epoch).
 //!
 //! # Statements
 //!
 //! The authority of a cluster states who is no curator any more ([`statement`](crate::statement)). Each curator is
-//! requested for the newest statement before it is followed. While a leader is followed, one other curator is requested
-//! each minute. So a node that reaches one honest curator gets a new statement within as many minutes as the cluster has
-//! curators, and a node that reaches none follows nobody after a day.
+//! requested for the newest statement before it is followed. While a leader is followed, all other curators are requested
+//! at once and each minute, also those that the leader does not report (`curator_addresses`). An address that is new in
+//! the directory is requested at once, so that its curator can prove itself before the leader leaves it out. So a node that
+//! reaches one honest curator gets a new statement within two minutes, however many addresses the leader reports, and a
+//! node that reaches none follows nobody after a day.
 //!
 //! Before the first statement, every node of the cluster may answer as a curator, and the epoch is believed as it is
-//! reported. From the first statement on, only a curator's certificate that is not revoked is followed, and only a
-//! statement raises the epoch: a higher one in a response is a reason to request the statement. An order of the shepherd
-//! raises it, too ([`LeaderTracker::raise_epoch`]).
+//! reported. The first statement lowers it to what is proved. From then on, only a curator's certificate that is not
+//! revoked is followed, and only a statement raises the epoch: a higher one in a response is a reason to request the
+//! statement. An order of the shepherd raises it, too ([`LeaderTracker::raise_epoch`]).
 //!
 //! After a theft of the authority's key, an order replaces the authority, the statement and the epoch at once
 //! ([`LeaderTracker::adopt_authority`]).
@@ -57,6 +59,7 @@ use crate::curator_addresses::CuratorAddresses;
 use crate::curator_authentication::{CuratorAuthentication, FetchError};
 use crate::curator_channel::open_channel_until;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
+use crate::known_epoch::{EpochChange, KnownEpoch};
 use crate::node_id::NodeId;
 use crate::statement::{SignedStatement, StatementError};
 use crate::statement_trust::StatementTrust;
@@ -76,8 +79,8 @@ const QUERY_BACKOFF: ExponentialBackoff =
 pub type TlsConfigProvider =
     Arc<dyn Fn(Option<NodeId>) -> Result<Arc<ClientConfig>, rustls::Error> + Send + Sync>;
 
-/// Stores the highest epoch received, durably; the error is a sentence.
-pub type PersistEpoch = Arc<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
+/// Stores a change of the epoch, durably; the error is a sentence.
+pub type PersistEpoch = Arc<dyn Fn(EpochChange) -> Result<(), String> + Send + Sync>;
 
 /// The certificate that this side shows at the moment, if it has one.
 pub type OwnCertificate = Arc<dyn Fn() -> Option<Arc<CertifiedKey>> + Send + Sync>;
@@ -100,7 +103,7 @@ struct TrackerInner {
     address_changes: watch::Sender<u64>,
     leader: watch::Sender<Option<(LeaderEndpoint, Channel)>>,
     authentication: CuratorAuthentication,
-    /// The highest epoch received, and a token that cancels what belongs to it.
+    /// The epoch, and a token that cancels what belongs to it.
     epoch: watch::Sender<CurrentEpoch>,
     persist_epoch: PersistEpoch,
     /// The statement that open connections were checked by.
@@ -111,9 +114,16 @@ struct TrackerInner {
 /// An epoch, and the token for connections to its leaders.
 #[derive(Clone)]
 struct CurrentEpoch {
-    number: u64,
-    /// Cancelled when a higher epoch or a statement that revokes something is received: open connections are cut off.
+    known: KnownEpoch,
+    /// Cancelled when another epoch counts or a statement that revokes something is received: open connections are cut
+    /// off.
     superseded: CancellationToken,
+}
+
+impl CurrentEpoch {
+    fn new(known: KnownEpoch) -> Self {
+        Self { known, superseded: CancellationToken::new() }
+    }
 }
 
 /// Why a curator did not lead to the leader.
@@ -129,6 +139,12 @@ enum FollowError {
     InvalidResponse(String),
     #[error("it belongs to epoch {received} of the cluster, which was restored since then (epoch {highest})")]
     OutdatedEpoch { received: u64, highest: u64 },
+    #[error(
+        "it belongs to epoch {received} of the cluster, and another node has reported epoch {highest}, which nothing proves; \
+         the next statement of the cluster's authority decides; if there is none, look for the node that reported it, and \
+         have this machine leave its cluster and join again"
+    )]
+    BelowUnprovedEpoch { received: u64, highest: u64 },
     #[error("it reports epoch {received} of the cluster, and no statement proves more than epoch {highest}")]
     UnprovedEpoch { received: u64, highest: u64 },
     #[error("a new statement of the cluster's authority ended its connections")]
@@ -153,14 +169,15 @@ impl FollowError {
         }
     }
 
-    /// Whether the curator is not followed because of the statement, although it answered.
-    const fn is_refusal(&self) -> bool {
-        matches!(
-            self,
+    /// Whether the curator is not followed because of the statement or of the epoch, although it answered.
+    const fn is_refusal(&self, has_statement: bool) -> bool {
+        match self {
+            Self::OutdatedEpoch { .. } | Self::BelowUnprovedEpoch { .. } => true,
             Self::Refused(_)
-                | Self::Statement(_)
-                | Self::Fetch(FetchError::Refused(_) | FetchError::Statement(_))
-        )
+            | Self::Statement(_)
+            | Self::Fetch(FetchError::Refused(_) | FetchError::Statement(_)) => has_statement,
+            _ => false,
+        }
     }
 }
 
@@ -168,12 +185,12 @@ impl LeaderTracker {
     /// A tracker that knows no curator yet. `configure` decides who may answer, and which identity this side shows.
     #[must_use]
     pub fn new(configure: TlsConfigProvider) -> Self {
-        Self::with_epoch(configure, 0, Arc::new(|_| Ok(())))
+        Self::with_epoch(configure, KnownEpoch::default(), Arc::new(|_| Ok(())))
     }
 
-    /// Like [`LeaderTracker::new`], from a stored epoch. `keep_epoch` stores higher ones.
+    /// Like [`LeaderTracker::new`], from a stored epoch. `keep_epoch` stores its changes.
     #[must_use]
-    pub fn with_epoch(configure: TlsConfigProvider, epoch: u64, keep_epoch: PersistEpoch) -> Self {
+    pub fn with_epoch(configure: TlsConfigProvider, epoch: KnownEpoch, keep_epoch: PersistEpoch) -> Self {
         Self::with_authentication(CuratorAuthentication::Configured(configure), epoch, keep_epoch)
     }
 
@@ -183,7 +200,7 @@ impl LeaderTracker {
     pub fn with_statements(
         trust: StatementTrust,
         own: OwnCertificate,
-        epoch: u64,
+        epoch: KnownEpoch,
         keep_epoch: PersistEpoch,
     ) -> Self {
         Self::with_authentication(CuratorAuthentication::Statements { trust, own }, epoch, keep_epoch)
@@ -191,7 +208,7 @@ impl LeaderTracker {
 
     fn with_authentication(
         authentication: CuratorAuthentication,
-        epoch: u64,
+        epoch: KnownEpoch,
         persist_epoch: PersistEpoch,
     ) -> Self {
         let stored = authentication.trust().and_then(StatementTrust::current);
@@ -200,34 +217,49 @@ impl LeaderTracker {
             address_changes: watch::Sender::new(0),
             leader: watch::Sender::new(None),
             authentication,
-            epoch: watch::Sender::new(CurrentEpoch { number: epoch, superseded: CancellationToken::new() }),
+            epoch: watch::Sender::new(CurrentEpoch::new(epoch)),
             persist_epoch,
             enforced: Mutex::new(stored),
             refusal: watch::Sender::new(None),
         }))
     }
 
+    /// The epoch of the cluster as far as it is known.
+    #[must_use]
+    pub fn known_epoch(&self) -> KnownEpoch {
+        self.0.epoch.borrow().known
+    }
+
     /// The highest epoch of the cluster that was received.
     #[must_use]
     pub fn highest_epoch(&self) -> u64 {
-        self.0.epoch.borrow().number
+        self.known_epoch().highest
     }
 
-    /// Stores this epoch if it is the highest, and then accepts it: no leader of a lower epoch is followed from then
-    /// on.
+    /// Stores the epoch of an order if it is higher than what is proved, and then accepts it: no leader of a lower epoch is
+    /// followed from then on.
     pub fn raise_epoch(&self, epoch: u64) -> Result<(), String> {
-        if epoch <= self.highest_epoch() {
+        self.change_epoch(EpochChange::Ordered(epoch))
+    }
+
+    /// Stores a change of the epoch, and then accepts it.
+    fn change_epoch(&self, change: EpochChange) -> Result<(), String> {
+        let known = self.known_epoch();
+        if known.after(change) == known {
             return Ok(());
         }
-        (self.0.persist_epoch)(epoch)?;
-        self.0.epoch.send_if_modified(|known| {
-            // Another task may have raised it meanwhile.
-            let higher = epoch > known.number;
-            if higher {
-                known.superseded.cancel();
-                *known = CurrentEpoch { number: epoch, superseded: CancellationToken::new() };
+        (self.0.persist_epoch)(change)?;
+        self.0.epoch.send_if_modified(|current| {
+            // Another task may have changed it meanwhile.
+            let known = current.known.after(change);
+            let is_changed = known != current.known;
+            if known.highest == current.known.highest {
+                current.known = known;
+            } else {
+                current.superseded.cancel();
+                *current = CurrentEpoch::new(known);
             }
-            higher
+            is_changed
         });
         Ok(())
     }
@@ -258,7 +290,8 @@ impl LeaderTracker {
         loop {
             failures = failures.saturating_add(1);
             let mut candidates = self.0.addresses().candidates(last.as_deref());
-            candidates.extend(self.0.addresses().former_candidate(failures, since.elapsed()));
+            let proved = self.proved_addresses();
+            candidates.extend(self.0.addresses().former_candidate(failures, since.elapsed(), &proved));
             let mut refusal = None;
             for candidate in candidates {
                 let mut found = false;
@@ -269,7 +302,7 @@ impl LeaderTracker {
                     (failures, since) = (1, Instant::now());
                     refusal = None;
                 }
-                if error.is_refusal() && self.has_statement() {
+                if error.is_refusal(self.has_statement()) {
                     refusal = Some(error.to_string());
                 }
                 if found {
@@ -325,7 +358,7 @@ impl LeaderTracker {
             let answer = if let Some(epoch) = &followed {
                 tokio::select! {
                     answer = answers.message() => answer,
-                    () = epoch.superseded.cancelled() => return Err(self.superseded_error(epoch.number)),
+                    () = epoch.superseded.cancelled() => return Err(self.superseded_error(epoch.known.highest)),
                 }
             } else {
                 tokio::time::timeout(RESPONSE_TIMEOUT, answers.message())
@@ -335,8 +368,8 @@ impl LeaderTracker {
             let response = answer.map_err(FollowError::from_status)?.ok_or(FollowError::StreamEnded)?;
             self.adopt_epoch(&response, candidate).await?;
             let epoch = self.0.epoch.borrow().clone();
-            if response.epoch < epoch.number {
-                return Err(FollowError::OutdatedEpoch { received: response.epoch, highest: epoch.number });
+            if response.epoch < epoch.known.highest {
+                return Err(outdated_error(response.epoch, epoch.known));
             }
             let node: NodeId = response
                 .leader_node_id
@@ -362,12 +395,8 @@ impl LeaderTracker {
     }
 
     fn superseded_error(&self, received: u64) -> FollowError {
-        let highest = self.highest_epoch();
-        if highest > received {
-            FollowError::OutdatedEpoch { received, highest }
-        } else {
-            FollowError::StatementChanged
-        }
+        let known = self.known_epoch();
+        if known.highest > received { outdated_error(received, known) } else { FollowError::StatementChanged }
     }
 
     fn publish_refusal(&self, refusal: Option<String>) {
@@ -424,6 +453,15 @@ impl Service<http::Request<Body>> for LeaderChannel {
     }
 }
 
+/// Why a curator of a lower epoch than the highest one is not followed.
+const fn outdated_error(received: u64, known: KnownEpoch) -> FollowError {
+    if received < known.proved {
+        FollowError::OutdatedEpoch { received, highest: known.proved }
+    } else {
+        FollowError::BelowUnprovedEpoch { received, highest: known.highest }
+    }
+}
+
 fn leader_unknown(refusal: Option<&str>) -> Status {
     let seconds = LEADER_WAIT_TIMEOUT.as_secs();
     Status::unavailable(match refusal {
@@ -453,16 +491,16 @@ mod tests {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let keep: PersistEpoch = {
             let kept = kept.clone();
-            Arc::new(move |epoch| {
-                if epoch == 9 {
+            Arc::new(move |change| {
+                if change.epoch() == 9 {
                     return Err("the disk is full".to_owned());
                 }
-                kept.lock().unwrap().push(epoch);
+                kept.lock().unwrap().push(change);
                 Ok(())
             })
         };
         let configure: TlsConfigProvider = Arc::new(|_| Err(rustls::Error::General("nobody".to_owned())));
-        let curators = LeaderTracker::with_epoch(configure, 2, keep);
+        let curators = LeaderTracker::with_epoch(configure, KnownEpoch::proved(2), keep);
         let before = curators.0.epoch.borrow().superseded.clone();
         for (epoch, expected, counts) in [
             (1, Ok(()), 2),
@@ -475,7 +513,26 @@ mod tests {
             assert_eq!(curators.highest_epoch(), counts, "{epoch}");
             assert_eq!(before.is_cancelled(), counts == 4, "what goes to leaders of before is cut off");
         }
-        assert_eq!(*kept.lock().unwrap(), [4]);
+        assert_eq!(*kept.lock().unwrap(), [EpochChange::Ordered(4)]);
         assert!(!curators.0.epoch.borrow().superseded.is_cancelled());
+    }
+
+    #[test]
+    fn reason_to_follow_nobody_is_known_without_a_statement_if_it_is_the_epoch() {
+        let known = KnownEpoch { highest: 900, proved: 2 };
+        for (received, expected) in
+            [(1, "which was restored since then (epoch 2)"), (2, "which nothing proves")]
+        {
+            let error = outdated_error(received, known);
+            assert!(error.to_string().contains(expected), "{received}: {error}");
+            assert!(error.is_refusal(false) && error.is_refusal(true), "{error}");
+        }
+        for (error, has_statement, is_refusal) in [
+            (FollowError::TimedOut, true, false),
+            (FollowError::Statement(StatementError::BadSignature), true, true),
+            (FollowError::Statement(StatementError::BadSignature), false, false),
+        ] {
+            assert_eq!(error.is_refusal(has_statement), is_refusal, "{error}");
+        }
     }
 }

@@ -17,7 +17,8 @@
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Statements. The authority of a cluster states its epoch and which curators are revoked ([`statement`][]).
-//!   [`statement_trust`][] has the newest one that was verified.
+//!   [`statement_trust`][] has the newest one that was verified, and [`proved_curators`][] where curators have proved
+//!   themselves by it. [`known_epoch`][] separates what is proved of the epoch from what is reported.
 //! * Successions. While a cluster replaces its authority, certificates of two of them count ([`peer_authorities`][]). The
 //!   old one names the new one ([`succession`][]), also for nodes that are off meanwhile. The record has both
 //!   ([`authority_ring`][]).
@@ -41,7 +42,7 @@
 //!   records are validated where they are read.
 //! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after
 //!   that. The same is true of statements: no lower one is accepted after that, and only a statement or the caller raises
-//!   the epoch.
+//!   the epoch. The first statement ends what nodes have reported before it.
 //! * No error and no `Debug` output shows a secret.
 //!
 //! # Notes for the next implementor
@@ -65,6 +66,7 @@ pub mod curator_channel;
 pub mod curator_refusal;
 pub mod curator_role;
 pub mod identity;
+pub mod known_epoch;
 pub mod kubernetes_status;
 pub mod leader_channel;
 pub mod node;
@@ -76,6 +78,7 @@ pub mod peer_renewal;
 pub mod pki;
 mod pki_curator;
 pub mod pki_revocation_list;
+pub mod proved_curators;
 pub mod renewal_spread;
 pub mod statement;
 pub mod statement_trust;

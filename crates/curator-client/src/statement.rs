@@ -140,7 +140,7 @@ pub enum StatementError {
     EpochTooFar {
         /// Epoch of the statement.
         offered: u64,
-        /// The highest epoch received.
+        /// The highest proved epoch.
         known: u64,
     },
     /// The newest statement is older than a curator's certificate lives.
@@ -323,7 +323,8 @@ impl SignedStatement {
 
 /// Decides about a verified statement. `true`: it replaces the stored one. `false`: it is the stored one.
 ///
-/// `epoch` is the highest epoch received, also by another way than a statement.
+/// `epoch` is the highest epoch that an order or a statement has proved. One that nodes have only reported does not count:
+/// any of them could keep the first statement away with it.
 pub fn accept_statement(
     stored: Option<&Statement>,
     epoch: u64,

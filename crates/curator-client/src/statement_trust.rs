@@ -14,6 +14,11 @@
 //! replaces the authority and the statement together, by an order that came another way. Their numbers do not count. A
 //! statement of the former authority that was being stored meanwhile counts no more.
 //!
+//! # Where curators are
+//!
+//! The trust also remembers where curators have proved themselves by the newest statement
+//! ([`proved_curators`](crate::proved_curators)): they are the way to the next one, and outlive each connection.
+//!
 //! Several of these may share one file, such as those of a node's connection and of its enrolment. Each of them is
 //! durable by itself: [`PersistStatement`] leaves a higher statement alone.
 
@@ -26,8 +31,11 @@ use proto::curator::v1 as wire;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::curator_role::identify_curator;
+use crate::node_id::NodeId;
 use crate::peer_identity::Revocations;
 use crate::pki::TrustAnchor;
+use crate::proved_curators::ProvedCurators;
 use crate::statement::{SignedStatement, StatementError, accept_statement};
 use crate::tls::{CuratorCheck, CuratorCheckProvider};
 
@@ -62,6 +70,7 @@ struct TrustInner {
     accepted: watch::Sender<u64>,
     /// Reads the stored statement; `None` once it was read.
     unread: Mutex<Option<ReadStatement>>,
+    curators: ProvedCurators,
 }
 
 impl StatementTrust {
@@ -80,6 +89,7 @@ impl StatementTrust {
             current: watch::Sender::new(stored.map(Arc::new)),
             accepted: watch::Sender::new(0),
             unread: Mutex::default(),
+            curators: ProvedCurators::default(),
         }))
     }
 
@@ -131,6 +141,18 @@ impl StatementTrust {
         self.0.current.borrow().clone()
     }
 
+    /// Where curators have proved themselves.
+    #[must_use]
+    pub fn curators(&self) -> &ProvedCurators {
+        &self.0.curators
+    }
+
+    /// The node that proves by this certificate to be a curator now. Without a statement nothing proves that.
+    pub(super) fn identify_proved(&self, certificate: &[u8]) -> Option<NodeId> {
+        let Ok(CuratorCheck::Curator { anchors, revocations }) = self.curator_check() else { return None };
+        identify_curator(&[certificate], &anchors, &revocations, self.0.clock.now()).ok()
+    }
+
     /// Watches how many statements were accepted.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
@@ -151,7 +173,7 @@ impl StatementTrust {
         self.0.anchor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest epoch received. Returns
+    /// Verifies a statement, and stores and publishes it if it is newer. `epoch` is the highest proved epoch. Returns
     /// whether the statement was newer.
     pub async fn offer(&self, wire: &wire::SignedStatement, epoch: u64) -> Result<bool, StatementError> {
         self.load()?;
@@ -259,7 +281,7 @@ mod tests {
     use crate::node_id::PublicKey;
     use crate::statement::Statement;
     use crate::succession::Succession;
-    use crate::testing::{at, authority, authority_of, public, serial, statement};
+    use crate::testing::{at, authority, authority_of, public, serial, statement, validity};
 
     type Orders = Arc<Mutex<Vec<(u64, u64)>>>;
     type StoredFile = Arc<Mutex<Result<Option<SignedStatement>, String>>>;
@@ -336,6 +358,23 @@ mod tests {
         let newer = Statement { issued_at: at(90_000), ..statement(0, 3) };
         trust.offer(&newer.sign(&authority(1)).unwrap().to_wire(), 0).await.unwrap();
         assert!(trust.curator_check().is_ok());
+    }
+
+    #[tokio::test]
+    async fn curator_is_proved_by_a_certificate_that_the_newest_statement_permits() {
+        let (second, _, trust) = trust(0);
+        let (key, node) = (public(7), NodeId::from_key(&public(7)));
+        let issuer = authority(1);
+        let curator = |number| issuer.issue_curator_certificate(&key, serial(number), validity()).unwrap();
+        let (good, revoked) = (curator(5).certificate, curator(3).certificate);
+        let of_node = issuer.issue_node_certificate(&key, serial(6), validity()).unwrap().certificate;
+        assert_eq!(trust.identify_proved(&good), None, "any node could lead");
+        trust.offer(&sent(0, 2), 0).await.unwrap();
+        for (certificate, expected) in [(&good, Some(node)), (&revoked, None), (&of_node, None)] {
+            assert_eq!(trust.identify_proved(certificate), expected);
+        }
+        second.store(90_000, Ordering::Relaxed);
+        assert_eq!(trust.identify_proved(&good), None, "the statement is stale");
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use model::time::Timestamp;
 use rustls::crypto::ring;
@@ -101,8 +101,40 @@ pub fn authorities_client_config(
     own: Option<Arc<CertifiedKey>>,
     clock: Clock,
 ) -> Result<Arc<ClientConfig>, Error> {
-    let node = ClusterNode { anchors, check, expected, clock };
+    let node = ClusterNode { anchors, check, expected, clock, accepted: None };
     transport::config::client_config(ServerVerifier::new(node, AcceptedSignatures::Ed25519), own)
+}
+
+/// Like [`authorities_client_config`], for any node. `accepted` gets the certificates that servers show.
+pub(super) fn recording_client_config(
+    anchors: Vec<TrustAnchor>,
+    check: CuratorCheckProvider,
+    accepted: AcceptedCertificates,
+    own: Option<Arc<CertifiedKey>>,
+    clock: Clock,
+) -> Result<Arc<ClientConfig>, Error> {
+    let node = ClusterNode { anchors, check, expected: None, clock, accepted: Some(accepted) };
+    transport::config::client_config(ServerVerifier::new(node, AcceptedSignatures::Ed25519), own)
+}
+
+/// The certificates that were accepted in the handshakes of one configuration. In each of these moments the server has
+/// not proved the key yet: only a call that succeeds shows that it has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AcceptedCertificates(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl AcceptedCertificates {
+    fn push(&self, certificate: &[u8]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(certificate.to_vec());
+    }
+
+    /// The accepted certificate, if there was exactly one handshake: with more of them, nothing shows which connection a
+    /// call took.
+    pub(super) fn only_one(&self) -> Option<Vec<u8>> {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).as_slice() {
+            [one] => Some(one.clone()),
+            _ => None,
+        }
+    }
 }
 
 /// Accepts any certificate: each call identifies its peer by it.
@@ -144,6 +176,7 @@ struct ClusterNode {
     check: CuratorCheckProvider,
     expected: Option<NodeId>,
     clock: Clock,
+    accepted: Option<AcceptedCertificates>,
 }
 
 impl fmt::Debug for ClusterNode {
@@ -208,7 +241,11 @@ impl ServerCertificateCheck for ClusterNode {
     ) -> Result<(), Error> {
         self.verify_node(end_entity, intermediates.len()).map_err(|error| {
             Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(Arc::new(error))))
-        })
+        })?;
+        if let Some(accepted) = &self.accepted {
+            accepted.push(end_entity);
+        }
+        Ok(())
     }
 }
 
@@ -224,7 +261,8 @@ mod tests {
     fn verifier(check: Result<CuratorCheck, String>, expected: Option<NodeId>) -> ClusterNode {
         let clock = Clock::new(|| at(1), || Duration::ZERO);
         let check: CuratorCheckProvider = Arc::new(move || check.clone());
-        ClusterNode { anchors: vec![authority(1).anchor().clone()], check, expected, clock }
+        let anchors = vec![authority(1).anchor().clone()];
+        ClusterNode { anchors, check, expected, clock, accepted: None }
     }
 
     /// A check that demands a curator, of which these certificates are revoked.
@@ -294,6 +332,24 @@ mod tests {
         let shown = other.issue_curator_certificate(&public(7), serial(5), validity()).unwrap();
         let text = verdict(&verifier, &shown.certificate);
         assert!(text.contains("not by the authority"), "{text}");
+    }
+
+    #[test]
+    fn certificate_of_a_call_is_known_if_there_was_one_handshake() {
+        let accepted = AcceptedCertificates::default();
+        let any = verifier(Ok(CuratorCheck::AnyNode), None);
+        let recording = ClusterNode { accepted: Some(accepted.clone()), ..any };
+        let shake_hands = |certificate: Vec<u8>| {
+            let (name, end_entity) =
+                (ServerName::try_from("curator").unwrap(), CertificateDer::from(certificate));
+            let now = UnixTime::since_unix_epoch(Duration::ZERO);
+            recording.check_server(&end_entity, &[], &name, &[], now).is_ok()
+        };
+        assert!(!shake_hands(Vec::new()) && accepted.only_one().is_none(), "it was refused");
+        assert!(shake_hands(of_curator(7)));
+        assert_eq!(accepted.only_one(), Some(of_curator(7)));
+        assert!(shake_hands(of_curator(8)));
+        assert_eq!(accepted.only_one(), None, "the call may have taken either connection");
     }
 
     #[test]

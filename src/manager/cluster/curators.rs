@@ -29,6 +29,7 @@ use crate::curator_client::cluster_snapshot::{
     ClusterSnapshot, ClusterSnapshotError, MAX_SNAPSHOT_BYTES, snapshot_digest,
 };
 use crate::curator_client::identity::{Identity, IdentityError};
+use crate::curator_client::known_epoch::KnownEpoch;
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker, OwnCertificate};
 use crate::curator_client::peer_renewal::PeerRenewalError;
 use crate::curator_client::pki::{PkiError, TrustAnchor};
@@ -168,14 +169,15 @@ impl Drop for CuratorClient {
 impl CuratorClient {
     fn new(
         founded: &ClusterIdentity,
-        epoch: u64,
+        epoch: KnownEpoch,
         certificate: &[u8],
         (by, key): (OwnerKeySlot, &Identity),
         trust: &StatementTrust,
     ) -> Result<Self, CuratorCallError> {
         let own = certified_key(certificate, key.pkcs8())?;
         let own: OwnCertificate = Arc::new(move || Some(own.clone()));
-        // The directory of curators is stored with the cluster. What is not stored, the curators report again.
+        // The directory of curators is stored with the cluster. What is not stored, the curators report again. Where they
+        // have proved themselves is in `trust`, which outlives this connection.
         let curators = LeaderTracker::with_statements(trust.clone(), own, epoch, Arc::new(|_| Ok(())));
         curators.set_directory(founded.curators.iter().cloned());
         let follower = curators.clone();
@@ -200,13 +202,15 @@ impl CuratorClient {
         (by, key): (OwnerKeySlot, &Identity),
         trust: &StatementTrust,
     ) -> Result<Self, CuratorCallError> {
+        // The BMDB has only epochs that the shepherd has allocated or that a statement has proved.
+        let epoch = KnownEpoch::proved(epoch);
         let claiming = Self::new(founded, epoch, key.certificate_der(), (by, key), trust)?;
         let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let call = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
         let claimed = call_curator("claiming a certificate of the cluster", call).await;
         let claimed = claimed.map_err(|error| claiming.explain_timeout(error))?;
-        Self::new(founded, claiming.epoch(), &claimed.certificate, (by, key), trust)
+        Self::new(founded, claiming.curators.known_epoch(), &claimed.certificate, (by, key), trust)
     }
 
     /// Replaces the error of a call that waited for a leader by the reason why none is followed, if there is one.
@@ -235,10 +239,10 @@ impl CuratorClient {
                 .is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())
     }
 
-    /// The highest epoch that the curators have reported.
+    /// The highest epoch that the BMDB has or a statement of the cluster's authority has proved.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.curators.highest_epoch()
+    pub fn proved_epoch(&self) -> u64 {
+        self.curators.known_epoch().proved
     }
 
     pub(super) fn channel(&self) -> LeaderChannel {

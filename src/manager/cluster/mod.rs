@@ -372,7 +372,7 @@ impl ClusterWorker<'_> {
         };
         match requested.await {
             Ok((seen, curators)) => {
-                let epoch = self.curators.as_ref().map_or(0, CuratorClient::epoch);
+                let epoch = self.curators.as_ref().map_or(0, CuratorClient::proved_epoch);
                 let moved = !curators.is_empty() && curators != founded.curators;
                 if moved || epoch > found.cluster.epoch {
                     let curators = if moved { &curators } else { &founded.curators };

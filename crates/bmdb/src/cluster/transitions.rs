@@ -339,7 +339,7 @@ impl Bmdb {
         .await
     }
 
-    /// Stores the addresses of a cluster's curators, and the epoch that they report.
+    /// Stores the addresses of a cluster's curators, and the epoch that their statement proves.
     pub async fn store_curators(
         &self,
         lease: &NamedLease,

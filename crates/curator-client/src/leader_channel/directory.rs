@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::curator_addresses::MAX_LISTED;
 use crate::leader_channel::LeaderTracker;
 use crate::node_id::NodeId;
+use crate::proved_curators::{ProvedAddresses, ProvedCurators};
 
 impl LeaderTracker {
     /// Replaces the known curators by the first 16 of these. An empty list is ignored: its sender knows less than this.
@@ -22,10 +23,21 @@ impl LeaderTracker {
         self.0.addresses().directory().clone()
     }
 
-    /// `host:port` of curators that were in the directory before, and are not any more. At most 16.
+    /// `host:port` of the curators that left the directory last, and are not in it again. At most 16.
     #[must_use]
     pub fn former_directory(&self) -> BTreeSet<String> {
         self.0.addresses().former()
+    }
+
+    /// Where curators have proved themselves; `None` if the caller's configuration decides alone. Trackers with the same
+    /// trust share it.
+    #[must_use]
+    pub fn proved_curators(&self) -> Option<ProvedCurators> {
+        self.0.authentication.trust().map(|trust| trust.curators().clone())
+    }
+
+    pub(super) fn proved_addresses(&self) -> ProvedAddresses {
+        self.proved_curators().map_or_else(ProvedAddresses::new, |proved| proved.addresses())
     }
 
     /// Sets the curator on this node, or `None` if none runs any more.

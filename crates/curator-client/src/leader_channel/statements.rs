@@ -1,5 +1,6 @@
 //! What statements of the cluster's authority change for the tracker: the epoch, open connections, further requests.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -7,16 +8,20 @@ use std::time::Duration;
 use model::cluster::restore::MAX_EPOCH_LEAD;
 use model::time::Timestamp;
 use proto::curator::v1 as wire;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::curator_addresses::NextOthers;
 use crate::curator_authentication::{FetchError, may_have_newer};
+use crate::known_epoch::{EpochChange, KnownEpoch};
 use crate::leader_channel::{CurrentEpoch, FollowError, LeaderTracker};
+use crate::node_id::NodeId;
 use crate::pki::TrustAnchor;
+use crate::proved_curators::ProvedAddresses;
 use crate::statement::SignedStatement;
 use crate::statement_trust::StatementTrust;
 
-/// How often another curator than the followed one is requested for its statement.
+/// How often all other curators than the followed one are requested for their statements.
 const STATEMENT_INTERVAL: Duration = Duration::from_mins(1);
 
 impl LeaderTracker {
@@ -47,7 +52,7 @@ impl LeaderTracker {
         *self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner) = trust.current();
         self.0.epoch.send_modify(|known| {
             known.superseded.cancel();
-            *known = CurrentEpoch { number: epoch, superseded: CancellationToken::new() };
+            *known = CurrentEpoch::new(KnownEpoch::proved(epoch));
         });
     }
 
@@ -82,23 +87,21 @@ impl LeaderTracker {
                 response.epoch
             )));
         }
-        self.raise_epoch(response.epoch).map_err(FollowError::EpochNotPersisted)
+        self.change_epoch(EpochChange::Reported(response.epoch)).map_err(FollowError::EpochNotPersisted)
     }
 
-    /// Requests other curators than the followed one for newer statements. Ends when the newest one permits the open
+    /// Requests all other curators than the followed one for newer statements. Ends when the newest one permits the open
     /// connections no more.
     pub(super) async fn watch_statements(&self, followed: &str) -> Result<Infallible, FollowError> {
         let Some(trust) = self.0.authentication.trust() else { return std::future::pending().await };
         let mut accepted = trust.subscribe();
-        let mut last = NextOthers::default();
+        // On the heap, as in `request_statement`.
+        let mut rounds = Box::pin(self.request_from_others(followed));
         loop {
-            if tokio::time::timeout(STATEMENT_INTERVAL, accepted.changed()).await.is_err() {
-                last = self.0.addresses().next_others(&last, followed);
-                for other in last.listed.iter().chain(&last.former) {
-                    if let Err(error) = self.fetch_statement(other).await {
-                        tracing::debug!(curator = other, %error, "another curator gave no statement");
-                    }
-                }
+            // A newer statement counts at once, also while slow addresses are requested.
+            tokio::select! {
+                never = &mut rounds => match never {},
+                _ = timeout(STATEMENT_INTERVAL, accepted.changed()) => {}
             }
             if self.enforce_statement()? {
                 return Err(FollowError::StatementChanged);
@@ -110,27 +113,81 @@ impl LeaderTracker {
         }
     }
 
+    /// Requests statements from all other curators, each minute and as soon as there is an address that was not requested
+    /// before.
+    async fn request_from_others(&self, followed: &str) -> Infallible {
+        let mut changes = self.0.address_changes.subscribe();
+        let others = || {
+            let proved = self.proved_addresses();
+            self.0.addresses().others(followed, &proved)
+        };
+        loop {
+            let next = Instant::now() + STATEMENT_INTERVAL;
+            let requested = others();
+            self.request_round(&requested).await;
+            let new_address = async {
+                while others().is_subset(&requested) {
+                    if changes.changed().await.is_err() {
+                        // This has the sender, so that is not possible.
+                        return std::future::pending().await;
+                    }
+                }
+            };
+            // An error is the end of the interval.
+            let _ = timeout_at(next, new_address).await;
+        }
+    }
+
+    /// Requests statements from all of these at once, and remembers which of them have proved to be curators. Their number
+    /// is bounded by what the tracker remembers.
+    async fn request_round(&self, others: &BTreeSet<String>) {
+        let mut requests = JoinSet::new();
+        for address in others.iter().cloned() {
+            let tracker = self.clone();
+            requests.spawn(async move { (tracker.request_statement(&address).await, address) });
+        }
+        let mut answers = ProvedAddresses::new();
+        while let Some(ended) = requests.join_next().await {
+            match ended {
+                Ok((Ok(Some(node)), address)) => {
+                    answers.insert(address, node);
+                }
+                Ok((Ok(None), _)) | Err(_) => {}
+                Ok((Err(error), address)) => {
+                    tracing::debug!(curator = address, %error, "another curator gave no statement");
+                }
+            }
+        }
+        if let Some(proved) = self.proved_curators() {
+            proved.record_round(others, answers);
+        }
+    }
+
     /// Requests the newest statement from a curator. Returns whether it ended the open connections.
     pub(super) async fn refresh_statement(&self, address: &str) -> Result<bool, FollowError> {
         if let Some(trust) = self.0.authentication.trust() {
             trust.load().map_err(FollowError::Statement)?;
         }
-        self.fetch_statement(address).await?;
+        let node = self.request_statement(address).await?;
+        if let (Some(node), Some(proved)) = (node, self.proved_curators()) {
+            proved.record_answer(address, node);
+        }
         self.enforce_statement()
     }
 
-    async fn fetch_statement(&self, address: &str) -> Result<(), FetchError> {
+    async fn request_statement(&self, address: &str) -> Result<Option<NodeId>, FetchError> {
         // On the heap, because every task that follows a leader contains this one in several places.
-        Box::pin(self.0.authentication.fetch_statement(address, self.highest_epoch())).await
+        Box::pin(self.0.authentication.fetch_statement(address, self.known_epoch().proved)).await
     }
 
-    /// Follows the newest statement: raises the epoch, and cuts off what was checked by one that permitted more. Returns
+    /// Follows the newest statement: adopts its epoch, and cuts off what was checked by one that permitted more. Returns
     /// whether it did the latter.
     fn enforce_statement(&self) -> Result<bool, FollowError> {
         let Some(current) = self.0.authentication.trust().and_then(StatementTrust::current) else {
             return Ok(false);
         };
-        self.raise_epoch(current.statement.epoch).map_err(FollowError::EpochNotPersisted)?;
+        let stated = EpochChange::Stated(current.statement.epoch);
+        self.change_epoch(stated).map_err(FollowError::EpochNotPersisted)?;
         let mut enforced = self.0.enforced.lock().unwrap_or_else(PoisonError::into_inner);
         let before = enforced.as_deref().map(|enforced| &enforced.statement);
         // Another task may have enforced a higher one meanwhile.
@@ -171,11 +228,12 @@ mod tests {
         let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
         let stored = Arc::new(Mutex::new(Vec::new()));
         let epochs = stored.clone();
-        let persist: PersistEpoch = Arc::new(move |epoch| {
-            epochs.lock().unwrap().push(epoch);
+        let persist: PersistEpoch = Arc::new(move |change| {
+            epochs.lock().unwrap().push(change.epoch());
             Ok(())
         });
-        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 0, persist);
+        let tracker =
+            LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), KnownEpoch::default(), persist);
         assert!(!tracker.enforce_statement().unwrap() && !tracker.has_statement());
         let revoking_nothing = |epoch, number| Statement {
             revoked: std::collections::BTreeMap::default(),
@@ -200,12 +258,38 @@ mod tests {
         assert_eq!(*stored.lock().unwrap(), [2], "it is stored before it counts");
     }
 
+    /// Before the first statement, any node could let this one believe any epoch.
+    #[tokio::test]
+    async fn first_statement_lowers_an_epoch_that_nothing_proves() {
+        for (ordered, stated, expected) in [(0, 0, 0), (0, 3, 3), (2, 2, 2), (2, 5, 5)] {
+            let clock = Clock::new(|| at(0), || Duration::ZERO);
+            let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
+            let known = KnownEpoch { highest: 900, proved: ordered };
+            let tracker =
+                LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), known, Arc::new(|_| Ok(())));
+            let before = tracker.0.epoch.borrow().superseded.clone();
+            let signed = statement(stated, 1).sign(&authority(1)).unwrap();
+            assert!(trust.offer(&signed.to_wire(), tracker.known_epoch().proved).await.unwrap());
+            assert!(tracker.enforce_statement().unwrap() && before.is_cancelled());
+            let known = tracker.known_epoch();
+            assert_eq!(known, KnownEpoch::proved(expected), "the statement leaves what nothing proves");
+            // What another task has believed meanwhile ends, too.
+            tracker.change_epoch(EpochChange::Reported(901)).unwrap();
+            tracker.enforce_statement().unwrap();
+            assert_eq!(tracker.known_epoch(), KnownEpoch::proved(expected));
+        }
+    }
+
     #[tokio::test]
     async fn authority_after_a_theft_cuts_off_everything_and_lowers_the_epoch_of_the_thief() {
         let clock = Clock::new(|| at(0), || Duration::ZERO);
         let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
-        let tracker =
-            LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 2, Arc::new(|_| Ok(())));
+        let tracker = LeaderTracker::with_statements(
+            trust.clone(),
+            Arc::new(|| None),
+            KnownEpoch::proved(2),
+            Arc::new(|_| Ok(())),
+        );
         let by_thief = statement(700, 9).sign(&authority(1)).unwrap().to_wire();
         assert!(trust.offer(&by_thief, tracker.highest_epoch()).await.unwrap());
         assert!(tracker.enforce_statement().unwrap());
@@ -228,7 +312,8 @@ mod tests {
         let signed = statement(3, 1).sign(&authority(1)).unwrap();
         let anchor = authority(1).anchor().clone();
         let trust = StatementTrust::new(anchor, Some(signed), persist_by(|_| Ok(())), clock);
-        let tracker = LeaderTracker::with_statements(trust, Arc::new(|| None), 0, Arc::new(|_| Ok(())));
+        let known = KnownEpoch::default();
+        let tracker = LeaderTracker::with_statements(trust, Arc::new(|| None), known, Arc::new(|_| Ok(())));
         assert!(!tracker.enforce_statement().unwrap() && tracker.has_statement());
         assert_eq!(tracker.highest_epoch(), 3, "a node that was interrupted before it stored the epoch");
     }

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use curator_client::authority_ring::{AuthorityRing, ReplacementStep};
 use curator_client::certificate::{Serial, Validity};
 use curator_client::cluster::authority_record_key;
+use curator_client::known_epoch::KnownEpoch;
 use curator_client::leader_channel::LeaderTracker;
 use curator_client::pki::Authority;
 use curator_client::statement::{SignedStatement, Statement};
@@ -95,7 +96,9 @@ async fn stolen_authority_opens_nothing_once_another_one_is_installed() -> TestR
     assert!(tickets.records.is_empty(), "the thief may have made some");
 
     // A node that follows by an order believes nothing of the thief, however high its numbers are.
-    let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 0, Arc::new(|_| Ok(())));
+    let known = KnownEpoch::default();
+    let tracker =
+        LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), known, Arc::new(|_| Ok(())));
     let forged = |number, authority: &Authority| {
         let authorities = vec![authority.anchor().clone()];
         let now = cluster.time.now();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use curator_client::certificate::{Serial, Validity};
+use curator_client::known_epoch::{EpochChange, KnownEpoch};
 use curator_client::leader_channel::{LeaderEndpoint, LeaderTracker, PersistEpoch};
 use curator_client::statement::SignedStatement;
 use curator_client::statement_trust::StatementTrust;
@@ -68,7 +69,7 @@ pub(super) async fn until_first_statement(cluster: &Cluster, number: usize) -> R
 /// epochs that it stores.
 pub(super) struct Follower {
     pub(super) tracker: LeaderTracker,
-    epochs: Arc<Mutex<Vec<u64>>>,
+    epochs: Arc<Mutex<Vec<EpochChange>>>,
     _following: JoinSet<()>,
 }
 
@@ -76,11 +77,12 @@ impl Follower {
     pub(super) fn start(trust: &StatementTrust, directory: &[String]) -> Self {
         let epochs = Arc::new(Mutex::new(Vec::new()));
         let stored = epochs.clone();
-        let persist: PersistEpoch = Arc::new(move |epoch| {
-            stored.lock().unwrap_or_else(PoisonError::into_inner).push(epoch);
+        let persist: PersistEpoch = Arc::new(move |change| {
+            stored.lock().unwrap_or_else(PoisonError::into_inner).push(change);
             Ok(())
         });
-        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), 0, persist);
+        let known = KnownEpoch::default();
+        let tracker = LeaderTracker::with_statements(trust.clone(), Arc::new(|| None), known, persist);
         tracker.set_directory(directory.iter().cloned());
         let mut following = JoinSet::new();
         following.spawn({
@@ -94,8 +96,8 @@ impl Follower {
         self.tracker.leader()
     }
 
-    /// The epochs that it stored.
-    fn stored_epochs(&self) -> Vec<u64> {
+    /// The changes of the epoch that it stored.
+    fn stored_epochs(&self) -> Vec<EpochChange> {
         self.epochs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -323,6 +325,82 @@ async fn epoch_of_somebody_else_raises_nothing() -> TestResult {
     follower.tracker.set_directory([liar.address.clone(), address.clone()]);
     follower.until_it_follows(&address).await?;
     assert_eq!(follower.tracker.highest_epoch(), 0);
+    Ok(())
+}
+
+/// Before the first statement, the key of any node is enough to make a node believe a later epoch. It must not keep that
+/// node away from the first statement, and so with the thief.
+#[tokio::test]
+async fn epoch_of_before_the_first_statement_ends_with_it() -> TestResult {
+    let cluster = Cluster::start().await?;
+    until_stated(&cluster, 0, 1).await?;
+    let node = &cluster.nodes[0];
+    let of_node = certificate(&cluster.authority, node, cluster.time.now())?;
+    let claims = FalseClaims { node: node.id, epoch: 900, statement: None };
+    let liar = FalseCurator::start(node.with(&of_node)?, claims).await?;
+    let trust = trust_of(&cluster);
+    let follower = Follower::start(&trust, std::slice::from_ref(&liar.address));
+    follower.until_it_follows(&liar.address).await?;
+    assert_eq!(follower.tracker.known_epoch(), KnownEpoch { highest: 900, proved: 0 });
+
+    let address = cluster.address(0)?;
+    follower.tracker.set_directory([address.clone()]);
+    until("the first statement counts", async || Ok(trust.current().is_some())).await?;
+    follower.until_it_follows(&address).await?;
+    assert_eq!(follower.tracker.known_epoch(), KnownEpoch::default());
+    assert_eq!(follower.stored_epochs(), [EpochChange::Reported(900), EpochChange::Stated(0)]);
+    Ok(())
+}
+
+/// A stolen curator leads, and reports dead addresses until every place for former curators is taken. Then it reports
+/// itself alone, and nobody but the honest curators has the statement that revokes it.
+#[tokio::test]
+async fn false_leader_hides_no_revocation_by_the_lists_that_it_reports() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let (stolen, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let first = until_stated(&cluster, leader, 1).await?;
+    until_stated(&cluster, other, 1).await?;
+    let node = &cluster.nodes[stolen];
+    let shown = node.with(cluster.certificate_of_curator(stolen))?;
+    let replayed = Some((first.to_wire(), first.statement.number));
+    let claims = FalseClaims { node: node.id, epoch: 0, statement: replayed };
+    let thief = FalseCurator::start(shown, claims).await?;
+    let trust = trust_of(&cluster);
+    let follower = Follower::start(&trust, std::slice::from_ref(&thief.address));
+    follower.until_it_follows(&thief.address).await?;
+
+    let honest: Vec<String> =
+        [leader, other].map(|number| cluster.address(number)).into_iter().collect::<Result<_>>()?;
+    let with_thief = |others: Vec<String>| [vec![thief.address.clone()], others].concat();
+    follower.tracker.set_directory(with_thief(honest.clone()));
+    until("the honest curators have proved themselves", async || {
+        let proved = trust.curators().addresses();
+        Ok(honest.iter().all(|address| proved.contains_key(address)))
+    })
+    .await?;
+    // Nobody listens there.
+    let dead = |batch: usize| (1..=13).map(move |number| format!("127.9.{batch}.{number}:1"));
+    for batch in 0..3 {
+        follower.tracker.set_directory(with_thief([honest.clone(), dead(batch).collect()].concat()));
+    }
+    follower.tracker.set_directory(with_thief(Vec::new()));
+    for batch in 3..8 {
+        follower.tracker.set_directory(with_thief(dead(batch).collect()));
+    }
+    assert_eq!(follower.leader().map(|leader| leader.address), Some(thief.address.clone()));
+
+    let (owner, _calling) = way(&cluster)?;
+    let target = Some(Target::NodeId(node.id.to_string()));
+    let (credentials, request) =
+        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
+    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    until_stated(&cluster, other, first.statement.number + 1).await?;
+    // A new address is requested at once, and all others with it: the test need not wait for the next minute.
+    follower.tracker.set_directory(with_thief(vec!["127.9.99.1:1".to_owned()]));
+    follower.until_refusal("are revoked").await?;
+    let is_followed = || follower.leader().is_some_and(|leader| leader.node == node.id);
+    until("the thief is not followed", async || Ok(!is_followed())).await?;
     Ok(())
 }
 

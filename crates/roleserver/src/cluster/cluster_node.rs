@@ -104,7 +104,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                     server_pool.clone(),
                 ),
             ),
-            ("leader", follow_leader(facts.clone())),
+            ("leader", follow_leader(files.clone(), facts.clone())),
             ("address", follow_address(files.clone(), facts.clone())),
             ("control_plane", run_control_plane(host.clone(), facts.clone())),
             ("roles", watch_roles(files.clone(), facts.clone())),

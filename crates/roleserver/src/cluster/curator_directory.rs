@@ -8,6 +8,9 @@
 //! curator of the new list is verified: it leads, and the open connections were checked by a statement that was signed
 //! after the list changed. A curator that was revoked before the change does not pass that.
 //!
+//! A curator that is revoked later passes it. So the addresses at which curators have proved themselves are stored apart,
+//! as soon as they change, and are not forgotten then. That needs no answer of a leader, which may be a stolen curator.
+//!
 //! Why no curator is followed although one answers is shared with the report to the
 //! shepherd.
 
@@ -18,6 +21,7 @@ use std::time::Duration;
 use curator_client::certificate::CLOCK_SKEW;
 use curator_client::clock::Clock;
 use curator_client::leader_channel::{LeaderEndpoint, LeaderTracker};
+use curator_client::proved_curators::ProvedCurators;
 use curator_client::status_text::describe_status;
 use model::time::{Timestamp, after};
 use proto::curator::v1 as wire;
@@ -31,6 +35,8 @@ use crate::cluster::node_facts::NodeFacts;
 
 /// Interval between two requests for the list of curators.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(15);
+/// Time until addresses that could not be stored are stored again.
+const STORE_RETRY_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Makes the runnable that requests the list of curators and stores it.
 #[must_use]
@@ -132,11 +138,12 @@ fn forget_former_curators(files: &ClusterFiles) {
     }
 }
 
-/// Makes the runnable that keeps the node's connection pointed at the current leader.
+/// Makes the runnable that keeps the node's connection pointed at the current leader, and stores where curators have
+/// proved themselves.
 #[must_use]
-pub fn follow_leader(facts: NodeFacts) -> Runnable {
+pub fn follow_leader(files: ClusterFiles, facts: NodeFacts) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let facts = facts.clone();
+        let (files, facts) = (files.clone(), facts.clone());
         async move {
             let healthy = starting.mark_healthy();
             let mut connections = facts.connection.watch();
@@ -145,6 +152,7 @@ pub fn follow_leader(facts: NodeFacts) -> Runnable {
                 tokio::select! {
                     never = connection.curators.track_leader() => match never {},
                     never = report_refusals(connection.curators.refusal(), &facts) => match never {},
+                    never = store_proved_curators(&files, connection.curators.proved_curators()) => match never {},
                     next = connections.next() => connection = next,
                     cancelled = healthy.scope().cancelled() => return Err(cancelled.into()),
                 }
@@ -164,9 +172,26 @@ async fn report_refusals(mut refusal: watch::Receiver<Option<String>>, facts: &N
     }
 }
 
+/// Stores the addresses at which curators have proved themselves whenever they change.
+async fn store_proved_curators(files: &ClusterFiles, proved: Option<ProvedCurators>) -> Infallible {
+    let Some(proved) = proved else { return std::future::pending().await };
+    let mut stored = files.read_proved_curators();
+    loop {
+        let changed = proved.wait_for_change(&stored).await;
+        match files.write_proved_curators(&changed) {
+            Ok(()) => stored = changed,
+            Err(error) => {
+                tracing::warn!(%error, "the addresses of proved curators were not stored, and count until the next start");
+                tokio::time::sleep(STORE_RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use curator_client::node_id::PublicKey;
+    use curator_client::proved_curators::ProvedAddresses;
     use curator_client::testing::{at, authority, node_id, serial, validity};
 
     use super::*;
@@ -228,6 +253,33 @@ mod tests {
         forget_former_curators(&files);
         assert_eq!(start(&files).former_directory(), list(&[]));
         assert_eq!(start(&files).directory(), list(&["false:2"]));
+    }
+
+    /// The list of the thief counts as verified before the thief is revoked.
+    #[tokio::test]
+    async fn proved_curators_are_known_after_a_verified_list_and_a_restart() {
+        let (_directory, files) = files();
+        let (honest, facts) = (list(&["a:1", "b:1"]), NodeFacts::default());
+        let proved: ProvedAddresses = honest.iter().cloned().zip([node_id(1), node_id(2)]).collect();
+        let tracker = start(&files);
+        adopt_curators(&files, &tracker, &facts, &honest);
+        tracker.proved_curators().unwrap().restore(proved.clone());
+        let storing = store_proved_curators(&files, tracker.proved_curators());
+        let stored = async {
+            while files.read_proved_curators() != proved {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            never = storing => match never {},
+            () = stored => {}
+        }
+        adopt_curators(&files, &tracker, &facts, &list(&["false:1"]));
+        forget_former_curators(&files);
+        let restarted = start(&files);
+        assert_eq!(restarted.directory(), list(&["false:1"]));
+        let known = restarted.proved_curators().unwrap().addresses();
+        assert_eq!(known, proved, "the honest curators are forgotten");
     }
 
     #[test]

@@ -118,6 +118,9 @@ impl CuratorConnection {
         let shown =
             CurrentCertificate::new(certified_key(&hex::decode(&credentials.certificate)?, key.pkcs8())?);
         let curators = curator_channel(&anchor, &shown, files, clock)?;
+        if let Some(proved) = curators.proved_curators() {
+            proved.restore(files.read_proved_curators());
+        }
         // In this order: the tracker remembers what the second list leaves out.
         curators.set_directory(files.read_former_curators());
         curators.set_directory(files.read_curators());
@@ -179,7 +182,7 @@ pub(super) fn check_own_certificate(
 }
 
 /// A channel to the leader of this cluster that presents `shown`. The newest statement of the cluster's authority and
-/// the highest epoch that it receives are stored in `files`. With a stored statement that cannot be read, it follows
+/// the changes of the epoch are stored in `files`. With a stored statement that cannot be read, it follows
 /// nobody, and the node still runs its etcd.
 pub fn curator_channel(
     anchor: &TrustAnchor,
@@ -188,7 +191,7 @@ pub fn curator_channel(
     clock: &Clock,
 ) -> Result<LeaderTracker, ClusterFilesError> {
     let cluster = anchor.cluster;
-    let epoch = files.epoch_of_cluster(cluster)?;
+    let epoch = files.known_epoch(cluster)?;
     let read: ReadStatement = {
         let (files, anchor) = (files.clone(), anchor.clone());
         Arc::new(move || files.read_statement(&anchor).map_err(|error| error.to_string()))
@@ -199,7 +202,7 @@ pub fn curator_channel(
     };
     let trust = StatementTrust::reading(anchor.clone(), read, persist_by(persist), clock.clone());
     let (shown, files) = (shown.clone(), files.clone());
-    let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
+    let keep = move |change| files.change_epoch(cluster, change).map_err(|error| error.to_string());
     let own = move || Some(shown.current());
     Ok(LeaderTracker::with_statements(trust, Arc::new(own), epoch, Arc::new(keep)))
 }

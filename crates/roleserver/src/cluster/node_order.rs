@@ -117,6 +117,16 @@ impl NodeOrder {
         }
     }
 
+    /// The cluster of the order; `None` for an order to leave.
+    #[must_use]
+    pub fn cluster(&self) -> Option<Uuid> {
+        match &self.what {
+            OrderKind::Leave {} => None,
+            OrderKind::Found { cluster, .. } => Some(*cluster),
+            OrderKind::Join { ca_certificate, .. } => ca_cluster(ca_certificate),
+        }
+    }
+
     /// Validates the fields of the order.
     pub fn validate(&self) -> Result<(), OrderError> {
         node_labels::validate_labels(&self.labels).map_err(OrderError)?;
@@ -188,4 +198,9 @@ pub fn parse_statement(text: &str, anchor: &TrustAnchor) -> Result<SignedStateme
         .map_err(|_| OrderError("the statement cannot be decoded".to_owned()))?;
     SignedStatement::verify(&sent, std::slice::from_ref(anchor))
         .map_err(|error| OrderError(error.to_string()))
+}
+
+/// The cluster of an authority's certificate, which is in hexadecimal digits; `None` if it cannot be parsed.
+pub(super) fn ca_cluster(certificate: &str) -> Option<Uuid> {
+    Some(TrustAnchor::parse(&hex::decode(certificate).ok()?).ok()?.cluster)
 }

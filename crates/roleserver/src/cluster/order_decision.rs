@@ -3,10 +3,8 @@
 //! The decision follows from the files on the disk. The rules are in [`order_inbox`][crate::cluster::order_inbox],
 //! which executes it.
 
-use curator_client::pki::TrustAnchor;
 use uuid::Uuid;
 
-use crate::cluster::files::StoredEpoch;
 use crate::cluster::node_order::{NodeOrder, OrderKind};
 
 /// The stored state that a new order is compared with.
@@ -18,8 +16,8 @@ pub struct InboxState {
     pub cluster: Option<Uuid>,
     /// Whether it is founding a cluster, and has created its authority.
     pub founding: bool,
-    /// The highest epoch that this machine has seen, and its cluster.
-    pub known_epoch: Option<StoredEpoch>,
+    /// The highest epoch that an order or a statement has proved to this machine, and its cluster.
+    pub proved_epoch: Option<(Uuid, u64)>,
 }
 
 /// What happens with an order.
@@ -43,14 +41,14 @@ pub fn decide_order(present: &InboxState, order: &NodeOrder) -> OrderDecision {
     if let Err(error) = order.validate() {
         return OrderDecision::Reject(format!("the order is invalid: {error}"));
     }
-    let Some(id) = order_cluster(order) else { return OrderDecision::Accept };
-    if let Some(epoch) =
-        present.known_epoch.filter(|epoch| epoch.cluster == id && order.epoch() < epoch.epoch)
+    let Some(id) = order.cluster() else { return OrderDecision::Accept };
+    // An epoch that nodes have only reported keeps no order away.
+    if let Some((_, proved)) =
+        present.proved_epoch.filter(|(cluster, proved)| *cluster == id && order.epoch() < *proved)
     {
         return OrderDecision::Reject(format!(
-            "the order is of epoch {} of cluster {id}, which has been restored since ({})",
-            order.epoch(),
-            epoch.epoch
+            "the order is of epoch {} of cluster {id}, which has been restored since ({proved})",
+            order.epoch()
         ));
     }
     // The node's files are older than the restoration and would conflict with it.
@@ -70,20 +68,6 @@ pub fn decide_order(present: &InboxState, order: &NodeOrder) -> OrderDecision {
         )),
         _ => OrderDecision::Accept,
     }
-}
-
-/// The cluster of an order; `None` for an order to leave.
-pub(super) fn order_cluster(order: &NodeOrder) -> Option<Uuid> {
-    match &order.what {
-        OrderKind::Leave {} => None,
-        OrderKind::Found { cluster, .. } => Some(*cluster),
-        OrderKind::Join { ca_certificate, .. } => ca_cluster(ca_certificate),
-    }
-}
-
-/// The cluster of an authority's certificate, which is in hexadecimal digits; `None` if it cannot be parsed.
-pub(super) fn ca_cluster(certificate: &str) -> Option<Uuid> {
-    Some(TrustAnchor::parse(&hex::decode(certificate).ok()?).ok()?.cluster)
 }
 
 #[cfg(test)]
@@ -153,28 +137,28 @@ pub(super) mod tests {
             order: Some(order(3, join(HERE))),
             cluster: Some(HERE),
             founding: false,
-            known_epoch: None,
+            proved_epoch: None,
         };
-        let handmade = InboxState { order: None, cluster: Some(HERE), founding: false, known_epoch: None };
+        let handmade = InboxState { order: None, cluster: Some(HERE), founding: false, proved_epoch: None };
         let founding = InboxState {
             order: Some(order(3, founding_order(HERE))),
             cluster: None,
             founding: true,
-            known_epoch: None,
+            proved_epoch: None,
         };
         let waiting = InboxState {
             order: Some(order(3, join(HERE))),
             cluster: None,
             founding: false,
-            known_epoch: None,
+            proved_epoch: None,
         };
-        let epoch = Some(StoredEpoch { cluster: HERE, epoch: 2 });
-        let later = InboxState { known_epoch: epoch, ..node.clone() };
+        let epoch = Some((HERE, 2));
+        let later = InboxState { proved_epoch: epoch, ..node.clone() };
         let left = InboxState {
             order: Some(order(3, OrderKind::Leave {})),
             cluster: None,
             founding: false,
-            known_epoch: None,
+            proved_epoch: None,
         };
         for (name, present, node_order, expected) in [
             ("first", &fresh, order(1, founding_order(HERE)), OrderDecision::Accept),
@@ -201,7 +185,7 @@ pub(super) mod tests {
             ("to leave, whatever the epoch", &later, order(4, OrderKind::Leave {}), OrderDecision::Accept),
             (
                 "another cluster's epoch is another's",
-                &InboxState { known_epoch: epoch, ..waiting.clone() },
+                &InboxState { proved_epoch: epoch, ..waiting.clone() },
                 order(4, join(ELSEWHERE)),
                 OrderDecision::Accept,
             ),

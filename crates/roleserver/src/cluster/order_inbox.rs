@@ -9,9 +9,9 @@
 //! what it runs and removes its files. Otherwise one wrong row in a database would take a member away from a working
 //! cluster.
 //!
-//! An order also contains the epoch of its cluster. An epoch that is lower than the highest one that this machine has
-//! seen is rejected. A higher one takes effect when the order is accepted, also for a node that stays in the cluster:
-//! it keeps its key, its certificate and its services, and connects to other curators.
+//! An order also contains the epoch of its cluster. An epoch that is lower than the highest one that an order or a
+//! statement has proved to this machine is rejected. A higher one takes effect when the order is accepted, also for a node
+//! that stays in the cluster: it keeps its key, its certificate and its services, and connects to other curators.
 //!
 //! Three orders are no orders to be something. One has a certificate for the etcd member of a node
 //! ([`peer_order`][crate::cluster::peer_order]), one another authority of its cluster (`authority_replacement`), and one
@@ -27,9 +27,9 @@ use proto::agent::v1::cluster_order::Operation as OrderedOperation;
 
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::cluster::node_facts::NodeFacts;
-use crate::cluster::node_order::{EtcdImage, NodeOrder, OrderError, OrderKind};
+use crate::cluster::node_order::{EtcdImage, NodeOrder, OrderError, OrderKind, ca_cluster};
 use crate::cluster::node_problems::NodePart;
-use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
+use crate::cluster::order_decision::{InboxState, OrderDecision, decide_order};
 use crate::cluster::order_inbox::authority_replacement::{follow_authority, report_replacement};
 use crate::cluster::order_inbox::secret_keys::{report_secret_keys, store_secret_keys};
 use crate::cluster::peer_order::{PeerOrderDecision, carry_out_peer_order};
@@ -235,7 +235,12 @@ impl OrderInbox {
                 .unwrap_or_default(),
             address: facts.address.latest().map(|address| address.to_string()).unwrap_or_default(),
             error: String::new(),
-            epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
+            epoch: files
+                .read_epoch()
+                .map_err(&mut reported)
+                .ok()
+                .flatten()
+                .map_or(0, |(_, epoch)| epoch.highest),
             next_authority,
             next_authority_step,
             etcd_version: programs.etcd.unwrap_or_default(),
@@ -289,9 +294,9 @@ fn use_certificate(
 /// Applies an order's epoch, and its list of curators, to an existing node before the rest of the order takes effect.
 /// Connections to leaders of an earlier epoch are closed.
 pub(super) fn adopt_epoch(order: &NodeOrder, files: &ClusterFiles, facts: &NodeFacts) -> Result<(), String> {
-    let Some(cluster) = order_cluster(order) else { return Ok(()) };
+    let Some(cluster) = order.cluster() else { return Ok(()) };
     let cannot = |error: ClusterFilesError| error.to_string();
-    if order.epoch() <= files.epoch_of_cluster(cluster).map_err(cannot)? {
+    if order.epoch() <= files.known_epoch(cluster).map_err(cannot)?.proved {
         return Ok(());
     }
     let curators: Option<BTreeSet<String>> = match &order.what {
@@ -319,7 +324,7 @@ fn read_context(files: &ClusterFiles) -> Result<InboxState, ClusterFilesError> {
         order: files.read_order()?,
         cluster: credentials.and_then(|kept| ca_cluster(&kept.ca_certificate)),
         founding: files.read_authority()?.is_some(),
-        known_epoch: files.read_epoch()?,
+        proved_epoch: files.read_epoch()?.map(|(cluster, epoch)| (cluster, epoch.proved)),
     })
 }
 
@@ -329,6 +334,7 @@ mod tests {
 
     use curator::bootstrap::create_authority;
     use curator_client::certificate::{Serial, Validity};
+    use curator_client::known_epoch::EpochChange;
     use curator_client::node_id::PublicKey;
     use curator_client::testing::{authority, statement};
     use prost::Message as _;
@@ -419,6 +425,25 @@ mod tests {
         assert_eq!(files.read_order().unwrap().unwrap().generation, 2);
         order_inbox.accept(&joining(4, 3));
         assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
+    }
+
+    #[test]
+    fn epoch_that_a_node_has_reported_keeps_no_order_away() {
+        let (directory, order_inbox) = inbox();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let cluster = authority(1).anchor().cluster;
+        files.change_epoch(cluster, EpochChange::Reported(900)).unwrap();
+        let join = wire::JoinCluster {
+            ticket: vec![5; 32],
+            ca_certificate: authority(1).anchor().certificate.clone(),
+            curators: vec!["10.0.0.1:7835".to_owned()],
+            ..Default::default()
+        };
+        order_inbox.accept(&wire_order(2, OrderedOperation::Join(join)));
+        let report = order_inbox.report();
+        assert_eq!((report.generation, report.epoch, report.error.as_str()), (2, 900, ""));
+        files.write_statement(&statement(0, 2).sign(&authority(1)).unwrap()).unwrap();
+        assert_eq!(order_inbox.report().epoch, 0);
     }
 
     #[test]

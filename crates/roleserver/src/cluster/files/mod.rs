@@ -14,7 +14,8 @@
 //! | `curator.json` | `curator_certificate` | the certificate that the curator of the node shows |
 //! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
 //! | `former_curators.json` | `curator_directory` | those before the last change, until one of the new ones is verified |
-//! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
+//! | `proved_curators.json` | `curator_directory` | addresses at which curators have proved themselves |
+//! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch, and the highest proved one |
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
 //! | `next_authority.json` | `authority_order`, or an operator | the authority that replaces a stolen one, mode 0600 |
 //! | `secret_keys.json` | `order_inbox` | keys of Kubernetes Secrets, mode 0600 |
@@ -43,12 +44,10 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use curator_client::identity::{Identity, IdentityError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::atomic_file::{self, Durability};
 use crate::cluster::node_order::NodeOrder;
@@ -56,6 +55,7 @@ use crate::disk::{self, PendingWrite};
 
 mod curator_certificate;
 mod curators;
+mod epoch;
 mod etcd_files;
 mod next_authority;
 mod roles;
@@ -126,15 +126,6 @@ pub struct Credentials {
     pub certificate: String,
     /// Certificate of the cluster's authority.
     pub ca_certificate: String,
-}
-
-/// The highest epoch that this machine has seen: how often the cluster was restored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredEpoch {
-    /// UUID of the cluster.
-    pub cluster: Uuid,
-    /// Number of restorations; 0 for a cluster that was never restored.
-    pub epoch: u64,
 }
 
 /// An authority that is not in etcd yet. DER in hexadecimal digits. `Debug` shows only the certificate.
@@ -309,31 +300,6 @@ impl ClusterFiles {
         self.write_json("credentials.json", credentials)
     }
 
-    /// Reads the highest epoch that this machine has seen, and its cluster.
-    pub fn read_epoch(&self) -> Result<Option<StoredEpoch>, ClusterFilesError> {
-        self.read_json("epoch.json")
-    }
-
-    /// The highest epoch of this cluster that this machine has seen; 0 if it has seen none.
-    pub fn epoch_of_cluster(&self, cluster: Uuid) -> Result<u64, ClusterFilesError> {
-        let epoch = self.read_epoch()?.filter(|epoch| epoch.cluster == cluster);
-        Ok(epoch.map_or(0, |epoch| epoch.epoch))
-    }
-
-    /// Stores an epoch of this cluster, if it is higher than the stored one.
-    pub fn raise_epoch(&self, cluster: Uuid, epoch: u64) -> Result<(), ClusterFilesError> {
-        // Several tasks learn epochs, and other tasks go on during a write: a lower epoch must not overtake a higher one.
-        static CHANGE: Mutex<()> = Mutex::new(());
-        disk::run_beside(&self.path, || {
-            let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-            if epoch > self.epoch_of_cluster(cluster)? {
-                self.write_json("epoch.json", &StoredEpoch { cluster, epoch })
-            } else {
-                Ok(())
-            }
-        })
-    }
-
     /// The slow write below the state directory, if there is one. A record of a program that waits for the disk is not in
     /// this directory, and holds the node up as well.
     #[must_use]
@@ -473,27 +439,6 @@ pub(super) mod tests {
         std::fs::write(directory.path().join("cluster/node_key.pk8"), b"very secret").unwrap();
         let error = files.read_or_create_key().unwrap_err().to_string();
         assert!(error.contains("no Ed25519 key") && !error.contains("secret"), "{error}");
-    }
-
-    #[test]
-    fn epoch_grows_and_is_that_of_one_cluster() {
-        let (directory, files) = files();
-        let (here, elsewhere) = (Uuid::from_u128(7), Uuid::from_u128(8));
-        assert_eq!(files.epoch_of_cluster(here).unwrap(), 0);
-        for (epoch, kept) in [(0, 0), (2, 2), (1, 2), (3, 3)] {
-            files.raise_epoch(here, epoch).unwrap();
-            assert_eq!(files.epoch_of_cluster(here).unwrap(), kept, "{epoch}");
-        }
-        assert_eq!(files.epoch_of_cluster(elsewhere).unwrap(), 0);
-        files.raise_epoch(elsewhere, 1).unwrap();
-        assert_eq!(
-            (files.epoch_of_cluster(elsewhere).unwrap(), files.epoch_of_cluster(here).unwrap()),
-            (1, 0)
-        );
-        std::fs::write(directory.path().join("cluster/epoch.json"), "{").unwrap();
-        assert!(files.epoch_of_cluster(elsewhere).is_err(), "a damaged one is no epoch that may be followed");
-        files.remove_all_except_order().unwrap();
-        assert_eq!(files.read_epoch().unwrap(), None);
     }
 
     #[test]

@@ -15,10 +15,8 @@ use curator_client::pki::TrustAnchor;
 use curator_client::statement::SignedStatement;
 use model::cluster::authority_theft::AuthorityStep;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials, StoredEpoch};
-use crate::disk;
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
 
 const FILE_NAME: &str = "next_authority.json";
 /// Held while credentials change: a certificate of the former authority must not bring that one back.
@@ -116,11 +114,6 @@ impl ClusterFiles {
         }
         self.remove_statement()?;
         signed.map_or(Ok(()), |signed| self.write_statement(signed))
-    }
-
-    /// Replaces the stored epoch, also by a lower one: a higher one may be that of the thief.
-    pub fn replace_epoch(&self, cluster: Uuid, epoch: u64) -> Result<(), ClusterFilesError> {
-        disk::run_beside(&self.path, || self.write_json("epoch.json", &StoredEpoch { cluster, epoch }))
     }
 
     /// Whether the authority that this node trusts, or a successor, has signed this statement. A machine that is no node yet

@@ -6,6 +6,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use curator_client::known_epoch::EpochChange;
 use curator_client::pki::TrustAnchor;
 use curator_client::statement::SignedStatement;
 use proto::curator::v1 as wire;
@@ -77,12 +78,17 @@ impl ClusterFiles {
         disk::run_beside(&self.path, || {
             let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
             let stored = self.read_stored_statement(statement.cluster)?;
+            let is_first = stored.is_none();
             if stored.is_some_and(|stored| (stored.epoch, stored.number) >= statement.order()) {
                 return Ok(());
             }
             // The authority may have been replaced after a theft while this statement was on its way.
             if !self.is_own_statement(signed)? {
                 return Ok(());
+            }
+            // Before it is stored: a file of an earlier release does not say what of the epoch is proved.
+            if is_first {
+                self.change_epoch(statement.cluster, EpochChange::Stated(statement.epoch))?;
             }
             self.write_json(FILE_NAME, &next)
         })
@@ -91,6 +97,11 @@ impl ClusterFiles {
     /// Removes the stored statement: it is that of a former authority.
     pub(super) fn remove_statement(&self) -> Result<(), ClusterFilesError> {
         self.remove_file(FILE_NAME)
+    }
+
+    /// Whether a statement of this cluster is stored. A damaged one counts.
+    pub(super) fn has_statement(&self, cluster: Uuid) -> bool {
+        !matches!(self.read_stored_statement(cluster), Ok(None))
     }
 
     fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {
