@@ -8,7 +8,8 @@
 //! The result stays true after the check: when no other user can change any part of the path, no other user can
 //! exchange the file between the check and its use.
 //!
-//! A configuration ([`FileUse::Configuration`]) is often kept where permission bits say less than is true. Two cases
+//! A configuration ([`FileUse::Configuration`]), with the programs, keys and certificates that belong to it, is often
+//! kept where permission bits say less than is true. Two cases
 //! are accepted, which are safe although the bits let others write:
 //!
 //! * A part on a mount that is read-only. Kubernetes mounts a `ConfigMap` like this: its directory has mode 0777, and
@@ -67,6 +68,16 @@ pub enum ChangeableError {
         /// The user id of this process.
         user: u32,
     },
+    /// Another user owns a directory on the way. It may be a home, which must stay that user's.
+    #[error("{} belongs to another user (id {owner}), who can change what is in it; keep the file in a directory that only root or user {user} can change", path.display())]
+    ForeignDirectory {
+        /// The directory that can be changed.
+        path: PathBuf,
+        /// The user id of its owner.
+        owner: u32,
+        /// The user id of this process.
+        user: u32,
+    },
     /// Other users can write to a part of the path.
     #[error("{} can be changed by other users (mode {mode:04o}); run: chmod go-w {}", path.display(), path.display())]
     Writable {
@@ -82,7 +93,7 @@ pub enum ChangeableError {
 pub enum FileUse {
     /// Commands that are run as they are written.
     Commands,
-    /// Flags of the program.
+    /// What an operator installs for the program: its flags, the agent, signing keys, certificates of authorities.
     Configuration,
 }
 
@@ -139,7 +150,12 @@ impl PathCheck {
             }
             let next = place.join(&name);
             let found = read(&next)?;
-            self.check_part(&next, &found)?;
+            self.check_part(&next, &found).map_err(|error| match error {
+                ChangeableError::ForeignOwner { path, owner, user } if found.is_dir() => {
+                    ChangeableError::ForeignDirectory { path, owner, user }
+                }
+                other => other,
+            })?;
             if !found.is_symlink() {
                 (place, metadata) = (next, found);
                 continue;
@@ -464,6 +480,17 @@ mod tests {
             format!(
                 "{0} belongs to another user (id 1234), who can change it; run: chown 0 {0}",
                 file.display()
+            )
+        );
+        std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+        std::os::unix::fs::chown(&root, Some(1234), None).unwrap();
+        // A home that is given to root shuts its user out.
+        assert_eq!(
+            check_unchangeable(&file, FileUse::Commands).unwrap_err().to_string(),
+            format!(
+                "{} belongs to another user (id 1234), who can change what is in it; keep the file in a directory that \
+                 only root or user 0 can change",
+                root.display()
             )
         );
     }
