@@ -7,6 +7,7 @@ use bmdb::connection::error::BmdbError;
 use bmdb::fleet::secret::SecretError;
 use model::pem_blocks::PemError;
 use trusted_file::private_file::PrivateFileError;
+use trusted_file::unchangeable_path::ChangeableError;
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,16 @@ pub enum ServerError {
         flag: &'static str,
         /// The error of the operating system.
         source: std::io::Error,
+    },
+    /// Other users can change a file by which machines verify this server.
+    #[error("{flag} {} cannot be trusted: {error}", path.display())]
+    Changeable {
+        /// The file that can be changed.
+        path: PathBuf,
+        /// The flag that names the file.
+        flag: &'static str,
+        /// Which part of its path can be changed, and what to do.
+        error: ChangeableError,
     },
     /// A key file cannot be read, or other users can read or write it.
     #[error(transparent)]

@@ -18,6 +18,7 @@ use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trusted_file::private_file::read_private_file;
+use trusted_file::unchangeable_path::{ChangeableError, FileUse, check_unchangeable};
 
 use crate::endpoint_registration::parse_endpoint_host;
 use crate::error::ServerError;
@@ -333,8 +334,15 @@ fn unreadable(path: &Path, flag: &'static str, error: TextError) -> ServerError 
     ServerError::ReadFile { path: path.to_owned(), flag, source }
 }
 
+/// Reads a file after a check that nobody else can change it. Machines verify this server by what is in it: a certificate
+/// without a CA of its own may be announced to them as one.
 fn read_file(path: &Path, flag: &'static str) -> Result<Vec<u8>, ServerError> {
-    std::fs::read(path).map_err(|source| ServerError::ReadFile { path: path.to_owned(), flag, source })
+    let failed = |source| ServerError::ReadFile { path: path.to_owned(), flag, source };
+    check_unchangeable(path, FileUse::Configuration).map_err(|error| match error {
+        ChangeableError::Read { source, .. } => failed(source),
+        error => ServerError::Changeable { path: path.to_owned(), flag, error },
+    })?;
+    std::fs::read(path).map_err(failed)
 }
 
 #[cfg(test)]
@@ -422,6 +430,37 @@ mod tests {
         assert!(problem.contains("for shepherd.example: it is for else.example and not"), "{problem}");
         assert_eq!(certificate.served.certificate().unwrap(), after);
         assert_eq!(receiver.borrow().len(), 2);
+    }
+
+    #[test]
+    fn files_that_others_can_change_are_neither_served_nor_announced() {
+        let pair = Pair::new();
+        let names = vec!["shepherd.example".to_owned()];
+        let ca = pair.directory.path().join("ca.pem");
+        std::fs::copy(pair.certificate(), &ca).unwrap();
+        let files = CertificateFiles { ca_certificate: Some(ca.clone()), ..pair.files() };
+        let load = || ServerCertificate::from_files(files.clone(), names.clone(), SystemTime::now());
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(&pair.certificate(), 0o644);
+        set_mode(&ca, 0o644);
+        let mut served = load().unwrap();
+        let before = served.served.certificate().unwrap();
+        for (path, flag) in [(pair.certificate(), CERTIFICATE_FLAG), (ca.clone(), CA_FLAG)] {
+            set_mode(&path, 0o646);
+            pair.write();
+            let expected = format!(
+                "{flag} {0} cannot be trusted: {0} can be changed by other users (mode 0646); run: chmod go-w {0}",
+                path.display()
+            );
+            assert_eq!(load().err().map(|error| error.to_string()), Some(expected.clone()));
+            let renewed = served.renew_if_due(SystemTime::now(), Duration::from_hours(1));
+            assert_eq!(renewed.unwrap_err().to_string(), expected);
+            assert_eq!(served.served.certificate().unwrap(), before);
+            assert_eq!(served.subscribe_ca_certificates().borrow().len(), 1);
+            set_mode(&path, 0o644);
+        }
     }
 
     #[test]
