@@ -5,7 +5,9 @@
 //! than the file has. So a handle reads the files when it connects, by the rules of [`model::pem_blocks`]. A mark is refused:
 //! sqlx would not pass over it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use trusted_file::private_file::read_private_file;
 
 use crate::connection::error::BmdbError;
 use model::pem_blocks::{certificate_blocks, private_key_block};
@@ -26,6 +28,11 @@ const PARAMETERS: [Parameter; 3] = [
     ("sslcert", &["ssl-cert"], "PGSSLCERT", Content::Certificates),
     ("sslkey", &["ssl-key"], "PGSSLKEY", Content::PrivateKey),
 ];
+
+/// The parameters of a URL that name files, each with the variable that stands in for it.
+pub fn file_parameters() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PARAMETERS.into_iter().map(|(parameter, _, variable, _)| (parameter, variable))
+}
 
 /// A file that a URL or a variable names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,13 +64,16 @@ pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String
     PARAMETERS.into_iter().filter_map(file).collect()
 }
 
-/// Reads the files. Fails for one with a block that would be passed over.
+/// Reads the files. Fails for one with a block that would be passed over, and for a private key that others can read or
+/// write.
 pub(super) async fn check_tls_files(files: &[TlsFile]) -> Result<(), BmdbError> {
     for file in files {
-        let judged = match tokio::fs::read(&file.path).await {
-            Ok(found) => judge_content(file.content, &found),
-            Err(error) => Err(error.to_string()),
-        };
+        let (path, content) = (file.path.clone(), file.content);
+        // The file system may be one of the network that does not answer.
+        let judged = tokio::task::spawn_blocking(move || {
+            read_content(content, &path).and_then(|found| judge_content(content, &found))
+        });
+        let judged = judged.await.unwrap_or_else(|error| Err(format!("the check failed: {error}")));
         judged.map_err(|reason| BmdbError::TlsFile {
             parameter: file.parameter,
             path: file.path.clone(),
@@ -71,6 +81,15 @@ pub(super) async fn check_tls_files(files: &[TlsFile]) -> Result<(), BmdbError> 
         })?;
     }
     Ok(())
+}
+
+/// Reads a file. A private key is refused if other users can read or write it, as libpq refuses it. The error is a
+/// sentence.
+fn read_content(content: Content, path: &Path) -> Result<Vec<u8>, String> {
+    match content {
+        Content::Certificates => std::fs::read(path).map_err(|error| error.to_string()),
+        Content::PrivateKey => read_private_file("the private key", path).map_err(|error| error.to_string()),
+    }
 }
 
 /// Why sqlx would not read a file as it was meant.
@@ -114,6 +133,8 @@ fn decode_percent(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -132,6 +153,30 @@ mod tests {
             let found: Vec<(&str, &str)> =
                 files.iter().map(|file| (file.parameter, file.path.to_str().unwrap())).collect();
             assert_eq!(found, expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn private_key_that_others_can_read_is_refused_and_a_certificate_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file.pem");
+        std::fs::write(&path, "content").unwrap();
+        for (mode, access) in [
+            (0o600, None),
+            (0o400, None),
+            (0o640, Some("read")),
+            (0o644, Some("read")),
+            (0o620, Some("written")),
+        ] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let refusal = access.map(|access| {
+                let path = path.display();
+                format!(
+                    "the private key {path} can be {access} by other users (mode {mode:04o}); run: chmod 600 {path}"
+                )
+            });
+            assert_eq!(read_content(Content::PrivateKey, &path).err(), refusal, "{mode:o}");
+            assert_eq!(read_content(Content::Certificates, &path).unwrap(), b"content", "{mode:o}");
         }
     }
 
