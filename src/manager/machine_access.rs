@@ -4,12 +4,10 @@
 //! host key and an enrolment request with the fence of the work. It turns the result into changes of facts.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use secrecy::SecretString;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -18,6 +16,7 @@ use crate::bmdb::engine::fact_change::key_replacement::KeyReplacementChange;
 use crate::bmdb::engine::fact_change::{FactChange, HostKeySource, NewAgent};
 use crate::bmdb::engine::facts::MachineSnapshot;
 use crate::bmdb::engine::work::Work;
+use crate::manager::agent_file::{AgentFile, AgentFileError};
 use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
@@ -30,7 +29,7 @@ use crate::model::signed_artefact::signing_trust::KeyRotation;
 use crate::model::time::unix_milliseconds;
 use crate::model::unknown_fence::UnknownFence;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
-use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::exec::RunOutcome;
 use crate::takeover::host_keys::HostKeyExpectation;
 use crate::takeover::machine_takeover::{TakeoverResult, TakeoverStep, take_over_machine};
@@ -59,41 +58,6 @@ pub struct MachineAccess {
     pub signing: Arc<SigningConfiguration>,
     /// The BMDB that the machine belongs to after its enrolment.
     pub bmdb_id: Uuid,
-}
-
-/// The agent program on this host. It is read again when the file changes.
-pub struct AgentFile {
-    path: PathBuf,
-    loaded: Mutex<Option<(SystemTime, u64, Arc<AgentBinary>)>>,
-}
-
-impl AgentFile {
-    /// The program at `path`, which is not read yet.
-    #[must_use]
-    pub fn new(path: PathBuf) -> Self {
-        Self { path, loaded: Mutex::new(None) }
-    }
-
-    /// Loads the present program. All uploads of one version share one copy.
-    pub async fn load(&self) -> Result<Arc<AgentBinary>, AgentBinaryError> {
-        let stamp = tokio::fs::metadata(&self.path)
-            .await
-            .ok()
-            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
-        // The lock is held during the read: otherwise workers that start together would each read a copy of their own.
-        let mut loaded = self.loaded.lock().await;
-        if let Some((modified, length)) = stamp
-            && let Some((known, known_length, binary)) = &*loaded
-            && (*known, *known_length) == (modified, length)
-        {
-            return Ok(binary.clone());
-        }
-        let binary = Arc::new(AgentBinary::load(&self.path).await?);
-        if let Some((modified, length)) = stamp {
-            *loaded = Some((modified, length, binary.clone()));
-        }
-        Ok(binary)
-    }
 }
 
 /// Why a machine was not reached or not taken over.
@@ -170,6 +134,12 @@ impl MachineAccess {
         (connect_timeout + login_timeout) * 2 + login_timeout + exec_timeout * 3
     }
 
+    /// Loads the agent program, by the present policy.
+    pub async fn load_agent(&self, work: &Work) -> Result<Arc<AgentBinary>, AgentFileError> {
+        let (_, policy) = work.bmdb().policy();
+        self.agent_file.load(policy.allow_unsigned_releases).await
+    }
+
     /// Installs the agent on the machine, or restarts it there. Returns the facts that follow.
     pub async fn enroll_agent(
         &self,
@@ -179,7 +149,7 @@ impl MachineAccess {
         check_fence(work).await?;
         let target = self.ssh_target(snapshot)?;
         let pinned = work.bmdb().host_key(work.machine()).await?;
-        let agent = self.agent_file.load().await.map_err(|error| AccessError::new(error.to_string()))?;
+        let agent = self.load_agent(work).await.map_err(|error| AccessError::new(error.to_string()))?;
         // A takeover does not replace an updated role server by an older one.
         let agent = agent.accepting_release(work.bmdb().read_updated_release(work.machine()).await?);
         let replacement = self.decide_replacement(work, snapshot)?;

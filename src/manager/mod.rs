@@ -55,6 +55,7 @@
 //! folder if the loop has parts. A leased task copies the structure of [`roll_outs`], which is the shortest. Follow each
 //! step that leaves something behind with a fail point, and write a test that stops there.
 
+pub mod agent_file;
 mod catch_panic;
 pub mod cluster;
 pub mod control_loop;

@@ -1,29 +1,38 @@
-//! Check of the agent: is the file a role server, and did a pinned key sign it?
+//! Check of the agent: is the file a role server, can nobody else change it, and did a pinned key sign it?
 //!
 //! Machines with pinned keys accept releases with a signature alone, and a takeover puts the program there before any key is
-//! pinned. So where there are signing keys, a signature beside the file is verified like that of a release.
+//! pinned. So where there are signing keys, the program must have a signature like that of a release, unless the policy
+//! allows unsigned ones. The policy is in the database, which the preflight does not have: it decides where the flags
+//! already do, `--check` reads the stored policy, and the start decides once the database is open.
 //!
-//! Simulated machines take any program and run none of it. The mark of a role server is required for others.
+//! Simulated machines take any program and run none of it. What is checked here is required for others.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use crate::model::signed_artefact::signature::{ArtefactSignature, MAX_SIGNATURE_BYTES};
-use crate::model::signed_artefact::{ExpectedFields, decide_acceptance};
+use crate::manager::agent_file::{AgentFile, AgentFileError, AgentSignature, AgentTrust};
 use crate::service::failure::ExitFailure;
 use crate::service::provider_configuration::ProviderConfiguration;
-use crate::service::service_plan::ServicePlan;
-use crate::service::signing_keys::{read_text, signature_path};
-use crate::takeover::agent_binary::AgentBinary;
+use crate::service::service_plan::{Database, ServicePlan};
 
 const FLAG: &str = "--agent_executable_path";
+
+/// The agent at this path, with what the machines of the plan require of it.
+pub(super) fn agent_file(plan: &ServicePlan, path: PathBuf) -> AgentFile {
+    let trust = if has_only_simulated_machines(plan) {
+        AgentTrust::Unchecked
+    } else {
+        AgentTrust::Checked(plan.signing.clone())
+    };
+    AgentFile::new(path, trust)
+}
 
 /// Reads the agent and its signature. Returns a line if the plan has an agent.
 pub(super) async fn inspect_agent(plan: &ServicePlan) -> Result<Option<String>, ExitFailure> {
     let Some(path) = &plan.flags.agent_executable_path else { return Ok(None) };
-    let agent = AgentBinary::load(path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
-    let is_simulated =
-        |provider: &ProviderConfiguration| matches!(provider, ProviderConfiguration::Simulated { .. });
-    if !plan.providers.iter().all(is_simulated) && !agent.is_role_server() {
+    let file = agent_file(plan, path.clone());
+    let found = file.inspect().await.map_err(|error| agent_failure(&error))?;
+    let agent = &found.binary;
+    if !has_only_simulated_machines(plan) && !agent.is_role_server() {
         return Err(ExitFailure::usage(format!(
             "{} is not an agent program: it is another program than a role server; build one with `make roleserver` and \
              name it by {FLAG}",
@@ -33,7 +42,21 @@ pub(super) async fn inspect_agent(plan: &ServicePlan) -> Result<Option<String>, 
     let loader = agent.loader().map_or_else(String::new, |loader| {
         format!("; it is not static, and runs only on machines that have {loader} and its libraries")
     });
-    let signature = verify_signature(plan, path, &agent)?;
+    let signature = match (&found.signature, known_policy(plan)) {
+        (AgentSignature::NotNeeded, _) => String::new(),
+        (AgentSignature::Valid(key), _) => format!(", signed with key {key}"),
+        (AgentSignature::Absent(beside), Some(true)) => {
+            format!(", without a signature in {}, which the policy allows", beside.display())
+        }
+        (AgentSignature::Absent(beside), None) => format!(
+            ", without a signature in {}, so it is used only if the policy allows unsigned releases",
+            beside.display()
+        ),
+        (AgentSignature::Absent(_), Some(false)) => {
+            file.load(false).await.map_err(|error| agent_failure(&error))?;
+            String::new()
+        }
+    };
     Ok(Some(format!(
         "an agent for {}, {} bytes, SHA-256 {}{signature}{loader}",
         agent.architecture(),
@@ -42,30 +65,32 @@ pub(super) async fn inspect_agent(plan: &ServicePlan) -> Result<Option<String>, 
     )))
 }
 
-/// Verifies the signature beside the agent. Returns what it is, to follow a description of the agent; empty without signing
-/// keys.
-fn verify_signature(plan: &ServicePlan, path: &Path, agent: &AgentBinary) -> Result<String, ExitFailure> {
-    if plan.signing.keys().is_empty() {
-        return Ok(String::new());
-    }
-    let beside = signature_path(path);
-    if !beside.exists() {
-        return Ok(format!(", without a signature in {}", beside.display()));
-    }
-    let refuse = |error: &dyn std::fmt::Display| {
-        ExitFailure::usage(format!(
-            "{FLAG} {}, with the signature {}: {error}",
-            path.display(),
-            beside.display()
-        ))
+/// Checks the signature of the agent by the policy that the database has: `None` if it could not be read.
+pub(super) async fn check_agent_signature(
+    plan: &ServicePlan,
+    stored_policy: Option<bool>,
+) -> Result<(), ExitFailure> {
+    let (Some(path), Some(allows_unsigned)) =
+        (&plan.flags.agent_executable_path, known_policy(plan).or(stored_policy))
+    else {
+        return Ok(());
     };
-    let text = read_text(FLAG, &beside, MAX_SIGNATURE_BYTES)?;
-    let signature = ArtefactSignature::parse(&text).map_err(|error| refuse(&error))?;
-    let expected = ExpectedFields::release(agent.architecture().uname());
-    let trust = plan.signing.trust();
-    let key = decide_acceptance(Some(&signature), &expected, &trust).map_err(|error| refuse(&error))?;
-    if let Some(key) = key {
-        signature.verify(key, &agent.content()).map_err(|error| refuse(&error))?;
-    }
-    Ok(format!(", signed with key {}", signature.key_id()))
+    let loaded = agent_file(plan, path.clone()).load(allows_unsigned).await;
+    loaded.map(drop).map_err(|error| agent_failure(&error))
+}
+
+/// The exit failure for an agent that cannot be used: a mistake of the caller.
+pub(super) fn agent_failure(error: &AgentFileError) -> ExitFailure {
+    ExitFailure::usage(error.to_string())
+}
+
+/// Whether the policy will allow unsigned releases, as far as that is known without a database: by the flag, which is
+/// written into the policy, or in a new database.
+fn known_policy(plan: &ServicePlan) -> Option<bool> {
+    let is_new = matches!(plan.database, Database::Ephemeral);
+    plan.flags.policy.allow_unsigned_releases.or(is_new.then_some(false))
+}
+
+fn has_only_simulated_machines(plan: &ServicePlan) -> bool {
+    plan.providers.iter().all(|provider| matches!(provider, ProviderConfiguration::Simulated { .. }))
 }

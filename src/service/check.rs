@@ -9,7 +9,9 @@ use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
 use crate::bmdb::connection::private_postgres::programs;
 use crate::bmdb::connection::schema::supported_version;
 use crate::bmdb::connection::settings::ConnectionSettings;
+use crate::model::policy::Policy;
 use crate::model::program_versions::{Program, format_version};
+use crate::service::agent_check::check_agent_signature;
 use crate::service::database::{warn_about_durability, warn_about_url, warn_about_version};
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
@@ -20,14 +22,18 @@ use crate::service::service_plan::{Database, ServicePlan};
 pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     let mut report = plan.describe();
     let mut found = Vec::new();
-    match &plan.database {
+    let allows_unsigned = match &plan.database {
         Database::Url(settings) => {
             warn_about_url(plan);
-            check_database((**settings).clone(), plan.connections_beside_pool(), &mut found).await?;
+            check_database((**settings).clone(), plan.connections_beside_pool(), &mut found).await?
         }
-        Database::Ephemeral | Database::Directory(_) => found.push(describe_server_programs()?),
-    }
+        Database::Ephemeral | Database::Directory(_) => {
+            found.push(describe_server_programs()?);
+            None
+        }
+    };
     found.extend(inspect_plan(plan, OnUnreachableProvider::Fail).await?);
+    check_agent_signature(plan, allows_unsigned).await?;
     for line in found {
         // Writing to a String cannot fail.
         let _ = writeln!(report, "{:<12} {line}", "found");
@@ -37,12 +43,13 @@ pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
 }
 
 /// Adds to `found` the version of a database's server, the schema, and the limit that leaves fewer connections than are
-/// wanted, if any does. Fails for a schema that this release must not touch, and for a server that it cannot work with.
+/// wanted, if any does. Returns whether its policy allows unsigned releases, if its schema has the policy of this release.
+/// Fails for a schema that this release must not touch, and for a server that it cannot work with.
 async fn check_database(
     settings: ConnectionSettings,
     beside: ConnectionsBeside,
     found: &mut Vec<String>,
-) -> Result<(), ExitFailure> {
+) -> Result<Option<bool>, ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     bmdb.refuse_poolers().await.map_err(database_failure)?;
     bmdb.check_direct_url().await.map_err(database_failure)?;
@@ -55,8 +62,17 @@ async fn check_database(
     }
     let budget = bmdb.plan_connections(beside).await.map_err(database_failure)?;
     let version = bmdb.schema_version().await.map_err(database_failure)?;
-    bmdb.close().await;
     let known = supported_version();
+    let allows_unsigned = match version {
+        // The first start makes it, with the policy that a new database has.
+        0 => Some(Policy::default().allow_unsigned_releases),
+        _ if version == known => {
+            bmdb.read_policy().await.map_err(database_failure)?;
+            Some(bmdb.policy().1.allow_unsigned_releases)
+        }
+        _ => None,
+    };
+    bmdb.close().await;
     found.push(match version {
         0 => "a database without a schema; the first start makes it".to_owned(),
         _ if version > known => {
@@ -69,7 +85,7 @@ async fn check_database(
         found.push(format!("too few connections, so that the pool does with {}: {shortage}", budget.pool));
     }
     warn_about_durability(&bmdb).await;
-    Ok(())
+    Ok(allows_unsigned)
 }
 
 /// Describes the PostgreSQL programs that a private server could use.

@@ -184,7 +184,8 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "URL", help_heading = "Provider")]
     pub simulated_url: Option<String>,
 
-    /// Program of the role server, to install on machines.
+    /// Program of the role server, to install on machines. Only this user and root may be able to change it. With
+    /// signing keys, its signature is FILE.minisig.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_executable_path: Option<PathBuf>,
     /// Path of the role server on machines, absolute or relative to the home of the SSH user. Only that user and root

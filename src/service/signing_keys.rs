@@ -2,9 +2,11 @@
 //!
 //! They are public. A signature is in a file of its own, with the name that minisign gives it.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use trusted_file::unchangeable_path::{ChangeableError, FileUse, check_unchangeable};
+
+use crate::manager::agent_file::signature_path;
 use crate::model::signed_artefact::signature::MAX_SIGNATURE_BYTES;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_trust::{KeyRotation, MAX_KEY_LIST_BYTES};
@@ -16,8 +18,9 @@ pub(super) fn read_signing_keys(
     keys_path: Option<&Path>,
     rotation_paths: &[PathBuf],
 ) -> Result<SigningConfiguration, ExitFailure> {
-    let keys =
-        keys_path.map(|path| read_text("--signing_keys_path", path, MAX_KEY_LIST_BYTES)).transpose()?;
+    let keys = keys_path
+        .map(|path| read_trusted_text("--signing_keys_path", path, MAX_KEY_LIST_BYTES))
+        .transpose()?;
     let rotations = rotation_paths.iter().map(|path| read_rotation(path));
     let rotations = rotations.collect::<Result<Vec<_>, _>>()?;
     let signing = SigningConfiguration::parse(keys.as_deref(), rotations).map_err(|error| {
@@ -45,21 +48,27 @@ pub(super) fn describe_signing_keys(signing: &SigningConfiguration) -> Vec<Strin
 
 fn read_rotation(path: &Path) -> Result<KeyRotation, ExitFailure> {
     const FLAG: &str = "--key_rotation_path";
-    let list = read_text(FLAG, path, MAX_KEY_LIST_BYTES)?;
+    let list = read_trusted_text(FLAG, path, MAX_KEY_LIST_BYTES)?;
+    // Its content is verified.
     let signature = read_text(FLAG, &signature_path(path), MAX_SIGNATURE_BYTES)?;
     KeyRotation::parse(&list, &signature)
         .map_err(|error| ExitFailure::usage(format!("{FLAG} {}: {error}", path.display())))
 }
 
-/// The path that minisign gives to the signature of a file.
-pub(super) fn signature_path(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".minisig");
-    name.into()
+/// Reads a text file that machines trust, after a check that nobody else can change it. `flag` names it.
+fn read_trusted_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailure> {
+    check_unchangeable(path, FileUse::Configuration).map_err(|error| {
+        let shown = path.display();
+        ExitFailure::usage(match error {
+            ChangeableError::Read { source, .. } => format!("{flag}: reading {shown} failed: {source}"),
+            other => format!("{flag} {shown} cannot be trusted: {other}"),
+        })
+    })?;
+    read_text(flag, path, limit)
 }
 
 /// Reads a text file of at most `limit` bytes, which `flag` names.
-pub(super) fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailure> {
+fn read_text(flag: &str, path: &Path, limit: usize) -> Result<String, ExitFailure> {
     let failed = |what: &dyn std::fmt::Display| {
         ExitFailure::usage(format!("{flag}: reading {} failed: {what}", path.display()))
     };

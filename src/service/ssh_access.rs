@@ -6,14 +6,14 @@ use std::path::Path;
 use secrecy::SecretString;
 use trusted_file::private_file::read_private_file;
 
-use crate::manager::machine_access::{AgentFile, MachineAccess};
+use crate::manager::machine_access::MachineAccess;
 use crate::model::text_file::decode_text;
 use crate::providers::provider::ProviderName;
 use crate::server::tls::server_certificate::CaCertificates;
+use crate::service::agent_check::{agent_failure, agent_file};
 use crate::service::database::OpenDatabase;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::service_plan::{PasswordSource, ServicePlan};
-use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::program_path::TargetPath;
 use crate::takeover::session::SshSettings;
@@ -33,8 +33,11 @@ pub(super) async fn build_machine_access(
     let agent_path = flags.agent_executable_path.clone().ok_or_else(|| {
         ExitFailure::usage("give --agent_executable_path FILE: the role server to put on machines")
     })?;
-    // Read once now, so that a wrong file is reported at the start and not for every machine.
-    AgentBinary::load(&agent_path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
+    // Read once now, so that a wrong file is reported at the start and not for every machine. The flags of this process are
+    // in the policy by now.
+    let agent_file = agent_file(plan, agent_path);
+    let (_, policy) = database.bmdb.policy();
+    agent_file.load(policy.allow_unsigned_releases).await.map_err(|error| agent_failure(&error))?;
     let mut ssh = SshSettings::new(key);
     ssh.connect_timeout = flags.agent_ssh_connect_timeout.0;
     ssh.greeting_timeout = flags.agent_ssh_greeting_timeout.0;
@@ -44,7 +47,7 @@ pub(super) async fn build_machine_access(
         ssh,
         passwords: read_ssh_passwords(plan)?,
         user: flags.ssh_user.clone(),
-        agent_file: AgentFile::new(agent_path),
+        agent_file,
         agent_path: flags.agent_target_path.clone().map_or(TargetPath::Chosen, TargetPath::Given),
         endpoints: plan.endpoints.clone(),
         ca_certificates: Box::new(move || authorities.borrow().clone()),

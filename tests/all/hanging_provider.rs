@@ -9,10 +9,11 @@ use anyhow::Result;
 use async_trait::async_trait;
 use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::manager::agent_file::{AgentFile, AgentTrust};
 use shepherd::manager::control_loop::ControlLoop;
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::limiter::Limiter;
-use shepherd::manager::machine_access::{AgentFile, MachineAccess};
+use shepherd::manager::machine_access::MachineAccess;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
@@ -105,7 +106,7 @@ fn access() -> Result<Arc<MachineAccess>> {
         ssh: SshSettings::new(ClientKey::generate()?),
         passwords: HashMap::new(),
         user: "root".to_owned(),
-        agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
+        agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into(), AgentTrust::Unchecked),
         agent_path: "/opt/roleserver".into(),
         endpoints: vec!["127.0.0.1:1".to_owned()],
         ca_certificates: Box::new(Vec::new),

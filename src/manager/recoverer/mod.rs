@@ -206,7 +206,7 @@ impl Recoverer {
         attempt: u32,
     ) -> Result<HandlerOutcome, HandlerError> {
         if means.provider_record.address.is_some() {
-            self.check_agent_binary().await?;
+            self.check_agent_binary(work).await?;
         }
         let step = DisruptionRequest {
             rung,
@@ -302,11 +302,11 @@ impl Recoverer {
         }
     }
 
-    /// A role server that is missing on our own host is no failure of the machine. Without this check it would count as
-    /// an attempt, and every silent machine would be rebooted. After the reboot no agent could be installed either, so
-    /// the machine would be power-cycled as well.
-    async fn check_agent_binary(&self) -> Result<(), HandlerError> {
-        self.access.agent_file.load().await.map(drop).map_err(|error| HandlerError::new(error.to_string()))
+    /// A role server that is missing on our own host, or that is not trusted, is no failure of the machine. Without this
+    /// check it would count as an attempt, and every silent machine would be rebooted. After the reboot no agent could be
+    /// installed either, so the machine would be power-cycled as well.
+    async fn check_agent_binary(&self, work: &Work) -> Result<(), HandlerError> {
+        self.access.load_agent(work).await.map(drop).map_err(|error| HandlerError::new(error.to_string()))
     }
 
     /// Enrols the agent after a reboot: the machine may be up without a running agent.
@@ -323,7 +323,7 @@ impl Recoverer {
         else {
             return Ok(HandlerOutcome::finished(Vec::new(), "the ladder was over"));
         };
-        self.check_agent_binary().await?;
+        self.check_agent_binary(work).await?;
         let (mut changes, note, obstacle) = match self.access.enroll_agent(work, snapshot).await {
             Ok(changes) => {
                 (changes, "the agent was put on it after the reboot; waits for its report".to_owned(), None)

@@ -12,11 +12,12 @@ use anyhow::{Context as _, Result};
 use shepherd::bmdb::engine::fact_change::{FactChange, ProviderDetails};
 use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::manager::agent_file::{AgentFile, AgentTrust};
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::control_loop::{ControlLoop, HandlerOutcome};
 use shepherd::manager::initializer::Initializer;
 use shepherd::manager::limiter::Limiter;
-use shepherd::manager::machine_access::{AgentFile, MachineAccess};
+use shepherd::manager::machine_access::MachineAccess;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
@@ -143,7 +144,7 @@ impl Site {
             ssh,
             passwords: HashMap::new(),
             user: "root".to_owned(),
-            agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
+            agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into(), AgentTrust::Unchecked),
             agent_path: DEFAULT_AGENT_PATH.into(),
             endpoints: vec!["127.0.0.1:1".to_owned()],
             ca_certificates: Box::new(Vec::new),

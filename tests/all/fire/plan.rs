@@ -24,11 +24,12 @@ use shepherd::bmdb::engine::fact_change::NewHeartbeat;
 use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat as Report};
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::manager::agent_file::{AgentFile, AgentTrust};
 use shepherd::manager::control_loop::ControlLoop as _;
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::initializer::Initializer;
 use shepherd::manager::limiter::Limiter;
-use shepherd::manager::machine_access::{AgentFile, MachineAccess};
+use shepherd::manager::machine_access::MachineAccess;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
@@ -317,7 +318,7 @@ impl Site {
             passwords: HashMap::new(),
             user: "root".to_owned(),
             // Simulated machines accept any program and run none of it.
-            agent_file: AgentFile::new("/bin/sh".into()),
+            agent_file: AgentFile::new("/bin/sh".into(), AgentTrust::Unchecked),
             agent_path: "/root/roleserver".into(),
             // Nothing listens there: the test itself reports for the agents.
             endpoints: vec!["127.0.0.1:9".to_owned()],

@@ -1,0 +1,264 @@
+//! The agent program on this host: read again when it changes, and checked each time before a machine gets it.
+//!
+//! Machines run the program as root. So only the user of this process and root may be able to change it, or a directory
+//! on the way to it. Where there are signing keys, one of them must have signed it, unless the policy allows unsigned
+//! releases: otherwise a thief of the signature would be as good as its author. The preflight, the start and each
+//! takeover use the same check.
+//!
+//! The path is checked before the program is read. After the check, nobody else can exchange the program.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::sync::Mutex;
+use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
+
+use crate::model::signed_artefact::signature::{ArtefactSignature, MAX_SIGNATURE_BYTES};
+use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
+use crate::model::signed_artefact::signing_key::KeyId;
+use crate::model::signed_artefact::{ExpectedFields, decide_acceptance};
+use crate::model::text_file::decode_text;
+use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+
+/// What must be true of an agent program.
+#[derive(Clone)]
+pub enum AgentTrust {
+    /// It may be any program: simulated machines take it and do not run it.
+    Unchecked,
+    /// Nobody else can change it, and one of these keys signed it, if there are any.
+    Checked(Arc<SigningConfiguration>),
+}
+
+/// The signature of an agent program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentSignature {
+    /// It needs none: there are no signing keys, or no machine runs it.
+    NotNeeded,
+    /// It is valid, and from this key.
+    Valid(KeyId),
+    /// There is no file at this path.
+    Absent(PathBuf),
+}
+
+/// An agent program that was read and checked.
+#[derive(Clone, Debug)]
+pub struct InspectedAgent {
+    /// The program. All uploads of one version share one copy.
+    pub binary: Arc<AgentBinary>,
+    /// What the file beside the program proves.
+    pub signature: AgentSignature,
+}
+
+/// Why an agent program is not installed on machines.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentFileError {
+    /// The file cannot be read, or is something else.
+    #[error(transparent)]
+    Binary(#[from] AgentBinaryError),
+    /// Other users can change the file, or exchange it.
+    #[error("--agent_executable_path {} cannot be trusted: {reason}", path.display())]
+    Changeable {
+        /// The path of the program.
+        path: PathBuf,
+        /// Which part of the path can be changed, and what to do.
+        reason: String,
+    },
+    /// The signature beside the file cannot be used, or is not valid.
+    #[error("--agent_executable_path {}, with the signature {}: {reason}", path.display(), signature.display())]
+    Signature {
+        /// The path of the program.
+        path: PathBuf,
+        /// The path of the signature.
+        signature: PathBuf,
+        /// What is wrong with the signature.
+        reason: String,
+    },
+    /// There are signing keys, and no signature beside the file.
+    #[error("--agent_executable_path {} is not signed, and this shepherd has signing keys; sign it with minisign and put the signature at {}, or, where releases are not signed, start a shepherd with --allow_unsigned_releases true", path.display(), signature.display())]
+    Unsigned {
+        /// The path of the program.
+        path: PathBuf,
+        /// The path at which the signature is expected.
+        signature: PathBuf,
+    },
+}
+
+/// The agent program on this host. It is read again when the file changes.
+pub struct AgentFile {
+    path: PathBuf,
+    trust: AgentTrust,
+    loaded: Mutex<Option<(SystemTime, u64, InspectedAgent)>>,
+}
+
+impl AgentFile {
+    /// The program at `path`, which is not read yet.
+    #[must_use]
+    pub fn new(path: PathBuf, trust: AgentTrust) -> Self {
+        Self { path, trust, loaded: Mutex::new(None) }
+    }
+
+    /// Loads the present program for machines. Fails for one without a signature that needs one, unless
+    /// `allows_unsigned`.
+    pub async fn load(&self, allows_unsigned: bool) -> Result<Arc<AgentBinary>, AgentFileError> {
+        let found = self.inspect().await?;
+        match found.signature {
+            AgentSignature::Absent(signature) if !allows_unsigned => {
+                Err(AgentFileError::Unsigned { path: self.path.clone(), signature })
+            }
+            _ => Ok(found.binary),
+        }
+    }
+
+    /// Loads the present program and its signature, which may be absent.
+    pub async fn inspect(&self) -> Result<InspectedAgent, AgentFileError> {
+        let stamp = tokio::fs::metadata(&self.path)
+            .await
+            .ok()
+            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        // The lock is held during the read: otherwise workers that start together would each read a copy of their own.
+        let mut loaded = self.loaded.lock().await;
+        if let Some((modified, length)) = stamp
+            && let Some((known, known_length, agent)) = &*loaded
+            && (*known, *known_length) == (modified, length)
+            // One that was absent may have been added since.
+            && !matches!(agent.signature, AgentSignature::Absent(_))
+        {
+            return Ok(agent.clone());
+        }
+        let agent = self.read().await?;
+        if let Some((modified, length)) = stamp {
+            *loaded = Some((modified, length, agent.clone()));
+        }
+        Ok(agent)
+    }
+
+    async fn read(&self) -> Result<InspectedAgent, AgentFileError> {
+        let path = &self.path;
+        let AgentTrust::Checked(signing) = &self.trust else {
+            let binary = Arc::new(AgentBinary::load(path).await?);
+            return Ok(InspectedAgent { binary, signature: AgentSignature::NotNeeded });
+        };
+        if let Err(reason) = check_path(path.clone()).await {
+            // A program that is missing has an error of its own, with another remedy.
+            AgentBinary::load(path).await?;
+            return Err(AgentFileError::Changeable { path: path.clone(), reason });
+        }
+        let binary = Arc::new(AgentBinary::load(path).await?);
+        let beside = signature_path(path);
+        let signature = read_signature(&beside, signing, &binary).await.map_err(|reason| {
+            AgentFileError::Signature { path: path.clone(), signature: beside.clone(), reason }
+        })?;
+        Ok(InspectedAgent { binary, signature })
+    }
+}
+
+/// The path that minisign gives to the signature of a file.
+#[must_use]
+pub fn signature_path(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".minisig");
+    name.into()
+}
+
+/// Checks that nobody else can change a file. The error is a sentence. The file system may be one of the network that
+/// does not answer.
+async fn check_path(path: PathBuf) -> Result<(), String> {
+    let check = move || {
+        check_unchangeable(&path, FileUse::Configuration).map(drop).map_err(|error| error.to_string())
+    };
+    let checked = tokio::task::spawn_blocking(check).await;
+    checked.unwrap_or_else(|error| Err(format!("the check of its path failed: {error}")))
+}
+
+/// Reads and verifies the signature of an agent, like that of a release. The error is the reason for which it is not
+/// valid.
+async fn read_signature(
+    path: &Path,
+    signing: &SigningConfiguration,
+    agent: &AgentBinary,
+) -> Result<AgentSignature, String> {
+    if signing.keys().is_empty() {
+        return Ok(AgentSignature::NotNeeded);
+    }
+    let length = match tokio::fs::metadata(path).await {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(AgentSignature::Absent(path.to_owned()));
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    if length > u64::try_from(MAX_SIGNATURE_BYTES).unwrap_or(u64::MAX) {
+        return Err(format!("it has more than {MAX_SIGNATURE_BYTES} bytes"));
+    }
+    let content = tokio::fs::read(path).await.map_err(|error| error.to_string())?;
+    verify_signature(&content, signing, agent).map(AgentSignature::Valid)
+}
+
+/// Verifies the content of the file with a signature. Returns the id of its key.
+fn verify_signature(
+    content: &[u8],
+    signing: &SigningConfiguration,
+    agent: &AgentBinary,
+) -> Result<KeyId, String> {
+    let text = decode_text(content).map_err(|error| error.to_string())?;
+    let signature = ArtefactSignature::parse(text).map_err(|error| error.to_string())?;
+    let expected = ExpectedFields::release(agent.architecture().uname());
+    let trust = signing.trust();
+    let key = decide_acceptance(Some(&signature), &expected, &trust).map_err(|error| error.to_string())?;
+    if let Some(key) = key {
+        signature.verify(key, &agent.content()).map_err(|error| error.to_string())?;
+    }
+    Ok(signature.key_id())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn new_file(path: &Path, trust: AgentTrust) -> AgentFile {
+        AgentFile::new(path.to_owned(), trust)
+    }
+
+    #[tokio::test]
+    async fn program_is_checked_again_when_it_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        let path = root.join("roleserver");
+        let mut content = fs::read("/bin/sh").unwrap();
+        fs::write(&path, &content).unwrap();
+        set_mode(&path, 0o644);
+        let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
+        let first = checked.load(false).await.unwrap();
+        for (part, mode) in [(&path, 0o666), (&root, 0o757)] {
+            content.push(0);
+            fs::write(&path, &content).unwrap();
+            set_mode(part, mode);
+            let error = checked.load(true).await.unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!(
+                    "--agent_executable_path {} cannot be trusted: {1} can be changed by other users (mode {mode:04o}); \
+                     run: chmod go-w {1}",
+                    path.display(),
+                    part.display()
+                )
+            );
+            // Simulated machines do not run it.
+            new_file(&path, AgentTrust::Unchecked).load(false).await.unwrap();
+            set_mode(part, mode & 0o755);
+            assert_ne!(checked.load(false).await.unwrap().sha256(), first.sha256());
+        }
+        fs::remove_file(&path).unwrap();
+        let error = checked.load(true).await.unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the agent program "), "{error}");
+    }
+}
