@@ -15,6 +15,7 @@ use shepherd::bmdb::connection::dialect::Dialect;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
+use crate::file_flags::write_agent;
 use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
@@ -72,17 +73,17 @@ impl<'a> Transcript<'a> {
 }
 
 /// A complete service without its database.
-fn service(place: &Place, list: &str) -> Vec<String> {
-    [
+fn service(place: &Place, list: &str) -> anyhow::Result<Vec<String>> {
+    Ok([
         "--provider=static".to_owned(),
         format!("--static_device_list_url={list}"),
-        format!("--agent_executable_path={}", env!("CARGO_BIN_EXE_roleserver")),
+        format!("--agent_executable_path={}", write_agent(place)?.display()),
         "--agent_endpoint=127.0.0.1:8443".to_owned(),
         "--agent_listen_address=127.0.0.1:0".to_owned(),
         format!("--ssh_key_path={}", place.path("ssh_key").display()),
         format!("--secrets_key_path={}", place.path("secrets.key").display()),
     ]
-    .into()
+    .into())
 }
 
 fn good_list(place: &Place) -> anyhow::Result<String> {
@@ -181,7 +182,7 @@ fn a_wrong_command_line_is_answered_with_the_word_that_is_wrong() {
 fn what_a_service_lacks_or_has_wrong_is_named_with_its_flag() {
     let place = Place::new().unwrap();
     let list = good_list(&place).unwrap();
-    let all = service(&place, &list);
+    let all = service(&place, &list).unwrap();
     let mut transcript = Transcript::new(&place);
     let without = |flag: &str| -> Vec<String> {
         all.iter().filter(|argument| !argument.starts_with(&format!("--{flag}="))).cloned().collect()
@@ -288,7 +289,7 @@ async fn a_device_list_with_an_error_is_refused_by_the_check_and_by_the_service_
     ] {
         let path = place.write("devices.json", text).unwrap();
         let list = format!("file://{}", path.display());
-        let mut arguments = service(&place, &list);
+        let mut arguments = service(&place, &list).unwrap();
         arguments.push(url.clone());
         transcript.refused_as(what, &["--check"], &arguments).unwrap();
         let checked = transcript.text.clone();
@@ -313,6 +314,7 @@ async fn a_device_list_with_an_error_is_refused_by_the_check_and_by_the_service_
     ] {
         let argument = format!("--static_device_list_url={list}");
         let rest: Vec<String> = service(&place, &list)
+            .unwrap()
             .into_iter()
             .filter(|argument| !argument.starts_with("--static_device_list_url"))
             .chain([url.clone()])
@@ -333,7 +335,7 @@ async fn a_file_that_is_not_what_its_flag_wants_is_refused_before_the_database_i
     let list = good_list(&place).unwrap();
     let mut transcript = Transcript::new(&place);
     let url = format!("--bmdb_url={}", empty.url());
-    let mut rest = service(&place, &list);
+    let mut rest = service(&place, &list).unwrap();
     rest.push(url);
     let mut run = |what: &str, shown: &[&str]| {
         let overridden = |argument: &String| {
@@ -401,7 +403,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     .unwrap();
     let place = Place::new().unwrap();
     let list = good_list(&place).unwrap();
-    let mut rest = service(&place, &list);
+    let mut rest = service(&place, &list).unwrap();
     rest.push(dialect_flag(database.dialect()));
     let closed = reserved().unwrap();
     let mut transcript = Transcript::new(&place);
@@ -442,7 +444,7 @@ fn a_host_without_postgres_is_reported_by_the_check_and_by_the_service_alike() {
     let place = Place::new().unwrap();
     let list = good_list(&place).unwrap();
     for more in [&["--check"][..], &[]] {
-        let mut command = place.program(service(&place, &list));
+        let mut command = place.program(service(&place, &list).unwrap());
         command.arg("--bmdb_eat_my_data").args(more).env("SHEPHERD_POSTGRES_BIN", "/nonexistent");
         let reported = Place::finish(command.spawn().unwrap()).unwrap();
         assert_eq!(
@@ -468,6 +470,7 @@ async fn a_port_in_use_fails_with_its_flag_and_leaves_no_session() {
     let mut transcript = Transcript::new(&place);
     transcript.mask(taken.to_string(), "[taken]");
     let mut rest: Vec<String> = service(&place, &list)
+        .unwrap()
         .into_iter()
         .filter(|argument| !argument.starts_with("--agent_listen_address"))
         .collect();

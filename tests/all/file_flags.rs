@@ -6,11 +6,16 @@
 //! The table [`PROVIDER_KEYS`] has all keys of the tables `[[provider]]` in the configuration file. Each of them takes
 //! a text, so nothing but this table states which of them name files. A new key that is not in it fails the test.
 //!
+//! [`TEXTS_WITHOUT_FILES`] classifies every other flag that takes a text: a type and a name do not always show that a flag
+//! names a file. [`URL_FILES`] has the parameters of a URL of the database that name files, and [`VARIABLES`] the
+//! environment variables that the source code names. A new one that is not in its table fails the test.
+//!
 //! Each private file is tried with modes in which other users can read or write it, and the program must refuse it in
 //! one sentence. `crates/trusted-file` has the decisions, with tests of owners, directories and links.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -19,12 +24,15 @@ use std::process::Stdio;
 use anyhow::{Context as _, bail};
 use clap::{Arg, Command, CommandFactory as _};
 use rcgen::{CertificateParams, KeyPair};
+use shepherd::bmdb::connection::tls_files::file_parameters;
+use shepherd::model::program_mark::ROLE_SERVER_MARK;
 use shepherd::service::configuration::read_configuration;
 use trusted_file::private_group::read_private_group;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::guarded;
 use crate::harness::program::{Place, ProgramOutput};
+use crate::harness::source;
 
 /// What a program does with the file that a flag names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +43,11 @@ enum FileUse {
     Configuration,
     /// A device list: its commands are refused if other users can change it.
     Commands,
+    /// What machines run as root or trust: refused if other users can change it.
+    Trusted,
     /// The state of a machine: refused if other users can write to the directory.
     State,
-    /// Public certificates, and programs or data with content that is checked or belongs to the caller.
+    /// Programs or data with content that is checked or belongs to the caller.
     Content,
     /// Written by the program.
     Output,
@@ -60,19 +70,19 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("roleserver status", "state_dir", FileUse::State),
     ("roleserver supervise", "state_dir", FileUse::State),
     ("roleserver watch-update", "state_dir", FileUse::State),
-    ("shepherd", "agent_endpoint_ca_certificate_path", FileUse::Content),
-    ("shepherd", "agent_executable_path", FileUse::Content),
+    ("shepherd", "agent_endpoint_ca_certificate_path", FileUse::Trusted),
+    ("shepherd", "agent_executable_path", FileUse::Trusted),
     ("shepherd", "agent_target_path", FileUse::OnTheMachine),
-    ("shepherd", "agent_tls_certificate_path", FileUse::Content),
+    ("shepherd", "agent_tls_certificate_path", FileUse::Trusted),
     ("shepherd", "agent_tls_key_path", FileUse::Private),
     // PostgreSQL itself checks the directory of its data.
     ("shepherd", "bmdb_dir", FileUse::Content),
     ("shepherd", "bmdb_direct_url", FileUse::Address),
     ("shepherd", "bmdb_url", FileUse::Address),
     ("shepherd", "config", FileUse::Configuration),
-    ("shepherd", "key_rotation_path", FileUse::Content),
+    ("shepherd", "key_rotation_path", FileUse::Trusted),
     ("shepherd", "secrets_key_path", FileUse::Private),
-    ("shepherd", "signing_keys_path", FileUse::Content),
+    ("shepherd", "signing_keys_path", FileUse::Trusted),
     ("shepherd", "simulated_url", FileUse::Address),
     ("shepherd", "ssh_key_path", FileUse::Private),
     ("shepherd", "ssh_password_path", FileUse::Private),
@@ -108,6 +118,128 @@ const PROVIDER_KEYS: &[(&str, &str, FileUse)] = &[
     ("static", "ssh_password_path", FileUse::Private),
 ];
 
+/// Flags and arguments of all programs that take a text, and that no text of which names a file.
+const TEXTS_WITHOUT_FILES: &[&str] = &[
+    "access",
+    "action",
+    "add_on",
+    "add_roles",
+    "agent_endpoint",
+    "api_endpoint",
+    "approval",
+    "artefact",
+    "bundle",
+    // What `roleserver authority` prints, and no path.
+    "certificate",
+    "cluster_domain",
+    "confirm",
+    "context",
+    "credential",
+    "curators",
+    "cursor",
+    "fact",
+    "fingerprint",
+    "holder",
+    "id",
+    "key",
+    "keys",
+    "kind",
+    "kubernetes_bundle",
+    "label",
+    "level",
+    "location",
+    "log",
+    "machine",
+    "manufacturer",
+    "name",
+    "otlp_endpoint",
+    "phase",
+    "pod_range",
+    "process",
+    "product",
+    "provider",
+    "provider_name",
+    "reason",
+    "release",
+    "remove_add_on",
+    "remove_roles",
+    "role",
+    "roleserver_release",
+    "save_context",
+    "scope",
+    "selector",
+    "service_range",
+    "set",
+    "snapshot",
+    "ssh_user",
+    "stage",
+    "static_device_list_sha256",
+    "storage_driver",
+    "target_machine",
+    "until",
+    "url",
+];
+
+/// Parameters of a URL of the database that name files.
+const URL_FILES: &[(&str, FileUse)] = &[
+    ("sslcert", FileUse::Content),
+    ("sslkey", FileUse::Private),
+    // An attacker has to answer in place of the database, too; docs/security.md has it as open.
+    ("sslrootcert", FileUse::Content),
+];
+
+/// Beginnings of the names of variables that are looked for in the source code.
+const VARIABLE_PREFIXES: [&str; 6] = ["OTEL_", "PG", "ROLESERVER_", "SHEPHERD_", "SSL_", "XDG_"];
+
+/// Environment variables that the source code names, apart from those that set flags and have their uses.
+const VARIABLES: &[(&str, FileUse)] = &[
+    ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", FileUse::NoFile),
+    ("OTEL_BSP_MAX_QUEUE_SIZE", FileUse::NoFile),
+    ("OTEL_BSP_SCHEDULE_DELAY", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", FileUse::Address),
+    ("OTEL_EXPORTER_OTLP_HEADERS", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", FileUse::Address),
+    ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", FileUse::NoFile),
+    ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", FileUse::NoFile),
+    ("OTEL_SDK_DISABLED", FileUse::NoFile),
+    ("OTEL_SERVICE_NAME", FileUse::NoFile),
+    ("OTEL_TRACES_EXPORTER", FileUse::NoFile),
+    ("OTEL_TRACES_SAMPLER", FileUse::NoFile),
+    ("OTEL_TRACES_SAMPLER_ARG", FileUse::NoFile),
+    ("PGPASSWORD", FileUse::NoFile),
+    ("PGSSLCERT", FileUse::Content),
+    ("PGSSLKEY", FileUse::Private),
+    ("PGSSLMODE", FileUse::NoFile),
+    ("PGSSLROOTCERT", FileUse::Content),
+    // A file in the directory of a PostgreSQL, and no variable.
+    ("PG_VERSION", FileUse::NoFile),
+    ("ROLESERVER_ALLOWED_FAULTS", FileUse::NoFile),
+    ("ROLESERVER_LOG", FileUse::NoFile),
+    ("ROLESERVER_STATE_DIR", FileUse::State),
+    ("ROLESERVER_SUPERVISION", FileUse::NoFile),
+    ("SHEPHERD_BMDB_DIALECT", FileUse::NoFile),
+    ("SHEPHERD_BMDB_URL", FileUse::Address),
+    ("SHEPHERD_CONFIG", FileUse::Configuration),
+    ("SHEPHERD_CONTEXT", FileUse::NoFile),
+    // An operator's own file. The files of tokens that it names are private.
+    ("SHEPHERD_CONTEXTS", FileUse::Content),
+    ("SHEPHERD_FAILPOINT", FileUse::NoFile),
+    ("SHEPHERD_INTENT_ID", FileUse::NoFile),
+    // Set for a child, with what is in its files.
+    ("SHEPHERD_MATERIAL", FileUse::NoFile),
+    // Its programs run as the user who sets the variable.
+    ("SHEPHERD_POSTGRES_BIN", FileUse::Content),
+    ("SHEPHERD_SERVICE", FileUse::NoFile),
+    ("SHEPHERD_SIMULATOR_URL", FileUse::Address),
+    ("SHEPHERD_SSH_PASSWORD", FileUse::NoFile),
+    ("XDG_CONFIG_HOME", FileUse::Content),
+    // systemd makes it for the user.
+    ("XDG_RUNTIME_DIR", FileUse::Content),
+];
+
 /// The name of the provider in the configuration files here.
 const PROVIDER: &str = "rack-a";
 
@@ -118,32 +250,94 @@ const MODES_OF_OTHERS: [u32; 6] = [0o640, 0o620, 0o604, 0o602, 0o644, 0o666];
 fn names_a_file(arg: &Arg) -> bool {
     let by_type = arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
     let values = arg.get_value_names().unwrap_or_default();
-    let by_value =
-        values.iter().any(|name| matches!(name.as_str(), "FILE" | "DIR" | "DIRECTORY" | "PATH" | "PROGRAM"));
-    let id = arg.get_id().as_str();
+    // A value can have several words: `NAME=FILE`.
+    let mut words = values.iter().flat_map(|name| name.as_str().split(|c: char| !c.is_ascii_alphabetic()));
+    let by_value = words
+        .any(|word| matches!(word, "FILE" | "FILES" | "DIR" | "DIRECTORY" | "PATH" | "PATHS" | "PROGRAM"));
+    let id = arg.get_id().as_str().trim_end_matches('s');
     let by_name = ["_path", "_file", "_dir", "_url"].iter().any(|end| id.ends_with(end));
     by_type || by_value || by_name
 }
 
-/// All arguments of a command line that name a file, as `program subcommand`, `flag`.
-fn file_flags_of(name: &str, command: &Command, found: &mut BTreeSet<(String, String)>) {
-    let flags = command.get_arguments().filter(|arg| names_a_file(arg));
+/// Whether an argument takes a text, which can be anything.
+fn takes_text(arg: &Arg) -> bool {
+    let value = arg.get_value_parser().type_id();
+    arg.get_action().takes_values() && (value == TypeId::of::<String>() || value == TypeId::of::<OsString>())
+}
+
+/// The chosen arguments of a command line, as `program subcommand`, `flag`.
+fn flags_of(name: &str, command: &Command, chosen: fn(&Arg) -> bool, found: &mut BTreeSet<(String, String)>) {
+    let flags = command.get_arguments().filter(|arg| chosen(arg));
     found.extend(flags.map(|arg| (name.to_owned(), arg.get_id().as_str().to_owned())));
     for subcommand in command.get_subcommands() {
-        file_flags_of(&format!("{name} {}", subcommand.get_name()), subcommand, found);
+        flags_of(&format!("{name} {}", subcommand.get_name()), subcommand, chosen, found);
     }
 }
 
-#[test]
-fn each_flag_that_names_a_file_is_in_the_table() {
+/// The chosen arguments of all programs.
+fn all_flags(chosen: fn(&Arg) -> bool) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for (name, command) in [
         ("roleserver", shepherd::roleserver::program::build_command()),
         ("shepherd", shepherd::service::flags::build_command()),
         ("shepherdctl", shepherd::cli::command::Cli::command()),
     ] {
-        file_flags_of(name, &command, &mut found);
+        flags_of(name, &command, chosen, &mut found);
     }
+    found
+}
+
+#[test]
+fn each_flag_that_takes_a_text_is_classified() {
+    let files: BTreeSet<_> = FILE_FLAGS.iter().map(|(name, flag, _)| (*name, *flag)).collect();
+    let texts: BTreeSet<_> = TEXTS_WITHOUT_FILES.iter().copied().collect();
+    let found = all_flags(takes_text);
+    let others = found.iter().filter(|(name, flag)| !files.contains(&(name.as_str(), flag.as_str())));
+    let others: BTreeSet<_> = others.map(|(_, flag)| flag.as_str()).collect();
+    let missing: Vec<_> = others.difference(&texts).collect();
+    assert!(
+        missing.is_empty(),
+        "add these to FILE_FLAGS if they name files, or to TEXTS_WITHOUT_FILES: {missing:?}"
+    );
+    let gone: Vec<_> = texts.difference(&others).collect();
+    assert!(gone.is_empty(), "TEXTS_WITHOUT_FILES has flags that no program has: {gone:?}");
+}
+
+#[test]
+fn each_parameter_of_a_url_and_each_variable_is_classified() -> TestResult {
+    let table: BTreeMap<_, _> = URL_FILES.iter().copied().collect();
+    let variables: BTreeMap<_, _> = VARIABLES.iter().copied().collect();
+    let found: BTreeSet<_> = file_parameters().map(|(parameter, _)| parameter).collect();
+    let expected: BTreeSet<_> = table.keys().copied().collect();
+    assert_eq!(found, expected, "URL_FILES has other parameters than a URL");
+    for (parameter, variable) in file_parameters() {
+        assert_eq!(table.get(parameter), variables.get(variable), "{parameter} and {variable}");
+    }
+    let mut found = BTreeSet::new();
+    for path in source::rust_files()? {
+        let text = source::read(&path)?;
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        found.extend(code.split('"').filter(|word| is_variable(word)).map(str::to_owned));
+    }
+    let found: BTreeSet<_> = found.iter().map(String::as_str).collect();
+    let table: BTreeSet<_> = variables.keys().copied().collect();
+    let missing: Vec<_> = found.difference(&table).collect();
+    assert!(missing.is_empty(), "add these to VARIABLES, and decide what their files must be: {missing:?}");
+    let gone: Vec<_> = table.difference(&found).collect();
+    assert!(gone.is_empty(), "VARIABLES has names that are not in the source code: {gone:?}");
+    Ok(())
+}
+
+/// Whether a text of the source code has the form of the name of a variable.
+fn is_variable(word: &str) -> bool {
+    let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    word.chars().all(is_name)
+        && VARIABLE_PREFIXES.iter().any(|prefix| word.len() > prefix.len() && word.starts_with(prefix))
+}
+
+#[test]
+fn each_flag_that_names_a_file_is_in_the_table() {
+    let found = all_flags(names_a_file);
     let table: BTreeSet<_> =
         FILE_FLAGS.iter().map(|(name, flag, _)| ((*name).to_owned(), (*flag).to_owned())).collect();
     let missing: Vec<_> = found.difference(&table).collect();
@@ -194,10 +388,21 @@ fn new_flag_that_names_a_file_is_noticed() {
         (Arg::new("license").long("license").value_name("FILE"), true),
         (Arg::new("license").long("license").value_parser(clap::value_parser!(PathBuf)), true),
         (Arg::new("license_path").long("license_path"), true),
+        (Arg::new("license_paths").long("license_paths"), true),
+        (Arg::new("license").long("license").value_name("NAME=FILE"), true),
         (Arg::new("license").long("license").value_name("TEXT"), false),
     ] {
         assert_eq!(names_a_file(&arg), expected, "{arg:?}");
     }
+    assert!(takes_text(&Arg::new("license_keys").long("license_keys")));
+    assert!(!takes_text(&Arg::new("license").long("license").action(clap::ArgAction::SetTrue)));
+    assert!(is_variable("SHEPHERD_LICENSE") && is_variable("PGPASSFILE") && !is_variable("SHEPHERD_"));
+}
+
+/// A program that is accepted for machines, as small as that of simulated ones. The directories on the way to the programs
+/// of this build may be writable for others.
+pub(crate) fn write_agent(place: &Place) -> anyhow::Result<PathBuf> {
+    place.write("agent", [fs::read("/bin/sh")?.as_slice(), &ROLE_SERVER_MARK].concat())
 }
 
 /// Flags of `shepherd` with which a check of everything succeeds, and needs no database.
@@ -211,7 +416,7 @@ pub(crate) fn complete(place: &Place) -> anyhow::Result<Vec<(String, String)>> {
     Ok([
         ("provider", "static".to_owned()),
         ("static_device_list_url", format!("file://{}", list.display())),
-        ("agent_executable_path", env!("CARGO_BIN_EXE_roleserver").to_owned()),
+        ("agent_executable_path", write_agent(place)?.display().to_string()),
         ("agent_endpoint", "127.0.0.1:8443".to_owned()),
         ("agent_listen_address", "127.0.0.1:0".to_owned()),
         ("ssh_key_path", place.path("ssh_key").display().to_string()),
@@ -256,6 +461,97 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         let reported = check_with(&place, &flags, flag, &key)?;
         assert!(!reported.stderr.contains("other users"), "--{flag}: {reported:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn trusted_file_that_others_can_change_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let flags = complete(&place)?;
+    let directory = place.path("trusted");
+    fs::create_dir(&directory)?;
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
+    let agent = fs::read(write_agent(&place)?)?;
+    let trusted = FILE_FLAGS.iter().filter(|(_, _, file_use)| *file_use == FileUse::Trusted);
+    for (program, flag, _) in trusted {
+        assert_eq!(*program, "shepherd", "write a case for --{flag} of another program");
+        // The content of others is not looked at before.
+        let content =
+            if *flag == "agent_executable_path" { agent.as_slice() } else { b"of no use\n".as_slice() };
+        let file = place.write(&format!("trusted/{flag}"), content)?;
+        // A file that only the private group of this user may write is accepted: root has none.
+        let metadata = fs::metadata(&file)?;
+        let is_private = read_private_group(metadata.uid()) == Some(metadata.gid());
+        for (part, safe, modes) in [
+            (&file, 0o644, [(0o600, true), (0o644, true), (0o664, is_private), (0o646, false)]),
+            (&directory, 0o755, [(0o700, true), (0o755, true), (0o775, is_private), (0o757, false)]),
+        ] {
+            for (mode, is_safe) in modes {
+                fs::set_permissions(part, fs::Permissions::from_mode(mode))?;
+                let reported = check_with(&place, &flags, flag, &file)?;
+                let sentence = format!(
+                    "shepherd: --{flag} {} cannot be trusted: {1} can be changed by other users (mode {mode:04o}); \
+                     run: chmod go-w {1}\n",
+                    file.display(),
+                    part.display()
+                );
+                let is_refused = reported.code == Some(2) && reported.stderr.ends_with(&sentence);
+                assert!(
+                    if is_safe { !reported.stderr.contains("other users") } else { is_refused },
+                    "--{flag}, {} with mode {mode:o}: {reported:?}",
+                    part.display()
+                );
+            }
+            fs::set_permissions(part, fs::Permissions::from_mode(safe))?;
+        }
+    }
+    Ok(())
+}
+
+/// libpq refuses such a key. The library that is used here would read it.
+#[test]
+fn private_file_of_the_database_url_that_others_can_read_or_write_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let list = place.write("devices.json", "[]")?;
+    let key = place.write("database.key", KeyPair::generate()?.serialize_pem())?;
+    let shown = key.display();
+    let variables: BTreeMap<_, _> = file_parameters().collect();
+    let private = URL_FILES.iter().filter(|(_, file_use)| *file_use == FileUse::Private);
+    for (parameter, _) in private {
+        let variable = variables.get(parameter).context("no variable")?;
+        let check = |in_url: bool| {
+            // Nothing listens there.
+            let url = "--bmdb_url=postgres://kim@127.0.0.1:1/bmdb?sslmode=verify-full".to_owned();
+            let url = if in_url { format!("{url}&{parameter}={shown}") } else { url };
+            let list = format!("--static_device_list_url=file://{}", list.display());
+            let arguments = ["--check", "--components=updater", "--provider=static", &list, &url];
+            let mut command = place.program(arguments);
+            if !in_url {
+                command.env(variable, &key);
+            }
+            Place::finish(command.spawn()?)
+        };
+        for in_url in [true, false] {
+            for mode in MODES_OF_OTHERS {
+                fs::set_permissions(&key, fs::Permissions::from_mode(mode))?;
+                let reported = check(in_url)?;
+                let sentence = format!("by other users (mode {mode:04o}); run: chmod 600 {shown}");
+                let begin =
+                    format!("shepherd: the file {shown} of {parameter} in the BMDB URL cannot be used: ");
+                let last = reported.stderr.lines().last().unwrap_or_default();
+                assert!(
+                    reported.code == Some(2) && last.starts_with(&begin) && last.contains(&sentence),
+                    "{parameter} with mode {mode:o}: {reported:?}"
+                );
+            }
+            fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+            let reported = check(in_url)?;
+            assert!(
+                reported.code == Some(1) && reported.stderr.contains("cannot reach the BMDB"),
+                "{parameter}: {reported:?}"
+            );
+        }
     }
     Ok(())
 }

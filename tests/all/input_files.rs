@@ -1,19 +1,23 @@
 //! Variants of the files that flags of `shepherd` name, other than its certificate: `--check` and the start come to the
-//! same result. None of them is read again while the service runs, except the device list, by the same reader.
+//! same result. Of them, the device list and the agent are read again while the service runs, by the same readers.
 //!
 //! A rejected start ends before the database is opened. An accepted one gets as far as a database that does not answer.
 //! `certificate_files` has the variants of the certificate, its key and its CA.
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use rcgen::{CertificateParams, KeyPair};
-use shepherd::model::program_mark::ROLE_SERVER_MARK;
+use shepherd::manager::agent_file::{AgentFile, AgentTrust};
+use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
 
-use crate::file_flags::complete;
+use crate::bad_input::dialect_flag;
+use crate::file_flags::{complete, write_agent};
 use crate::harness::aloud::TestResult;
 use crate::harness::minisign::{Signer, release_comment};
+use crate::harness::postgres::TestDatabase;
 use crate::harness::program::{Place, ProgramOutput};
 
 const MARK: &str = "\u{feff}";
@@ -178,37 +182,110 @@ fn check_and_start_agree_about_files_of_the_database_url() -> TestResult {
     Ok(())
 }
 
+/// Flags of a service with a signing key. The signature of its agent belongs at `agent.minisig`.
+fn flags_with_keys(place: &Place, signer: &Signer) -> anyhow::Result<Vec<String>> {
+    let keys = place.write("keys", signer.public_file()?)?;
+    let flags = complete(place)?.into_iter().map(|(name, value)| format!("--{name}={value}"));
+    let own =
+        [format!("--signing_keys_path={}", keys.display()), "--api_listen_address=127.0.0.1:0".to_owned()];
+    Ok(flags.chain(own).collect())
+}
+
+/// Who can remove the signature must not be as good as its author.
+#[tokio::test]
+async fn agent_without_a_signature_is_refused_unless_the_policy_allows_it() -> TestResult {
+    let place = Place::new()?;
+    let flags = flags_with_keys(&place, &Signer::new()?)?;
+    let agent = place.path("agent");
+    let sentence = format!(
+        "shepherd: --agent_executable_path {0} is not signed, and this shepherd has signing keys; sign it with minisign and \
+         put the signature at {0}.minisig, or, where releases are not signed, start a shepherd with \
+         --allow_unsigned_releases true",
+        agent.display()
+    );
+    let database = TestDatabase::create("unsigned_agent").await?;
+    let url = format!("--bmdb_url={}", database.url());
+    let dialect = dialect_flag(database.dialect());
+    let (url, dialect) = (url.as_str(), dialect.as_str());
+    let closed = "--bmdb_url=postgres://user@127.0.0.1:1/bmdb";
+    let run = |more: &[&str]| {
+        let reported = place.run(flags.iter().map(String::as_str).chain(more.iter().copied()))?;
+        let last = reported.stderr.lines().last().unwrap_or_default().to_owned();
+        anyhow::Ok((reported.code, last, reported.stdout))
+    };
+    for more in [
+        // A new database has the policy of a new one.
+        &["--check", "--bmdb_eat_my_data"][..],
+        &["--bmdb_eat_my_data"],
+        &["--bmdb_eat_my_data", "--check", "--allow_unsigned_releases=false"],
+        &[closed, "--allow_unsigned_releases=false"],
+        &[url, dialect, "--check"],
+        &[url, dialect],
+    ] {
+        let (code, last, _) = run(more)?;
+        assert_eq!((code, last), (Some(2), sentence.clone()), "{more:?}");
+    }
+    let bmdb = database.bmdb().await?;
+    bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = true).await?;
+    bmdb.close().await;
+    for more in
+        [&["--check", "--bmdb_eat_my_data", "--allow_unsigned_releases=true"][..], &[url, dialect, "--check"]]
+    {
+        let (code, last, stdout) = run(more)?;
+        assert!(
+            code == Some(0) && stdout.contains(", without a signature in "),
+            "{more:?}: {code:?} {last} {stdout}"
+        );
+    }
+    Ok(())
+}
+
+/// The file is read again when it changes, also between two takeovers.
+#[tokio::test]
+async fn signature_of_an_agent_that_changes_is_verified_again() -> TestResult {
+    let place = Place::new()?;
+    let signer = Signer::new()?;
+    let signing = SigningConfiguration::parse(Some(&signer.public_file()?), Vec::new());
+    let signing = Arc::new(signing.map_err(anyhow::Error::msg)?);
+    let path = write_agent(&place)?;
+    let mut content = fs::read(&path)?;
+    let comment = release_comment("1.4.0", "1.0.0");
+    place.write("agent.minisig", signer.sign(&content, &comment)?)?;
+    let agent = AgentFile::new(path.clone(), AgentTrust::Checked(signing));
+    let first = agent.load(false).await?;
+    content.push(0);
+    place.write("agent", &content)?;
+    let error = agent.load(true).await.err().context("another content was accepted")?.to_string();
+    assert!(error.contains("its signature is not valid"), "{error}");
+    fs::remove_file(place.path("agent.minisig"))?;
+    let error = agent.load(false).await.err().context("no signature was accepted")?.to_string();
+    assert!(error.contains(" is not signed, and this shepherd has signing keys"), "{error}");
+    assert_ne!(agent.load(true).await?.sha256(), first.sha256());
+    place.write("agent.minisig", signer.sign(&content, &comment)?)?;
+    assert_ne!(agent.load(false).await?.sha256(), first.sha256());
+    Ok(())
+}
+
 /// A signature beside the agent is verified where there are signing keys.
 #[test]
 fn signature_beside_the_agent_is_verified() -> TestResult {
     let place = Place::new()?;
     let (signer, stranger) = (Signer::new()?, Signer::new()?);
-    let content = [fs::read("/bin/sh")?.as_slice(), &ROLE_SERVER_MARK].concat();
-    let agent = place.write("agent", &content)?;
-    let keys = place.write("keys", signer.public_file()?)?;
-    let mut flags: Vec<String> = complete(&place)?
-        .into_iter()
-        .filter(|(name, _)| name != "agent_executable_path")
-        .map(|(name, value)| format!("--{name}={value}"))
-        .collect();
-    flags.push(format!("--agent_executable_path={}", agent.display()));
-    flags.push(format!("--signing_keys_path={}", keys.display()));
+    let flags = flags_with_keys(&place, &signer)?;
+    let content = fs::read(place.path("agent"))?;
     let comment = release_comment("1.4.0", "1.0.0");
     let comment = comment.as_str();
     let good = signer.sign(&content, comment)?;
     let other = signer.sign(&content, &comment.replace("name=roleserver", "name=other"))?;
     for (what, signature, expected) in [
-        ("none", None, Ok(", without a signature in ")),
-        ("a good one", Some(good.clone()), Ok(", signed with key ")),
-        ("a mark before it", Some(format!("{MARK}{good}")), Ok(", signed with key ")),
-        ("of another file", Some(signer.sign(b"another", comment)?), Err("its signature is not valid")),
-        ("of another key", Some(stranger.sign(&content, comment)?), Err("is not one of the pinned keys")),
-        ("of another name", Some(other), Err("its signature is for name other")),
-        ("text", Some("of no use\n".to_owned()), Err("with the signature ")),
+        ("a good one", good.clone(), Ok(", signed with key ")),
+        ("a mark before it", format!("{MARK}{good}"), Ok(", signed with key ")),
+        ("of another file", signer.sign(b"another", comment)?, Err("its signature is not valid")),
+        ("of another key", stranger.sign(&content, comment)?, Err("is not one of the pinned keys")),
+        ("of another name", other, Err("its signature is for name other")),
+        ("text", "of no use\n".to_owned(), Err("with the signature ")),
     ] {
-        if let Some(signature) = signature {
-            place.write("agent.minisig", signature)?;
-        }
+        place.write("agent.minisig", signature)?;
         let run =
             |database: &[&str]| place.run(flags.iter().map(String::as_str).chain(database.iter().copied()));
         let checked = run(&["--check", "--bmdb_eat_my_data"])?;
@@ -245,6 +322,8 @@ fn check_and_start_agree_about_every_file() -> TestResult {
             flags.iter().filter(|(name, _)| name != flag).map(|(name, value)| format!("--{name}={value}"));
         let mut own: Vec<String> = others.collect();
         own.push(format!("--{flag}={prefix}{}", path.display()));
+        // The agent has no signature.
+        own.push("--allow_unsigned_releases=true".to_owned());
         let run =
             |database: &[&str]| place.run(own.iter().map(String::as_str).chain(database.iter().copied()));
         // Log lines come before the error.

@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -164,6 +165,8 @@ impl Fleet {
         // As small as that of simulated machines. Other machines get no program without the mark of a role server.
         let agent = self.directory.path().join(format!("{name}.agent"));
         std::fs::write(&agent, [std::fs::read("/bin/sh")?.as_slice(), &ROLE_SERVER_MARK].concat())?;
+        // A shepherd refuses a program that others can change, as a umask of 002 makes it.
+        std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o644))?;
         let agent = format!("--agent_executable_path={}", agent.display());
         let provider = ["--provider", "static", "--static_device_list_url", &url, &agent];
         self.shepherd_of(Otherwise::default(), name, endpoints, &[provider.as_slice(), flags].concat())

@@ -3,6 +3,7 @@
 //! Every server is a machine of a device list, with a home and an agent of its own. The agents are real processes that
 //! outlive the sessions that started them. They end with the rack.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -103,6 +104,8 @@ impl Rack {
             let mut strip = Command::new("strip");
             strip.args(["-s", "-o"]).arg(&path).arg(env!("CARGO_BIN_EXE_roleserver"));
             ensure!(strip.status().context("starting strip")?.success(), "strip failed");
+            // A shepherd refuses a program that others can change, as a umask of 002 makes it.
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         }
         Ok(path)
     }
