@@ -44,9 +44,11 @@ start_shepherd() {
     if [[ $("${programs:?}/shepherd" --help) == *--allow_unsigned_releases* ]]; then
         unsigned=(--allow_unsigned_releases true)
     fi
+    # A checkout may belong to another user than root, who runs this: then its program is not trusted.
+    install -m 755 "${agent:?}" "$scratch/agent"
     RUST_LOG=info SHEPHERD_LOG_FORMAT=text "${programs:?}/shepherd" \
         --provider static --provider_name rack --static_device_list_url "file://$scratch/devices.json" \
-        --agent_executable_path "${agent:?}" --agent_target_path "$installed" \
+        --agent_executable_path "$scratch/agent" --agent_target_path "$installed" \
         --agent_endpoint 192.0.2.2:8443 --agent_listen_address 192.0.2.2:8443 \
         --ssh_user root --ssh_key_path "$scratch/ssh_key" --secrets_key_path "$scratch/secrets.key" \
         --initializer_loop_parallelism 6 --recoverer_loop_parallelism 6 --provisioner_max_machines 0 \
