@@ -361,6 +361,7 @@ fn classify_obstacle(error: &TakeoverError) -> Option<Obstacle> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manager::agent_file::AgentTrust;
     use crate::model::host_key::HostKey;
     use crate::model::time::Timestamp;
     use crate::takeover::program_path::ProgramPath;
@@ -368,8 +369,8 @@ mod tests {
     #[tokio::test]
     async fn workers_that_start_together_share_one_copy_of_the_agent() {
         // The test's own program is an executable of this architecture.
-        let file = AgentFile::new(std::env::current_exe().unwrap());
-        let copies = futures::future::join_all((0..4).map(|_| file.load())).await;
+        let file = AgentFile::new(std::env::current_exe().unwrap(), AgentTrust::Unchecked);
+        let copies = futures::future::join_all((0..4).map(|_| file.load(true))).await;
         let copies: Vec<_> = copies.into_iter().map(Result::unwrap).collect();
         assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
     }

@@ -424,7 +424,7 @@ pub(crate) mod tests {
             assert_eq!(calls.contains("restart"), is_restarted, "{page:?}: {calls}");
             match ensured {
                 Ok((_, warnings)) => {
-                    assert_eq!((warnings, is_restarted), (vec!["web will end".to_owned()], true))
+                    assert_eq!((warnings, is_restarted), (vec!["web will end".to_owned()], true));
                 }
                 Err(error) => {
                     let error = error.to_string();

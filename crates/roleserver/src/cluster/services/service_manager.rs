@@ -36,7 +36,7 @@ const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// An event that the loop handles.
 enum ServiceEvent {
-    Started(ServiceId, Result<(ChildRecord, Arc<OwnedFd>), String>),
+    Started(ServiceId, Result<(Box<ChildRecord>, Arc<OwnedFd>), String>),
     /// The process with this number exited.
     Exited(ServiceId, u64, ChildExit),
     /// The health of the process with this number changed.
@@ -279,7 +279,7 @@ impl ServiceManager {
         self.operations.spawn(async move {
             let started =
                 service_stop::run_blocking(move || runtime.start_service(&wanted, before.as_ref(), &note));
-            let started = started.await.map(|(record, handle)| (record, Arc::new(handle)));
+            let started = started.await.map(|(record, handle)| (Box::new(record), Arc::new(handle)));
             let _ = sender.send(ServiceEvent::Started(id, started));
         });
     }
@@ -355,7 +355,7 @@ impl ServiceManager {
         match event {
             ServiceEvent::Started(id, Ok((record, handle))) => {
                 tracing::info!(service = %id, pid = record.instance.pid, "a service was started");
-                self.mark_running(&id, record, handle);
+                self.mark_running(&id, *record, handle);
             }
             ServiceEvent::Started(id, Err(why)) => {
                 let Some(present) = self.observed.get_mut(&id) else { return };
