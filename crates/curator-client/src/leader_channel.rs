@@ -172,7 +172,7 @@ impl FollowError {
     /// Whether the curator is not followed because of the statement or of the epoch, although it answered.
     const fn is_refusal(&self, has_statement: bool) -> bool {
         match self {
-            Self::OutdatedEpoch { .. } | Self::BelowUnprovedEpoch { .. } => true,
+            Self::OutdatedEpoch { .. } | Self::BelowUnprovedEpoch { .. } | Self::UnprovedEpoch { .. } => true,
             Self::Refused(_)
             | Self::Statement(_)
             | Self::Fetch(FetchError::Refused(_) | FetchError::Statement(_)) => has_statement,
@@ -270,8 +270,8 @@ impl LeaderTracker {
         LeaderChannel { leader: self.0.leader.subscribe(), refusal: self.0.refusal.subscribe() }
     }
 
-    /// Why no curator is followed although one answered, as a sentence: a stale statement, a missing role or a
-    /// revocation. `None` while a leader is followed.
+    /// Why no curator is followed although one answered, as a sentence: a stale statement, a missing role, a revocation or
+    /// an epoch. `None` while a leader is followed.
     #[must_use]
     pub fn refusal(&self) -> watch::Receiver<Option<String>> {
         self.0.refusal.subscribe()
@@ -531,6 +531,7 @@ mod tests {
             (FollowError::TimedOut, true, false),
             (FollowError::Statement(StatementError::BadSignature), true, true),
             (FollowError::Statement(StatementError::BadSignature), false, false),
+            (FollowError::UnprovedEpoch { received: 4, highest: 2 }, true, true),
         ] {
             assert_eq!(error.is_refusal(has_statement), is_refusal, "{error}");
         }
