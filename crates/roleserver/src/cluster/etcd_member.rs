@@ -285,9 +285,12 @@ pub fn replace_peer_certificate(files: &ClusterFiles, certificate: &[u8]) -> Res
     files.write_etcd_file(PEER_CERTIFICATE, encode_pem("CERTIFICATE", certificate).as_bytes()).map(drop)
 }
 
-/// Replaces the list of revoked peers, DER, and then its copy. etcd must be able to parse it, or it rejects every peer.
+/// Replaces the list of revoked peers, DER, and then its copy. etcd must be able to parse it, or it rejects every peer. A
+/// list that is there already is not written again: on a full disk, only its copy is missing after an update.
 pub fn write_revocation_list(files: &ClusterFiles, list: &[u8]) -> Result<(), ClusterFilesError> {
-    files.write_etcd_file(REVOCATION_LIST, list)?;
+    if read_revocation_list(files).ok().flatten().as_deref() != Some(list) {
+        files.write_etcd_file(REVOCATION_LIST, list)?;
+    }
     files.write_etcd_file(REVOCATION_LIST_COPY, list).map(drop)
 }
 

@@ -94,6 +94,13 @@ pub(super) fn watch_revocation_list(files: ClusterFiles, client: Client, facts: 
 fn store_list(files: &ClusterFiles, revocations: &PeerRevocations) -> Result<(), String> {
     if !is_stored(files, revocations) {
         etcd_member::write_revocation_list(files, &revocations.list).map_err(|error| {
+            let present = etcd_member::read_revocation_list(files).ok().flatten();
+            if present.as_ref() == Some(&revocations.list) {
+                return format!(
+                    "the copy of the list of revoked peers of etcd was not written, with which etcd would start if the \
+                     list were lost; it is tried again: {error}"
+                );
+            }
             format!(
                 "the list of revoked peers of etcd was not written, so that a removed member may still connect to this \
                  one; it is tried again: {error}"
@@ -284,6 +291,11 @@ mod tests {
         assert!(find_list(&files).unwrap_err().contains("reading"));
         let prepared = prepare_list(&files);
         assert!(!prepared.is_present && prepared.problem.unwrap().contains("there is no copy of it"));
+        let (_directory, files) = self::files();
+        std::fs::create_dir_all(files.etcd_directory().join("peer.crl.copy/full")).unwrap();
+        let error = store_list(&files, &revocations(&[3], 1)).unwrap_err();
+        assert!(error.contains("the copy of the list") && !error.contains("may still connect"), "{error}");
+        assert_eq!(find_list(&files), Ok(true), "etcd reads the list");
     }
 
     #[test]
