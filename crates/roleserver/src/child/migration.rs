@@ -388,7 +388,7 @@ fn find_scope_of(
     let own = own?;
     children.find_scopes(name).into_values().find_map(|scope| {
         let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_process(own);
-        (!group.is_empty()).then(|| PlacedChild::in_scope(scope, group, limits))
+        (!group.is_empty()).then(|| PlacedChild::in_scope(scope, group, limits, scopes.manager.until))
     })
 }
 

@@ -99,9 +99,15 @@ pub struct PlacedChild {
 }
 
 impl PlacedChild {
-    /// A child in a scope that was made with these limits. Blocks for a second if the group does not have one of them.
-    pub(super) fn in_scope(scope: ScopeRecord, group: Cgroup, limits: &ResourceLimits) -> Self {
-        let missed_limits = wait_for_limits(&group, limits);
+    /// A child in a scope that was made with these limits. Blocks for a second if the group does not have one of them, and
+    /// until `until` at the most.
+    pub(super) fn in_scope(
+        scope: ScopeRecord,
+        group: Cgroup,
+        limits: &ResourceLimits,
+        until: Option<Instant>,
+    ) -> Self {
+        let missed_limits = wait_for_limits(&group, limits, until);
         Self { scope, group, missed_limits }
     }
 }
@@ -192,7 +198,7 @@ impl Scopes {
                 Ok(group) => {
                     self.remember_missed(child, None);
                     let scope = ScopeRecord { unit, control_group: state.control_group };
-                    return Ok(PlacedChild::in_scope(scope, group, limits));
+                    return Ok(PlacedChild::in_scope(scope, group, limits, self.manager.until));
                 }
                 Err(why) => {
                     dead += 1;
@@ -229,9 +235,14 @@ impl Scopes {
 }
 
 /// Waits until the group of a scope has these limits. Returns those that it does not have in time; `None` if there are
-/// none. Blocks, for [`LIMITS_TIMEOUT`] at most.
-fn wait_for_limits(group: &Cgroup, limits: &ResourceLimits) -> Option<ResourceLimits> {
+/// none. Blocks, for [`LIMITS_TIMEOUT`] at most, and not after `until`.
+fn wait_for_limits(
+    group: &Cgroup,
+    limits: &ResourceLimits,
+    until: Option<Instant>,
+) -> Option<ResourceLimits> {
     let end = Instant::now() + LIMITS_TIMEOUT;
+    let end = until.map_or(end, |until| end.min(until));
     loop {
         let missing = find_missing_limits(limits, &group.read_limits());
         if missing == ResourceLimits::default() {
@@ -364,7 +375,8 @@ impl ChildContext {
                     scopes.remember_missed(name, None);
                     let group = Cgroup::at_path(&self.mountinfo(), &control_group);
                     if let Some(record) = record {
-                        self.record_missed_limits(name, record, wait_for_limits(&group, limits));
+                        let missed = wait_for_limits(&group, limits, scopes.manager.until);
+                        self.record_missed_limits(name, record, missed);
                     }
                     return Ok(());
                 }
@@ -424,7 +436,8 @@ impl ChildContext {
                     Err(error) => tracing::warn!(%error, name, "the limits of a scope were not set"),
                     Ok(()) => {
                         let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group);
-                        self.record_missed_limits(&name, record, wait_for_limits(&group, &limits));
+                        let missed = wait_for_limits(&group, &limits, scopes.manager.until);
+                        self.record_missed_limits(&name, record, missed);
                     }
                 }
             }
@@ -459,6 +472,19 @@ mod tests {
 
     use super::*;
     use crate::child::cgroup::CgroupMounts;
+
+    /// An enrolment moves many children, and has to end in time.
+    #[test]
+    fn missing_limit_is_waited_for_no_longer_than_the_caller_may() {
+        let root = tempfile::tempdir().unwrap();
+        let group = Cgroup { unified: Some(root.path().to_owned()), ..Cgroup::default() };
+        let limits = ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() };
+        let begun = Instant::now();
+        assert_eq!(wait_for_limits(&group, &limits, Some(begun)), Some(limits));
+        assert!(begun.elapsed() < LIMITS_TIMEOUT, "it waited as if there were time");
+        fs::write(root.path().join("cpu.max"), "50000 100000\n").unwrap();
+        assert_eq!(wait_for_limits(&group, &limits, Some(begun)), None);
+    }
 
     /// Files stand in for the hierarchy. Without systemd nothing would set the limit later.
     #[test]
