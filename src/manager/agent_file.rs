@@ -122,8 +122,7 @@ impl AgentFile {
         if let Some((modified, length)) = stamp
             && let Some((known, known_length, agent)) = &*loaded
             && (*known, *known_length) == (modified, length)
-            // One that was absent may have been added since.
-            && !matches!(agent.signature, AgentSignature::Absent(_))
+            && !was_signed_since(&agent.signature).await
         {
             return Ok(agent.clone());
         }
@@ -160,6 +159,14 @@ pub fn signature_path(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".minisig");
     name.into()
+}
+
+/// Whether there is a file now where a signature was absent.
+async fn was_signed_since(signature: &AgentSignature) -> bool {
+    match signature {
+        AgentSignature::Absent(beside) => !matches!(tokio::fs::try_exists(beside).await, Ok(false)),
+        AgentSignature::NotNeeded | AgentSignature::Valid(_) => false,
+    }
 }
 
 /// Checks that nobody else can change a file. The error is a sentence. The file system may be one of the network that
