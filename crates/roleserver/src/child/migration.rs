@@ -38,7 +38,7 @@ use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
 use crate::child::runc_state::follow_container;
-use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path, unfinished_message};
+use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
 use crate::mountinfo;
 use crate::systemd_manager::connection::ManagerError;
@@ -72,39 +72,6 @@ pub struct MigrationReport {
     pub missed_in_scopes: BTreeMap<String, ResourceLimits>,
 }
 
-/// What an enrolment finds before it restarts a unit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Protection {
-    /// A warning for each child that is not in a scope.
-    pub warnings: Vec<String>,
-    /// Why the restart would end children although systemd answers, as a clause; `None` if no child is known that it would
-    /// end.
-    pub refusal: Option<String>,
-}
-
-impl Protection {
-    /// Decides by the report of the last attempt to move the children out of this unit (pure).
-    #[must_use]
-    pub fn from_report(report: &MigrationReport, unit: &str) -> Self {
-        let left = report.left.iter().map(|(child, why)| {
-            if report.in_unit.contains(child) {
-                ending_message(child, unit, why)
-            } else {
-                format!("{child} is not in a systemd scope of its own: {why}")
-            }
-        });
-        let unfinished = report.unfinished.iter().map(|(child, why)| unfinished_message(child, why));
-        let warnings = left.chain(unfinished).collect();
-        let ending = report.left.iter().filter(|(child, _)| report.in_unit.contains(*child));
-        let reasons: Vec<String> = ending.map(|(child, why)| format!("{child} ({why})")).collect();
-        Self { warnings, refusal: (!reasons.is_empty()).then(|| reasons.join(", ")) }
-    }
-}
-
-fn ending_message(child: &str, unit: &str, why: &str) -> String {
-    format!("{child} will end when {unit} is restarted, because no scope has it: {why}")
-}
-
 /// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
 /// unit. Nothing happens if systemd does not know the unit, or if it has no group. Blocks.
 pub fn migrate_children_of_unit(
@@ -130,19 +97,23 @@ pub fn migrate_children_of_unit(
     Ok(migrate_children(&children))
 }
 
-/// Moves the children as [`migrate_children_of_unit`] does, and finds out which ones a restart of the unit would end. A
-/// machine without children needs no answer of systemd. All calls have ended after [`PROTECT_LIMIT`], and at `until`.
+/// Moves the children as [`migrate_children_of_unit`] does. Returns a warning for each child that will end with the
+/// unit. A machine without children needs no answer of systemd. All calls have ended after [`PROTECT_LIMIT`], and at
+/// `until`.
 #[must_use]
 pub fn protect_children(
     state_directory: &Path,
     manager: &SystemdManager,
     unit: &str,
     until: Instant,
-) -> Protection {
+) -> Vec<String> {
     let directory = state_directory.join("children");
     if !fs::read_dir(&directory).is_ok_and(|mut records| records.next().is_some()) {
-        return Protection::default();
+        return Vec::new();
     }
+    let warning = |what: &str, why: &str| {
+        format!("{what} will end when {unit} is restarted, because no scope has it: {why}")
+    };
     // A restart ends what was not moved, so a manager that is busy gets more than one chance.
     let begin = Instant::now();
     let end = until.min(begin + PROTECT_TIMEOUT);
@@ -156,12 +127,10 @@ pub fn protect_children(
         std::thread::sleep(PROTECT_INTERVAL);
     };
     match migrated {
-        Ok(report) => Protection::from_report(&report, unit),
-        // Nobody knows the group of the unit, so it is not known which of them would end.
+        Ok(report) => report.left.iter().map(|(child, why)| warning(child, why)).collect(),
         Err(error) => {
-            let (names, why) = (names_outside_scopes(&directory), error.to_string());
-            let warnings = names.iter().map(|child| ending_message(child, unit, &why)).collect();
-            Protection { warnings, refusal: None }
+            let why = error.to_string();
+            names_outside_scopes(&directory).iter().map(|child| warning(child, &why)).collect()
         }
     }
 }

@@ -23,7 +23,7 @@
 //! | the role server crashes | its own session and group; the next role server adopts it by its record | as before: runc, and the container in a group inside its own | as before | a session and group of their own, made by containerd and runc |
 //! | systemd restarts the unit | its scope is not part of the unit | the same scope | the same scope | shims are in the scope of the containerd that started them; groups of pods are outside the unit |
 //! | an update, or a roll-back | the process of the role server continues by `execve`; the record is read by both releases | as before | as before | containerd finds its shims by its own state |
-//! | a takeover | an enrolment moves children of an old layout into scopes before it restarts the unit; if one stays in the unit although systemd answers, a unit with an agent that answers is not restarted | as before; the state of runc follows | as before | processes move with the group that they are in |
+//! | a takeover | an enrolment moves children of an old layout into scopes before it restarts the unit | as before; the state of runc follows | as before | processes move with the group that they are in |
 //! | the child itself is restarted | it ends, in all its scopes | as before | it ends, and its shims are spared in their scope | they go on |
 //! | its role or the node ends | it is stopped with all its scopes | as before, and its container is deleted | as before | they are ended with the group above all pods |
 //!

@@ -6,14 +6,11 @@ use crate::child::log::last_lines;
 use crate::init_system::{DesiredAgent, SupervisionError};
 use crate::process::ProcessRecord;
 use crate::state_directory::StateDirectory;
-use crate::status_socket::{STATUS_SOCKET, read_page_within};
 
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a started agent may take to record itself on a busy host.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an agent may take to serve its status; one that hangs never does.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What is left of an enrolment for the question why an agent does not run.
 pub(super) const EXPLANATION_TIME: Duration = Duration::from_secs(2);
 
@@ -45,15 +42,6 @@ pub(super) fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) ->
     state.find_agent_process().is_some_and(|agent| {
         agent.is_alive() && agent.revision == wanted.revision && agent.program_sha256 == wanted.program_sha256
     })
-}
-
-/// Whether an agent runs, whichever it is, and serves its status: it does not hang.
-pub(super) fn is_agent_answering(state: &StateDirectory, until: Instant) -> bool {
-    // The kernel takes no limit of zero.
-    let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let reads = || read_page_within(ANSWER_TIMEOUT.min(left), state.path(), STATUS_SOCKET);
-    state.find_agent_process().is_some_and(|agent| agent.is_alive())
-        && reads().is_ok_and(|page| !page.is_empty())
 }
 
 /// Waits until the desired agent runs. Leaves [`EXPLANATION_TIME`] before `until`.

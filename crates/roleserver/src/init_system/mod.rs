@@ -23,10 +23,7 @@ use hardening::file_limit::UsualFileLimit as _;
 use proto::agent::v1 as wire;
 
 use crate::child::log;
-use crate::child::migration::Protection;
-use crate::init_system::agent_process::{
-    is_agent_answering, is_agent_running, stop_detached, stop_process, wait_for_agent,
-};
+use crate::init_system::agent_process::{is_agent_running, stop_detached, stop_process, wait_for_agent};
 use crate::init_system::systemd::{Systemd, SystemdError};
 use crate::process::empty_stdin;
 use crate::state_directory::StateDirectory;
@@ -101,17 +98,6 @@ pub enum SupervisionError {
     /// systemd could not be driven.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
-    /// The agent runs, and its restart would end programs that outlive it everywhere else.
-    #[error(
-        "the agent was not restarted, because that would end what runs in the control group of its unit, although systemd \
-         answers: {children}; the agent tries again to move these programs into scopes, and the next enrolment restarts \
-         it; to end them now, run `systemctl restart` for {unit} on the machine (with --user for a user's unit)",
-        unit = systemd::UNIT
-    )]
-    WouldEndChildren {
-        /// The children, each with the reason why it could not be moved.
-        children: String,
-    },
     /// The agent was started and does not run.
     #[error("the agent was started but does not run after {} s; its log ends: {output}", after.as_secs())]
     DoesNotRun {
@@ -166,14 +152,13 @@ pub fn detect_host() -> HostInit {
 /// that.
 ///
 /// `before_restart` is called right before a unit is restarted, which ends everything in its group: it moves the
-/// children of the running agent out of it, and returns which ones are left. An agent that answers is not restarted if
-/// that would end children. Everything but `before_restart` has ended at `until`.
+/// children of the running agent out of it, and returns warnings. Everything but that has ended at `until`.
 pub fn ensure_agent_runs(
     plan: SupervisionPlan,
     systemd: &Systemd,
     state: &StateDirectory,
     wanted: &DesiredAgent,
-    before_restart: &dyn Fn() -> Protection,
+    before_restart: &dyn Fn() -> Vec<String>,
     until: Instant,
 ) -> Result<(wire::Supervision, Vec<String>), SupervisionError> {
     let systemd = &Systemd { until: Some(until), ..systemd.clone() };
@@ -199,8 +184,6 @@ pub fn ensure_agent_runs(
                 warnings.extend(systemd.enable_linger().err());
                 Ok((wire::Supervision::Systemd, warnings))
             }
-            // The unit runs, so nothing else may start an agent.
-            Err(error @ SupervisionError::WouldEndChildren { .. }) => Err(error),
             Err(error) => {
                 // A user manager may reject what a process may still do. It starts such a unit again and again, until it
                 // is stopped.
@@ -256,7 +239,7 @@ fn ensure_unit(
     systemd: &Systemd,
     state: &StateDirectory,
     wanted: &DesiredAgent,
-    before_restart: &dyn Fn() -> Protection,
+    before_restart: &dyn Fn() -> Vec<String>,
     until: Instant,
 ) -> Result<Vec<String>, SupervisionError> {
     let installed = systemd.install_unit(&wanted.program, state.path())?;
@@ -265,18 +248,11 @@ fn ensure_unit(
     if !installed.changed && is_agent_running(state, wanted) {
         return Ok(warnings);
     }
-    let protection = before_restart();
-    // The children of an agent that is gone end with the unit in any case, and only a restart helps one that hangs.
-    if let Some(children) = protection.refusal
-        && is_agent_answering(state, until)
-    {
-        return Err(SupervisionError::WouldEndChildren { children });
-    }
-    warnings.extend(protection.warnings);
     // The machine may have been enrolled before systemd could be used.
     if let Some(supervisor) = state.find_supervisor_process() {
         stop_process(&supervisor, "supervisor", until)?;
     }
+    warnings.extend(before_restart());
     systemd.restart_unit()?;
     wait_for_agent(state, wanted, until).map_err(|error| explain_failure(error, systemd, wanted))?;
     Ok(warnings)
@@ -296,15 +272,11 @@ fn explain_failure(error: SupervisionError, systemd: &Systemd, wanted: &DesiredA
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::io::Write as _;
-    use std::os::unix::net::UnixListener;
-
     use super::*;
     use crate::child::migration::PROTECT_LIMIT;
     use crate::init_system::agent_process::{EXPLANATION_TIME, START_TIMEOUT};
     use crate::init_system::systemd::UNIT;
     use crate::process::ProcessRecord;
-    use crate::status_socket::STATUS_SOCKET;
 
     #[test]
     fn supervision_follows_the_mode_and_the_host() {
@@ -328,18 +300,15 @@ pub(crate) mod tests {
         }
     }
 
-    /// A manager with a `systemctl` that logs its calls, prints the file `shown` for `show`, fails when it is called for
-    /// `fails`, and records the agent in the file `next` for `restart`.
+    /// A manager with a `systemctl` that logs its calls, prints the file `shown` for `show`, and fails when it is called for
+    /// `fails`.
     pub(crate) fn manager(root: &Path, fails: &str) -> Systemd {
         let script = root.join("systemctl");
         let log = root.join("calls");
         let text = format!(
-            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != show ] || cat {} 2>&-\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n[ \"$1\" != restart ] || [ ! -e {} ] || mv {} {}\n",
+            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != show ] || cat {} 2>&-\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
             log.display(),
-            root.join("shown").display(),
-            root.join("next").display(),
-            root.join("next").display(),
-            root.join("state/agent.json").display()
+            root.join("shown").display()
         );
         std::fs::write(&script, text).unwrap();
         // Through the shell: a file that was just written may still be open for writing in a
@@ -373,7 +342,7 @@ pub(crate) mod tests {
         // Children move when the unit is about to be restarted, and not without need.
         let moving = || {
             std::fs::write(root.path().join("calls"), calls() + "move\n").unwrap();
-            Protection { warnings: vec!["moved".to_owned()], refusal: None }
+            vec!["moved".to_owned()]
         };
         let (supervision, warnings) = ensure_agent_runs(
             SupervisionPlan::SystemUnit,
@@ -397,47 +366,6 @@ pub(crate) mod tests {
         assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
     }
 
-    /// A child is in the group of the unit, and systemd answers. An earlier enrolment started the agent, so the right one
-    /// is another.
-    #[test]
-    fn agent_that_answers_is_not_restarted_if_that_ends_children() {
-        for (page, is_restarted) in [(Some("tree"), false), (Some(""), true), (None, true)] {
-            let root = tempfile::tempdir().unwrap();
-            let state = StateDirectory::open(&root.path().join("state")).unwrap();
-            let systemd = manager(root.path(), "nothing");
-            // This process stands in for both agents.
-            state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
-            std::fs::rename(root.path().join("state/agent.json"), root.path().join("next")).unwrap();
-            state.record_agent(&ProcessRecord::current(2, "5a".to_owned()).unwrap()).unwrap();
-            // An agent that was killed while it answered has sent nothing.
-            let answering = page.map(|page| {
-                let socket = UnixListener::bind(state.path().join(STATUS_SOCKET)).unwrap();
-                std::thread::spawn(move || socket.accept().unwrap().0.write_all(page.as_bytes()).unwrap())
-            });
-            let protect = || Protection {
-                warnings: vec!["web will end".to_owned()],
-                refusal: Some("web (its scope is dead)".to_owned()),
-            };
-            let plan = SupervisionPlan::SystemUnit;
-            let ensured = ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &protect, far());
-            let calls = std::fs::read_to_string(root.path().join("calls")).unwrap();
-            assert_eq!(calls.contains("restart"), is_restarted, "{page:?}: {calls}");
-            match ensured {
-                Ok((_, warnings)) => {
-                    assert_eq!((warnings, is_restarted), (vec!["web will end".to_owned()], true));
-                }
-                Err(error) => {
-                    let error = error.to_string();
-                    assert!(!is_restarted, "{page:?}: {error}");
-                    assert!(error.contains("although systemd answers: web (its scope is dead); "), "{error}");
-                }
-            }
-            if let Some(answering) = answering {
-                answering.join().unwrap();
-            }
-        }
-    }
-
     #[test]
     fn enrolment_ends_in_time_although_the_agent_does_not_run() {
         let root = tempfile::tempdir().unwrap();
@@ -446,8 +374,8 @@ pub(crate) mod tests {
         let begin = Instant::now();
         let until = begin + EXPLANATION_TIME + Duration::from_secs(8);
         let plan = SupervisionPlan::SystemUnit;
-        let error = ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Protection::default, until)
-            .unwrap_err();
+        let error =
+            ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Vec::new, until).unwrap_err();
         assert!(error.to_string().starts_with("the agent was started but does not run after "), "{error}");
         assert!(begin.elapsed() < START_TIMEOUT, "it waited for the agent as if there were time");
         // An agent has time although the children took all of theirs, and the end of the one before its own.
@@ -463,8 +391,9 @@ pub(crate) mod tests {
         state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
         let systemd = manager(root.path(), "nothing");
         let ensure = |agent: &DesiredAgent| {
-            let plan = SupervisionPlan::SystemUnit;
-            ensure_agent_runs(plan, &systemd, &state, agent, &Protection::default, far()).unwrap().1
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, agent, &Vec::new, far())
+                .unwrap()
+                .1
         };
         let read = || std::fs::read_to_string(systemd.unit_path()).unwrap();
         assert!(ensure(&desired_agent()).is_empty());
@@ -494,7 +423,7 @@ pub(crate) mod tests {
         let ensure = |shown: &str| {
             std::fs::write(root.path().join("shown"), shown).unwrap();
             let plan = SupervisionPlan::UserUnit;
-            ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Protection::default, far())
+            ensure_agent_runs(plan, &systemd, &state, &desired_agent(), &Vec::new, far())
         };
         let (supervision, warnings) = ensure("ActiveState=active\n").unwrap();
         assert_eq!(supervision, wire::Supervision::Systemd);
@@ -518,7 +447,7 @@ pub(crate) mod tests {
             &systemd,
             &state,
             &desired_agent(),
-            &Protection::default,
+            &Vec::new,
             far(),
         )
         .unwrap_err()

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use shepherd_roleserver::child::cgroup::Cgroup;
 use shepherd_roleserver::child::launch::ChildRecord;
 use shepherd_roleserver::child::migration::{
-    MigrationReport, Protection, migrate_children, migrate_children_of_unit, protect_children,
+    MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
 };
 use shepherd_roleserver::child::scope::ScopeRecord;
 use shepherd_roleserver::child::spec::ResourceLimits;
@@ -332,13 +332,11 @@ fn enrolment_does_not_wait_for_a_silent_systemd_longer_than_it_may() -> Result<(
     assert_eq!(manager.deadline, PATIENCE, "each operation alone may take longer");
     let begun = Instant::now();
     let until = begun + Duration::from_secs(1);
-    let Protection { warnings, refusal } =
-        protect_children(host.directory.path(), &manager, "roleserver.service", until);
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", until);
     assert!(begun.elapsed() < PATIENCE / 2, "it took the time of an operation");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let expected = "web will end when roleserver.service is restarted, because no scope has it: ";
     assert!(warnings[0].starts_with(expected), "{warnings:?}");
-    assert_eq!(refusal, None, "nobody knows the group of the unit");
     Ok(())
 }
 
@@ -349,37 +347,6 @@ fn show_group(host: &mut Host, process: &OldProcess, group: &str) -> Result<()> 
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("cgroup"), format!("0::{group}\n"))?;
     host.children.scopes.as_mut().context("no scopes")?.proc = proc;
-    Ok(())
-}
-
-/// `web` is in its group in the unit, `cache` in the unit by the hierarchy that systemd looks at, and `db` elsewhere.
-#[test]
-fn restart_is_refused_for_children_in_the_unit_alone() -> Result<()> {
-    let mut host = Host::new()?;
-    let session = format!("/user.slice/session-3.scope/{}/db", host.children.instance_name());
-    let web = OldProcess::start(&host, &host.old_group("web"))?;
-    let (cache, db) = (OldProcess::start(&host, "/elsewhere")?, OldProcess::start(&host, &session)?);
-    for (process, name) in [(&web, "web"), (&cache, "cache"), (&db, "db")] {
-        process.record(&host, name)?;
-    }
-    show_group(&mut host, &cache, UNIT_GROUP)?;
-    show_group(&mut host, &db, &session)?;
-    host.systemd.set_conduct(Conduct::FailedJob);
-    let report = migrate_children(&host.children);
-    assert_eq!(report.left.keys().collect::<Vec<_>>(), ["cache", "db", "web"]);
-    assert_eq!(report.in_unit.iter().collect::<Vec<_>>(), ["cache", "web"]);
-    let Protection { warnings, refusal } = Protection::from_report(&report, "roleserver.service");
-    assert_eq!(warnings.len(), 3, "{warnings:?}");
-    assert!(warnings[0].starts_with("cache will end when roleserver.service is restarted, "), "{warnings:?}");
-    assert!(warnings[1].starts_with("db is not in a systemd scope of its own: "), "{warnings:?}");
-    let refusal = refusal.context("the restart would end them")?;
-    assert!(refusal.starts_with("cache (") && refusal.contains(", web ("), "{refusal}");
-    assert!(!refusal.contains("db"), "{refusal}");
-
-    host.systemd.set_conduct(Conduct::Well);
-    let report = migrate_children(&host.children);
-    assert_eq!(report.moved, ["cache", "db", "web"]);
-    assert_eq!(Protection::from_report(&report, "roleserver.service"), Protection::default());
     Ok(())
 }
 
