@@ -222,6 +222,13 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
     let etcd = read_all(&field.disk(&member).join("cluster/etcd"))?;
     assert!(!contains(&etcd, PLANTED.as_bytes()), "the planted Secret is in etcd's files");
     take_image(&field).await?;
+    // Not the first one: the cluster got that before the Secret was planted.
+    let snapshot: uuid::Uuid = sqlx::query_scalar(
+        "SELECT snapshot_id FROM cluster_snapshot JOIN cluster_image USING (snapshot_id)
+         WHERE why = 'ordered' AND completed_at IS NOT NULL ORDER BY taken_at DESC LIMIT 1",
+    )
+    .fetch_one(&field.fleet.pool)
+    .await?;
     check_copies(&field, &member, &first).await?;
     check_database(&field, &first).await?;
 
@@ -244,13 +251,7 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
     let config_now = std::fs::read_to_string(&config)?;
     assert!(!config_now.contains(&STANDARD.encode(&first[0])), "the controller still has the former key");
 
-    // The snapshot of before is restored, with the Secret and the key that it needs.
-    let snapshot: uuid::Uuid = sqlx::query_scalar(
-        "SELECT snapshot_id FROM cluster_snapshot JOIN cluster_image USING (snapshot_id)
-         WHERE completed_at IS NOT NULL ORDER BY taken_at LIMIT 1",
-    )
-    .fetch_one(&field.fleet.pool)
-    .await?;
+    // The snapshot of before the rotation is restored, with the Secret and the key that it needs.
     lose(&field, &member).await?;
     let snapshot = snapshot.to_string();
     let restore = ["cluster", "restore", "ams", "--snapshot", &snapshot, "--reason", "it burnt"];
