@@ -240,21 +240,22 @@ impl ClusterWorker<'_> {
     async fn run_passes(&mut self, stop: &CancellationToken) -> bool {
         let name = self.name.to_owned();
         loop {
-            let lost = self.session.lost().clone();
+            let session = self.session;
             // A pass is dropped at its next await when the session ends. The next holder of the lease starts its work
             // over.
             let pause = tokio::select! {
                 () = stop.cancelled() => return false,
-                () = lost.cancelled() => return false,
-                result = catch_panic(self.run_pass()) => match result {
-                    Ok(Ok(ClusterPassOutcome::Deleted)) => return true,
-                    Ok(Ok(ClusterPassOutcome::RequeueAfter(pause))) => pause,
-                    Ok(Err(ClusterPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost))) => return false,
-                    Ok(Err(error)) => {
+                result = session.run_while_open(catch_panic(self.run_pass())) => match result {
+                    Some(Ok(Ok(ClusterPassOutcome::Deleted))) => return true,
+                    Some(Ok(Ok(ClusterPassOutcome::RequeueAfter(pause)))) => pause,
+                    None | Some(Ok(Err(ClusterPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost)))) => {
+                        return false;
+                    }
+                    Some(Ok(Err(error))) => {
                         tracing::warn!(cluster = name, %error, "a pass over a cluster failed");
                         ACTIVE_INTERVAL
                     }
-                    Err(text) => {
+                    Some(Err(text)) => {
                         tracing::error!(cluster = name, text, "a pass over a cluster panicked; the next one is made");
                         ACTIVE_INTERVAL
                     }
@@ -262,7 +263,7 @@ impl ClusterWorker<'_> {
             };
             tokio::select! {
                 () = stop.cancelled() => return false,
-                () = lost.cancelled() => return false,
+                () = session.lost().cancelled() => return false,
                 () = tokio::time::sleep(pause) => {}
             }
         }

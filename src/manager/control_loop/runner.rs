@@ -330,13 +330,11 @@ async fn run_under_session<L: ControlLoop>(
 
 async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext, trace_span: &Span) {
     let began = Instant::now();
-    let stop = work.stop().clone();
     failpoint::hit(control_loop.name(), "claimed");
     let outcome = tokio::select! {
         biased;
-        () = stop.cancelled() => None,
         () = context.abort.cancelled() => None,
-        outcome = catch_panic(control_loop.handle(&work)) => Some(outcome),
+        outcome = work.run_while_held(catch_panic(control_loop.handle(&work))) => outcome,
     };
     let ending = Instant::now();
     let (result, ended) = match outcome {

@@ -134,19 +134,19 @@ async fn run_passes(
     loop {
         // A pass is dropped at its next await when the session ends. What it had started is an open intent, which the
         // next holder of the lease resolves.
+        let pass = catch_panic(run_pass(bmdb, session, lease, provider, settings, &mut pauses));
         let more = tokio::select! {
             () = stop.cancelled() => return,
-            () = session.lost().cancelled() => return,
-            result = catch_panic(run_pass(bmdb, session, lease, provider, settings, &mut pauses)) => match result {
-                Ok(Ok(more)) => more,
-                Ok(Err(ProvisionerPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost))) => return,
-                Ok(Err(error)) => {
+            result = session.run_while_open(pass) => match result {
+                None | Some(Ok(Err(ProvisionerPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost)))) => return,
+                Some(Ok(Ok(more))) => more,
+                Some(Ok(Err(error))) => {
                     tracing::warn!(provider = lease.name, %error, "a provisioning pass failed");
                     false
                 }
                 // If a panic ended this task, it would hold its lease for as long as the process lives, and nobody
                 // would provision.
-                Err(text) => {
+                Some(Err(text)) => {
                     tracing::error!(provider = lease.name, text, "a provisioning pass panicked; the next one is made");
                     false
                 }

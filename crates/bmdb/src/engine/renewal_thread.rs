@@ -29,7 +29,7 @@ use uuid::Uuid;
 use crate::connection::access::{is_reader_refusal, require_access};
 use crate::connection::error::{BmdbError, Remedy, describe_error, remedy_for};
 use crate::connection::{Bmdb, DbContext};
-use crate::engine::session::{Session, Sessions, boot_time, lock_mutex};
+use crate::engine::session::{NOT_RENEWED, Session, Sessions, boot_time, lock_mutex};
 
 const RENEWING: &str = "renewing sessions";
 /// How often the statement for all sessions is sent before each session is renewed alone.
@@ -130,7 +130,7 @@ async fn run_renewals(sessions: &Sessions, signals: &RenewalSignals) {
 fn lose_expired(sessions: &Sessions) {
     for session in sessions.open() {
         if session.remaining().is_zero() {
-            lose_session(sessions, &session, "it could not be renewed in time");
+            lose_session(sessions, &session, NOT_RENEWED);
         }
     }
 }

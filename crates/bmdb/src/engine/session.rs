@@ -6,7 +6,10 @@
 //! whether or not the database can be reached.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -20,6 +23,9 @@ use model::process::Lane;
 
 /// How long a start without an answer waits until its row is closed.
 const UNCONFIRMED_CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a session is over for a process that did not renew it before its own deadline.
+pub(crate) const NOT_RENEWED: &str = "it could not be renewed in time";
 
 /// Time since boot, suspension included.
 #[must_use]
@@ -95,6 +101,23 @@ impl Session {
             return Duration::ZERO;
         }
         lock_mutex(&self.state.deadline).saturating_sub(boot_time())
+    }
+
+    /// Runs `future` until it ends or the session is over for this process; `None` if it is over.
+    ///
+    /// [`Session::lost`] alone is too late after a freeze of this process: what `future` waits for has come meanwhile, and
+    /// it would continue before the thread that renews sessions has looked at the clock. So the clock is read before each
+    /// poll.
+    pub async fn run_while_open<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut lost = pin!(self.state.lost.cancelled());
+        poll_fn(|context| {
+            if lost.as_mut().poll(context).is_ready() || self.remaining().is_zero() {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(context).map(Some)
+        })
+        .await
     }
 
     pub(crate) fn record_renewal(&self, sent_at: Duration) {

@@ -23,7 +23,7 @@ use shepherd_bmdb::engine::work::Work;
 
 use crate::proxy::Proxy;
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, needs_human};
+use testkit::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, needs_human, until};
 
 async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<Shepherd> {
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
@@ -75,6 +75,34 @@ async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> T
             .await?;
     assert!(in_time, "the machine could have been claimed during the call");
     assert!(matches!(work[0].outward_call_limit(Duration::ZERO), Err(BmdbError::SessionEnded)));
+    Ok(())
+}
+
+/// A frozen process wakes when its session is over, before the thread that renews sessions has seen it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handler_does_nothing_once_its_session_is_over() -> TestResult {
+    let kit = Kit::new("woken_handler").await?;
+    kit.provided(1, "rack").await?;
+    let (sessions, renewer) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
+    drop(renewer);
+    let session = sessions.start("doomed", serde_json::json!({})).await?;
+    let mut claimer = Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
+    let Claimed::Work(work) = claimer.claim(std::slice::from_ref(&session)).await? else { panic!("no work") };
+    assert_eq!(work[0].run_while_held(async { 7 }).await, Some(7));
+    let (wake, sent) = (tokio::sync::Notify::new(), AtomicBool::new(false));
+    let mut handler = pin!(work[0].run_while_held(async {
+        wake.notified().await;
+        sent.store(true, Ordering::Relaxed);
+    }));
+    let waits = poll_fn(|context| Poll::Ready(handler.as_mut().poll(context).is_pending())).await;
+    assert!(waits, "it waits for an answer");
+    tokio::time::sleep(session.remaining()).await;
+    until("the session is over here", async || Ok(session.remaining().is_zero())).await?;
+    wake.notify_one();
+    assert_eq!(handler.await, None);
+    assert!(!sent.load(Ordering::Relaxed), "it went on after its session");
+    assert!(work[0].stop().is_cancelled());
+    assert_eq!(work[0].stop_reason(), Some("it could not be renewed in time"));
     Ok(())
 }
 

@@ -28,7 +28,7 @@ use crate::connection::error::BmdbError;
 use crate::engine::change_machine::{Decision, WriteAuthority, change_machine};
 use crate::engine::fact_change::FactChange;
 use crate::engine::facts::MachineSnapshot;
-use crate::engine::session::{LiveWork, Session, Sessions, lock_mutex};
+use crate::engine::session::{LiveWork, NOT_RENEWED, Session, Sessions, lock_mutex};
 use crate::engine::work::ending::{Completion, strip_nul};
 use crate::engine::work::lease::WorkLease;
 use model::backoff::BackoffPolicy;
@@ -178,6 +178,23 @@ impl Work {
         tokio::time::timeout_at(until, before_limit)
             .await
             .map_err(|_| BmdbError::OutwardCallTimedOut { after: granted })
+    }
+
+    /// Runs the handler of this work until it ends or must stop. `None` if it must: [`Work::stop_reason`] has the reason.
+    ///
+    /// It is not polled again once the session is over, even if nothing has cancelled [`Work::stop`] yet: see
+    /// [`Session::run_while_open`].
+    pub async fn run_while_held<F: Future>(&self, handler: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            () = self.live.cancel.cancelled() => None,
+            outcome = self.session.run_while_open(handler) => {
+                if outcome.is_none() {
+                    self.live.stop(self.session.loss_reason().unwrap_or(NOT_RENEWED));
+                }
+                outcome
+            }
+        }
     }
 
     pub(crate) fn lease(&self) -> WorkLease {
