@@ -46,7 +46,7 @@ use crate::server::Server;
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine", about = "Measure the engine on a private PostgreSQL of this host")]
-struct RoleserverFlags {
+struct BenchFlags {
     /// Small fleets and short runs: shows that it works, and measures nothing.
     #[arg(long)]
     quick: bool,
@@ -138,7 +138,7 @@ enum Part {
 }
 
 impl Plan {
-    fn of(flags: &RoleserverFlags) -> Self {
+    fn of(flags: &BenchFlags) -> Self {
         let mut plan = Self {
             repetitions: 5,
             fleets: vec![1_000, 10_000, 100_000, 1_000_000],
@@ -191,7 +191,7 @@ impl Plan {
 fn main() -> ExitCode {
     // An error means that it is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let flags = RoleserverFlags::parse();
+    let flags = BenchFlags::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let ran =
         runtime.context("starting the runtime").and_then(|runtime| match (&flags.agents, &flags.flooder) {
@@ -252,7 +252,7 @@ const COMPARED: Page = Page {
                    as if it were: see the text above it.",
 };
 
-async fn run(flags: &RoleserverFlags) -> Result<()> {
+async fn run(flags: &BenchFlags) -> Result<()> {
     let plan = Plan::of(flags);
     if flags.compare {
         // Before a server is started for it.
@@ -262,21 +262,21 @@ async fn run(flags: &RoleserverFlags) -> Result<()> {
     let server = Server::start().await?;
     let mut report = Report::new(server.versions().await?, !flags.quick);
     let measured = match flags {
-        RoleserverFlags { compare: true, .. } => compare::measure(&plan, &server, &mut report).await,
-        RoleserverFlags { memory: true, .. } => match memory::steady(&plan, &server).await {
+        BenchFlags { compare: true, .. } => compare::measure(&plan, &server, &mut report).await,
+        BenchFlags { memory: true, .. } => match memory::steady(&plan, &server).await {
             Ok(steady) => memory::measure(&plan, &server, &steady, &mut report).await,
             Err(error) => Err(error),
         },
-        RoleserverFlags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
+        BenchFlags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
         _ => Box::pin(measure(&plan, &server, &mut report)).await,
     };
     server.stop().await?;
     measured?;
     report.say("took", format!("{} minutes", began.elapsed().as_secs().div_ceil(60)));
     let page = match flags {
-        RoleserverFlags { compare: true, .. } => COMPARED,
-        RoleserverFlags { part: Some(Part::Flood), .. } => FLOOD,
-        RoleserverFlags { part: Some(Part::Watchers), .. } => WATCHERS,
+        BenchFlags { compare: true, .. } => COMPARED,
+        BenchFlags { part: Some(Part::Flood), .. } => FLOOD,
+        BenchFlags { part: Some(Part::Watchers), .. } => WATCHERS,
         _ => NUMBERS,
     };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
