@@ -217,7 +217,7 @@ pub struct ServiceFlags {
     /// times.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub key_rotation_path: Vec<PathBuf>,
-    /// Let machines refuse declared roles that give root and that no signing key signed. Machines pin it.
+    /// Let machines refuse a declared role that gives root and is not signed. They pin it.
     #[arg(long, help_heading = "Agent", requires = "signing_keys_path")]
     pub require_signed_declarations: bool,
 
