@@ -5,10 +5,8 @@ use anyhow::{Context as _, Result, ensure};
 use shepherd::model::cluster::declaration::{attach_signature, encode_signed_content};
 use shepherd::model::host_finding::HostFindingKind;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::signing_store::SigningStore;
-use shepherd::roleserver::state_directory::StateDirectory;
 
-use super::{founded_on, instance, put, script, statuses, until_well};
+use super::{founded, founded_on, instance, put, script, statuses, until_nothing_is_left, until_well};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 use crate::harness::minisign::Signer;
@@ -49,11 +47,9 @@ async fn until_refused(owner: &Owner, node: &Node, revision: u64, reason: &str) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn role_that_gives_root_runs_only_if_a_pinned_key_signed_it_and_no_older_one_returns() -> TestResult {
     let (signer, thief, node) = (Signer::new()?, Signer::new()?, Node::new()?);
-    let state = StateDirectory::open(node.disk().parent().context("it has no state directory")?)?;
-    let store = SigningStore::open(state);
-    store.require_signed_declarations();
-    assert!(store.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
-    store.save()?;
+    node.signing.require_signed_declarations();
+    assert!(node.signing.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
+    node.signing.save()?;
     let (owner, mut node) = founded_on(node).await?;
 
     let first = put(&owner, signed(&signer, &role("one"), "1.0.0")?).await?;
@@ -90,5 +86,35 @@ async fn role_that_gives_root_runs_only_if_a_pinned_key_signed_it_and_no_older_o
     until_well(&owner, &node, "server", last).await?;
     assert!(instance(&node, "web_server")? != runs && !runs.is_alive());
     assert_eq!(refusals(&node), Vec::<String>::new(), "it is over");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_that_ran_before_signatures_were_required_stays_and_is_not_given_again() -> TestResult {
+    let signer = Signer::new()?;
+    let (owner, node) = founded().await?;
+    let first = put(&owner, role("one")).await?;
+    owner.roles(&node, &["web"], &[]).await?;
+    until_well(&owner, &node, "server", first).await?;
+    let runs = instance(&node, "web_server")?;
+    assert_eq!(refusals(&node), Vec::<String>::new(), "no signature is required");
+
+    // As with the answer to a heartbeat. The curator sends nothing because of it.
+    node.signing.require_signed_declarations();
+    assert!(node.signing.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
+    until("it is reported", async || Ok(refusals(&node).len() == 1)).await?;
+    assert!(refusals(&node)[0].contains("nobody signed it"), "{:?}", refusals(&node));
+    assert_eq!(instance(&node, "web_server")?, runs);
+    assert!(runs.is_alive());
+
+    owner.roles(&node, &[], &["web"]).await?;
+    until_nothing_is_left(&owner, &node).await?;
+    assert_eq!(refusals(&node), Vec::<String>::new(), "the node does not have the role");
+    owner.roles(&node, &["web"], &[]).await?;
+    until("it is refused", async || Ok(refusals(&node).len() == 1)).await?;
+    assert!(node.child("web_server").is_none(), "nothing is left that could continue");
+    let last = put(&owner, signed(&signer, &role("one"), "1.0.0")?).await?;
+    until_well(&owner, &node, "server", last).await?;
+    assert_eq!(refusals(&node), Vec::<String>::new());
     Ok(())
 }
