@@ -167,6 +167,7 @@ impl MachineAccess {
             signing_keys: self.signing.key_lines(),
             key_rotations: self.signing.rotations().iter().map(KeyRotation::to_wire).collect(),
             replace_signing_keys: replacement.is_some(),
+            require_signed_declarations: self.signing.requires_signed_declarations(),
         };
         // The machine rejects an older fence, so a step that was started may outlast the lease.
         let deadline = Instant::now() + self.enroll_time_limit();

@@ -217,6 +217,9 @@ pub struct ServiceFlags {
     /// times.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub key_rotation_path: Vec<PathBuf>,
+    /// Let machines refuse a declared role that gives root and is not signed. They pin it.
+    #[arg(long, help_heading = "Agent", requires = "signing_keys_path")]
+    pub require_signed_declarations: bool,
 
     /// Listen address of the fleet API, gRPC and JSON over TLS.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]

@@ -150,7 +150,7 @@ pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<Serv
     let ssh_passwords =
         if reaches_machines { plan_ssh_passwords(&flags, &providers, in_environment)? } else { Vec::new() };
     let signing = read_signing_keys(flags.signing_keys_path.as_deref(), &flags.key_rotation_path)?;
-    let signing = Arc::new(signing);
+    let signing = Arc::new(signing.with_signed_declarations(flags.require_signed_declarations));
     Ok(ServicePlan { flags, database, providers, components, endpoints, ssh_passwords, signing })
 }
 

@@ -38,6 +38,9 @@ pub(super) fn describe_signing_keys(signing: &SigningConfiguration) -> Vec<Strin
         return Vec::new();
     }
     let mut found = vec![format!("the signing keys {}", signing.trust().list_key_ids())];
+    if signing.requires_signed_declarations() {
+        found.push("machines refuse declared roles that give root and are not signed".to_owned());
+    }
     if let Some((version, key)) = signing.unverified_rotation() {
         found.push(format!(
             "a list of new keys with version {version}, signed with key {key}; only machines that have that key can verify it"
@@ -119,6 +122,8 @@ mod tests {
         let found = describe_signing_keys(&configured);
         assert_eq!(found[0], "the signing keys 0002020202020202");
         assert!(found[1].contains("version 2.0.0, signed with key 0001010101010101"), "{found:?}");
+        let strict = describe_signing_keys(&configured.with_signed_declarations(true));
+        assert_eq!(strict[1], "machines refuse declared roles that give root and are not signed");
         assert!(describe_signing_keys(&SigningConfiguration::default()).is_empty());
         std::fs::write(&keys, FIRST_KEY).unwrap();
         let error = read_both().unwrap_err();

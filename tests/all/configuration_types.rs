@@ -44,6 +44,7 @@ const TYPES: &[(&str, Takes)] = &[
     ("recovery_brake_fraction", Takes::Number),
     ("recovery_ladder", Takes::JoinedTexts),
     ("require_second_admin", Takes::Truth),
+    ("require_signed_declarations", Takes::Switch),
     ("retirer_loop_parallelism", Takes::WholeNumber),
     ("switcher_loop_parallelism", Takes::WholeNumber),
     ("updater_loop_parallelism", Takes::WholeNumber),
@@ -77,6 +78,7 @@ fn good_texts(flag: &Arg) -> [&'static str; 2] {
 fn companions(flag: &str) -> &'static [&'static str] {
     match flag {
         "bmdb_direct_url" => &["--bmdb_url=x"],
+        "require_signed_declarations" => &["--signing_keys_path=x"],
         "provider_name" => &["--provider=static"],
         "static_device_list_sha256" => &["--static_device_list_url=file:///x"],
         _ => &[],

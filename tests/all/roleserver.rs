@@ -172,6 +172,7 @@ pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
         signing_keys: Vec::new(),
         key_rotations: Vec::new(),
         replace_signing_keys: false,
+        require_signed_declarations: false,
     }
 }
 

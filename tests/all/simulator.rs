@@ -186,6 +186,7 @@ fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollReque
         signing_keys: Vec::new(),
         key_rotations: Vec::new(),
         replace_signing_keys: false,
+        require_signed_declarations: false,
     }
 }
 

@@ -342,8 +342,14 @@ fn signed(signer: &Signer, bytes: &[u8], comment: &str) -> Result<SignedUpload> 
 async fn signed_release_reaches_machines_and_one_without_a_valid_signature_none() -> TestResult {
     let (signer, thief) = (Signer::new()?, Signer::new()?);
     let signing = SigningConfiguration::parse(Some(&signer.public_file()?), Vec::new());
-    let signing = signing.map_err(anyhow::Error::msg)?;
+    let signing = signing.map_err(anyhow::Error::msg)?.with_signed_declarations(true);
     let fleet = Fleet::start_with("updates_signed", 1, signing, Vec::new(), None).await?;
+    let state = fleet.machines[0].1.state();
+    fleet
+        .until("a heartbeat has pinned that declarations are signed", async || {
+            Ok(state.read_signing_trust()?.is_some_and(|trust| trust.requires_signed_declarations))
+        })
+        .await?;
     let before = fleet.programs()?;
     let program = std::fs::read(&fleet.machines[0].1.program)?;
     let (release, other) = ([&program[..], b"2"].concat(), [&program[..], b"3"].concat());

@@ -84,6 +84,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> Te
             signing_keys: Vec::new(),
             key_rotations: Vec::new(),
             replace_signing_keys: false,
+            require_signed_declarations: false,
         };
 
         // As an older shepherd enrols it: no time is reported, and its heartbeats fail.

@@ -45,7 +45,7 @@ mod tests {
             ..Default::default()
         };
         let services = services.into_iter().map(service).collect();
-        wire::Declaration { role: "web".to_owned(), services, revision: 0 }
+        wire::Declaration { role: "web".to_owned(), services, ..Default::default() }
     }
 
     #[test]

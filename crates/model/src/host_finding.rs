@@ -30,6 +30,8 @@ pub enum HostFindingKind {
     UnpinnedKeys,
     /// The machine refused the release in its newest order, because of its signature. The shepherd finds that.
     ReleaseRefused,
+    /// The machine refused a declaration that gives root there, because no pinned key signed it.
+    DeclarationRefused,
     /// One that only a newer release knows.
     #[serde(other)]
     Other,
@@ -48,6 +50,7 @@ impl HostFindingKind {
             Self::StorageLow => "storage-low",
             Self::UnpinnedKeys => "unpinned-keys",
             Self::ReleaseRefused => "release-refused",
+            Self::DeclarationRefused => "declaration-refused",
             Self::Other => "other",
         }
     }
@@ -64,6 +67,7 @@ impl HostFindingKind {
             Self::StorageLow,
             Self::UnpinnedKeys,
             Self::ReleaseRefused,
+            Self::DeclarationRefused,
         ];
         known.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Other)
     }
@@ -99,6 +103,7 @@ mod tests {
             HostFindingKind::StorageLow,
             HostFindingKind::UnpinnedKeys,
             HostFindingKind::ReleaseRefused,
+            HostFindingKind::DeclarationRefused,
         ] {
             assert_eq!(HostFindingKind::parse(kind.as_str()), kind);
             let finding = HostFinding { kind, message: "m".to_owned() };

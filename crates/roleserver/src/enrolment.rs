@@ -228,6 +228,7 @@ mod tests {
             signing_keys: Vec::new(),
             key_rotations: Vec::new(),
             replace_signing_keys: false,
+            require_signed_declarations: false,
         }
     }
 

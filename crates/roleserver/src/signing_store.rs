@@ -2,7 +2,8 @@
 //!
 //! [`model::signed_artefact::signing_trust`] decides; this module stores the result in `signing.json`. The keys come with
 //! the enrolment, or with the first answer to a heartbeat that has some. Without pinned keys, releases need no signature. Only
-//! an enrolment can carry the order to replace pinned keys that are lost.
+//! an enrolment can carry the order to replace pinned keys that are lost. The keys come with whether declarations must be
+//! signed, which a machine pins, too.
 //!
 //! Two processes write the file: the enrolment and the agent. Each takes a lock, reads what the other one has written, and
 //! keeps the keys that it finds. So an agent without keys pins none over those of an enrolment.
@@ -21,6 +22,7 @@ use model::signed_artefact::signing_key::{KeyId, SigningKey, collect_signing_key
 use model::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningTrust};
 use model::signed_artefact::{ExpectedFields, decide_acceptance};
 use proto::agent::v1 as wire;
+use tokio::sync::watch;
 
 use crate::state_directory::{Lock, StateDirectory, StateError, StoredSigningTrust};
 
@@ -34,6 +36,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 5
 pub struct SigningStore {
     state: StateDirectory,
     inner: Arc<Mutex<SigningState>>,
+    /// Sent to whenever other keys or requirements are pinned.
+    changes: Arc<watch::Sender<()>>,
 }
 
 /// The signature of a file, and the pinned key to verify it with.
@@ -79,7 +83,13 @@ impl SigningStore {
         }
         let stored = trust.clone().unwrap_or_default();
         let inner = SigningState { trust, stored, is_saved: true, ignored: Vec::new() };
-        Self { state, inner: Arc::new(Mutex::new(inner)) }
+        Self { state, inner: Arc::new(Mutex::new(inner)), changes: Arc::default() }
+    }
+
+    /// Watches for other pinned keys and requirements, from now on. The store has to outlive the watch.
+    #[must_use]
+    pub fn watch_changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, SigningState> {
@@ -142,14 +152,34 @@ impl SigningStore {
             );
             state.trust = Ok(next);
             state.is_saved = false;
+            self.changes.send_replace(());
         }
         state.ignored = ignored;
         !state.is_saved
     }
 
-    /// Replaces the pinned keys by those of an enrolment, and writes them. Returns whether any has changed. The error is a
-    /// sentence, and nothing has changed then: a damaged file stays for a person.
-    pub fn replace_keys(&self, keys: &[String], rotations: &[wire::KeyRotation]) -> Result<bool, String> {
+    /// Pins that declarations that give root must be signed. Only [`Self::replace_keys`] ends that. It does not wait for the
+    /// disk.
+    pub fn require_signed_declarations(&self) {
+        let mut state = self.lock();
+        let Ok(trust) = &state.trust else { return };
+        if !trust.requires_signed_declarations() {
+            tracing::info!("declarations that give root on this machine must be signed from now on");
+            let next = trust.with_signed_declarations(true);
+            state.trust = Ok(next);
+            state.is_saved = false;
+            self.changes.send_replace(());
+        }
+    }
+
+    /// Replaces the pinned keys by those of an enrolment, with whether declarations must be signed, and writes them. Returns
+    /// whether any has changed. The error is a sentence, and nothing has changed then: a damaged file stays for a person.
+    pub fn replace_keys(
+        &self,
+        keys: &[String],
+        rotations: &[wire::KeyRotation],
+        requires_signed_declarations: bool,
+    ) -> Result<bool, String> {
         let keys = collect_signing_keys(keys.iter().map(String::as_str))?;
         let rotations = parse_rotations(rotations);
         self.trust()?;
@@ -157,7 +187,9 @@ impl SigningStore {
         let _held = locked.map_err(|error| error.to_string())?;
         let stored = self.state.read_signing_trust().map_err(|error| error.to_string())?;
         let stored = parse_trust(&stored.unwrap_or_default())?;
-        let next = stored.with_replaced_keys(&keys, &rotations);
+        let next = stored
+            .with_replaced_keys(&keys, &rotations)
+            .with_signed_declarations(requires_signed_declarations);
         if next != stored {
             self.state.write_signing_trust(&store_trust(&next)).map_err(|error| error.to_string())?;
             tracing::warn!(
@@ -168,7 +200,8 @@ impl SigningStore {
         }
         let mut state = self.lock();
         (state.trust, state.is_saved) = (Ok(next.clone()), true);
-        let is_changed = !next.has_keys(stored.keys());
+        let is_changed = !next.has_keys(stored.keys())
+            || next.requires_signed_declarations() != stored.requires_signed_declarations();
         state.stored = next;
         Ok(is_changed)
     }
@@ -211,6 +244,9 @@ impl SigningStore {
             let mut state = self.lock();
             let Ok(own) = &state.trust else { return Ok(()) };
             let merged = own.merged_with(&state.stored, &stored);
+            if merged != *own {
+                self.changes.send_replace(());
+            }
             state.trust = Ok(merged.clone());
             merged
         };
@@ -259,6 +295,7 @@ fn store_trust(trust: &SigningTrust) -> StoredSigningTrust {
         keys: trust.keys().iter().map(|key| key.as_str().to_owned()).collect(),
         rotation: trust.rotation().map(|version| version.to_string()),
         minimum_versions,
+        requires_signed_declarations: trust.requires_signed_declarations(),
     }
 }
 
@@ -274,7 +311,8 @@ fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
         }
     }
     let rotation = stored.rotation.as_deref().map(version).transpose()?;
-    SigningTrust::restore(&stored.keys, rotation, minimum_versions)
+    let trust = SigningTrust::restore(&stored.keys, rotation, minimum_versions)?;
+    Ok(trust.with_signed_declarations(stored.requires_signed_declarations))
 }
 
 #[cfg(test)]
@@ -347,10 +385,10 @@ mod tests {
         let enrolment = SigningStore::open(state.clone());
         agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 2, 0));
         agent.save().unwrap();
-        assert!(enrolment.replace_keys(&offered("x"), &[]).is_err());
-        assert!(enrolment.replace_keys(&[], &[]).is_err(), "no key at all");
-        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[]), Ok(true));
-        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[]), Ok(false), "it is repeated");
+        assert!(enrolment.replace_keys(&offered("x"), &[], false).is_err());
+        assert!(enrolment.replace_keys(&[], &[], false).is_err(), "no key at all");
+        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[], false), Ok(true));
+        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[], false), Ok(false), "it is repeated");
         // The agent that runs writes the file once more before it ends.
         agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
         agent.save().unwrap();
@@ -358,6 +396,38 @@ mod tests {
         assert_eq!(again.key_ids(), ["0002020202020202"]);
         let minimum = again.trust().unwrap().minimum_version(ArtefactKind::Release, "roleserver");
         assert_eq!(minimum, Some(ReleaseVersion::new(1, 3, 0)));
+    }
+
+    #[test]
+    fn required_signatures_stay_required_until_an_order_replaces_the_keys() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let agent = SigningStore::open(state.clone());
+        let mut changes = agent.watch_changes();
+        let requires = |store: &SigningStore| store.trust().unwrap().requires_signed_declarations();
+        assert!(agent.accept_offer(&offered(FIRST), &[]) && !requires(&agent));
+        agent.save().unwrap();
+        assert!(changes.has_changed().unwrap(), "keys were pinned");
+        changes.mark_unchanged();
+        agent.require_signed_declarations();
+        assert!(requires(&agent) && agent.is_unsaved() && changes.has_changed().unwrap());
+        agent.save().unwrap();
+        changes.mark_unchanged();
+        // A shepherd that does not require them sends the keys alone, with each heartbeat.
+        assert!(!agent.accept_offer(&offered(FIRST), &[]));
+        agent.require_signed_declarations();
+        assert!(!agent.is_unsaved() && !changes.has_changed().unwrap(), "it is repeated");
+        assert!(requires(&agent) && requires(&SigningStore::open(state.clone())));
+
+        let enrolment = SigningStore::open(state.clone());
+        assert_eq!(enrolment.replace_keys(&offered(FIRST), &[], true), Ok(false));
+        assert_eq!(enrolment.replace_keys(&offered(FIRST), &[], false), Ok(true));
+        assert!(!requires(&SigningStore::open(state.clone())));
+        // The agent that runs writes the file once more before it ends.
+        agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
+        agent.save().unwrap();
+        assert!(!requires(&agent) && !requires(&SigningStore::open(state)));
+        assert!(changes.has_changed().unwrap(), "it follows what the enrolment has written");
     }
 
     #[test]
@@ -372,7 +442,10 @@ mod tests {
             let path = directory.path().join("signing.json").display().to_string();
             assert!(error.starts_with(&format!("{path} is damaged (")), "{text}: {error}");
             assert!(error.contains("remove it and restart the role server"), "{text}: {error}");
-            assert!(store.replace_keys(&offered(FIRST), &[]).unwrap_err().contains("is damaged"), "{text}");
+            assert!(
+                store.replace_keys(&offered(FIRST), &[], false).unwrap_err().contains("is damaged"),
+                "{text}"
+            );
             assert!(!store.accept_offer(&offered(FIRST), &[]));
             assert_eq!(store.key_ids(), Vec::<String>::new());
             store.save().unwrap();

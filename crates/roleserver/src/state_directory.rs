@@ -129,6 +129,9 @@ pub struct StoredSigningTrust {
     /// Lowest accepted versions, by kind and name.
     #[serde(default)]
     pub minimum_versions: BTreeMap<String, BTreeMap<String, String>>,
+    /// Whether declarations that give root must be signed.
+    #[serde(default)]
+    pub requires_signed_declarations: bool,
 }
 
 /// The outcome of the newest heartbeat.

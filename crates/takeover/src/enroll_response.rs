@@ -45,10 +45,12 @@ pub(super) fn check_enroll_response(
     }
 }
 
-/// Whether an agent returned the request that it was sent. One of a release before signed releases leaves the keys out.
+/// Whether an agent returned the request that it was sent. One of a release before signed releases leaves the keys out, and
+/// one of a release before signed declarations what is required of these.
 fn is_echo(echo: &EnrollRequest, request: &EnrollRequest) -> bool {
-    let keyless = || EnrollRequest { signing_keys: vec![], key_rotations: vec![], ..request.clone() };
-    echo == request || *echo == keyless()
+    let without = || EnrollRequest { require_signed_declarations: false, ..request.clone() };
+    let keyless = || EnrollRequest { signing_keys: vec![], key_rotations: vec![], ..without() };
+    echo == request || *echo == without() || *echo == keyless()
 }
 
 fn map_enroll_error(error: &EnrollError, address: &str, request: &EnrollRequest) -> TakeoverError {
@@ -110,6 +112,15 @@ mod tests {
         for (echo, is_accepted) in [(signed("a"), true), (request(), true), (signed("b"), false)] {
             let returned = Success(EnrollSuccess { request: Some(echo), ..success() });
             let checked = check_enroll_response(Some(returned), ADDRESS, "agent", &signed("a"));
+            assert_eq!(checked.is_ok(), is_accepted, "{checked:?}");
+        }
+
+        let requiring = |key| EnrollRequest { require_signed_declarations: true, ..signed(key) };
+        for (echo, is_accepted) in
+            [(requiring("a"), true), (signed("a"), true), (request(), true), (requiring("b"), false)]
+        {
+            let returned = Success(EnrollSuccess { request: Some(echo), ..success() });
+            let checked = check_enroll_response(Some(returned), ADDRESS, "agent", &requiring("a"));
             assert_eq!(checked.is_ok(), is_accepted, "{checked:?}");
         }
 

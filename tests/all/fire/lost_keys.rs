@@ -91,11 +91,13 @@ async fn takeover_replaces_lost_keys_once_by_an_order_of_two_people() -> TestRes
     site.list(&[("m1", &sshd)], &["true"])?;
     let machine = site.machine("m1", &sshd).await?;
     let signing = SigningConfiguration::parse(Some(&new.public_file()?), Vec::new());
-    let signing = Arc::new(signing.map_err(anyhow::Error::msg)?);
+    let signing = Arc::new(signing.map_err(anyhow::Error::msg)?.with_signed_declarations(true));
     let initializer = site.initializer_with(sshd.settings(), signing)?;
     site.run(initializer)?;
     site.until_phase(machine, "AgentStarting").await?;
     assert_eq!(read(), former, "a takeover alone replaces nothing");
+    let trust = SigningStore::open(state.clone()).trust().map_err(anyhow::Error::msg)?;
+    assert!(trust.requires_signed_declarations(), "it pins what its shepherd requires");
 
     // Another shepherd, with other keys, has taken this order.
     give_with_approval(&site.kit, machine, &key(&other)?, "other").await?;

@@ -215,6 +215,7 @@ pub(crate) async fn enrolled_with_keys(
         signing_keys,
         key_rotations: Vec::new(),
         replace_signing_keys: false,
+        require_signed_declarations: false,
     };
     let (host, success) = tokio::task::spawn_blocking(move || {
         let host = create()?;

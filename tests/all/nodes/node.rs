@@ -64,6 +64,8 @@ pub(crate) struct Node {
     pub(crate) etcd_program: PathBuf,
     /// What its curator believes about addresses of nodes, from its next start on.
     pub(crate) address_rule: AddressRule,
+    /// The signing keys that it has pinned, as a role server in this process shares them. Each start reads them again.
+    pub(crate) signing: SigningStore,
     running: Option<Running>,
     directory: tempfile::TempDir,
 }
@@ -83,6 +85,7 @@ impl Node {
 
     /// The same, at the address of a former node.
     pub(crate) fn at(address: IpAddr) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
         Ok(Self {
             address,
             facts: NodeFacts::default(),
@@ -94,8 +97,9 @@ impl Node {
             },
             etcd_program: etcd_program()?,
             address_rule: AddressRule::reported_on_loopback(),
+            signing: SigningStore::open(StateDirectory::from_path(directory.path().to_owned())),
             running: None,
-            directory: tempfile::tempdir()?,
+            directory,
         })
     }
 
@@ -129,6 +133,7 @@ impl Node {
     pub(crate) fn start(&mut self) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         self.facts = NodeFacts::default();
+        self.signing = SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned()));
         let leaving = CancellationToken::new();
         let settings = ClusterNodeSettings {
             state_directory: self.directory.path().to_owned(),
@@ -138,7 +143,7 @@ impl Node {
             clock: self.clock.clone(),
             shutdown: leaving.clone(),
             server_pool: ServerPool::default(),
-            signing: SigningStore::open(StateDirectory::from_path(self.directory.path().to_owned())),
+            signing: self.signing.clone(),
             ports: self.ports.clone(),
             address_rule: self.address_rule,
         };

@@ -4,6 +4,7 @@
 
 mod manual;
 mod programs;
+mod signed;
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -122,7 +123,12 @@ impl Traffic {
 
 /// Declares a role, and returns its revision.
 pub(crate) async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
-    let declaration = wire::Declaration { role: role.to_owned(), services: services.to_vec(), revision: 0 };
+    let (role, services) = (role.to_owned(), services.to_vec());
+    put(owner, wire::Declaration { role, services, ..wire::Declaration::default() }).await
+}
+
+/// The same with a declaration that may be signed.
+async fn put(owner: &Owner, declaration: wire::Declaration) -> Result<u64> {
     let mut declarations = DeclarationsClient::new(owner.curators()?.channel());
     let request = wire::PutDeclarationRequest { declaration: Some(declaration), expected_revision: None };
     let put = patiently(async || declarations.put(request.clone()).await).await?;
@@ -186,7 +192,12 @@ pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<
 
 /// A cluster of one node.
 pub(crate) async fn founded() -> Result<(Owner, Node)> {
-    let (mut owner, mut node) = (Owner::new()?, Node::new()?);
+    founded_on(Node::new()?).await
+}
+
+/// The same on this machine.
+async fn founded_on(mut node: Node) -> Result<(Owner, Node)> {
+    let mut owner = Owner::new()?;
     node.ask(owner.founding_order())?;
     node.start()?;
     node.until_it_is_one().await?;

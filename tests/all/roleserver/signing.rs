@@ -205,6 +205,36 @@ fn machine_without_keys_pins_the_first_ones_and_follows_a_signed_rotation() -> T
     Ok(())
 }
 
+#[test]
+fn required_signatures_of_declarations_are_pinned_until_an_order_replaces_the_keys() -> TestResult {
+    let signer = Signer::new()?;
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&request(&shepherd.callback, 1))?;
+    shepherd.until_pinned(0)?;
+    let requires = || {
+        let stored = machine.state().read_signing_trust()?;
+        Ok::<_, anyhow::Error>(stored.is_some_and(|trust| trust.requires_signed_declarations))
+    };
+    assert!(!requires()?);
+    let keys = vec![signer.public_key()?];
+    let offer = keys.clone();
+    shepherd.change(|answer| (answer.signing_keys, answer.require_signed_declarations) = (offer, true))?;
+    wait_for("the requirement", || Ok(requires()?.then_some(())))?;
+
+    // A shepherd without the flag takes nothing back.
+    shepherd.change(|answer| answer.require_signed_declarations = false)?;
+    let enrolling =
+        |fence| wire::EnrollRequest { signing_keys: keys.clone(), ..request(&shepherd.callback, fence) };
+    machine.enroll(&enrolling(2))?;
+    assert!(requires()?);
+    machine.enroll(&wire::EnrollRequest { replace_signing_keys: true, ..enrolling(3) })?;
+    assert!(!requires()?);
+    machine.enroll(&wire::EnrollRequest { require_signed_declarations: true, ..enrolling(4) })?;
+    assert!(requires()?);
+    Ok(())
+}
+
 /// The lowest version that the first key's releases have raised stays.
 #[test]
 fn lost_keys_are_replaced_by_an_enrolment_that_an_admin_ordered() -> TestResult {

@@ -124,6 +124,7 @@ impl Scene {
             signing_keys: vec![self.former.public_key()?],
             key_rotations: Vec::new(),
             replace_signing_keys: true,
+            require_signed_declarations: false,
         };
         tokio::task::spawn_blocking(move || host.enroll(&request)).await??;
         Ok(())

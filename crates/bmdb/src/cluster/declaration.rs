@@ -1,6 +1,7 @@
 //! Operator-declared roles of a cluster: declare, withdraw, list.
 //!
-//! A declaration is checked before it is stored, and stored in the encoding that the curators receive. The holder of
+//! A declaration is checked before it is stored, and stored in the encoding that the curators receive, with its signature,
+//! which machines may require. The holder of
 //! the cluster's lease sends it to them. A withdrawn role stays until no curator has it any more. A declaration is no
 //! secret: everybody who may read clusters may read it, and so may everybody who reads the database.
 //!
@@ -19,7 +20,8 @@ use crate::engine::policy::read_policy_in_tx;
 use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::declaration::{
-    DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
+    DeclarationView, MAX_DECLARED_ROLES, attach_signature, check_declaration_size, declaration_digest,
+    encode_declaration,
 };
 use model::role_declaration::RoleDeclaration;
 use model::signed_artefact::declaration_proof::{DeclarationProof, decide_declaration};
@@ -145,13 +147,15 @@ async fn declare_role_in_tx(
     new: &NewDeclaration,
 ) -> Result<OrderEffect, BmdbError> {
     let declaration = &new.declaration;
-    check_declaration_size(declaration.to_wire())
-        .map_err(|reason| order_rejected("DECLARATION_TOO_LARGE", reason))?;
+    // Only a signature that the shepherd verified is stored.
+    let signature = new.signature.as_ref().map(ArtefactSignature::as_str).unwrap_or_default();
+    let stored = attach_signature(declaration.to_wire(), signature);
+    check_declaration_size(&stored).map_err(|reason| order_rejected("DECLARATION_TOO_LARGE", reason))?;
     let (id, spec) = lock_cluster(tx, name).await?;
     let role = declaration.role().to_string();
     let known = list_declarations(tx, id).await?;
     let before = known.iter().find(|known| known.role == role && !known.withdrawn);
-    let digest = declaration_digest(declaration.to_wire());
+    let digest = declaration_digest(&stored);
     if before.is_some_and(|before| before.digest == hex::encode(digest)) {
         let text = format!("already declares {role} in this way; nothing was changed");
         let same = before.map(audit_json);
@@ -163,7 +167,7 @@ async fn declare_role_in_tx(
     }
     let by = approve_privileges(tx, order, (id, name), new).await?;
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
-    let encoded = encode_declaration(declaration.to_wire());
+    let encoded = encode_declaration(&stored);
     let kept = digest.as_slice();
     sqlx::query_file!(
         "../../sql/cluster/upsert_declaration.sql",

@@ -1,6 +1,7 @@
 //! Declarations that give root on nodes: a key of the shepherd signed them, or another admin approves them.
 
 use anyhow::{Result, bail};
+use model::cluster::declaration::attach_signature;
 use model::role_declaration::RoleDeclaration;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signing_key::SigningKey;
@@ -73,6 +74,8 @@ async fn role_that_gives_root_is_signed_or_approved() -> TestResult {
         };
         let declared =
             wire::Declaration { role: "web".to_owned(), services: vec![service], ..Default::default() };
+        // Only what the shepherd verified is stored.
+        let declared = attach_signature(&declared, "forged");
         let signature = signature.map(ArtefactSignature::parse).transpose()?;
         let new = NewDeclaration { declaration: RoleDeclaration::new(declared)?, signature, trust };
         end_of(kit.bmdb.declare_cluster_role(order(key), "ams".to_owned(), new).await)
@@ -82,6 +85,9 @@ async fn role_that_gives_root_is_signed_or_approved() -> TestResult {
     let arguments =
         "SELECT count(*) FROM cluster_declaration WHERE encode(declaration, 'escape') LIKE '%1000%'";
     assert_eq!(kit.count(arguments).await?, 1, "the former declaration stays");
+    let forged =
+        "SELECT count(*) FROM cluster_declaration WHERE encode(declaration, 'escape') LIKE '%forged%'";
+    assert_eq!(kit.count(forged).await?, 0, "nobody verified it");
     let refused = "SELECT count(*) FROM audit WHERE outcome = 'refused'
                        AND message LIKE 'role web was not declared: server runs as root, %--signature FILE.minisig'";
     assert_eq!(kit.count(refused).await?, 1, "it is in the audit");
@@ -91,6 +97,9 @@ async fn role_that_gives_root_is_signed_or_approved() -> TestResult {
         "SELECT count(*) FROM audit WHERE outcome = 'changed' AND after->>'signing_key_id' IS NOT NULL
                       AND after->>'signed_comment' LIKE '% kind=declaration name=web version=1.4.0 %'";
     assert_eq!(kit.count(signed).await?, 1, "the audit has the signature");
+    let sent = "SELECT count(*) FROM cluster_declaration
+                WHERE encode(declaration, 'escape') LIKE '%trusted comment: shepherd kind=declaration name=web%'";
+    assert_eq!(kit.count(sent).await?, 1, "the curators receive it with the declaration");
 
     kit.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
     assert_eq!(declare("root", None, trust()?, "5").await?, "needs two");

@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::write_file_atomic;
-use model::cluster::declaration::encode_declaration;
+use model::cluster::declaration::encode_signed_content;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::text_file::decode_text;
 use proto::fleet::v1;
@@ -98,7 +98,7 @@ pub(super) async fn declare_role(
     require_audit_reason(&args.reason)?;
     let declaration = read_role_file(&args.file)?;
     if let Some(file) = &args.output_file {
-        write_file_atomic(file, &encode_declaration(declaration.to_wire()), 0o644)?;
+        write_file_atomic(file, &encode_signed_content(declaration.to_wire()), 0o644)?;
         let role = declaration.role().to_string();
         let text =
             format!("the role {role} was not declared: it is written to {}, to be signed", file.display());

@@ -119,7 +119,8 @@ impl RoleFile {
             let name = service.name.clone();
             service.into_wire(beside).map_err(|reason| format!("service {name:?}: {reason}"))
         });
-        Ok(wire::Declaration { role: self.role, services: services.collect::<Result<_, _>>()?, revision: 0 })
+        let services = services.collect::<Result<_, _>>()?;
+        Ok(wire::Declaration { role: self.role, services, ..wire::Declaration::default() })
     }
 }
 

@@ -175,7 +175,8 @@ mod tests {
             user: "root".to_owned(),
             ..Default::default()
         };
-        let declared = wire::Declaration { role: "web".to_owned(), services: vec![service], revision: 1 };
+        let (role, services) = ("web".to_owned(), vec![service]);
+        let declared = wire::Declaration { role, services, revision: 1, ..Default::default() };
         let declaration = Arc::new(RoleDeclaration::new(declared.clone()).unwrap());
         let response = declarations_response(&[
             ("disk".parse().unwrap(), None),

@@ -1,7 +1,8 @@
 //! Role declarations of a cluster: what is stored, its digest, and how it is shown.
 //!
 //! The desired declarations are in the BMDB. A digest identifies a declaration without its revision, because only the
-//! curators count revisions. [`plan`][crate::cluster::plan] compares these digests with those of the curators.
+//! curators count revisions. [`plan`][crate::cluster::plan] compares these digests with those of the curators. The digest
+//! covers the signature, so that a declaration that is signed later replaces the unsigned one.
 
 use std::collections::BTreeMap;
 
@@ -35,6 +36,18 @@ pub struct DesiredDeclaration {
 #[must_use]
 pub fn encode_declaration(declared: &wire::Declaration) -> Vec<u8> {
     wire::Declaration { revision: 0, ..declared.clone() }.encode_to_vec()
+}
+
+/// Encodes what is signed of a declaration: all of it but its revision and its signature.
+#[must_use]
+pub fn encode_signed_content(declared: &wire::Declaration) -> Vec<u8> {
+    encode_declaration(&attach_signature(declared, ""))
+}
+
+/// The declaration with this signature in place of its own. An empty text is none.
+#[must_use]
+pub fn attach_signature(declared: &wire::Declaration, signature: &str) -> wire::Declaration {
+    wire::Declaration { signature: signature.to_owned(), ..declared.clone() }
 }
 
 /// Checks that the fleet can store the declaration; the error is a sentence.
@@ -118,5 +131,15 @@ mod tests {
         assert_eq!(declaration_digest(&declared), declaration_digest(&again));
         assert_ne!(declaration_digest(&declared), declaration_digest(&other));
         assert_eq!(digests_by_role(&[again])["web"], declaration_digest(&declared));
+    }
+
+    #[test]
+    fn signature_counts_for_the_digest_and_is_no_part_of_what_is_signed() {
+        let declared = wire::Declaration { role: "web".to_owned(), revision: 7, ..Default::default() };
+        let signed = attach_signature(&declared, "signed");
+        assert_ne!(declaration_digest(&declared), declaration_digest(&signed));
+        assert_eq!(encode_signed_content(&declared), encode_declaration(&declared));
+        assert_eq!(encode_signed_content(&signed), encode_declaration(&declared));
+        assert_eq!(attach_signature(&signed, ""), declared);
     }
 }

@@ -49,6 +49,7 @@ fn machine_issues(machine: &MachineIssueInputs, evidence: &IssueInputs) -> Vec<I
         storage_low(machine),
         unpinned_keys(machine),
         release_refused(machine),
+        declaration_refused(machine),
     ];
     rules.into_iter().flatten().collect()
 }
@@ -290,6 +291,7 @@ fn agent_unit(machine: &MachineIssueInputs) -> Option<Issue> {
                     | HostFindingKind::StorageLow
                     | HostFindingKind::UnpinnedKeys
                     | HostFindingKind::ReleaseRefused
+                    | HostFindingKind::DeclarationRefused
             )
         },
         remedy,
@@ -328,6 +330,14 @@ fn release_refused(machine: &MachineIssueInputs) -> Option<Issue> {
                   order that one"
         .to_owned();
     finding_issue(machine, IssueKind::ReleaseRefused, |kind| kind == HostFindingKind::ReleaseRefused, remedy)
+}
+
+fn declaration_refused(machine: &MachineIssueInputs) -> Option<Issue> {
+    let remedy = "see who declared the role (the audit has it); sign the right declaration with a pinned key, and declare it \
+                  again with its signature"
+        .to_owned();
+    let belongs = |kind| kind == HostFindingKind::DeclarationRefused;
+    finding_issue(machine, IssueKind::DeclarationRefused, belongs, remedy)
 }
 
 /// An issue with the messages of all findings of some kinds. Without an agent nobody reports findings any more.

@@ -88,6 +88,7 @@ pub enum IssueKind {
     DatabaseDurability,
     DatabaseLimitsUnreadable,
     DeadRows,
+    DeclarationRefused,
     Drift,
     DuplicateKey,
     DuplicateMac,
@@ -130,7 +131,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 59] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -151,6 +152,7 @@ impl IssueKind {
         Self::DatabaseDurability,
         Self::DatabaseLimitsUnreadable,
         Self::DeadRows,
+        Self::DeclarationRefused,
         Self::Drift,
         Self::DuplicateKey,
         Self::DuplicateMac,
@@ -215,6 +217,7 @@ impl IssueKind {
             Self::DatabaseDurability => "database-durability",
             Self::DatabaseLimitsUnreadable => "database-limits-unreadable",
             Self::DeadRows => "dead-rows",
+            Self::DeclarationRefused => "declaration-refused",
             Self::Drift => "drift",
             Self::DuplicateKey => "duplicate-key",
             Self::DuplicateMac => "duplicate-mac",
@@ -284,6 +287,7 @@ impl IssueKind {
             | Self::CrashLoop
             | Self::DatabaseDurability
             | Self::DatabaseLimitsUnreadable
+            | Self::DeclarationRefused
             | Self::Drift
             | Self::DuplicateSerial
             | Self::FewAdmins

@@ -25,7 +25,8 @@ fn service(name: &str, depends_on: &[&str]) -> wire::Service {
 }
 
 fn role(services: impl IntoIterator<Item = wire::Service>) -> wire::Declaration {
-    wire::Declaration { role: "web".to_owned(), services: services.into_iter().collect(), revision: 0 }
+    let services = services.into_iter().collect();
+    wire::Declaration { role: "web".to_owned(), services, ..Default::default() }
 }
 
 fn check(probe: wire::health_check::Probe) -> wire::HealthCheck {

@@ -13,6 +13,7 @@ use crate::signed_artefact::signing_trust::{KeyRotation, MAX_ROTATIONS, SigningT
 pub struct SigningConfiguration {
     keys: Vec<SigningKey>,
     rotations: Vec<KeyRotation>,
+    requires_signed_declarations: bool,
 }
 
 impl SigningConfiguration {
@@ -29,7 +30,19 @@ impl SigningConfiguration {
                 rotations.len()
             ));
         }
-        Ok(Self { keys, rotations })
+        Ok(Self { keys, rotations, requires_signed_declarations: false })
+    }
+
+    /// The same, with whether machines refuse declarations that give root and are not signed.
+    #[must_use]
+    pub fn with_signed_declarations(self, is_required: bool) -> Self {
+        Self { requires_signed_declarations: is_required, ..self }
+    }
+
+    /// Whether machines refuse declarations that give root and are not signed.
+    #[must_use]
+    pub const fn requires_signed_declarations(&self) -> bool {
+        self.requires_signed_declarations
     }
 
     /// Checks that the rotations lead to the present keys: each is signed with a key in the list before it, and the newest

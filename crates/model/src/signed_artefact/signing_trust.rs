@@ -6,6 +6,9 @@
 //! says which rotation is the newer one, so a rotation that was once valid is not repeated later. The one exception is an
 //! [order](super::key_replacement) for keys that are lost.
 //!
+//! A machine also pins whether [declarations](super::declaration_proof) must be signed. A shepherd switches that on, and only
+//! the order for lost keys switches it off.
+//!
 //! Rotations form a chain. A machine that was away for two of them applies both, in the order of their versions.
 
 use std::collections::BTreeMap;
@@ -33,6 +36,8 @@ pub struct SigningTrust {
     rotation: Option<ReleaseVersion>,
     /// Lowest accepted version of each kind and name.
     minimum_versions: BTreeMap<(ArtefactKind, String), ReleaseVersion>,
+    /// Whether declarations that give root must be signed.
+    requires_signed_declarations: bool,
 }
 
 /// A list of new keys, and its signature with a former key.
@@ -104,7 +109,7 @@ impl SigningTrust {
     /// The trust with these keys, and no lowest versions.
     #[must_use]
     pub const fn pinning(keys: Vec<SigningKey>) -> Self {
-        Self { keys, rotation: None, minimum_versions: BTreeMap::new() }
+        Self { keys, rotation: None, minimum_versions: BTreeMap::new(), requires_signed_declarations: false }
     }
 
     /// Restores the trust from what was stored. The error is a sentence.
@@ -115,7 +120,7 @@ impl SigningTrust {
     ) -> Result<Self, String> {
         let keys =
             if keys.is_empty() { Vec::new() } else { collect_signing_keys(keys.iter().map(String::as_str))? };
-        Ok(Self { keys, rotation, minimum_versions })
+        Ok(Self { keys, rotation, minimum_versions, requires_signed_declarations: false })
     }
 
     /// The pinned keys; empty if none is pinned.
@@ -187,7 +192,20 @@ impl SigningTrust {
             keys: keys.to_vec(),
             rotation: newest.max(self.rotation),
             minimum_versions: self.minimum_versions.clone(),
+            requires_signed_declarations: self.requires_signed_declarations,
         }
+    }
+
+    /// Whether declarations that give root on the machine must be signed.
+    #[must_use]
+    pub const fn requires_signed_declarations(&self) -> bool {
+        self.requires_signed_declarations
+    }
+
+    /// The trust that requires signed declarations, or does not.
+    #[must_use]
+    pub fn with_signed_declarations(&self, is_required: bool) -> Self {
+        Self { requires_signed_declarations: is_required, ..self.clone() }
     }
 
     /// The trust to store where another process has changed the file from `before` to `stored`. The keys that it pinned stay,
@@ -201,6 +219,9 @@ impl SigningTrust {
         if next.keys.is_empty() {
             next.keys.clone_from(&self.keys);
             next.rotation = self.rotation;
+        }
+        if stored.requires_signed_declarations == before.requires_signed_declarations {
+            next.requires_signed_declarations = self.requires_signed_declarations;
         }
         for ((kind, name), minimum) in &self.minimum_versions {
             next = next.with_minimum(*kind, name, *minimum);

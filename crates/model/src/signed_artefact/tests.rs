@@ -387,6 +387,7 @@ fn rotations_of_a_configuration_lead_to_its_keys() {
 fn keys_that_another_process_pinned_stay() {
     let (none, version) = (SigningTrust::default(), ReleaseVersion::new(1, 2, 0));
     let raised = |trust: &SigningTrust| trust.with_minimum(ArtefactKind::Release, "a", version);
+    let strict = |trust: &SigningTrust| trust.with_signed_declarations(true);
     let first = SigningTrust::pinning(vec![key(FIRST_KEY)]);
     let second = SigningTrust::pinning(vec![key(SECOND_KEY)]);
     for (what, own, before, stored, expected) in [
@@ -396,6 +397,15 @@ fn keys_that_another_process_pinned_stay() {
         ("it raised a version", &second, &second, &raised(&second), raised(&second)),
         ("it has no keys", &second, &none, &raised(&none), raised(&second)),
         ("root has removed the file", &raised(&first), &raised(&first), &none, raised(&first)),
+        (
+            "it requires signed declarations",
+            &raised(&first),
+            &first,
+            &strict(&first),
+            strict(&raised(&first)),
+        ),
+        ("this one requires them", &strict(&first), &first, &raised(&first), strict(&raised(&first))),
+        ("an order has ended that", &strict(&first), &strict(&first), &second, second.clone()),
     ] {
         assert_eq!(own.merged_with(before, stored), expected, "{what}");
     }

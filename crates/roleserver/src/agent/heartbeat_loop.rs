@@ -130,6 +130,7 @@ impl HeartbeatLoop {
                         (self.agent.observer)(&AgentEvent::SigningKeys {
                             keys: answer.signing_keys.clone(),
                             rotations: answer.key_rotations.clone(),
+                            requires_signed_declarations: answer.require_signed_declarations,
                         });
                     }
                     if let Some(order) = &answer.release_order {

@@ -148,6 +148,8 @@ pub enum AgentEvent {
         keys: Vec<String>,
         /// Lists of keys that replace pinned ones.
         rotations: Vec<wire::KeyRotation>,
+        /// Whether declarations that give root must be signed, too.
+        requires_signed_declarations: bool,
     },
     /// A response ordered another release of the role server.
     ReleaseOrder {

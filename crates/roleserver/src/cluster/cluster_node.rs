@@ -59,7 +59,7 @@ pub struct ClusterNodeSettings {
     pub shutdown: CancellationToken,
     /// Source of artefacts and bundles whose declaration has no URL.
     pub server_pool: ServerPool,
-    /// Keys that bundles must be signed with.
+    /// Keys that bundles must be signed with, and declarations that give root if the machine requires that.
     pub signing: SigningStore,
     /// Listen ports of Kubernetes components.
     pub ports: ComponentPorts,
@@ -81,14 +81,14 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
         address_rule: settings.address_rule,
     };
     let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
-    let server_pool = settings.server_pool.clone();
+    let (server_pool, signing) = (settings.server_pool.clone(), settings.signing.clone());
     let of_kubernetes = kubernetes::KubernetesContext {
         files: files.clone(),
         children: host.children.clone(),
         clock: clock.clone(),
         boot_id: boot_id.clone(),
         server_pool: server_pool.clone(),
-        signing: settings.signing.clone(),
+        signing: signing.clone(),
         ports: settings.ports.clone(),
     };
     Runnable::new(move |starting: Starting| {
@@ -116,7 +116,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
             (
                 "services",
                 run_services(
-                    (files.clone(), server_pool.clone()),
+                    (files.clone(), server_pool.clone(), signing.clone()),
                     facts.clone(),
                     host.children.clone(),
                     clock.clone(),

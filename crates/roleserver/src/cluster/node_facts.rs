@@ -34,7 +34,7 @@ use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::node_order::EtcdImage;
 use crate::cluster::node_problems::NodeProblems;
-use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo, REFUSED_DECLARATIONS};
 use crate::cluster::stored_authorities::authorities_above_or_anchor;
 use crate::host_findings::HostFindings;
 
@@ -318,6 +318,7 @@ impl NodeFacts {
         self.refusal.clear();
         self.unprotected.clear();
         self.host_findings.set(cgroup_driver::FINDINGS, Vec::new());
+        self.host_findings.set(REFUSED_DECLARATIONS, Vec::new());
         self.node_info.clear();
         self.curators.clear();
         self.declarations.clear();

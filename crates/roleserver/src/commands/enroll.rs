@@ -113,7 +113,8 @@ fn enroll_machine(
     }
     let signing = SigningStore::open(state.clone());
     if request.replace_signing_keys {
-        let replaced = signing.replace_keys(&request.signing_keys, &request.key_rotations);
+        let (keys, rotations) = (&request.signing_keys, &request.key_rotations);
+        let replaced = signing.replace_keys(keys, rotations, request.require_signed_declarations);
         if replaced.map_err(|error| failed(&error))? {
             // An agent that runs has the former keys in memory.
             enrolment.revision = enrolment.revision.wrapping_add(1);
@@ -122,7 +123,10 @@ fn enroll_machine(
     if kept.as_ref() != Some(&enrolment) {
         state.write_enrolment(&enrolment).map_err(|error| failed(&error))?;
     }
-    // Nothing is pinned if keys are there already. The agent that runs, if there is one, pins the same with a heartbeat.
+    // No keys are pinned if some are there already. The agent that runs, if there is one, pins the same with a heartbeat.
+    if request.require_signed_declarations {
+        signing.require_signed_declarations();
+    }
     if signing.accept_offer(&request.signing_keys, &request.key_rotations) {
         signing.save().map_err(|error| failed(&error))?;
     }

@@ -379,8 +379,12 @@ impl AgentEventHandler {
                 let (inbox, order) = (self.order_inbox.clone(), order.clone());
                 self.writer.enqueue("order", move || inbox.accept(&order));
             }
-            AgentEvent::SigningKeys { keys, rotations } => {
-                if self.release.signing().accept_offer(keys, rotations) {
+            AgentEvent::SigningKeys { keys, rotations, requires_signed_declarations } => {
+                let signing = self.release.signing();
+                if *requires_signed_declarations {
+                    signing.require_signed_declarations();
+                }
+                if signing.accept_offer(keys, rotations) {
                     self.store_signing();
                 }
             }

@@ -31,7 +31,8 @@ fn service_on_port(port: u16, node: IpAddr) -> Result<DesiredService> {
         health_check: Some(wire::HealthCheck { probe: Some(tcp), failures: 1, ..Default::default() }),
         ..Default::default()
     };
-    let declaration = wire::Declaration { role: "web".to_owned(), services: vec![service], revision: 1 };
+    let (role, services) = ("web".to_owned(), vec![service]);
+    let declaration = wire::Declaration { role, services, revision: 1, ..Default::default() };
     let declaration = RoleDeclaration::new(declaration)?;
     let declared = DeclarationMap::from([(declaration.role().clone(), Arc::new(declaration))]);
     let inputs = RenderInputs {

@@ -381,6 +381,7 @@ impl CallbackService {
             log_requests,
             signing_keys: self.signing.key_lines(),
             key_rotations: self.signing.rotations().iter().map(KeyRotation::to_wire).collect(),
+            require_signed_declarations: self.signing.requires_signed_declarations(),
         }
     }
 }

@@ -182,7 +182,8 @@ impl FalseServices {
             }
             "Declarations/WatchOwn" => {
                 let services = vec![script.service.clone()];
-                let declaration = wire::Declaration { role: "web".to_owned(), services, revision: 1 };
+                let declaration =
+                    wire::Declaration { role: "web".to_owned(), services, revision: 1, ..Default::default() };
                 let response = wire::WatchOwnDeclarationsResponse {
                     declarations: vec![declaration],
                     ..Default::default()

@@ -28,6 +28,9 @@ use crate::cluster::services::workdir::WorkdirFile;
 /// Longest name of a child of the role server, in bytes.
 const MAX_CHILD_NAME: usize = 64;
 
+/// Source of the findings about declarations that this machine refuses.
+pub const REFUSED_DECLARATIONS: &str = "declarations";
+
 /// Declarations of the roles that this node has.
 pub type DeclarationMap = BTreeMap<DeclaredRole, Arc<RoleDeclaration>>;
 

@@ -33,6 +33,7 @@
 //!
 //! # Invariants
 //!
+//! * A declaration that gives root runs only if a pinned key signed it, on a machine that requires that.
 //! * While the desired services are unknown, what runs continues and nothing starts.
 //! * A running service is restarted only if the digest of what it is started with has changed.
 //! * The run record is durable before a service starts, and is removed last. So whatever runs is known, and leftovers
@@ -65,6 +66,7 @@ use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::cluster::services::service_manager::ServiceManagerInputs;
 use crate::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
 use crate::server_pool::ServerPool;
+use crate::signing_store::SigningStore;
 
 pub mod archive_entry;
 pub mod artefact_store;
@@ -88,7 +90,7 @@ pub mod workdir;
 /// Makes the runnable that starts all parts. It publishes the stored declarations once in each life of the process.
 #[must_use]
 pub fn run_services(
-    (files, server_pool): (ClusterFiles, ServerPool),
+    (files, server_pool, signing): (ClusterFiles, ServerPool, SigningStore),
     facts: NodeFacts,
     children: Arc<ChildContext>,
     clock: Clock,
@@ -96,7 +98,7 @@ pub fn run_services(
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, children) = (files.clone(), facts.clone(), children.clone());
-        let server_pool = server_pool.clone();
+        let (server_pool, signing) = (server_pool.clone(), signing.clone());
         let (clock, boot_id) = (clock.clone(), boot_id.clone());
         async move {
             if facts.declarations.latest().is_none()
@@ -116,7 +118,8 @@ pub fn run_services(
                 directory: files.services_directory(),
                 store: store.clone(),
             };
-            starting.start("follow", curator_watch::watch_declarations(files.clone(), facts.clone()))?;
+            starting
+                .start("follow", curator_watch::watch_declarations(files.clone(), facts.clone(), signing))?;
             starting.start(
                 "render",
                 render::render_services(files, facts.clone(), clock.clone(), wanted.clone()),

@@ -129,7 +129,8 @@ mod tests {
         };
         let roles = ["web", "disk"].map(|role| {
             let services = vec![service("one"), service("two")];
-            let declared = wire::Declaration { role: role.to_owned(), services, revision: 7 };
+            let declared =
+                wire::Declaration { role: role.to_owned(), services, revision: 7, ..Default::default() };
             let declaration = RoleDeclaration::new(declared).unwrap();
             (declaration.role().clone(), Arc::new(declaration))
         });

@@ -15,7 +15,7 @@ use bmdb::cluster::reading::list_cluster_details;
 use bmdb::cluster::restore::RestoreRequest;
 use bmdb::cluster::snapshot::list_cluster_snapshots;
 use model::cluster::authority_rotation::{RotationKind, check_rotation_confirmation};
-use model::cluster::declaration::encode_declaration;
+use model::cluster::declaration::encode_signed_content;
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
@@ -57,7 +57,7 @@ fn parse_signature(
     }
     let refused = |reason: String| invalid_argument("signature", reason);
     let signature = ArtefactSignature::parse(text).map_err(|error| refused(error.to_string()))?;
-    let (role, content) = (declaration.role().to_string(), encode_declaration(declaration.to_wire()));
+    let (role, content) = (declaration.role().to_string(), encode_signed_content(declaration.to_wire()));
     verify_declaration(&signature, &role, &content, trust).map_err(refused)?;
     Ok(Some(signature))
 }

@@ -212,6 +212,14 @@ pub(super) const CASES: &[Case] = &[
         &[("release-refused", "rack-a/1")],
     ),
     (
+        "it refused a declaration",
+        |e| {
+            let message = "role web was refused: nobody signed it".into();
+            e.machines[0].findings.push(HostFinding { kind: HostFindingKind::DeclarationRefused, message });
+        },
+        &[("declaration-refused", "rack-a/1")],
+    ),
+    (
         "the agent with these findings was given up",
         |e| {
             let message = "the unit file was edited".into();

@@ -32,7 +32,7 @@ fn service(name: &str) -> wire::Service {
 }
 
 fn declared(revision: u64, services: Vec<wire::Service>) -> DeclarationMap {
-    let declaration = wire::Declaration { role: "web".to_owned(), services, revision };
+    let declaration = wire::Declaration { role: "web".to_owned(), services, revision, ..Default::default() };
     let declaration = RoleDeclaration::new(declaration).unwrap();
     DeclarationMap::from([(declaration.role().clone(), Arc::new(declaration))])
 }
