@@ -11,7 +11,8 @@
 //! environment variables that the source code names. A new one that is not in its table fails the test.
 //!
 //! Each private file is tried with modes in which other users can read or write it, and each trusted one with modes in
-//! which they can change it. The program must refuse it in one sentence. `crates/trusted-file` has the decisions, with tests of owners, directories and links.
+//! which they can change it. The program must refuse it in one sentence. `crates/trusted-file` has the decisions, with tests
+//! of owners, directories and links.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
