@@ -93,6 +93,7 @@ pub enum IssueKind {
     DuplicateMac,
     DuplicateSerial,
     FewAdmins,
+    FileRefused,
     HostKeyChanged,
     KubernetesComponentUnwell,
     KubernetesObjectClash,
@@ -130,7 +131,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 59] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -156,6 +157,7 @@ impl IssueKind {
         Self::DuplicateMac,
         Self::DuplicateSerial,
         Self::FewAdmins,
+        Self::FileRefused,
         Self::HostKeyChanged,
         Self::KubernetesComponentUnwell,
         Self::KubernetesObjectClash,
@@ -220,6 +222,7 @@ impl IssueKind {
             Self::DuplicateMac => "duplicate-mac",
             Self::DuplicateSerial => "duplicate-serial",
             Self::FewAdmins => "few-admins",
+            Self::FileRefused => "file-refused",
             Self::HostKeyChanged => "host-key-changed",
             Self::KubernetesComponentUnwell => "kubernetes-component-unwell",
             Self::KubernetesObjectClash => "kubernetes-object-clash",
@@ -287,6 +290,7 @@ impl IssueKind {
             | Self::Drift
             | Self::DuplicateSerial
             | Self::FewAdmins
+            | Self::FileRefused
             | Self::KubernetesComponentUnwell
             | Self::KubernetesObjectClash
             | Self::KubernetesRotationHeld
