@@ -6,21 +6,29 @@
 //! takeover use the same check.
 //!
 //! The path is checked before the program is read. After the check, nobody else can exchange the program.
+//!
+//! A program that is refused is published until one is accepted. It is loaded again every few seconds, so that an operator
+//! reads of it before a machine needs the program, and so that the refusal ends when the file is repaired.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
+use tokio_util::sync::CancellationToken;
 use trusted_file::unchangeable_path::{FileUse, check_unchangeable};
 
+use crate::bmdb::connection::Bmdb;
 use crate::model::signed_artefact::signature::{ArtefactSignature, MAX_SIGNATURE_BYTES};
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::model::signed_artefact::signing_key::KeyId;
 use crate::model::signed_artefact::{ExpectedFields, decide_acceptance};
 use crate::model::text_file::decode_text;
 use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+
+/// Time between two checks of the program. A check of a file that has not changed reads only its metadata.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What must be true of an agent program.
 #[derive(Clone)]
@@ -90,18 +98,51 @@ pub struct AgentFile {
     path: PathBuf,
     trust: AgentTrust,
     loaded: Mutex<Option<(SystemTime, u64, InspectedAgent)>>,
+    refusal: watch::Sender<Option<String>>,
 }
 
 impl AgentFile {
     /// The program at `path`, which is not read yet.
     #[must_use]
     pub fn new(path: PathBuf, trust: AgentTrust) -> Self {
-        Self { path, trust, loaded: Mutex::new(None) }
+        Self { path, trust, loaded: Mutex::new(None), refusal: watch::Sender::new(None) }
+    }
+
+    /// Why the program was refused when it was last loaded, as a sentence; `None` if it was accepted.
+    #[must_use]
+    pub fn subscribe_refusal(&self) -> watch::Receiver<Option<String>> {
+        self.refusal.subscribe()
+    }
+
+    /// Loads the program again and again until `stop`, by the present policy, so that a refusal is published.
+    pub async fn run_checks(&self, bmdb: &Bmdb, stop: &CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(CHECK_INTERVAL)).await.is_some() {
+            let (_, policy) = bmdb.policy();
+            // A file system that does not answer must not delay the end. The refusal is published by `load`.
+            let _ = stop.run_until_cancelled(self.load(policy.allow_unsigned_releases)).await;
+        }
+    }
+
+    fn publish_refusal(&self, refusal: Option<String>) {
+        self.refusal.send_if_modified(|published| {
+            let is_changed = *published != refusal;
+            if is_changed && let Some(reason) = &refusal {
+                tracing::warn!(reason, "no machine gets the agent program until it is repaired");
+            }
+            *published = refusal;
+            is_changed
+        });
     }
 
     /// Loads the present program for machines. Fails for one without a signature that needs one, unless
     /// `allows_unsigned`.
     pub async fn load(&self, allows_unsigned: bool) -> Result<Arc<AgentBinary>, AgentFileError> {
+        let loaded = self.load_acceptable(allows_unsigned).await;
+        self.publish_refusal(loaded.as_ref().err().map(ToString::to_string));
+        loaded
+    }
+
+    async fn load_acceptable(&self, allows_unsigned: bool) -> Result<Arc<AgentBinary>, AgentFileError> {
         let found = self.inspect().await?;
         match found.signature {
             AgentSignature::Absent(signature) if !allows_unsigned => {
@@ -244,6 +285,7 @@ mod tests {
         fs::write(&path, &content).unwrap();
         set_mode(&path, 0o644);
         let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
+        let refusal = checked.subscribe_refusal();
         let first = checked.load(false).await.unwrap();
         for (part, mode) in [(&path, 0o666), (&root, 0o757)] {
             content.push(0);
@@ -259,10 +301,12 @@ mod tests {
                     part.display()
                 )
             );
+            assert_eq!(*refusal.borrow(), Some(error), "a refusal is published");
             // Simulated machines do not run it.
             new_file(&path, AgentTrust::Unchecked).load(false).await.unwrap();
             set_mode(part, mode & 0o755);
             assert_ne!(checked.load(false).await.unwrap().sha256(), first.sha256());
+            assert_eq!(*refusal.borrow(), None, "a refusal ends with a program that is accepted");
         }
         fs::remove_file(&path).unwrap();
         let error = checked.load(true).await.unwrap_err().to_string();

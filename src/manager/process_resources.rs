@@ -7,10 +7,14 @@
 //! The session is that of the sampler: every shepherd has exactly one. What is published ends when the shortage does, or
 //! with the session.
 //!
+//! It also carries which of its files the process refuses: a certificate or an agent that has changed and cannot be used is
+//! left alone, and nothing else shows it before the former certificate ends or a machine needs the agent.
+//!
 //! It also carries when the metrics listener last turned a connection away. The callback and the API publish that in
 //! their own sessions, under the same name. The metrics listener publishes nothing else, and it works without the BMDB.
 //! A session of its own would be one more that is started, renewed, and closed before the process may end.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -221,28 +225,63 @@ fn replace_shortages(shortages: &watch::Sender<ProcessShortages>, found: Process
     });
 }
 
-/// Publishes in a session what the process runs short of, and when its metrics listener last turned a connection away,
-/// for as long as it is polled.
-pub(crate) async fn publish_shortages(
+/// What a process publishes of itself in the session of its sampler.
+#[derive(Clone, Debug)]
+pub struct ProcessSignals {
+    /// What it runs short of.
+    pub shortages: watch::Receiver<ProcessShortages>,
+    /// When its metrics listener last turned a connection away, by the clock of this host; `None` if it never did.
+    pub metrics_turned_away: watch::Receiver<Option<Timestamp>>,
+    /// Why each of its files that are read again is refused, as a sentence; `None` while it is used.
+    pub file_refusals: Vec<watch::Receiver<Option<String>>>,
+}
+
+/// The values of all signals at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SignalValues {
+    shortages: ProcessShortages,
+    turned_away_at: Option<Timestamp>,
+    file_refused: Option<String>,
+}
+
+impl ProcessSignals {
+    fn read_values(&self) -> SignalValues {
+        let refusals = self.file_refusals.iter().filter_map(|refusal| refusal.borrow().clone());
+        SignalValues {
+            shortages: self.shortages.borrow().clone(),
+            turned_away_at: *self.metrics_turned_away.borrow(),
+            file_refused: describe_refusals(refusals),
+        }
+    }
+}
+
+/// The refusals of files as one sentence; `None` if there is none. Two listeners may refuse the same file. *Pure.*
+fn describe_refusals(refusals: impl Iterator<Item = String>) -> Option<String> {
+    let distinct: BTreeSet<String> = refusals.collect();
+    let joined = distinct.into_iter().collect::<Vec<_>>().join("; ");
+    (!joined.is_empty()).then(|| format!("what a file has now is not used: {joined}"))
+}
+
+/// Publishes the signals of the process in a session, for as long as it is polled.
+pub(crate) async fn publish_signals(
     session: &Session,
     sessions: &Sessions,
-    shortages: watch::Receiver<ProcessShortages>,
-    metrics_turned_away: watch::Receiver<Option<Timestamp>>,
+    signals: ProcessSignals,
 ) -> Infallible {
     // A session begins with none.
-    let mut published = (ProcessShortages::default(), None);
+    let mut published = SignalValues::default();
     loop {
-        let current = (shortages.borrow().clone(), *metrics_turned_away.borrow());
+        let current = signals.read_values();
         if current != published {
-            let (short, turned_away_at) = &current;
             let details = serde_json::json!({
-                "storage_low": short.storage,
-                "open_files_low": short.open_files,
-                "turned_away_at": turned_away_at.map(|at| at.to_rfc3339()),
+                "storage_low": current.shortages.storage,
+                "open_files_low": current.shortages.open_files,
+                "turned_away_at": current.turned_away_at.map(|at| at.to_rfc3339()),
+                "file_refused": current.file_refused,
             });
             match sessions.update_runtime_info(session, details).await {
                 Ok(()) => published = current,
-                Err(error) => tracing::debug!(%error, "cannot publish what this shepherd runs short of"),
+                Err(error) => tracing::debug!(%error, "cannot publish the signals of this shepherd"),
             }
         }
         tokio::time::sleep(PUBLISH_INTERVAL).await;
@@ -276,6 +315,30 @@ mod tests {
         let uncounted = find_shortages(&[], None, &found);
         assert_eq!((uncounted.storage, uncounted.open_files), (None, found.open_files));
         assert_eq!(find_shortages(&[], None, &none), none);
+    }
+
+    #[test]
+    fn refused_files_are_one_sentence_and_each_is_named_once() {
+        let [callback, api, agent] = [(); 3].map(|()| watch::Sender::new(None));
+        let signals = ProcessSignals {
+            shortages: watch::channel(ProcessShortages::default()).1,
+            metrics_turned_away: watch::channel(None).1,
+            file_refusals: [&callback, &api, &agent].map(watch::Sender::subscribe).into(),
+        };
+        assert_eq!(signals.read_values(), SignalValues::default());
+        for listener in [&callback, &api] {
+            listener.send_replace(Some("the certificate has expired".to_owned()));
+        }
+        agent.send_replace(Some("the agent is half a program".to_owned()));
+        let described = signals.read_values().file_refused.unwrap();
+        assert_eq!(
+            described,
+            "what a file has now is not used: the agent is half a program; the certificate has expired"
+        );
+        for listener in [&callback, &api, &agent] {
+            listener.send_replace(None);
+        }
+        assert_eq!(signals.read_values(), SignalValues::default());
     }
 
     #[test]

@@ -9,7 +9,6 @@
 
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
@@ -20,7 +19,7 @@ use crate::bmdb::fleet::sample::{LEASE, first_cursor};
 use crate::manager::failpoint;
 use crate::manager::fleet_metrics::FleetMetrics;
 use crate::manager::metrics::ManagerMetrics;
-use crate::manager::process_resources::{ProcessShortages, publish_shortages};
+use crate::manager::process_resources::{ProcessSignals, publish_signals};
 use crate::model::fleet_sample::{FleetSample, FleetTally, is_sample_due};
 use crate::model::time::Timestamp;
 
@@ -36,13 +35,11 @@ const PAGE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Counts and shows samples until `stop`. Closes its session before it returns.
 ///
-/// Its session also carries what this process runs short of, and when its metrics listener last turned a connection
-/// away, because every shepherd has exactly one such session.
+/// Its session also carries the signals of this process, because every shepherd has exactly one such session.
 pub async fn run_sampler(
     sessions: Sessions,
     metrics: ManagerMetrics,
-    shortages: watch::Receiver<ProcessShortages>,
-    metrics_turned_away: watch::Receiver<Option<Timestamp>>,
+    signals: ProcessSignals,
     stop: CancellationToken,
 ) {
     let mut known = None;
@@ -52,8 +49,7 @@ pub async fn run_sampler(
         match sessions.start(COMPONENT, serde_json::json!({})).await {
             Ok(session) => {
                 metrics.record_session_start(COMPONENT);
-                let published =
-                    publish_shortages(&session, &sessions, shortages.clone(), metrics_turned_away.clone());
+                let published = publish_signals(&session, &sessions, signals.clone());
                 tokio::select! {
                     () = run_under_session(&session, sessions.bmdb(), &metrics.fleet, &mut known, &stop) => {}
                     never = published => match never {},

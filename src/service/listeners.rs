@@ -19,7 +19,8 @@ use crate::server::callback::callback_server::{CallbackServer, CallbackSettings,
 use crate::server::error::ServerError;
 use crate::server::metrics_server::{MetricsServer, serve_metrics};
 use crate::server::tls::server_certificate::{
-    CaCertificates, CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
+    CaCertificates, CertificateNames, CertificateRefusal, CertificateSource, RenewalClock, ServerCertificate,
+    endpoint_hosts,
 };
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
@@ -35,6 +36,8 @@ pub struct Listeners {
     stop: CancellationToken,
     /// The CA certificates that agents verify a callback server with.
     pub authorities: CaCertificates,
+    /// Why the present files of each certificate are refused.
+    pub certificate_refusals: Vec<CertificateRefusal>,
     certificate_refresh: Option<JoinHandle<()>>,
 }
 
@@ -110,6 +113,7 @@ pub async fn start_listeners(
         api: None,
         stop: stop.clone(),
         authorities: watch::Sender::new(Vec::new()).subscribe(),
+        certificate_refusals: Vec::new(),
         certificate_refresh: None,
     };
     let started = start_parts(plan, bmdb, sessions, (certificate, secrets), metrics, &mut listeners).await;
@@ -145,11 +149,13 @@ async fn start_parts(
         let agents =
             serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
         listeners.authorities = agents.ca_certificates.clone();
+        listeners.certificate_refusals.push(agents.certificate_refusal.clone());
         listeners.callback_server = Some(agents);
     } else {
         let names = CertificateNames { issued: Vec::new(), required: endpoint_hosts(&plan.endpoints)? };
         let found = ServerCertificate::load(&certificate, bmdb, names, std::time::SystemTime::now()).await?;
         listeners.authorities = found.subscribe_ca_certificates();
+        listeners.certificate_refusals.push(found.subscribe_refusal());
         listeners.certificate_refresh =
             Some(tokio::spawn(found.run_renewal(RenewalClock::default(), stop.clone())));
     }
@@ -166,8 +172,9 @@ async fn start_parts(
             auth_pool_connections: API_AUTH_CONNECTIONS,
             signing: plan.signing.clone(),
         };
-        let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
-        listeners.api = Some(api.await?);
+        let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
+        listeners.certificate_refusals.push(api.certificate_refusal.clone());
+        listeners.api = Some(api);
     }
     if let Some(address) = plan.flags.metrics_listen_address {
         listeners.metrics =

@@ -19,9 +19,12 @@ use crate::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use crate::manager::housekeeping;
 use crate::manager::initializer::Initializer;
 use crate::manager::limiter::Limiter;
+use crate::manager::machine_access::MachineAccess;
 use crate::manager::metrics::ManagerMetrics;
 use crate::manager::power_controller::PowerController;
-use crate::manager::process_resources::{self, DirectoryContent, ProcessShortages, WrittenDirectory};
+use crate::manager::process_resources::{
+    self, DirectoryContent, ProcessShortages, ProcessSignals, WrittenDirectory,
+};
 use crate::manager::provider_set::ProviderSet;
 use crate::manager::provisioner::plan::ProvisionerLimits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
@@ -113,6 +116,7 @@ async fn start_components(
         listeners::start_listeners(plan, bmdb, &running.sessions, secrets.clone(), registry).await?;
     let authorities = listeners.authorities.clone();
     let metrics_turned_away = listeners.metrics_turned_away();
+    let mut file_refusals = listeners.certificate_refusals.clone();
     running.listeners = Some(listeners);
 
     let wake_ups = WakeUps::default();
@@ -125,13 +129,6 @@ async fn start_components(
         shortages,
         running.drain.clone(),
     ));
-    running.workers.spawn(sampler::run_sampler(
-        running.sessions.clone(),
-        metrics.clone(),
-        current_shortages,
-        metrics_turned_away,
-        running.drain.clone(),
-    ));
     let brakes = Arc::new(RecoveryBrakes::new(bmdb.clone()));
     running.tasks.spawn(housekeeping::run_brake_recorder(brakes.clone(), running.drain.clone()));
 
@@ -142,6 +139,8 @@ async fn start_components(
         || has(ServiceComponent::Switcher)
     {
         let access = Arc::new(build_machine_access(plan, database, authorities).await?);
+        file_refusals.push(access.agent_file.subscribe_refusal());
+        running.spawn_agent_checks(access.clone(), bmdb);
         if has(ServiceComponent::Initializer) {
             let initializer = Initializer { providers: providers.clone(), access: access.clone() };
             let rate = flags.initializer_db_query_rate;
@@ -158,6 +157,9 @@ async fn start_components(
             running.spawn_loop(switcher, flags.switcher_loop_parallelism, rate, &wake_ups, metrics);
         }
     }
+    let (sessions, stop) = (running.sessions.clone(), running.drain.clone());
+    let signals = ProcessSignals { shortages: current_shortages, metrics_turned_away, file_refusals };
+    running.workers.spawn(sampler::run_sampler(sessions, metrics.clone(), signals, stop));
     if has(ServiceComponent::Updater) {
         let (sessions, stop) = (running.sessions.clone(), running.drain.clone());
         running.workers.spawn(roll_outs::run_roll_outs(sessions, metrics.clone(), stop));
@@ -227,6 +229,12 @@ impl RunningService {
         self.tasks.spawn(housekeeping::run_sweeper(bmdb(), metrics(), drain()));
         self.tasks.spawn(housekeeping::run_retention(bmdb(), metrics(), drain()));
         self.tasks.spawn(housekeeping::run_storage_monitor(bmdb(), metrics(), drain()));
+    }
+
+    /// Starts the checks of the agent program, which run until the service drains.
+    fn spawn_agent_checks(&mut self, access: Arc<MachineAccess>, bmdb: &Bmdb) {
+        let (bmdb, drain) = (bmdb.clone(), self.drain.clone());
+        self.tasks.spawn(async move { access.agent_file.run_checks(&bmdb, &drain).await });
     }
 
     fn spawn_cluster_loop(

@@ -161,6 +161,41 @@ async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
     Ok(until(&fleet, "no-shepherd", "all machines", "no session is alive").await?)
 }
 
+/// Waits until there is no issue of this kind.
+async fn until_gone(fleet: &Fleet, id: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = issues(fleet)?;
+        if found.iter().all(|issue| issue.0 != id) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "still {found:#?}\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// No machine needs the agent meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_that_is_refused_when_it_changes_is_an_issue_until_it_is_repaired() -> TestResult {
+    let fleet = Fleet::start("issues_agent", &["--machine_count", "2"]).await?;
+    let (agent, program) = (fleet.directory().join("agent"), std::fs::read("/bin/sh")?);
+    std::fs::write(&agent, &program)?;
+    let flag = format!("--agent_executable_path={}", agent.display());
+    let mut shepherd = fleet.shepherd("changed", &[endpoint()?], &[flag.as_str()])?;
+    fleet.until("every machine is Ready", ALL_READY).await?;
+    until_gone(&fleet, "file-refused").await?;
+    std::fs::write(&agent, "#!/bin/sh\n")?;
+    let words = "what a file has now is not used: ";
+    until(&fleet, "file-refused", &host_subject(), words).await?;
+    let found = issues(&fleet)?;
+    let named = format!("{}", agent.display());
+    assert!(found.iter().any(|issue| issue.0 == "file-refused" && issue.2.contains(&named)), "{found:#?}");
+    std::fs::write(&agent, &program)?;
+    until_gone(&fleet, "file-refused").await?;
+    assert!(shepherd.terminate().await?.success());
+    Ok(())
+}
+
 /// With so few files the metrics listener has 76 places, and one source has 19 of each class.
 const FEW_FILES: u64 = 1024;
 

@@ -193,3 +193,33 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     drop(look);
     Ok(listener.stop().await?)
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pair_that_is_refused_when_it_is_read_again_is_published_until_it_is_repaired() -> TestResult {
+    let database = TestDatabase::create("rotation_refused").await?;
+    let directory = tempfile::tempdir()?;
+    write_pair(directory.path())?;
+    let (look, renewal) = create_stepped_clock();
+    let mut settings = settings(directory.path())?;
+    settings.renewal = renewal;
+    let key = directory.path().join("key.pem");
+    settings.certificate = CertificateSource::Files {
+        certificate: directory.path().join("certificate.pem"),
+        key: key.clone(),
+        ca_certificate: None,
+    };
+    let listener = Listener::start(&database, settings).await?;
+    let refusal = listener.server.certificate_refusal.clone();
+    assert_eq!(*refusal.borrow(), None);
+    let whole = std::fs::read(&key)?;
+    std::fs::write(&key, "half a key")?;
+    look.send(())?;
+    until("the refusal is published", async || Ok(refusal.borrow().is_some())).await?;
+    let sentence = refusal.borrow().clone().unwrap_or_default();
+    assert!(sentence.contains("--agent_tls_key_path") && sentence.contains("key.pem"), "{sentence}");
+    std::fs::write(&key, whole)?;
+    look.send(())?;
+    until("the refusal has ended", async || Ok(refusal.borrow().is_none())).await?;
+    drop(look);
+    Ok(listener.stop().await?)
+}

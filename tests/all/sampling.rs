@@ -9,7 +9,7 @@ use shepherd::bmdb::engine::fact_change::FactChange;
 use shepherd::bmdb::fleet::sample::LEASE;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::metrics::ManagerMetrics;
-use shepherd::manager::process_resources::ProcessShortages;
+use shepherd::manager::process_resources::{ProcessShortages, ProcessSignals};
 use shepherd::manager::sampler;
 use shepherd::model::backoff::BackoffFact;
 use shepherd::model::fleet_sample::FleetSample;
@@ -84,8 +84,11 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
         let task = tokio::spawn(sampler::run_sampler(
             shepherd.sessions.clone(),
             metrics,
-            watch::channel(ProcessShortages::default()).1,
-            watch::channel(None).1,
+            ProcessSignals {
+                shortages: watch::channel(ProcessShortages::default()).1,
+                metrics_turned_away: watch::channel(None).1,
+                file_refusals: Vec::new(),
+            },
             stop.clone(),
         ));
         running.push((shepherd, book, task));

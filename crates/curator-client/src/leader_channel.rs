@@ -18,8 +18,9 @@
 //!
 //! The authority of a cluster states who is no curator any more ([`statement`](crate::statement)). Each curator is
 //! requested for the newest statement before it is followed. While a leader is followed, all other curators are requested
-//! at once and each minute, also those that the leader does not report (`curator_addresses`). An address that is new in
-//! the directory is requested at once, so that its curator can prove itself before the leader leaves it out. So a node that
+//! each minute, and soon after another one is followed, also those that the leader does not report (`curator_addresses`).
+//! A random part of 15 s spreads that over all nodes (`rounds`). An address that is new in the directory is requested at
+//! once, so that its curator can prove itself before the leader leaves it out. So a node that
 //! reaches one honest curator gets a new statement within two minutes, however many addresses the leader reports, and a
 //! node that reaches none follows nobody after a day.
 //!
@@ -60,11 +61,13 @@ use crate::curator_authentication::{CuratorAuthentication, FetchError};
 use crate::curator_channel::open_channel_until;
 use crate::curator_refusal::{CuratorRefused, find_refusal};
 use crate::known_epoch::{EpochChange, KnownEpoch};
+use crate::leader_channel::rounds::RoundSchedule;
 use crate::node_id::NodeId;
 use crate::statement::{SignedStatement, StatementError};
 use crate::statement_trust::StatementTrust;
 
 mod directory;
+mod rounds;
 mod statements;
 
 /// How long a call waits until a leader is known.
@@ -109,6 +112,9 @@ struct TrackerInner {
     /// The statement that open connections were checked by.
     enforced: Mutex<Option<Arc<SignedStatement>>>,
     refusal: watch::Sender<Option<String>>,
+    rounds: Mutex<RoundSchedule>,
+    /// A random number from 0 to less than 1, which spreads rounds.
+    random_part: fn() -> f64,
 }
 
 /// An epoch, and the token for connections to its leaders.
@@ -191,7 +197,8 @@ impl LeaderTracker {
     /// Like [`LeaderTracker::new`], from a stored epoch. `keep_epoch` stores its changes.
     #[must_use]
     pub fn with_epoch(configure: TlsConfigProvider, epoch: KnownEpoch, keep_epoch: PersistEpoch) -> Self {
-        Self::with_authentication(CuratorAuthentication::Configured(configure), epoch, keep_epoch)
+        let authentication = CuratorAuthentication::Configured(configure);
+        Self::with_authentication(authentication, epoch, keep_epoch, rand::random)
     }
 
     /// A tracker that follows only curators which the newest statement of the cluster's authority permits. It requests
@@ -203,13 +210,15 @@ impl LeaderTracker {
         epoch: KnownEpoch,
         keep_epoch: PersistEpoch,
     ) -> Self {
-        Self::with_authentication(CuratorAuthentication::Statements { trust, own }, epoch, keep_epoch)
+        let authentication = CuratorAuthentication::Statements { trust, own };
+        Self::with_authentication(authentication, epoch, keep_epoch, rand::random)
     }
 
     fn with_authentication(
         authentication: CuratorAuthentication,
         epoch: KnownEpoch,
         persist_epoch: PersistEpoch,
+        random_part: fn() -> f64,
     ) -> Self {
         let stored = authentication.trust().and_then(StatementTrust::current);
         Self(Arc::new(TrackerInner {
@@ -221,6 +230,8 @@ impl LeaderTracker {
             persist_epoch,
             enforced: Mutex::new(stored),
             refusal: watch::Sender::new(None),
+            rounds: Mutex::default(),
+            random_part,
         }))
     }
 

@@ -4,10 +4,14 @@
 //! a byte order mark and over blocks with other labels, and then a connection fails for another reason, or trusts other CAs
 //! than the file has. So a handle reads the files when it connects, by the rules of [`model::pem_blocks`]. A mark is refused:
 //! sqlx would not pass over it.
+//!
+//! A user who can change the CA file can answer in place of the database. So nobody else may be able to change a file of
+//! certificates, or a directory on the way to it. Then what sqlx reads later is trusted, too.
 
 use std::path::{Path, PathBuf};
 
 use trusted_file::private_file::read_private_file;
+use trusted_file::unchangeable_path::{ChangeableError, FileUse, check_unchangeable};
 
 use crate::connection::error::BmdbError;
 use model::pem_blocks::{certificate_blocks, private_key_block};
@@ -64,8 +68,8 @@ pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String
     PARAMETERS.into_iter().filter_map(file).collect()
 }
 
-/// Reads the files. Fails for one with a block that would be passed over, and for a private key that others can read or
-/// write.
+/// Reads the files. Fails for one with a block that would be passed over, for certificates that others can change, and for a
+/// private key that others can read or write.
 pub(super) async fn check_tls_files(files: &[TlsFile]) -> Result<(), BmdbError> {
     for file in files {
         let (path, content) = (file.path.clone(), file.content);
@@ -83,11 +87,17 @@ pub(super) async fn check_tls_files(files: &[TlsFile]) -> Result<(), BmdbError> 
     Ok(())
 }
 
-/// Reads a file. A private key is refused if other users can read or write it, as libpq refuses it. The error is a
-/// sentence.
+/// Reads a file. A private key is refused if other users can read or write it, as libpq refuses it, and certificates if
+/// other users can change them. The error is a sentence.
 fn read_content(content: Content, path: &Path) -> Result<Vec<u8>, String> {
     match content {
-        Content::Certificates => std::fs::read(path).map_err(|error| error.to_string()),
+        Content::Certificates => {
+            check_unchangeable(path, FileUse::Configuration).map_err(|error| match error {
+                ChangeableError::Read { source, .. } => source.to_string(),
+                error => error.to_string(),
+            })?;
+            std::fs::read(path).map_err(|error| error.to_string())
+        }
         Content::PrivateKey => read_private_file("the private key", path).map_err(|error| error.to_string()),
     }
 }
@@ -157,26 +167,32 @@ mod tests {
     }
 
     #[test]
-    fn private_key_that_others_can_read_is_refused_and_a_certificate_is_not() {
+    fn key_that_others_can_read_is_refused_and_certificates_that_they_can_change() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file.pem");
+        let root = directory.path().canonicalize().unwrap();
+        let path = root.join("file.pem");
         std::fs::write(&path, "content").unwrap();
-        for (mode, access) in [
-            (0o600, None),
-            (0o400, None),
-            (0o640, Some("read")),
-            (0o644, Some("read")),
-            (0o620, Some("written")),
+        for (mode, access, is_changeable) in [
+            (0o600, None, false),
+            (0o400, None, false),
+            (0o640, Some("read"), false),
+            (0o644, Some("read"), false),
+            (0o602, Some("written"), true),
+            (0o646, Some("read and written"), true),
         ] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let shown = path.display();
             let refusal = access.map(|access| {
-                let path = path.display();
                 format!(
-                    "the private key {path} can be {access} by other users (mode {mode:04o}); run: chmod 600 {path}"
+                    "the private key {shown} can be {access} by other users (mode {mode:04o}); run: chmod 600 {shown}"
                 )
             });
             assert_eq!(read_content(Content::PrivateKey, &path).err(), refusal, "{mode:o}");
-            assert_eq!(read_content(Content::Certificates, &path).unwrap(), b"content", "{mode:o}");
+            let refusal = is_changeable.then(|| {
+                format!("{shown} can be changed by other users (mode {mode:04o}); run: chmod go-w {shown}")
+            });
+            let read = read_content(Content::Certificates, &path);
+            assert_eq!(read, refusal.map_or_else(|| Ok(b"content".to_vec()), Err), "{mode:o}");
         }
     }
 

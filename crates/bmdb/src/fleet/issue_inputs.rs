@@ -381,6 +381,7 @@ async fn read_live_sessions(
             certificate_rejection: text("certificate_rejection").map(str::to_owned),
             storage_low: text("storage_low").map(str::to_owned),
             open_files_low: text("open_files_low").map(str::to_owned),
+            file_refused: text("file_refused").map(str::to_owned),
             host_clock: started_by_host_clock(row.session_id),
             component: row.component,
             started_at: row.started_at,

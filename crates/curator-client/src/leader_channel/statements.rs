@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use model::cluster::restore::MAX_EPOCH_LEAD;
 use model::time::Timestamp;
 use proto::curator::v1 as wire;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::curator_authentication::{FetchError, may_have_newer};
 use crate::known_epoch::{EpochChange, KnownEpoch};
+use crate::leader_channel::rounds::{ROUND_INTERVAL, RoundSchedule, round_delay};
 use crate::leader_channel::{CurrentEpoch, FollowError, LeaderTracker};
 use crate::node_id::NodeId;
 use crate::pki::TrustAnchor;
@@ -21,8 +22,8 @@ use crate::proved_curators::ProvedAddresses;
 use crate::statement::SignedStatement;
 use crate::statement_trust::StatementTrust;
 
-/// How often all other curators than the followed one are requested for their statements.
-const STATEMENT_INTERVAL: Duration = Duration::from_mins(1);
+/// How often the statement is checked by the clock.
+const CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
 impl LeaderTracker {
     /// Whether the authority's statements decide about curators and epochs.
@@ -101,7 +102,7 @@ impl LeaderTracker {
             // A newer statement counts at once, also while slow addresses are requested.
             tokio::select! {
                 never = &mut rounds => match never {},
-                _ = timeout(STATEMENT_INTERVAL, accepted.changed()) => {}
+                _ = timeout(CHECK_INTERVAL, accepted.changed()) => {}
             }
             if self.enforce_statement()? {
                 return Err(FollowError::StatementChanged);
@@ -113,29 +114,38 @@ impl LeaderTracker {
         }
     }
 
-    /// Requests statements from all other curators, each minute and as soon as there is an address that was not requested
-    /// before.
+    /// Requests statements from all other curators, when their round is due ([`rounds`](super::rounds)).
     async fn request_from_others(&self, followed: &str) -> Infallible {
         let mut changes = self.0.address_changes.subscribe();
-        let others = || {
-            let proved = self.proved_addresses();
-            self.0.addresses().others(followed, &proved)
-        };
+        self.rounds().bring_forward(Instant::now() + self.draw_round_delay());
         loop {
-            let next = Instant::now() + STATEMENT_INTERVAL;
-            let requested = others();
-            self.request_round(&requested).await;
-            let new_address = async {
-                while others().is_subset(&requested) {
-                    if changes.changed().await.is_err() {
-                        // This has the sender, so that is not possible.
-                        return std::future::pending().await;
-                    }
+            let proved = self.proved_addresses();
+            let others = self.0.addresses().others(followed, &proved);
+            let now = Instant::now();
+            let start = self.rounds().next_start(&others).filter(|start| *start > now);
+            if let Some(start) = start {
+                tokio::select! {
+                    () = sleep_until(start) => {}
+                    // This has the sender, so an error is not possible.
+                    changed = changes.changed() => if changed.is_err() { std::future::pending::<()>().await },
                 }
-            };
-            // An error is the end of the interval.
-            let _ = timeout_at(next, new_address).await;
+                continue;
+            }
+            self.request_round(&others).await;
+            let requested = others.into_iter().chain([followed.to_owned()]).collect();
+            let next = now + ROUND_INTERVAL + self.draw_round_delay();
+            self.rounds().complete_round(requested, next);
         }
+    }
+
+    fn rounds(&self) -> MutexGuard<'_, RoundSchedule> {
+        self.0.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long a round is put off now. A published refusal is why this side waits for a newer statement.
+    fn draw_round_delay(&self) -> Duration {
+        let has_none = self.0.authentication.trust().is_none_or(|trust| trust.current().is_none());
+        round_delay(has_none || self.0.refusal.borrow().is_some(), (self.0.random_part)())
     }
 
     /// Requests statements from all of these at once, and remembers which of them have proved to be curators. Their number
@@ -215,9 +225,13 @@ impl LeaderTracker {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use tokio::net::TcpListener;
+
     use super::*;
     use crate::clock::Clock;
+    use crate::curator_authentication::CuratorAuthentication;
     use crate::leader_channel::PersistEpoch;
+    use crate::leader_channel::rounds::ROUND_SPREAD;
     use crate::statement::Statement;
     use crate::statement_trust::persist_by;
     use crate::testing::{at, authority, authority_of, serial, statement};
@@ -316,5 +330,79 @@ mod tests {
         let tracker = LeaderTracker::with_statements(trust, Arc::new(|| None), known, Arc::new(|_| Ok(())));
         assert!(!tracker.enforce_statement().unwrap() && tracker.has_statement());
         assert_eq!(tracker.highest_epoch(), 3, "a node that was interrupted before it stored the epoch");
+    }
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// A server that ends each connection, with its address.
+    async fn refusing_curator() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    /// Follows a curator until `end`, and ends each connection to the other one. Returns how many there were.
+    async fn follow_until(tracker: &LeaderTracker, other: &TcpListener, end: impl Fn() -> bool) -> usize {
+        let mut connections = 0;
+        let following = async {
+            let mut watching = Box::pin(tracker.watch_statements("127.0.0.1:1"));
+            while !end() {
+                tokio::select! {
+                    biased;
+                    ended = &mut watching => panic!("{ended:?}"),
+                    accepted = other.accept() => {
+                        drop(accepted.unwrap());
+                        connections += 1;
+                    }
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+        };
+        timeout(PATIENCE, following).await.unwrap();
+        connections
+    }
+
+    /// All nodes of a cluster follow another curator in the same moment.
+    #[tokio::test]
+    async fn round_after_a_change_of_the_leader_is_put_off_and_the_first_one_is_not() {
+        let clock = Clock::new(|| at(0), || Duration::ZERO);
+        let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
+        assert!(trust.offer(&statement(0, 1).sign(&authority(1)).unwrap().to_wire(), 0).await.unwrap());
+        let authentication = CuratorAuthentication::Statements { trust, own: Arc::new(|| None) };
+        let persist: PersistEpoch = Arc::new(|_| Ok(()));
+        let known = KnownEpoch::default();
+        let tracker = LeaderTracker::with_authentication(authentication, known, persist, || 0.8);
+        let (other, address) = refusing_curator().await;
+        tracker.set_directory([address.clone()]);
+        let others: BTreeSet<String> = [address.clone()].into();
+        let next_start = || tracker.rounds().next_start(&others);
+
+        let began = Instant::now();
+        let requests = follow_until(&tracker, &other, || next_start().is_some()).await;
+        assert!(requests > 0, "the first round is at once");
+        let spread = ROUND_SPREAD.mul_f64(0.8);
+        let routine = next_start().unwrap();
+        assert!(routine >= began + ROUND_INTERVAL + spread, "a routine round is not spread");
+
+        let changed = Instant::now();
+        let requests = follow_until(&tracker, &other, || next_start() != Some(routine)).await;
+        let start = next_start().unwrap();
+        assert_eq!(requests, 0, "every node requests it in the same moment");
+        assert!((changed + spread..routine).contains(&start), "{:?}", start - changed);
+
+        // A new address has to prove itself at once, also before that round.
+        let (new, new_address) = refusing_curator().await;
+        tracker.set_directory([address, new_address]);
+        let mut watching = Box::pin(tracker.watch_statements("127.0.0.1:1"));
+        tokio::select! {
+            ended = &mut watching => panic!("{ended:?}"),
+            accepted = timeout(PATIENCE, new.accept()) => drop(accepted.unwrap().unwrap()),
+        }
+        assert!(Instant::now() < start, "the machine was too slow for this test");
+
+        // A node that follows nobody until there is a newer statement puts off nothing.
+        assert_eq!(tracker.draw_round_delay(), spread);
+        tracker.publish_refusal(Some("the statement is stale".to_owned()));
+        assert_eq!(tracker.draw_round_delay(), Duration::ZERO);
     }
 }

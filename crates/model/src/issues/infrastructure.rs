@@ -40,7 +40,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found.extend(certificate_issues(evidence));
     found.extend(certificate_rejections(evidence));
     found.extend(connection_issues(evidence));
-    found.extend(shortage_issues(evidence));
+    found.extend(process_issues(evidence));
     found.extend(flapping_sessions(evidence));
     found.extend(outdated_agents(evidence));
     found.extend(storage_issues(evidence));
@@ -329,11 +329,11 @@ fn connection_issues(evidence: &IssueInputs) -> Vec<Issue> {
     found
 }
 
-/// Shepherds that run out of space or of open files.
-fn shortage_issues(evidence: &IssueInputs) -> Vec<Issue> {
+/// Shepherds that run out of space or of open files, or that refuse one of their files.
+fn process_issues(evidence: &IssueInputs) -> Vec<Issue> {
     let mut found = Vec::new();
     for session in &evidence.sessions {
-        let shortages = [
+        let problems = [
             (
                 IssueKind::StorageLow,
                 &session.storage_low,
@@ -345,8 +345,14 @@ fn shortage_issues(evidence: &IssueInputs) -> Vec<Issue> {
                 &session.open_files_low,
                 "see what its connections are (`ss -tnp`), and raise LimitNOFILE= of its unit if they are your own",
             ),
+            (
+                IssueKind::FileRefused,
+                &session.file_refused,
+                "repair the file and run `shepherd --check` there; an agent is read again within seconds, and a certificate within \
+                 an hour",
+            ),
         ];
-        for (kind, message, remedy) in shortages {
+        for (kind, message, remedy) in problems {
             let Some(message) = message else { continue };
             let subject = format!("host {}", session.host);
             let issue = Issue::new(kind, subject, message.clone(), None, remedy.to_owned());

@@ -179,6 +179,8 @@ pub struct SessionIssueInputs {
     pub storage_low: Option<String>,
     /// The sentence that its process has nearly as many open files as it may have, in the same session.
     pub open_files_low: Option<String>,
+    /// The sentence that its process refuses a certificate or an agent that it has read again, in the same session.
+    pub file_refused: Option<String>,
 }
 
 /// A cluster that is founded and not being deleted.

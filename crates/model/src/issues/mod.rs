@@ -94,6 +94,7 @@ pub enum IssueKind {
     DuplicateMac,
     DuplicateSerial,
     FewAdmins,
+    FileRefused,
     HostKeyChanged,
     KubernetesComponentUnwell,
     KubernetesObjectClash,
@@ -158,6 +159,7 @@ impl IssueKind {
         Self::DuplicateMac,
         Self::DuplicateSerial,
         Self::FewAdmins,
+        Self::FileRefused,
         Self::HostKeyChanged,
         Self::KubernetesComponentUnwell,
         Self::KubernetesObjectClash,
@@ -223,6 +225,7 @@ impl IssueKind {
             Self::DuplicateMac => "duplicate-mac",
             Self::DuplicateSerial => "duplicate-serial",
             Self::FewAdmins => "few-admins",
+            Self::FileRefused => "file-refused",
             Self::HostKeyChanged => "host-key-changed",
             Self::KubernetesComponentUnwell => "kubernetes-component-unwell",
             Self::KubernetesObjectClash => "kubernetes-object-clash",
@@ -291,6 +294,7 @@ impl IssueKind {
             | Self::Drift
             | Self::DuplicateSerial
             | Self::FewAdmins
+            | Self::FileRefused
             | Self::KubernetesComponentUnwell
             | Self::KubernetesObjectClash
             | Self::KubernetesRotationHeld

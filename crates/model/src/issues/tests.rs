@@ -92,6 +92,7 @@ fn session(host: &str) -> SessionIssueInputs {
         certificate_rejection: Some("alert_unknown_ca".into()),
         storage_low: None,
         open_files_low: None,
+        file_refused: None,
     }
 }
 

@@ -329,10 +329,9 @@ struct HandlerState {
 
 impl AgentEventHandler {
     fn handle_event(&self, event: &AgentEvent) {
-        // Before anything else of the response is acted on: an order that comes with it depends on whether this release
-        // is still on trial.
+        // Before anything else of the response: an order that comes with it is taken behind the end of the trial.
         if matches!(event, AgentEvent::Delivered { .. }) {
-            disk::run_beside(self.state.path(), || self.release.confirm_trial());
+            self.confirm_trial();
             self.store_signing();
         }
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
@@ -388,7 +387,11 @@ impl AgentEventHandler {
                     self.store_signing();
                 }
             }
-            AgentEvent::ReleaseOrder { order } => self.release.set_order(order),
+            AgentEvent::ReleaseOrder { order } => {
+                // During a trial an order is ignored, so it is taken behind the end of one.
+                let (release, order) = (self.release.clone(), order.clone());
+                self.writer.enqueue("release-order", move || release.set_order(&order));
+            }
             AgentEvent::LogRequests { requests } => self.logs.set_requests(requests),
             AgentEvent::TimeSampled { sample } => {
                 let (state, sample) = (self.state.clone(), sample.clone());
@@ -408,6 +411,13 @@ impl AgentEventHandler {
         };
         let state = self.state.clone();
         self.writer.enqueue("heartbeat", move || log_failure(state.write_last_heartbeat(&last)));
+    }
+
+    /// Ends the trial of this release, if it is on trial.
+    fn confirm_trial(&self) {
+        let Some(trial) = self.release.acknowledge_trial() else { return };
+        let (release, directory) = (self.release.clone(), self.state.path().to_owned());
+        self.writer.enqueue("trial", move || disk::run_beside(&directory, || release.promote_release(trial)));
     }
 
     /// Stores the pinned signing keys and the lowest accepted version, if that has not been done.
@@ -440,17 +450,23 @@ fn log_failure(written: Result<(), StateError>) {
 #[cfg(test)]
 #[cfg(debug_assertions)]
 mod tests {
+    use std::sync::mpsc;
+
     use model::ids::MachineId;
     use proto::agent::v1 as wire;
 
     use super::*;
     use crate::agent::heartbeat_session::HeartbeatAck;
+    use crate::process::ProcessInstance;
     use crate::settings_store;
     use crate::settings_store::tests::settings;
+    use crate::update::decision::Trial;
+    use crate::update::files::UpdateFiles;
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
-    fn handler(state: &StateDirectory) -> AgentEventHandler {
+    /// A handler in the program with this digest.
+    fn handler(state: &StateDirectory, digest: &str) -> AgentEventHandler {
         let clock = HostClock::read().unwrap();
         let incarnation = Uuid::new_v4();
         let writer = StateWriter::default();
@@ -470,7 +486,7 @@ mod tests {
             ),
             release: SelfUpdater::resume_update(
                 state.path(),
-                "digest",
+                digest,
                 &clock,
                 SigningStore::open(state.clone()),
             ),
@@ -490,7 +506,7 @@ mod tests {
     fn heartbeats_go_on_while_the_disk_does_not_answer() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(directory.path()).unwrap();
-        let handler = handler(&state);
+        let handler = handler(&state, "digest");
         let disk = disk::fault::block_syncs(state.path());
         let order = wire::ClusterOrder {
             generation: 1,
@@ -522,5 +538,56 @@ mod tests {
         assert_eq!(learned.settings, settings("127.0.0.1:1049"), "the newest settings are stored");
         assert!(state.read_last_heartbeat().unwrap().unwrap().delivered_at_milliseconds.is_some());
         assert!(ClusterFiles::in_state_directory(state.path()).read_order().unwrap().is_some());
+    }
+
+    /// The file of the outcome of an update is written when the first heartbeat of the new release is acknowledged.
+    #[test]
+    fn heartbeat_that_ends_a_trial_does_not_wait_for_the_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let [stable, candidate] = ["roleserver", "roleserver.candidate"].map(|name| state.path().join(name));
+        std::fs::write(&stable, "old").unwrap();
+        std::fs::write(&candidate, "new").unwrap();
+        let (clock, digest) = (HostClock::read().unwrap(), program_digest(&candidate).unwrap());
+        let patience_ms = 3_600_000;
+        let trial = Trial {
+            generation: 3,
+            sha256: digest.clone(),
+            former: program_digest(&stable).unwrap(),
+            stable: stable.clone(),
+            candidate,
+            boot_id: clock.boot_id(),
+            until_ms: clock.milliseconds() + patience_ms,
+            patience_ms,
+            instance: ProcessInstance::current().unwrap(),
+            minimum_version: None,
+            failure: None,
+        };
+        let files = UpdateFiles::in_state_directory(state.path());
+        files.write_trial(&trial).unwrap();
+        let handler = Arc::new(handler(&state, &digest));
+
+        let disk = disk::fault::block_syncs(state.path());
+        let (sender, returned) = mpsc::channel();
+        let heartbeats = handler.clone();
+        std::thread::spawn(move || {
+            let ack = HeartbeatAck { first: true, with_report: false, rejected_installation: None };
+            heartbeats.handle_event(&AgentEvent::Delivered { endpoint: "a".to_owned(), seq: 0, ack });
+            let order = wire::ReleaseOrder { generation: 4, ..wire::ReleaseOrder::default() };
+            heartbeats.handle_event(&AgentEvent::ReleaseOrder { order });
+            let _ = sender.send(());
+        });
+        let waited = returned.recv_timeout(PATIENCE);
+        assert!(waited.is_ok(), "a heartbeat waits for the disk");
+        assert!(handler.release.acknowledge_trial().is_none(), "the time of the trial can still end");
+        assert_eq!(handler.release.report().generation, 0, "an outcome is not reported before it is durable");
+        assert!(handler.release.latest_order().is_none(), "an order overtakes the end of the trial");
+
+        drop(disk);
+        assert!(handler.writer.flush(PATIENCE));
+        assert_eq!(handler.release.report().generation, 3);
+        assert_eq!((std::fs::read(&stable).unwrap(), files.read_trial()), (b"new".to_vec(), None));
+        let order = handler.release.latest_order().unwrap();
+        assert_eq!(order.generation, 4, "an order that came with the acknowledgement is lost");
     }
 }

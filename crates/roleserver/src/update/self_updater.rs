@@ -159,16 +159,29 @@ impl SelfUpdater {
         &self.signing
     }
 
-    /// Takes an order of a shepherd.
+    /// Takes an order of a shepherd. It is called only after [`Self::promote_release`] has returned if this release was on
+    /// trial: what an order requires depends on that.
     pub fn set_order(&self, order: &wire::ReleaseOrder) {
-        if replaces_order(self.orders.latest().as_ref(), order) {
+        if replaces_order(self.latest_order().as_ref(), order) {
             self.orders.set(order.clone());
         }
     }
 
-    /// Records that a shepherd acknowledged a heartbeat: a release on trial is proven.
-    pub fn confirm_trial(&self) {
-        let Some(trial) = self.with_state(|state| state.trial.take()) else { return };
+    /// The newest order that was taken; `None` before the first one.
+    #[must_use]
+    pub fn latest_order(&self) -> Option<wire::ReleaseOrder> {
+        self.orders.latest()
+    }
+
+    /// Records that a shepherd acknowledged a heartbeat: a release on trial is proven, and its time cannot end any more.
+    /// Returns the trial once. [`Self::promote_release`] ends it.
+    #[must_use]
+    pub fn acknowledge_trial(&self) -> Option<Trial> {
+        self.with_state(|state| state.trial.take())
+    }
+
+    /// Gives a proven release the stable path, and stores that the trial is over. It blocks.
+    pub fn promote_release(&self, trial: Trial) {
         match promote_candidate(&trial) {
             Ok(()) => {
                 tracing::info!(

@@ -32,8 +32,8 @@ use crate::gate_metrics::GatePressure;
 use crate::rate_limiter::CallRateLimiter;
 use crate::tls::certificate_rejection::CertificateRejections;
 use crate::tls::server_certificate::{
-    CaCertificates, CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
-    served_expiry_text,
+    CaCertificates, CertificateNames, CertificateRefusal, CertificateSource, RenewalClock, ServerCertificate,
+    endpoint_hosts, served_expiry_text,
 };
 use crate::tls::server_config::agent_server_config;
 use bmdb::connection::Bmdb;
@@ -90,6 +90,8 @@ pub struct CallbackServer {
     pub endpoints: Vec<String>,
     /// The CA certificates that agents verify it with.
     pub ca_certificates: CaCertificates,
+    /// Why the present files of its certificate are refused.
+    pub certificate_refusal: CertificateRefusal,
     task: JoinHandle<()>,
 }
 
@@ -151,6 +153,7 @@ pub async fn serve_agents(
 
     let check_interval = settings.renewal.check_interval;
     let authorities = certificate.subscribe_ca_certificates();
+    let certificate_refusal = certificate.subscribe_refusal();
     let (sender, endpoints_alive) = watch::channel(endpoints.clone());
     let rate_limiter = Arc::new(CallRateLimiter::new(settings.agent_rate));
     let (heartbeats, group_commit) = HeartbeatQueue::new(bmdb.clone(), sessions.process(), metrics.clone());
@@ -185,7 +188,13 @@ pub async fn serve_agents(
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "listening for agents");
-    Ok(CallbackServer { local_addr, endpoints, ca_certificates: authorities, task: ended })
+    Ok(CallbackServer {
+        local_addr,
+        endpoints,
+        ca_certificates: authorities,
+        certificate_refusal,
+        task: ended,
+    })
 }
 
 /// The sources of the files that machines download.

@@ -2,7 +2,7 @@
 //!
 //! The certificate may come from files that another party renews. They are read again every hour, and a pair that
 //! cannot be used, or that agents or operators would reject (`certificate_check.rs`), leaves the old one in place with
-//! a warning. At the start, such a pair is an error. The CA certificates for agents are read with it, and
+//! a warning, and the reason is published until a check succeeds. At the start, such a pair is an error. The CA certificates for agents are read with it, and
 //! `certificate_rotation.rs` defines the order in which the two change. Otherwise the certificate comes from the
 //! BMDB's own authority. Then a new one is issued at half its lifetime, and when this host's clock is set back to
 //! before it was issued, because until then no agent would accept it.
@@ -99,11 +99,15 @@ pub struct ServerCertificate {
     /// The certificate that is currently served.
     pub served: Arc<ReloadableCertificate>,
     ca_certificates: watch::Sender<Vec<Vec<u8>>>,
+    refusal: watch::Sender<Option<String>>,
     renewal: CertificateRenewal,
 }
 
 /// Watch of the current CA certificates with which agents verify callback servers, DER. Empty: their own trust stores.
 pub type CaCertificates = watch::Receiver<Vec<Vec<u8>>>;
+
+/// Watch of the reason for which the present files of a certificate are refused, as a sentence; `None` while they are used.
+pub type CertificateRefusal = watch::Receiver<Option<String>>;
 
 enum CertificateRenewal {
     Files { files: CertificateFiles, names: Vec<String> },
@@ -166,6 +170,7 @@ impl ServerCertificate {
                 Ok(Self {
                     served: Arc::new(ReloadableCertificate::new(certified)),
                     ca_certificates: authorities,
+                    refusal: watch::Sender::new(None),
                     renewal,
                 })
             }
@@ -181,7 +186,8 @@ impl ServerCertificate {
         let (first, authorities) = files.read(&names, now)?;
         let served = Arc::new(ReloadableCertificate::new(first));
         let renewal = CertificateRenewal::Files { files, names };
-        Ok(Self { served, ca_certificates: watch::Sender::new(authorities), renewal })
+        let (ca_certificates, refusal) = (watch::Sender::new(authorities), watch::Sender::new(None));
+        Ok(Self { served, ca_certificates, refusal, renewal })
     }
 
     /// The CA certificates for agents, now and after each change.
@@ -190,13 +196,26 @@ impl ServerCertificate {
         self.ca_certificates.subscribe()
     }
 
+    /// Why the present files are refused, now and after each check.
+    #[must_use]
+    pub fn subscribe_refusal(&self) -> CertificateRefusal {
+        self.refusal.subscribe()
+    }
+
     /// Renews the certificate whenever it is due, until `stop`.
     pub async fn run_renewal(mut self, clock: RenewalClock, stop: CancellationToken) {
         while stop.run_until_cancelled((clock.sleep)(clock.check_interval)).await.is_some() {
-            if let Err(error) = self.renew_if_due((clock.now)(), clock.check_interval) {
-                tracing::warn!(%error, "the callback server keeps its present certificate");
-            }
+            self.check((clock.now)(), clock.check_interval);
         }
+    }
+
+    /// Checks the certificate once, and publishes why its files are refused.
+    fn check(&mut self, now: SystemTime, look_again: Duration) {
+        let checked = self.renew_if_due(now, look_again);
+        if let Err(error) = &checked {
+            tracing::warn!(%error, "the callback server keeps its present certificate");
+        }
+        self.refusal.send_replace(checked.err().map(|error| error.to_string()));
     }
 
     /// Checks the certificate once. The next check comes after `check_interval`.
@@ -446,6 +465,8 @@ mod tests {
         set_mode(&pair.certificate(), 0o644);
         set_mode(&ca, 0o644);
         let mut served = load().unwrap();
+        let refusal = served.subscribe_refusal();
+        let originals = [pair.certificate(), pair.key()].map(|path| (std::fs::read(&path).unwrap(), path));
         let before = served.served.certificate().unwrap();
         for (path, flag) in [(pair.certificate(), CERTIFICATE_FLAG), (ca.clone(), CA_FLAG)] {
             set_mode(&path, 0o646);
@@ -455,12 +476,17 @@ mod tests {
                 path.display()
             );
             assert_eq!(load().err().map(|error| error.to_string()), Some(expected.clone()));
-            let renewed = served.renew_if_due(SystemTime::now(), Duration::from_hours(1));
-            assert_eq!(renewed.unwrap_err().to_string(), expected);
+            served.check(SystemTime::now(), Duration::from_hours(1));
+            assert_eq!(*refusal.borrow(), Some(expected), "a refusal is published");
             assert_eq!(served.served.certificate().unwrap(), before);
             assert_eq!(served.subscribe_ca_certificates().borrow().len(), 1);
             set_mode(&path, 0o644);
         }
+        for (content, path) in &originals {
+            std::fs::write(path, content).unwrap();
+        }
+        served.check(SystemTime::now(), Duration::from_hours(1));
+        assert_eq!(*refusal.borrow(), None, "a refusal ends with a check that succeeds");
     }
 
     #[test]

@@ -6,8 +6,9 @@
 //! * A node without an assigned address gets the listed one only if it has that one already. A list may have addresses
 //!   at which nodes do not reach each other, and a cluster that works must not end by an update. No order names
 //!   the listed one to a node that has another one, either (`Cluster::ordered_address`).
-//! * A node with an assigned address follows the list. Its machine first gets an order that names the other address. A
-//!   node takes it once its host has it, and a consensus member when its etcd starts again.
+//! * A node with an assigned address follows the list, also if another owner has assigned it an address since: of two that
+//!   decide, one must win. Its machine first gets an order that names the other address. A node takes it once its host has
+//!   it, and a consensus member when its etcd starts again.
 
 use std::net::IpAddr;
 
@@ -82,6 +83,15 @@ mod tests {
                 Some(OTHER),
                 assigned(OTHER),
                 OTHER,
+                300,
+                "assign 9 10.0.0.9 by an order",
+            ),
+            (
+                "another owner has assigned another one",
+                Some(LISTED),
+                Some(LISTED),
+                assigned(OTHER),
+                LISTED,
                 300,
                 "assign 9 10.0.0.9 by an order",
             ),

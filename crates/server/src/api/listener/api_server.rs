@@ -43,7 +43,8 @@ use crate::error::ServerError;
 use crate::gate_metrics::{GatePressure, open_gate};
 use crate::tls::certificate_rejection::CertificateRejections;
 use crate::tls::server_certificate::{
-    CertificateNames, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts, served_expiry_text,
+    CertificateNames, CertificateRefusal, CertificateSource, RenewalClock, ServerCertificate, endpoint_hosts,
+    served_expiry_text,
 };
 use crate::tls::server_config::operator_server_config;
 use bmdb::connection::Bmdb;
@@ -101,6 +102,8 @@ pub struct ApiServer {
     pub local_addr: SocketAddr,
     /// CA certificates that verify it, DER. Empty: the trust store of the client.
     pub ca_certificates: Vec<Vec<u8>>,
+    /// Why the present files of its certificate are refused.
+    pub certificate_refusal: CertificateRefusal,
     task: JoinHandle<()>,
 }
 
@@ -142,6 +145,7 @@ pub async fn serve_api(
     let config = operator_server_config(certificate.served.clone())?;
     let authorities = certificate.subscribe_ca_certificates();
     let ca_certificates = authorities.borrow().clone();
+    let certificate_refusal = certificate.subscribe_refusal();
     let descriptors = DescriptorPool::decode(DESCRIPTORS)
         .map_err(|error| ServerError::ApiDescriptors(error.to_string()))?;
     let read_pool = ReadPool::connect(&bmdb, settings.read_pool_connections).await?;
@@ -204,7 +208,7 @@ pub async fn serve_api(
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "answering operators");
-    Ok(ApiServer { local_addr, ca_certificates, task })
+    Ok(ApiServer { local_addr, ca_certificates, certificate_refusal, task })
 }
 
 /// All routes: the gRPC services behind authentication, the same as JSON, and the health service.

@@ -110,6 +110,11 @@ pub(super) const CASES: &[Case] = &[
         |e| e.sessions[0].open_files_low = Some("it has opened many files".into()),
         &[("open-files", "host a")],
     ),
+    (
+        "a shepherd that refuses its certificate",
+        |e| e.sessions[0].file_refused = Some("what a file has now is not used".into()),
+        &[("file-refused", "host a")],
+    ),
     ("a pause of a moment", |e| e.pauses = vec![paused(NOW - 3599)], &[]),
     ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
     (
