@@ -54,6 +54,7 @@ mod leaving;
 mod lines;
 mod logs;
 mod loops;
+mod machine_disk;
 mod metrics;
 mod nodes;
 mod objects;
