@@ -8,7 +8,7 @@ UPDATE cluster SET polled_at = clock_timestamp(), wait_reasons = $2, settled = $
                                  THEN COALESCE(unreachable_since, clock_timestamp())
                              ELSE clock_timestamp() END,
     voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached),
-    etcd_bytes = COALESCE($8, etcd_bytes),
+    etcd_bytes = COALESCE($8, etcd_bytes), etcd_quota_bytes = COALESCE($11::INT8, etcd_quota_bytes),
     etcd_full_since = CASE WHEN $9::BOOL IS NULL THEN etcd_full_since
                            WHEN $9::BOOL THEN COALESCE(etcd_full_since, clock_timestamp()) END,
     authority_replacements = COALESCE($10::INT8, authority_replacements)

@@ -1,7 +1,8 @@
 -- List the clusters that were founded and are not being deleted, with when the last snapshot of each was taken, and the last
--- one with an image of etcd, since when it has Kubernetes and rejects the shepherd's keys, the size of its etcd, since when
--- that is full, since when none of its curators answers, and the replacement of its authority.
-SELECT c.cluster_id, c.name, c.founded_at AS "founded_at!", c.keys_refused_since, c.etcd_bytes, c.etcd_full_since,
+-- one with an image of etcd, since when it has Kubernetes and rejects the shepherd's keys, the size and the quota of its etcd,
+-- since when that is full, since when none of its curators answers, and the replacement of its authority.
+SELECT c.cluster_id, c.name, c.founded_at AS "founded_at!", c.keys_refused_since, c.etcd_bytes, c.etcd_quota_bytes,
+       c.etcd_full_since,
        (SELECT max(s.taken_at) FROM cluster_snapshot s WHERE s.cluster_id = c.cluster_id) AS taken_at,
        (SELECT max(s.taken_at) FROM cluster_snapshot s
         JOIN cluster_image i ON i.snapshot_id = s.snapshot_id AND i.completed_at IS NOT NULL

@@ -1,6 +1,7 @@
 //! The callback server, called over real TLS on the loopback address.
 
 mod handshakes;
+mod ipv6;
 mod keys;
 mod operation;
 mod rejections;

@@ -5,6 +5,7 @@
 
 mod recovery;
 
+use std::ffi::OsString;
 use std::process::{Command, Stdio};
 use std::slice;
 use std::sync::Arc;
@@ -68,6 +69,15 @@ pub(crate) const FLAGS: [&str; 4] = [
 
 impl Field {
     pub(crate) async fn start(name: &str, machines: usize) -> Result<Self> {
+        Self::start_with(name, machines, &[]).await
+    }
+
+    /// The same with further environment variables of the machines.
+    pub(crate) async fn start_with(
+        name: &str,
+        machines: usize,
+        environment: &[(&str, OsString)],
+    ) -> Result<Self> {
         let count = machines.to_string();
         let roleserver = env!("CARGO_BIN_EXE_roleserver");
         let simulator = [
@@ -80,7 +90,9 @@ impl Field {
             "--roleserver_path",
             roleserver,
         ];
-        let fleet = Fleet::start(name, &simulator).await?;
+        let fleet =
+            Fleet::start_with(name, &simulator, environment, |database| Ok(database.url().to_owned()))
+                .await?;
         let disks = fleet.directory().join("fleet.json.disks");
         let nodes = Nodes { disks, _directory: fleet.shared_directory() };
         let endpoint = endpoint()?;

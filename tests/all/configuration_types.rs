@@ -1,4 +1,5 @@
-//! Every flag of the service with every type of TOML: the value arrives as it was meant, or the key is rejected.
+//! Every flag of the service with every type of TOML: the value arrives as it was meant, or the key is rejected. A wrong text
+//! is rejected by one sentence, whether the command line, the environment or the file has it.
 //!
 //! The types of the flags are listed here once more. A new flag that takes no text must be added, or this test fails.
 
@@ -53,11 +54,30 @@ const TYPES: &[(&str, Takes)] = &[
 /// Flags that are of the command line alone. The key `provider` is that of the tables.
 const NO_KEYS: &[&str] = &["check", "config", "help", "provider", "version"];
 
+/// Kinds of values that the parser judges. Others are judged when the flag is used.
+const JUDGED_BY_THE_PARSER: [&str; 12] = [
+    "SPAN",
+    "RATE",
+    "ADDRESS:PORT",
+    "LADDER",
+    "SIZE",
+    "FORMAT",
+    "DIALECT",
+    "PART",
+    "SHARE",
+    "TRUTH",
+    "N",
+    "COUNT",
+];
+
+/// The kind of value that a flag takes, as its help names it.
+fn value_name(flag: &Arg) -> &str {
+    flag.get_value_names().and_then(<[Str]>::first).map_or("", Str::as_str)
+}
+
 /// Two values that the parser of a flag accepts.
 fn good_texts(flag: &Arg) -> [&'static str; 2] {
-    let name = flag.get_value_names().and_then(<[Str]>::first);
-    let value = name.map_or("", Str::as_str);
-    match value {
+    match value_name(flag) {
         "SPAN" => ["90s", "2m"],
         "RATE" => ["1m,2", "2m,3"],
         "ADDRESS:PORT" => ["127.0.0.1:9", "[::1]:9"],
@@ -183,6 +203,44 @@ fn list_is_the_same_as_its_text() -> TestResult {
         let by_text = read_values(&place, flag, &format!("{flag} = \"{text}\""))?;
         assert!(by_list.is_ok(), "{by_list:?}");
         assert_eq!(by_list, by_text, "{flag}");
+    }
+    Ok(())
+}
+
+/// The sentence with which the service refuses to start, without the place of a file in it.
+fn refusal(place: &Place, flag: &str, own: &[String], variable: Option<&str>) -> anyhow::Result<String> {
+    let arguments = companions(flag).iter().map(|&companion| companion.to_owned());
+    let mut command = place.program(["--check".to_owned()].into_iter().chain(arguments).chain(own.to_vec()));
+    // Each program of a test has it, and it would override the file.
+    command.env_remove("SHEPHERD_API_LISTEN_ADDRESS");
+    if let Some(value) = variable {
+        command.env(format!("SHEPHERD_{}", flag.to_uppercase()), value);
+    }
+    let ended = Place::finish(command.spawn()?)?;
+    anyhow::ensure!(ended.code == Some(2), "{flag} is accepted: {ended:?}");
+    let sentence = ended.stderr.trim().trim_start_matches("shepherd: ");
+    let file = format!("the configuration file {}: line 1: ", place.path("wrong.toml").display());
+    Ok(sentence.strip_prefix(&file).unwrap_or(sentence).to_owned())
+}
+
+#[test]
+fn wrong_text_is_refused_by_one_sentence_wherever_it_is() -> TestResult {
+    const WRONG: &str = "no such value";
+    let place = Place::new()?;
+    let command = ShepherdFlags::command();
+    let judged = |flag: &&Arg| {
+        !NO_KEYS.contains(&flag.get_id().as_str()) && JUDGED_BY_THE_PARSER.contains(&value_name(flag))
+    };
+    let flags: Vec<&str> =
+        command.get_arguments().filter(judged).map(|flag| flag.get_id().as_str()).collect();
+    assert!(flags.len() > 40, "{flags:?}");
+    for flag in flags {
+        let by_line = refusal(&place, flag, &[format!("--{flag}={WRONG}")], None)?;
+        assert!(by_line.contains(flag) && by_line.contains(WRONG), "{flag}: {by_line}");
+        assert_eq!(refusal(&place, flag, &[], Some(WRONG))?, by_line, "{flag} in the environment");
+        let file = place.write("wrong.toml", format!("{flag} = \"{WRONG}\"\n"))?;
+        let by_file = refusal(&place, flag, &[format!("--config={}", file.display())], None)?;
+        assert_eq!(by_file, by_line, "{flag} in the file");
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ mod children;
 mod endpoints;
 mod enrolment;
 mod full_disk;
-mod odd_disk;
+pub(crate) mod odd_disk;
 mod own_unit;
 mod signing;
 #[cfg(debug_assertions)]
@@ -111,6 +111,12 @@ impl Machine {
 
     pub(crate) fn supervisor(&self) -> Result<ProcessRecord> {
         self.state().read_supervisor_process()?.context("no supervisor was recorded")
+    }
+
+    /// Ends its role server, in order.
+    pub(crate) fn end_role_server(&self) -> Result<()> {
+        signal(self.supervisor()?.pid, rustix::process::Signal::TERM);
+        wait_for("the end of both", || Ok(self.processes()?.is_empty().then_some(())))
     }
 
     /// Pids of every process that has this state directory as an argument.
@@ -277,8 +283,7 @@ fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
     let machine = Machine::new()?;
     machine.enroll(&request(callback, 1))?;
     wait_for("a heartbeat", || Ok((!callback.heartbeats().is_empty()).then_some(())))?;
-    signal(machine.supervisor()?.pid, rustix::process::Signal::TERM);
-    wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))?;
+    machine.end_role_server()?;
     Ok(machine)
 }
 

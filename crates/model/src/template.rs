@@ -23,6 +23,8 @@ pub enum TemplateFact {
     NodeId,
     /// Fact `node.address`: the address that the node reports.
     NodeAddress,
+    /// Fact `node.url_host`: the same address as a URL has it, with an IPv6 address in brackets.
+    NodeUrlHost,
     /// Fact `node.machine`: UUID of the node's machine.
     NodeMachine,
     /// Fact `node.label.KEY`: value of a label of the node.
@@ -40,9 +42,10 @@ pub enum TemplateFact {
 }
 
 /// Facts with a fixed name.
-const NAMED_FACTS: [(&str, TemplateFact); 8] = [
+const NAMED_FACTS: [(&str, TemplateFact); 9] = [
     ("node.id", TemplateFact::NodeId),
     ("node.address", TemplateFact::NodeAddress),
+    ("node.url_host", TemplateFact::NodeUrlHost),
     ("node.machine", TemplateFact::NodeMachine),
     ("cluster.id", TemplateFact::ClusterId),
     ("cluster.curators", TemplateFact::ClusterCurators),
@@ -197,7 +200,10 @@ impl TemplateFacts {
     fn fact_value(&self, fact: &TemplateFact) -> Result<String, RenderError> {
         Ok(match fact {
             TemplateFact::NodeId => self.node_id.clone(),
-            TemplateFact::NodeAddress => self.node_address.clone(),
+            TemplateFact::NodeUrlHost if self.node_address.contains(':') => {
+                format!("[{}]", self.node_address)
+            }
+            TemplateFact::NodeAddress | TemplateFact::NodeUrlHost => self.node_address.clone(),
             TemplateFact::NodeMachine if self.node_machine.is_empty() => {
                 return Err(RenderError::NoMachine { node: self.node_id.clone() });
             }
@@ -258,6 +264,7 @@ mod tests {
             ("plain {text} }} with } braces {", "plain {text} }} with } braces {"),
             ("{{node.id}}", "node-7"),
             ("--bind={{node.address}}:80", "--bind=10.0.0.7:80"),
+            ("http://{{node.url_host}}:80/", "http://10.0.0.7:80/"),
             ("{{node.machine}}{{cluster.id}}", "m-7c"),
             ("{{cluster.curators}}", "10.0.0.1:1,10.0.0.2:1"),
             ("{{role.name}}/{{service.name}}@{{role.revision}}", "web/server@4"),
@@ -270,6 +277,14 @@ mod tests {
         ] {
             assert_eq!(Template::parse(text).unwrap().render(&facts()).unwrap(), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn ipv6_address_is_in_brackets_where_a_port_follows() {
+        let facts = TemplateFacts { node_address: "2001:db8::7".to_owned(), ..facts() };
+        let render = |text| Template::parse(text).unwrap().render(&facts).unwrap();
+        assert_eq!(render("http://{{node.url_host}}:80/"), "http://[2001:db8::7]:80/");
+        assert_eq!(render("--address {{node.address}}"), "--address 2001:db8::7");
     }
 
     #[test]

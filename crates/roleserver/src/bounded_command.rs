@@ -45,12 +45,22 @@ pub fn output_within(command: &mut Command, limit: Duration) -> std::io::Result<
     match ended {
         Ok(status) => Ok(Output { status, stdout, stderr }),
         Err(error) => {
-            let last = |bytes: &[u8]| Excerpt::last_line(&String::from_utf8_lossy(bytes));
-            let words = last(&stderr).or_else(|| last(&stdout));
+            let words = words_of(&stderr, &stdout);
             let last = words.map_or_else(String::new, |words| format!("; it last wrote: {words}"));
             Err(Error::new(error.kind(), format!("{error}{last}")))
         }
     }
+}
+
+/// The last words of a program that has ended: of its standard error, or else of its standard output.
+#[must_use]
+pub fn last_words(output: &Output) -> Option<Excerpt> {
+    words_of(&output.stderr, &output.stdout)
+}
+
+fn words_of(stderr: &[u8], stdout: &[u8]) -> Option<Excerpt> {
+    let last = |bytes: &[u8]| Excerpt::last_line(&String::from_utf8_lossy(bytes));
+    last(stderr).or_else(|| last(stdout))
 }
 
 /// Reads a stream on a thread of its own: a program with a full pipe would never end.

@@ -65,7 +65,10 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         let error = |reason| EndpointError { text: text.chars().take(MAX_QUOTED_CHARS).collect(), reason };
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| error("it names no port"))?;
+        let (host, port) = text
+            .rsplit_once(':')
+            .filter(|_| !text.ends_with(']'))
+            .ok_or_else(|| error("it names no port"))?;
         let host = if let Some(rest) = host.strip_prefix('[') {
             let address = rest.strip_suffix(']').ok_or_else(|| error("its bracket is not closed"))?;
             Host::V6(address.parse().map_err(|_| error("the text in brackets is not an IPv6 address"))?)
@@ -116,6 +119,7 @@ mod tests {
         for (text, reason) in [
             ("", "it names no port"),
             ("host", "it names no port"),
+            ("[2001:db8::1]", "it names no port"),
             (":80", "its host is not a valid host name"),
             ("::1:80", "an IPv6 address needs brackets"),
             ("[::1:80", "its bracket is not closed"),

@@ -152,7 +152,16 @@ pub(crate) mod tests {
     /// Serves one file, and closes each connection after `most` bytes of it. Returns the URL and the list of requested
     /// ranges.
     pub(crate) async fn serve_file(content: Vec<u8>, most: usize) -> (String, Arc<Mutex<Vec<String>>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        serve_file_at("127.0.0.1:0", content, most).await
+    }
+
+    /// The same at this address.
+    async fn serve_file_at(
+        address: &str,
+        content: Vec<u8>,
+        most: usize,
+    ) -> (String, Arc<Mutex<Vec<String>>>) {
+        let listener = TcpListener::bind(address).await.unwrap();
         let url = format!("http://{}/file", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
         let messages = requests.clone();
@@ -181,6 +190,15 @@ pub(crate) mod tests {
             }
         });
         (url, requests)
+    }
+
+    #[tokio::test]
+    async fn file_is_fetched_from_an_ipv6_address() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let (url, _) = serve_file_at("[::1]:0", vec![7; 100], 100).await;
+        assert!(url.starts_with("http://[::1]:"), "{url}");
+        assert_eq!(fetch_file(&url, &path).await, Ok(100));
     }
 
     #[tokio::test]

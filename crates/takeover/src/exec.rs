@@ -261,12 +261,17 @@ impl OutputCollector {
                 self.exit = Some(CommandExit::Status(exit_status));
                 return true;
             }
-            ChannelMsg::ExitSignal { signal_name, .. } => {
+            ChannelMsg::ExitSignal { signal_name, error_message, .. } => {
                 let name = match signal_name {
                     Sig::Custom(name) => sanitize_text(&name),
                     known => format!("{known:?}"),
                 };
                 self.exit = Some(CommandExit::Signal(name));
+                // The words of the server about the end, which some servers have.
+                if !error_message.trim().is_empty() {
+                    let line = format!("\n{error_message}\n");
+                    self.dropped_bytes += append_capped(&mut self.stderr, line.as_bytes(), STDERR_CAP);
+                }
                 return true;
             }
             _ => {}
@@ -304,6 +309,30 @@ mod tests {
         };
         insta::assert_snapshot!(output(CommandExit::Status(2), "one\ntwo\n\n").summary(), @"it ended with status 2: two");
         insta::assert_snapshot!(output(CommandExit::Signal("KILL".to_owned()), "").summary(), @"signal KILL killed it");
+    }
+
+    #[test]
+    fn words_of_the_server_about_a_signal_are_quoted() {
+        for (message, expected) in [
+            ("", "signal KILL killed it: begun"),
+            ("no memory\u{1b}[2J is left", "signal KILL killed it: no memory [2J is left"),
+        ] {
+            let mut collected = OutputCollector::default();
+            collected.handle_message(ChannelMsg::ExtendedData { data: Bytes::from_static(b"begun"), ext: 1 });
+            assert!(collected.handle_message(ChannelMsg::ExitSignal {
+                signal_name: Sig::KILL,
+                core_dumped: false,
+                error_message: message.to_owned(),
+                lang_tag: String::new(),
+            }));
+            let output = CommandOutput {
+                exit: collected.exit.unwrap(),
+                stdout: collected.stdout,
+                stderr: collected.stderr,
+                dropped_bytes: collected.dropped_bytes,
+            };
+            assert_eq!(output.summary(), expected);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A cluster of curators for one test, each beside a real etcd server, and its clients.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -75,6 +75,8 @@ pub const AN_HOUR_MS: u64 = 3_600_000;
 pub struct ClusterOptions {
     /// The number of curators.
     pub size: usize,
+    /// The address of the loopback interface at which they listen.
+    pub listen: IpAddr,
     /// The lease of a leader.
     pub ttl: Duration,
     /// The time between two comparisons with the members of etcd.
@@ -98,6 +100,7 @@ impl Default for ClusterOptions {
     fn default() -> Self {
         Self {
             size: 1,
+            listen: Ipv4Addr::LOCALHOST.into(),
             // A host that is busy with other tests may stop for some seconds, and a leader that loses its lease ends
             // everything that depends on it.
             ttl: Duration::from_mins(1),
@@ -246,7 +249,7 @@ impl Cluster {
         let curator = Curator::bind(CuratorSettings {
             node_id: node.id,
             client: self.client_of(etcd),
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            listen: SocketAddr::new(self.wanted.listen, 0),
             server_certificate: Arc::new(shown),
             ttl: self.wanted.ttl,
             sync_interval: self.wanted.sync_interval,

@@ -280,8 +280,9 @@ impl CuratorClient {
             if kubernetes { self.fetch_kubernetes().await } else { ObservedKubernetes::NotQueried };
         let nodes = listed.nodes.into_iter().map(parse_node).collect::<Result<_, _>>();
         let nodes = nodes.map_err(CuratorCallError::InvalidResponse)?;
-        let (etcd_bytes, is_etcd_full) =
-            (Some(etcd.database_bytes).filter(|bytes| *bytes != 0), etcd.has_space_alarm);
+        let reported = |bytes: u64| (bytes != 0).then_some(bytes);
+        let (etcd_bytes, etcd_quota_bytes) = (reported(etcd.database_bytes), reported(etcd.quota_bytes));
+        let is_etcd_full = etcd.has_space_alarm;
         let etcd = etcd.members.into_iter().map(|member| EtcdMember {
             node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
             learner: member.learner,
@@ -295,6 +296,7 @@ impl CuratorClient {
                 nodes,
                 etcd_members: etcd.collect(),
                 etcd_bytes,
+                etcd_quota_bytes,
                 is_etcd_full,
                 declared_digests: declared,
                 kubernetes,

@@ -431,6 +431,7 @@ fn build_observation(
         observed_at: answered.then_some(requested_at),
         votes: answered.then(|| seen.vote_counts()),
         etcd_bytes: seen.etcd_bytes,
+        etcd_quota_bytes: seen.etcd_quota_bytes,
         is_etcd_full: answered.then_some(seen.is_etcd_full),
         authority_replacements: None,
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {

@@ -56,7 +56,12 @@ mod tests {
     #[test]
     fn only_valid_receiver_urls_are_accepted() {
         let parse = |url| TraceReceiver::parse("--otlp_endpoint", url, Duration::from_secs(10));
-        for url in ["http://collector:4317", "https://collector.example:4317", "http://[::1]:4317"] {
+        for url in [
+            "http://collector:4317",
+            "https://collector.example:4317",
+            "http://[::1]:4317",
+            "https://[2001:db8::1]:4317",
+        ] {
             assert!(parse(url).is_ok(), "{url}");
         }
         for (url, text) in [

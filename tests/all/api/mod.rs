@@ -38,6 +38,7 @@ mod command_line;
 mod crowd;
 mod hidden_text;
 mod in_process;
+mod ipv6;
 mod lists;
 mod logs;
 mod orders;

@@ -86,6 +86,16 @@ impl Fleet {
         flags: &[&str],
         place: impl FnOnce(&TestDatabase) -> Result<String>,
     ) -> Result<Self> {
+        Self::start_with(test_name, flags, &[], place).await
+    }
+
+    /// The same with further environment variables of the simulator, in which the nodes of its machines run.
+    pub(crate) async fn start_with(
+        test_name: &str,
+        flags: &[&str],
+        environment: &[(&str, OsString)],
+        place: impl FnOnce(&TestDatabase) -> Result<String>,
+    ) -> Result<Self> {
         // An error means that another test has installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let database = TestDatabase::create(test_name).await?;
@@ -96,6 +106,7 @@ impl Fleet {
         let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
         command.args(["simulator", "--listen_address", "127.0.0.1:0", "--state_path"]);
         command.arg(directory.path().join("fleet.json")).args(flags).stdout(Stdio::piped());
+        command.envs(environment.iter().map(|(name, value)| (*name, value)));
         let mut simulator = Program::spawn_logged(&mut command, &log)?;
         let stdout = simulator.child().stdout.take().context("its output is piped")?;
         let line = tokio::task::spawn_blocking(move || BufReader::new(stdout).lines().next()).await?;

@@ -12,6 +12,7 @@ pub(crate) mod promtool;
 pub(crate) mod rack;
 pub(crate) mod screen;
 pub(crate) mod seeds;
+pub(crate) mod small_etcd;
 
 // Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{

@@ -8,20 +8,23 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 /// The file that occupies all remaining space of the disk.
 const FILLER: &str = "filler";
 
+/// No small disk is larger. A filler of another one would fill the disk of this host.
+const MAX_DISK_BYTES: u64 = 8 << 20;
+
 /// An agent on its faulty disk; ends when this is dropped.
-pub(super) struct OddDisk {
+pub(crate) struct OddDisk {
     agent: Child,
     state: PathBuf,
 }
 
 impl OddDisk {
     /// Runs an agent whose state directory and log are on a disk without a free byte.
-    pub(super) fn full(state: &Path, agent: &Command) -> Result<Self> {
+    pub(crate) fn full(state: &Path, agent: &Command) -> Result<Self> {
         let script = "
             mount -t tmpfs -o size=256k tmpfs /mnt
             cp -a \"$state/.\" /mnt
@@ -34,12 +37,12 @@ impl OddDisk {
 
     /// Runs an agent on a disk of 8 MiB that is nearly empty. It has a rotated log, and a log that is longer than the role
     /// server permits.
-    pub(super) fn small(state: &Path, agent: &Command) -> Result<Self> {
+    pub(crate) fn small(state: &Path, agent: &Command) -> Result<Self> {
         Self::start_small(state, agent, ":")
     }
 
     /// The same, with a disk that is full from the beginning.
-    pub(super) fn small_and_full(state: &Path, agent: &Command) -> Result<Self> {
+    pub(crate) fn small_and_full(state: &Path, agent: &Command) -> Result<Self> {
         Self::start_small(state, agent, "cat /dev/zero >/mnt/filler 2>/dev/null || :")
     }
 
@@ -59,10 +62,11 @@ impl OddDisk {
     }
 
     /// Takes space until so many per cent of the disk are free. What the agent writes meanwhile may take the last of it.
-    pub(super) fn leave_free(&self, percent: u64) -> Result<()> {
+    pub(crate) fn leave_free(&self, percent: u64) -> Result<()> {
         let mut filler = File::options().create(true).append(true).open(self.path().join(FILLER))?;
         loop {
             let usage = rustix::fs::statvfs(self.path())?;
+            ensure!(usage.f_blocks * usage.f_frsize <= MAX_DISK_BYTES, "it is not the small disk");
             if usage.f_bavail <= usage.f_blocks * percent / 100 {
                 return Ok(());
             }
@@ -74,12 +78,12 @@ impl OddDisk {
     }
 
     /// Whether the agent's process has ended.
-    pub(super) fn has_ended(&mut self) -> Result<bool> {
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.agent.try_wait()?.is_some())
     }
 
     /// Runs an agent whose state directory can only be read.
-    pub(super) fn read_only(state: &Path, agent: &Command) -> Result<Self> {
+    pub(crate) fn read_only(state: &Path, agent: &Command) -> Result<Self> {
         let script = "
             mount --bind \"$state\" \"$state\"
             mount -o remount,bind,ro \"$state\"
@@ -99,18 +103,18 @@ impl OddDisk {
     }
 
     /// The agent's pid.
-    pub(super) fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.agent.id()).unwrap_or(i32::MAX)
     }
 
     /// The state directory as the agent sees it.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         let inside = self.state.strip_prefix("/").unwrap_or(&self.state);
         Path::new("/proc").join(self.agent.id().to_string()).join("root").join(inside)
     }
 
     /// Frees space on the full disk.
-    pub(super) fn make_room(&self) -> Result<()> {
+    pub(crate) fn make_room(&self) -> Result<()> {
         Ok(std::fs::remove_file(self.path().join(FILLER))?)
     }
 }

@@ -62,6 +62,8 @@ pub struct ClusterObservation {
     pub votes: Option<(usize, usize)>,
     /// Size of the database file of its etcd; `None` if the curators did not report it.
     pub etcd_bytes: Option<u64>,
+    /// Size of that file from which etcd accepts no writes; `None` if the curators did not report it.
+    pub etcd_quota_bytes: Option<u64>,
     /// Whether a member of its etcd has the alarm `NOSPACE`; `None` when the curators did not answer.
     pub is_etcd_full: Option<bool>,
     /// How often its authority was replaced, by its newest statement; `None` without one.
@@ -370,6 +372,7 @@ impl Bmdb {
         self.transact_under_lease(doing, lease, look.clone(), move |tx, look| {
             Box::pin(async move {
                 let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+                let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
                 sqlx::query_file!(
                     "../../sql/cluster/record_observation.sql",
                     cluster,
@@ -379,9 +382,10 @@ impl Bmdb {
                     look.votes.map(|(_, reached)| count(reached)),
                     look.converged,
                     i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX),
-                    look.etcd_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+                    look.etcd_bytes.map(size),
                     look.is_etcd_full,
-                    look.authority_replacements.map(count)
+                    look.authority_replacements.map(count),
+                    look.etcd_quota_bytes.map(size)
                 )
                 .execute(&mut *tx)
                 .await

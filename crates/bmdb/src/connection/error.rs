@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sqlx::error::DatabaseError;
+use sqlx::postgres::PgDatabaseError;
 use uuid::Uuid;
 
 use crate::connection::host_list::HostListFault;
@@ -319,7 +321,8 @@ pub fn describe_error(error: &sqlx::Error) -> String {
         sqlx::Error::Database(refusal) => {
             let code = refusal.code().unwrap_or_default();
             let advice = advice_for(&code, refusal.message());
-            format!("the database refused it: {}{advice}", server_words(refusal.message()))
+            let words = words_with_hint(refusal.message(), hint_of(refusal.as_ref()));
+            format!("the database refused it: {words}{advice}")
         }
         other => other.to_string(),
     }
@@ -329,6 +332,19 @@ pub fn describe_error(error: &sqlx::Error) -> String {
 pub(crate) fn server_words(message: &str) -> String {
     let words = Excerpt::within(message, MAX_SERVER_CHARS);
     words.map_or_else(|| "it gave no reason".to_owned(), |words| words.to_string())
+}
+
+/// The server's own advice. Its details are left out, because they may have stored values.
+fn hint_of(refusal: &(dyn DatabaseError + 'static)) -> Option<&str> {
+    refusal.try_downcast_ref::<PgDatabaseError>()?.hint()
+}
+
+fn words_with_hint(message: &str, hint: Option<&str>) -> String {
+    let words = server_words(message);
+    match hint.and_then(|hint| Excerpt::within(hint, MAX_SERVER_CHARS)) {
+        Some(hint) => format!("{words} (its hint: {hint})"),
+        None => words,
+    }
 }
 
 /// What to do about an error that an operator can end, to follow its message; empty for the others.
@@ -412,6 +428,17 @@ mod tests {
         assert_eq!(server_words("no\u{1b}[2J\nspace\u{202e}left "), "no [2J space left");
         assert_eq!(server_words("\u{200b}"), "it gave no reason");
         assert_eq!(server_words(&"x".repeat(100_000)).chars().count(), MAX_SERVER_CHARS + 1);
+    }
+
+    #[test]
+    fn hint_of_a_server_follows_its_message() {
+        for (hint, expected) in [
+            (None, "could not extend file"),
+            (Some(" \u{200b}"), "could not extend file"),
+            (Some("Check free\ndisk space."), "could not extend file (its hint: Check free disk space.)"),
+        ] {
+            assert_eq!(words_with_hint("could not extend file", hint), expected);
+        }
     }
 
     #[test]

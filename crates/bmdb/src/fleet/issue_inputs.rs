@@ -212,7 +212,8 @@ impl Bmdb {
                 image_at: row.image_at,
                 kubernetes_since: row.kubernetes_since,
                 keys_rejected_since: row.keys_refused_since,
-                etcd_bytes: row.etcd_bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(ByteSize),
+                etcd_bytes: row.etcd_bytes.and_then(parse_size),
+                etcd_quota_bytes: row.etcd_quota_bytes.and_then(parse_size),
                 etcd_members: members.remove(&row.cluster_id).unwrap_or_default(),
                 etcd_full_since: row.etcd_full_since,
                 authority_replacements: row
@@ -407,6 +408,11 @@ fn started_by_host_clock(session: Uuid) -> Option<Timestamp> {
 
 fn unknown_host_name() -> String {
     "a host that is not known".to_owned()
+}
+
+/// A stored number of bytes; `None` for a negative one, which nothing stores.
+fn parse_size(bytes: i64) -> Option<ByteSize> {
+    u64::try_from(bytes).ok().map(ByteSize)
 }
 
 /// MAC addresses of the network interfaces in a hardware report; empty if it cannot be decoded.

@@ -14,20 +14,24 @@ async fn etcd_that_is_nearly_full_is_an_issue_until_another_size_is_reported() -
     let kit = Kit::new("cluster_observations").await?;
     let cluster = kit.founded_cluster(3, 1).await?;
     let holder = LeaseHolder::start(&kit, "shepherd", LEASE_KIND, &cluster.to_string()).await?;
-    // Curators of an earlier release report no size.
-    for (etcd_bytes, expected) in [
-        (None, false),
-        (Some(1 << 30), false),
-        (Some(1_800_000_000), true),
-        (None, true),
-        (Some(90_000), false),
+    // Curators of an earlier release report no size, and later ones no quota.
+    for (etcd_bytes, etcd_quota_bytes, expected) in [
+        (None, None, false),
+        (Some(1 << 30), None, false),
+        (Some(1_800_000_000), None, true),
+        (None, None, true),
+        (Some(90_000), None, false),
+        (Some(14 << 20), Some(16 << 20), true),
+        (Some(14 << 20), None, true),
+        (Some(12 << 20), None, false),
+        (Some(1_800_000_000), Some(8 << 30), false),
     ] {
-        let look = ClusterObservation { etcd_bytes, ..ClusterObservation::default() };
+        let look = ClusterObservation { etcd_bytes, etcd_quota_bytes, ..ClusterObservation::default() };
         holder.shepherd.bmdb.record_cluster_observation(&holder.lease, cluster, &look).await?;
         let issues = find_issues(&kit.bmdb.read_issue_inputs().await?);
         let found =
             issues.iter().any(|issue| issue.id == "cluster-etcd-large" && issue.subject == "cluster ams");
-        assert_eq!(found, expected, "{etcd_bytes:?}: {issues:?}");
+        assert_eq!(found, expected, "{etcd_bytes:?} of {etcd_quota_bytes:?}: {issues:?}");
     }
     Ok(())
 }

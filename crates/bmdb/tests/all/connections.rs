@@ -10,7 +10,7 @@ use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::access::Access;
 use shepherd_bmdb::connection::budget::ConnectionsBeside;
 use shepherd_bmdb::connection::dialect::Dialect;
-use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::connection::error::{BmdbError, describe_error};
 use shepherd_bmdb::connection::private_postgres::PrivatePostgres;
 use shepherd_bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use shepherd_bmdb::connection::settings::ConnectionSettings;
@@ -479,4 +479,17 @@ async fn role_that_may_not_create_tables_is_given_the_grant_it_lacks() -> TestRe
     bmdb.close().await;
     run(&mut server, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
     Ok(server.close().await?)
+}
+
+#[tokio::test]
+async fn hint_of_the_server_is_a_part_of_the_error() -> TestResult {
+    let database = TestDatabase::create("server_hint").await?;
+    let pool = database.pool().await?;
+    let refused = sqlx::query("SELECT no_such_function(1)").execute(&pool).await;
+    let text = describe_error(&refused.expect_err("there is no such function"));
+    assert!(
+        text.contains("no_such_function(integer) does not exist (its hint: No function matches"),
+        "{text}"
+    );
+    Ok(())
 }

@@ -269,7 +269,10 @@ impl management_server::Management for ManagementService {
         _: Request<wire::GetConsensusRequest>,
     ) -> Result<Response<wire::GetConsensusResponse>, Status> {
         let members = self.0.list_members().await?;
-        let status = self.0.store.client().database_status().await.map_err(ServiceError::from)?;
+        let client = self.0.store.client();
+        let status = client.database_status().await.map_err(ServiceError::from)?;
+        // Without its quota the rest is of use, too.
+        let quota = client.database_quota().await.ok().flatten();
         let stored = self.0.store.nodes().await?;
         let owners = match_members_to_nodes(&members, &stored.nodes);
         let node_of = |member: u64| {
@@ -287,6 +290,7 @@ impl management_server::Management for ManagementService {
             members: members.collect(),
             database_bytes: status.file_bytes,
             has_space_alarm: status.has_space_alarm,
+            quota_bytes: quota.unwrap_or_default(),
         }))
     }
 

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use curator_client::cluster::cluster_record_key;
 use curator_client::node::{ConsensusMember, Node};
 use etcd::members::MemberId;
+use model::cluster::state::MAX_ETCD_BYTES;
 use model::node_role::NodeRole;
 use proto::curator::v1 as wire;
 use proto::curator::v1::management_client::ManagementClient;
@@ -46,6 +47,7 @@ async fn members(owner: &Channel) -> Result<Vec<wire::EtcdMember>> {
     let response = response.into_inner();
     // The smallest database file of etcd has several pages of 4 KiB.
     ensure!(response.database_bytes > 10_000 && !response.has_space_alarm, "{response:?}");
+    ensure!(response.quota_bytes == MAX_ETCD_BYTES, "{response:?}");
     Ok(response.members)
 }
 

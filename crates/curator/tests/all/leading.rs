@@ -1,5 +1,6 @@
 //! Which curator leads, that no other curator answers, and that callers find the next leader by themselves.
 
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,6 +72,33 @@ pub(super) async fn call_leader<T>(
         }
     };
     in_time(what, calling).await?
+}
+
+/// Every place with an address of a curator has one of IPv6: the listeners, the directory, the status of each node and the
+/// response that names the leader.
+#[tokio::test]
+async fn leader_at_an_ipv6_address_is_found_and_followed() -> TestResult {
+    let listen = Ipv6Addr::LOCALHOST.into();
+    let cluster = Cluster::start_with(ClusterOptions { listen, ..three() }).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    assert!(cluster.address(leader)?.starts_with("[::1]:"), "{}", cluster.address(leader)?);
+    let (curators, _following) = way(&cluster)?;
+    make_ticket(&curators, "by IPv6").await?;
+
+    let follower = (leader + 1) % 3;
+    let mut asking = LeaderClient::new(cluster.channel(follower, None)?);
+    let mut named = None;
+    until("a follower names the leader", async || {
+        let Ok(answers) = asking.watch(wire::WatchLeaderRequest {}).await else { return Ok(false) };
+        named = answers.into_inner().message().await.ok().flatten();
+        Ok(named.as_ref().is_some_and(|response| !response.leader_address.is_empty()))
+    })
+    .await?;
+    let named = named.context("nothing")?;
+    let port = u16::try_from(named.leader_port)?;
+    let place = SocketAddr::new(named.leader_address.parse()?, port).to_string();
+    assert_eq!(place, cluster.address(leader)?);
+    Ok(())
 }
 
 async fn make_ticket(curators: &LeaderTracker, purpose: &str) -> Result<String> {

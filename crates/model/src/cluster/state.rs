@@ -257,8 +257,8 @@ pub struct EtcdMember {
     pub reachable: bool,
 }
 
-/// The size of its database file from which etcd accepts no writes. It is etcd's own limit, because it is started without
-/// another one.
+/// The size of its database file from which etcd accepts no writes, unless it reports another one. It is etcd's own limit,
+/// because it is started without another one.
 pub const MAX_ETCD_BYTES: u64 = 2 << 30;
 
 /// A cluster as its leading curator reports it.
@@ -270,6 +270,8 @@ pub struct ObservedCluster {
     pub etcd_members: Vec<EtcdMember>,
     /// Size of the database file of the leader's own member of etcd; `None` if curators of an earlier release lead.
     pub etcd_bytes: Option<u64>,
+    /// Size of that file from which etcd accepts no writes; `None` if the curators do not report it.
+    pub etcd_quota_bytes: Option<u64>,
     /// Whether a member of etcd has the alarm `NOSPACE`. Curators of an earlier release report none.
     pub is_etcd_full: bool,
     /// Digests of declared roles, by role.

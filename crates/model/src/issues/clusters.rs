@@ -69,7 +69,8 @@ fn authority_replacements(cluster: &ClusterIssueInputs) -> Option<Issue> {
 
 /// Issue: etcd will soon accept no more writes.
 fn cluster_etcd_large(cluster: &ClusterIssueInputs) -> Option<Issue> {
-    let (size, limit) = (cluster.etcd_bytes?, ByteSize(MAX_ETCD_BYTES));
+    let size = cluster.etcd_bytes?;
+    let limit = cluster.etcd_quota_bytes.unwrap_or(ByteSize(MAX_ETCD_BYTES));
     let name = &cluster.name;
     is_storage_nearly_full(size, limit).then(|| {
         Issue::new(

@@ -200,6 +200,8 @@ pub struct ClusterIssueInputs {
     pub keys_rejected_since: Option<Timestamp>,
     /// Size of the database file of its etcd, as its curators last reported it.
     pub etcd_bytes: Option<ByteSize>,
+    /// Size of that file from which etcd accepts no writes; `None` if its curators never reported it.
+    pub etcd_quota_bytes: Option<ByteSize>,
     /// The machines of its control plane that reported an etcd, and the version of each as the program prints it.
     pub etcd_members: Vec<EtcdMemberInputs>,
     /// Since when a member of its etcd has had the alarm `NOSPACE`, as its curators last reported it.

@@ -174,6 +174,7 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         kubernetes_since: None,
         keys_rejected_since: None,
         etcd_bytes: None,
+        etcd_quota_bytes: None,
         etcd_members: Vec::new(),
         etcd_full_since: None,
         authority_replacements: 0,

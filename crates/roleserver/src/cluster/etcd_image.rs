@@ -18,12 +18,11 @@ use std::time::Duration;
 use curator_client::node_id::NodeId;
 use hardening::file_limit::UsualFileLimit as _;
 use model::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
-use model::excerpt::Excerpt;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 use uuid::Uuid;
 
-use crate::bounded_command::output_within;
+use crate::bounded_command::{last_words, output_within};
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::etcd_member::{self, EtcdDataState};
 use crate::cluster::etcd_program::{VERSION_DEADLINE, ask_version};
@@ -148,8 +147,8 @@ fn run_etcdutl(
     let output = output_within(command(program).args(arguments).current_dir(&directory), RESTORE_LIMIT);
     let output = output.map_err(failed)?;
     if !output.status.success() {
-        let last = Excerpt::last_line(&String::from_utf8_lossy(&output.stderr));
-        let last = last.map_or_else(|| "it printed nothing".to_owned(), |words| words.to_string());
+        let last =
+            last_words(&output).map_or_else(|| "it printed nothing".to_owned(), |words| words.to_string());
         let (program, status) = (program.display(), output.status);
         let text = format!("{program} did not restore the image of etcd ({status}): {last}");
         return Err(RunnableError::msg(text));
@@ -250,6 +249,9 @@ mod tests {
         let error = run(&fails, "restoring-1", &membership).unwrap_err().to_string();
         assert!(error.contains("did not restore the image of etcd") && error.contains("fatal"), "{error}");
         assert_eq!(names(), ["founding", "restoring-1"]);
+        let (_three, reports) = script("echo 'the image is cut off'; exit 1");
+        let error = run(&reports, "restoring-3", &membership).unwrap_err().to_string();
+        assert!(error.ends_with(": the image is cut off"), "its words are on its standard output: {error}");
         let (_two, restores) = script("/bin/mkdir -p restoring-2/member && echo here >restoring-2/member/db");
         // Another order came in the middle.
         let former = EtcdMembership { epoch: 0, ..membership.clone() };

@@ -11,14 +11,15 @@ use model::cluster::authority_theft::AuthorityStep;
 
 use crate::cluster::files::{ClusterFiles, NextAuthority};
 use crate::commands::CommandError;
+use crate::endpoint::{Endpoint, EndpointError};
 
 /// The certificate of the authority that the node of this machine trusts, in hexadecimal digits.
 pub fn render_authority(state_directory: &Path) -> Result<String, CommandError> {
     Ok(format!("{}\n", read_authority(&ClusterFiles::in_state_directory(state_directory))?))
 }
 
-/// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. Returns
-/// what the command prints.
+/// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. The curators
+/// are `HOST:PORT`, with an IPv6 address in brackets. Returns what the command prints.
 pub fn follow_authority(
     state_directory: &Path,
     certificate: &str,
@@ -30,6 +31,11 @@ pub fn follow_authority(
             "{reason}: give the digits that `roleserver authority` prints on a machine of the cluster that has followed"
         ))
     };
+    for curator in curators {
+        // The role server that runs would only fail to connect, without anybody who reads why.
+        let parsed: Result<Endpoint, EndpointError> = curator.parse();
+        parsed.map_err(|error| CommandError::Usage(format!("--curator {error}")))?;
+    }
     let certificate = certificate.trim().to_lowercase();
     let der = hex::decode(&certificate).map_err(|_| usage("the certificate is no hexadecimal text"))?;
     let next = TrustAnchor::parse(&der).map_err(|error| usage(&error.to_string()))?;
@@ -76,6 +82,30 @@ mod tests {
 
     use super::*;
     use crate::cluster::files::{Credentials, EtcdMembership};
+
+    #[test]
+    fn curator_that_is_no_endpoint_is_refused_before_anything_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        let digits = |key| hex::encode(&authority_of(1, key).anchor().certificate);
+        files
+            .write_credentials(&Credentials { certificate: String::new(), ca_certificate: digits(1) })
+            .unwrap();
+        let follow = |curator: &str| follow_authority(directory.path(), &digits(5), &[curator.to_owned()]);
+        for (curator, reason) in [
+            ("2001:db8::9:7835", "an IPv6 address needs brackets"),
+            ("[2001:db8::9]", "it names no port"),
+            ("10.0.0.9", "it names no port"),
+            ("https://10.0.0.9:7835", "an IPv6 address needs brackets"),
+        ] {
+            let error = follow(curator).unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains("--curator"), "{curator}: {error}");
+            assert_eq!(files.read_next_authority().unwrap(), None);
+        }
+        follow("[2001:db8::9]:7835").unwrap();
+        let next = files.read_next_authority().unwrap().unwrap();
+        assert_eq!(next.curators, ["[2001:db8::9]:7835"]);
+    }
 
     #[test]
     fn node_without_a_shepherd_gets_another_authority_of_its_cluster_from_a_person() {

@@ -17,11 +17,14 @@ use crate::connection::private_postgres::options::{
     POLL, PORT, PrivatePostgresError, PrivatePostgresOptions, SUPERUSER, ServerStorage,
 };
 use crate::connection::private_postgres::programs::{self, PostgresPrograms, ServerUser};
+use model::excerpt::Excerpt;
 
 /// How long we wait for a server whose owner was killed a moment ago.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest path that fits into `sockaddr_un.sun_path` with its final zero.
 const MAX_SOCKET_PATH: usize = 107;
+/// Most characters of the output of a program that an error quotes.
+const MAX_LAST_CHARS: usize = 1000;
 
 /// The paths of one server.
 pub(super) struct ServerPaths {
@@ -214,11 +217,29 @@ fn socket_path_length(sockets: &Path) -> usize {
     sockets.as_os_str().len() + "/.s.PGSQL.".len() + PORT.to_string().len()
 }
 
+/// The last three lines of a program of PostgreSQL, as one line of limited length.
 pub(super) fn last_lines(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if lines.is_empty() {
-        return "it printed nothing".to_owned();
+    let last = lines[lines.len().saturating_sub(3)..].join(" / ");
+    let words = Excerpt::within(&last, MAX_LAST_CHARS);
+    words.map_or_else(|| "it printed nothing".to_owned(), |words| words.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_lines_of_a_program_are_one_line() {
+        for (output, expected) in [
+            ("", "it printed nothing"),
+            ("\n \n", "it printed nothing"),
+            ("one\ntwo\n\nthree\nfour\n", "two / three / four"),
+            ("initdb: error: \u{1b}[31mno space\u{1b}[0m\n", "initdb: error: [31mno space [0m"),
+        ] {
+            assert_eq!(last_lines(output.as_bytes()), expected, "{output:?}");
+        }
+        assert_eq!(last_lines(&vec![b'x'; 100_000]).chars().count(), MAX_LAST_CHARS + 1);
     }
-    lines[lines.len().saturating_sub(3)..].join(" / ")
 }

@@ -311,7 +311,7 @@ impl ServiceRenderer<'_> {
     fn render_text(&self, template: &Template) -> Result<String, String> {
         for fact in template.facts() {
             let known = match fact {
-                TemplateFact::NodeAddress => self.inputs.address.is_some(),
+                TemplateFact::NodeAddress | TemplateFact::NodeUrlHost => self.inputs.address.is_some(),
                 TemplateFact::ClusterCurators => self.inputs.curators.is_some(),
                 TemplateFact::NodeMachine | TemplateFact::NodeLabel(_) => self.inputs.node_info.is_some(),
                 TemplateFact::NodeId

@@ -20,6 +20,7 @@ use hardening::file_limit::UsualFileLimit as _;
 use model::role_declaration::Sha256;
 use serde_json::Value;
 
+use crate::bounded_command::last_words;
 use crate::child::spec::{ResourceLimits, User};
 use crate::cluster::services::archive_entry::{EntryUse, decide_use};
 use crate::connection::error_chain;
@@ -78,7 +79,8 @@ impl OciBundle {
             command.args(arguments).stdin(Stdio::null());
             let done = hardening::restore_core_limit(command.usual_file_limit()).output()?;
             if !done.status.success() {
-                let text = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+                let text =
+                    last_words(&done).map_or_else(|| done.status.to_string(), |words| words.to_string());
                 tracing::warn!(service = name, text, "runc could not clear up after a service");
             }
         }

@@ -66,6 +66,30 @@ pub(super) const CASES: &[Case] = &[
         &[("cluster-etcd-large", "cluster ams")],
     ),
     (
+        "an etcd that is nearly full by its own quota",
+        |e| {
+            let (size, quota) = (Some(ByteSize(13 << 20)), Some(ByteSize(16 << 20)));
+            e.clusters.push(ClusterIssueInputs {
+                etcd_bytes: size,
+                etcd_quota_bytes: quota,
+                ..cluster(NOW - 9, Some(NOW - 2))
+            });
+        },
+        &[("cluster-etcd-large", "cluster ams")],
+    ),
+    (
+        "an etcd that has room by its own quota",
+        |e| {
+            let (size, quota) = (Some(ByteSize(MAX_ETCD_BYTES)), Some(ByteSize(2 * MAX_ETCD_BYTES)));
+            e.clusters.push(ClusterIssueInputs {
+                etcd_bytes: size,
+                etcd_quota_bytes: quota,
+                ..cluster(NOW - 9, Some(NOW - 2))
+            });
+        },
+        &[],
+    ),
+    (
         "an etcd that is full",
         |e| {
             let since = Some(at(NOW));

@@ -96,6 +96,7 @@ fn health_check_goes_where_the_service_may_listen() {
 fn service_waits_for_facts_that_it_names_and_for_no_others() {
     for (text, missing) in [
         ("{{node.address}}", RenderInputs { address: None, ..render_inputs() }),
+        ("{{node.url_host}}", RenderInputs { address: None, ..render_inputs() }),
         ("{{node.machine}}", RenderInputs { node_info: None, ..render_inputs() }),
         ("{{node.label.row}}", RenderInputs { node_info: None, ..render_inputs() }),
         ("{{cluster.curators}}", RenderInputs { curators: None, ..render_inputs() }),

@@ -1,0 +1,1 @@
+ALTER TABLE cluster DROP COLUMN etcd_quota_bytes;
