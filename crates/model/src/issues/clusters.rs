@@ -1,5 +1,6 @@
 //! Issues of clusters: an etcd that is full or nearly so, old snapshots, old images of etcd, rejected owner keys, replacements
-//! of the authority that do not go on or are nearly used up, keys of Secrets that controllers wait for.
+//! of the authority that do not go on or are nearly used up, keys of Secrets that controllers wait for, clusters that are not
+//! founded.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use crate::cluster::etcd_space::FULL_ETCD;
 use crate::cluster::secret_keys::SecretsStage;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
-use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
-use crate::issues::{Issue, IssueKind};
+use crate::issues::inputs::{ClusterIssueInputs, IssueInputs, UnfoundedClusterInputs};
+use crate::issues::{Issue, IssueKind, join_first};
 use crate::time::{after, between};
 
 /// All issues of this file.
@@ -30,7 +31,35 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             secrets_key_held(cluster, evidence),
         ]
     };
-    evidence.clusters.iter().flat_map(of).flatten().collect()
+    let mut found: Vec<Issue> = evidence.clusters.iter().flat_map(of).flatten().collect();
+    found.extend(evidence.unfounded_clusters.iter().filter_map(|cluster| not_founded(cluster, evidence)));
+    found
+}
+
+/// How long a cluster may take to be founded. A takeover, a download of the release and the start of etcd take less.
+const FOUNDING_LIMIT: Duration = Duration::from_hours(1);
+
+/// Issue: the cluster was created and has no first node yet.
+fn not_founded(cluster: &UnfoundedClusterInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let lasts = between(cluster.created_at, evidence.at);
+    if lasts < FOUNDING_LIMIT {
+        return None;
+    }
+    let (name, lasts) = (&cluster.name, humanize_duration(lasts));
+    let waits = match cluster.wait_reasons.as_slice() {
+        [] => String::new(),
+        reasons => format!(": {}", join_first(reasons)),
+    };
+    Some(Issue::new(
+        IssueKind::ClusterNotFounded,
+        format!("cluster {name}"),
+        format!("it was created {lasts} ago, and no machine has founded it{waits}"),
+        Some(after(cluster.created_at, FOUNDING_LIMIT)),
+        format!(
+            "`shepherdctl cluster describe {name}` shows what it and each of its machines waits for; add machines that fit \
+             its selector, or delete the cluster"
+        ),
+    ))
 }
 
 /// Issue: etcd accepts no writes, and what changes the cluster waits.

@@ -82,6 +82,7 @@ pub enum IssueKind {
     ClusterEtcdLarge,
     ClusterImageOld,
     ClusterKeyRefused,
+    ClusterNotFounded,
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
     CrashLoop,
@@ -130,7 +131,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 59] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -145,6 +146,7 @@ impl IssueKind {
         Self::ClusterEtcdLarge,
         Self::ClusterImageOld,
         Self::ClusterKeyRefused,
+        Self::ClusterNotFounded,
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
         Self::CrashLoop,
@@ -209,6 +211,7 @@ impl IssueKind {
             Self::ClusterEtcdLarge => "cluster-etcd-large",
             Self::ClusterImageOld => "cluster-image-old",
             Self::ClusterKeyRefused => "cluster-key-refused",
+            Self::ClusterNotFounded => "cluster-not-founded",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::CrashLoop => "crash-loop",
@@ -279,6 +282,7 @@ impl IssueKind {
             | Self::ClockSkew
             | Self::ClusterEtcdLarge
             | Self::ClusterImageOld
+            | Self::ClusterNotFounded
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop

@@ -18,6 +18,7 @@ use crate::ids::MachineId;
 use crate::issues::inputs::{
     ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs,
     RecentHistory, RuleSwitchedOff, SessionIssueInputs, StorageIssueInputs, TwoPersonRuleInputs,
+    UnfoundedClusterInputs,
 };
 use crate::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
 use crate::issues::tests::cases::CASES;
@@ -152,6 +153,7 @@ fn healthy_inputs() -> IssueInputs {
         }],
         listening_since: Some(at(0)),
         clusters: Vec::new(),
+        unfounded_clusters: Vec::new(),
         kubernetes: Vec::new(),
         artefacts: ByteSize::gibibytes(15),
         two_person_rule: TwoPersonRuleInputs { admins: 2, ..TwoPersonRuleInputs::default() },
@@ -180,6 +182,15 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
         unreachable_since: None,
         authority_rotation: None,
         authority_progress: None,
+    }
+}
+
+/// A cluster that was created then, and has no machine.
+fn unfounded_cluster(created: i64) -> UnfoundedClusterInputs {
+    UnfoundedClusterInputs {
+        name: "ams".into(),
+        created_at: at(created),
+        wait_reasons: vec!["1 more member of the control plane is wanted, and no machine is free".into()],
     }
 }
 
@@ -383,6 +394,29 @@ fn turned_away_connection_names_the_listener_and_its_flag() {
         let issue = found.iter().find(|issue| issue.id == "connections-turned-away").unwrap();
         assert!(issue.message.starts_with(listener) && issue.remedy.contains(flag), "{issue:#?}");
     }
+}
+
+#[test]
+fn cluster_that_is_not_founded_names_what_it_waits_for() {
+    let message = |cluster: UnfoundedClusterInputs| {
+        let mut evidence = healthy_inputs();
+        evidence.unfounded_clusters.push(cluster);
+        let found = find_issues(&evidence);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].since, Some(at(NOW - 3600)), "{found:#?}");
+        found[0].message.clone()
+    };
+    let cluster = unfounded_cluster(NOW - 7200);
+    assert_eq!(
+        message(cluster.clone()),
+        "it was created 2h00m ago, and no machine has founded it: 1 more member of the control plane is wanted, and no \
+         machine is free"
+    );
+    // Its machines are chosen, and the first of them does not report.
+    assert_eq!(
+        message(UnfoundedClusterInputs { wait_reasons: Vec::new(), ..cluster }),
+        "it was created 2h00m ago, and no machine has founded it"
+    );
 }
 
 #[test]

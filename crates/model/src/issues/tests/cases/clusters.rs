@@ -7,6 +7,12 @@ use crate::issues::tests::cases::Case;
 use crate::issues::tests::*;
 
 pub(super) const CASES: &[Case] = &[
+    ("a cluster that is founded soon", |e| e.unfounded_clusters.push(unfounded_cluster(NOW - 3599)), &[]),
+    (
+        "a cluster that nobody founds",
+        |e| e.unfounded_clusters.push(unfounded_cluster(NOW - 3600)),
+        &[("cluster-not-founded", "cluster ams")],
+    ),
     (
         "a cluster without a snapshot",
         |e| e.clusters.push(cluster(NOW - 3 * 3600, None)),
