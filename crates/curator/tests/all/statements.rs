@@ -139,6 +139,29 @@ async fn revoke(channel: Channel, node: &Holder) -> Result<(), Status> {
     Ok(())
 }
 
+/// Has the leader revoke a node. The call is repeated while none leads.
+async fn revoke_through_leader(cluster: &Cluster, node: &Holder) -> Result<()> {
+    let (owner, _calling) = way(cluster)?;
+    let target = Some(Target::NodeId(node.id.to_string()));
+    let (credentials, request) =
+        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
+    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    Ok(())
+}
+
+/// A false curator with the key and the certificate of this one. It serves a true statement, and claims an epoch.
+async fn impersonate(
+    cluster: &Cluster,
+    number: usize,
+    epoch: u64,
+    served: &SignedStatement,
+) -> Result<FalseCurator> {
+    let node = &cluster.nodes[number];
+    let shown = node.with(cluster.certificate_of_curator(number))?;
+    let statement = Some((served.to_wire(), served.statement.number));
+    FalseCurator::start(shown, FalseClaims { node: node.id, epoch, statement }).await
+}
+
 /// The nodes that the first statement waits for, as the leader names them.
 async fn waits_for(cluster: &Cluster, leader: usize) -> Result<Vec<String>> {
     let mut management = ManagementClient::new(owner_at(cluster, leader)?);
@@ -274,10 +297,7 @@ async fn revoked_curator_loses_what_was_open_and_is_followed_no_more() -> TestRe
     let (stolen, other) = ((leader + 1) % 3, (leader + 2) % 3);
     let first = until_stated(&cluster, leader, 1).await?;
     let node = &cluster.nodes[stolen];
-    let shown = node.with(cluster.certificate_of_curator(stolen))?;
-    let replayed = Some((first.to_wire(), first.statement.number));
-    let claims = FalseClaims { node: node.id, epoch: 0, statement: replayed };
-    let thief = FalseCurator::start(shown, claims).await?;
+    let thief = impersonate(&cluster, stolen, 0, &first).await?;
     let trust = trust_of(&cluster);
     let follower = Follower::start(&trust, std::slice::from_ref(&thief.address));
     follower.until_it_follows(&thief.address).await?;
@@ -285,11 +305,7 @@ async fn revoked_curator_loses_what_was_open_and_is_followed_no_more() -> TestRe
         LeaderClient::new(follower.tracker.channel()).watch(wire::WatchLeaderRequest {}).await?.into_inner();
     in_time("a false answer", open.message()).await??.context("it ended")?;
 
-    let (owner, _calling) = way(&cluster)?;
-    let target = Some(Target::NodeId(node.id.to_string()));
-    let (credentials, request) =
-        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
-    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    revoke_through_leader(&cluster, node).await?;
     let next = until_stated(&cluster, other, first.statement.number + 1).await?;
     assert!(!next.statement.revoked.is_empty(), "{:?}", next.statement);
     // The statement comes from an honest curator, as it does within minutes for a node that reaches one.
@@ -310,11 +326,7 @@ async fn revoked_curator_loses_what_was_open_and_is_followed_no_more() -> TestRe
 async fn epoch_of_somebody_else_raises_nothing() -> TestResult {
     let cluster = Cluster::start().await?;
     let first = until_stated(&cluster, 0, 1).await?;
-    let node = &cluster.nodes[0];
-    let shown = node.with(cluster.certificate_of_curator(0))?;
-    let replayed = Some((first.to_wire(), first.statement.number));
-    let claims = FalseClaims { node: node.id, epoch: 4, statement: replayed };
-    let liar = FalseCurator::start(shown, claims).await?;
+    let liar = impersonate(&cluster, 0, 4, &first).await?;
     let follower = Follower::start(&trust_of(&cluster), std::slice::from_ref(&liar.address));
     until("it has answered", async || Ok(liar.watches() > 1 || follower.leader().is_some())).await?;
     let believed = (follower.tracker.highest_epoch(), follower.stored_epochs());
@@ -362,10 +374,7 @@ async fn false_leader_hides_no_revocation_by_the_lists_that_it_reports() -> Test
     let first = until_stated(&cluster, leader, 1).await?;
     until_stated(&cluster, other, 1).await?;
     let node = &cluster.nodes[stolen];
-    let shown = node.with(cluster.certificate_of_curator(stolen))?;
-    let replayed = Some((first.to_wire(), first.statement.number));
-    let claims = FalseClaims { node: node.id, epoch: 0, statement: replayed };
-    let thief = FalseCurator::start(shown, claims).await?;
+    let thief = impersonate(&cluster, stolen, 0, &first).await?;
     let trust = trust_of(&cluster);
     let follower = Follower::start(&trust, std::slice::from_ref(&thief.address));
     follower.until_it_follows(&thief.address).await?;
@@ -390,11 +399,7 @@ async fn false_leader_hides_no_revocation_by_the_lists_that_it_reports() -> Test
     }
     assert_eq!(follower.leader().map(|leader| leader.address), Some(thief.address.clone()));
 
-    let (owner, _calling) = way(&cluster)?;
-    let target = Some(Target::NodeId(node.id.to_string()));
-    let (credentials, request) =
-        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
-    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    revoke_through_leader(&cluster, node).await?;
     until_stated(&cluster, other, first.statement.number + 1).await?;
     // A new address is requested at once, and all others with it: the test need not wait for the next minute.
     follower.tracker.set_directory(with_thief(vec!["127.9.99.1:1".to_owned()]));
@@ -448,12 +453,8 @@ async fn revoked_leader_steps_down() -> TestResult {
     let mut cluster = Cluster::start_with(three()).await?;
     let leader = cluster.until_one_leads(None).await?;
     let first = until_stated(&cluster, leader, 1).await?;
-    let (owner, _calling) = way(&cluster)?;
-    let target = Some(Target::NodeId(cluster.nodes[leader].id.to_string()));
-    let (credentials, request) =
-        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
     // The call may end with the leadership that it ends. The next leader answers it then.
-    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    revoke_through_leader(&cluster, &cluster.nodes[leader]).await?;
     let next = cluster.until_one_leads(Some(leader)).await?;
     until_stated(&cluster, next, first.statement.number + 1).await?;
     let ended = cluster.stop(leader).await.err().context("it ended without an error")?;
