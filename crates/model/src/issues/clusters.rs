@@ -10,6 +10,7 @@ use crate::cluster::authority_rotation::{
     ANNOUNCED_REPLACEMENTS, MAX_REPLACEMENTS, stopped_replacement, stopped_replacement_remedy,
 };
 use crate::cluster::etcd_space::FULL_ETCD;
+use crate::cluster::plan::secret_keys::ADOPTION_DELAY;
 use crate::cluster::secret_keys::SecretsStage;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
@@ -134,17 +135,32 @@ fn authority_rotation_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs)
 /// How long a stage of the keys of Secrets may take.
 const SECRETS_STAGE_LIMIT: Duration = Duration::from_hours(1);
 
-/// Issue: a controller holds up another key of Secrets.
+/// Issue: a controller holds up another key of Secrets, or the first one.
 fn secrets_key_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
-    let state = cluster.secret_keys.as_ref().filter(|state| state.stage.is_rotating())?;
-    // Without Kubernetes, nobody writes a Secret again.
-    cluster.kubernetes_since?;
-    let lasts = between(state.since, evidence.at);
-    if lasts < SECRETS_STAGE_LIMIT {
+    let state = cluster.secret_keys.as_ref()?;
+    // Without Kubernetes, nobody writes a Secret.
+    let kubernetes_since = cluster.kubernetes_since?;
+    let (since, limit) = match state.stage {
+        SecretsStage::Settled => return None,
+        SecretsStage::New => (kubernetes_since.max(cluster.founded_at), SECRETS_STAGE_LIMIT),
+        SecretsStage::Prepared => {
+            (state.prepared_at.unwrap_or(state.since), ADOPTION_DELAY + SECRETS_STAGE_LIMIT)
+        }
+        SecretsStage::Reading | SecretsStage::Writing | SecretsStage::Rewriting => {
+            (state.since, SECRETS_STAGE_LIMIT)
+        }
+    };
+    let lasts = between(since, evidence.at);
+    if lasts < limit {
         return None;
     }
     let (name, lasts) = (&cluster.name, humanize_duration(lasts));
     let (waits, advice) = match state.stage {
+        SecretsStage::New | SecretsStage::Prepared => (
+            "its controllers should get the first key for Kubernetes Secrets",
+            "lists them; each needs a role server that knows the order: update those of an earlier release, and retire \
+             machines that are lost",
+        ),
         SecretsStage::Rewriting => (
             "an API server should write every Kubernetes Secret again with the new key",
             "shows which API servers are not well",
@@ -158,7 +174,7 @@ fn secrets_key_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Opt
         IssueKind::SecretsKeyHeld,
         format!("cluster {name}"),
         format!("{waits}; that has not been done for {lasts} ({})", state.stage),
-        Some(state.since),
+        Some(since),
         format!("`shepherdctl cluster describe {name}` {advice}"),
     ))
 }

@@ -223,6 +223,21 @@ fn with_secret_keys(since: i64) -> ClusterIssueInputs {
     }
 }
 
+/// A cluster with Kubernetes since then, and no key of Secrets yet.
+fn without_secret_keys(since: i64) -> ClusterIssueInputs {
+    ClusterIssueInputs {
+        secret_keys: Some(SecretKeys::new(at(0))),
+        ..with_kubernetes(since, Some(NOW - 2), Some(NOW - 2))
+    }
+}
+
+/// A cluster that has waited since then until its controllers know the order. One of them does not yet.
+fn with_prepared_secrets(since: i64) -> ClusterIssueInputs {
+    let state = SecretKeys::new(at(0)).advance(SecretsStep::Prepare, "", None, at(since));
+    let state = state.advance(SecretsStep::Prepare, "", None, at(NOW - 60));
+    ClusterIssueInputs { secret_keys: Some(state), ..without_secret_keys(NOW - 90_000) }
+}
+
 /// Kubernetes of a cluster with one node, whose component has been in this state since `since`.
 fn kubernetes(state: &str, since: i64) -> KubernetesIssueInputs {
     let component = ComponentStatus {

@@ -126,6 +126,18 @@ pub(super) const CASES: &[Case] = &[
         |e| e.clusters.push(with_secret_keys(NOW - 3600)),
         &[("secrets-key-held", "cluster ams")],
     ),
+    ("a first key of Secrets that is made soon", |e| e.clusters.push(without_secret_keys(NOW - 3599)), &[]),
+    (
+        "a first key of Secrets that no controller can get",
+        |e| e.clusters.push(without_secret_keys(NOW - 3600)),
+        &[("secrets-key-held", "cluster ams")],
+    ),
+    ("controllers that learn the order", |e| e.clusters.push(with_prepared_secrets(NOW - 7199)), &[]),
+    (
+        "a controller that does not learn the order",
+        |e| e.clusters.push(with_prepared_secrets(NOW - 7200)),
+        &[("secrets-key-held", "cluster ams")],
+    ),
     ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
     ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
     (
