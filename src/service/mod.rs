@@ -15,6 +15,7 @@
 //!    [`configuration`] turns the keys of the TOML file into arguments in front of them, so that there is one parser.
 //!    [`provider_configuration`] has the providers of the file.
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
+//!    `plan_description` writes it for people.
 //! 3. [`preflight`] reads what the plan names: providers' lists, the role server (`agent_check`), certificates, keys.
 //!    `listen_addresses` warns about endpoints of another family than their listener. With `--check`, [`check`] prints the
 //!    plan, the version of the schema and what was found, and the program ends here.
@@ -60,6 +61,7 @@ mod listen_addresses;
 pub mod listeners;
 pub mod logging;
 pub mod os_process;
+mod plan_description;
 pub mod preflight;
 pub mod program;
 pub mod provider_configuration;

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 
 use crate::bmdb::fleet::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::server::tls::server_certificate::{self, CertificateFiles, endpoint_hosts};
+use crate::server::tls::certificate_files::{self, CertificateFiles};
+use crate::server::tls::server_certificate::endpoint_hosts;
 use crate::service::agent_check::inspect_agent;
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
@@ -96,7 +97,7 @@ fn inspect_certificate(plan: &ServicePlan) -> Result<Option<String>, ExitFailure
         endpoints.extend(flags.api_endpoint.iter().cloned());
     }
     endpoint_hosts(&endpoints)
-        .and_then(|names| server_certificate::check_files(&files, &names, SystemTime::now()))
+        .and_then(|names| certificate_files::check_files(&files, &names, SystemTime::now()))
         .map_err(|error| server_failure(&error))?;
     Ok(Some(format!("a certificate and its key for {}", endpoints.join(", "))))
 }

@@ -16,7 +16,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
     KeyPair, NameConstraints, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
 };
-use shepherd::server::tls::server_certificate::{CertificateFiles, RenewalClock, ServerCertificate};
+use shepherd::server::tls::certificate_files::CertificateFiles;
+use shepherd::server::tls::server_certificate::{RenewalClock, ServerCertificate};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;

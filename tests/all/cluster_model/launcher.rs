@@ -13,7 +13,8 @@ use shepherd::curator_client::node_status::NodeStatus;
 use shepherd::curator_client::pki::NODE_LIFETIME;
 use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, guarded_write_request};
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::etcd_member::{EtcdDataState, first_membership, membership_for_role};
+use shepherd::roleserver::cluster::etcd_data::EtcdDataState;
+use shepherd::roleserver::cluster::etcd_member::{first_membership, membership_for_role};
 use shepherd::roleserver::cluster::files::EtcdMembership;
 use shepherd::roleserver::cluster::startup::{
     self, ControlPlaneInputs, ControlPlaneStartup, EtcdDataAction, decide_etcd_data, matches_running,

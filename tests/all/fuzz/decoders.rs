@@ -25,7 +25,7 @@ use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::server::callback::hardware_summary::summarise_report;
 use shepherd::server::callback::heartbeat_validation::{REPORT_LIMIT, parse_heartbeat};
 use shepherd::server::callback::log_validation::parse_log_part;
-use shepherd::server::tls::{client_verifier, server_certificate};
+use shepherd::server::tls::{certificate_files, client_verifier};
 use shepherd::service::configuration;
 use shepherd::takeover::exec::{CommandExit, CommandOutput};
 use shepherd::takeover::steps;
@@ -128,13 +128,13 @@ fn log_part(bytes: &[u8]) -> Result<(), String> {
 
 fn certificate_files(bytes: &[u8]) -> Result<(), String> {
     in_file(bytes, |path| {
-        let files = server_certificate::CertificateFiles {
+        let files = certificate_files::CertificateFiles {
             certificate: path.to_owned(),
             key: path.to_owned(),
             ca_certificate: Some(path.to_owned()),
         };
         let names = ["shepherd.example".to_owned()];
-        stringify_error(server_certificate::check_files(&files, &names, std::time::SystemTime::now()))
+        stringify_error(certificate_files::check_files(&files, &names, std::time::SystemTime::now()))
     })
 }
 

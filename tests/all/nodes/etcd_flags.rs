@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::etcd_data;
 use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags, ask_version};
 use shepherd::roleserver::cluster::etcd_start::record_version;
 
@@ -214,10 +214,7 @@ async fn role_server_starts_the_etcd_of_the_tests_by_flags_that_it_takes() -> Te
     let has_begun = async |node: &Node| {
         let membership = node.files().read_membership()?;
         Ok(membership.is_some_and(|membership| {
-            matches!(
-                etcd_member::inspect_data(&node.files(), &membership),
-                etcd_member::EtcdDataState::Member(_)
-            )
+            matches!(etcd_data::inspect_data(&node.files(), &membership), etcd_data::EtcdDataState::Member(_))
         }))
     };
     until("etcd has begun beside the program", async || has_begun(&apart).await)

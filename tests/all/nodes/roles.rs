@@ -1,7 +1,7 @@
 //! Roles that are added and removed.
 
 use anyhow::Context as _;
-use shepherd::roleserver::cluster::etcd_member::{self, EtcdDataState};
+use shepherd::roleserver::cluster::etcd_data::{self, EtcdDataState};
 use shepherd::roleserver::cluster::files::EtcdMembership;
 
 use super::services::{founded, joined};
@@ -29,12 +29,12 @@ async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> T
     let membership = node.files().read_membership()?.context("no membership")?;
     let number = membership.member.context("no number")?;
     assert_eq!(
-        etcd_member::inspect_data(&node.files(), &membership),
+        etcd_data::inspect_data(&node.files(), &membership),
         EtcdDataState::Member(number),
         "by etcd's own log"
     );
     let elsewhere = EtcdMembership { data: "elsewhere".to_owned(), ..membership };
-    assert_eq!(etcd_member::inspect_data(&node.files(), &elsewhere), EtcdDataState::Empty);
+    assert_eq!(etcd_data::inspect_data(&node.files(), &elsewhere), EtcdDataState::Empty);
     owner.roles(&node, &[], &["consensus-member"]).await?;
     node.until_control_plane(false).await?;
     crate::harness::etcd_servers::until("its etcd is gone, with its data", async || {

@@ -7,8 +7,7 @@
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::cluster::lock::lock_cluster;
-use crate::cluster::reading::require_cluster;
+use crate::cluster::cluster_order::lock_and_read_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
@@ -91,8 +90,8 @@ async fn rotate_authority_in_tx(
     name: &str,
     kind: RotationKind,
 ) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let cluster = lock_and_read_cluster(tx, name).await?;
+    let id = cluster.id;
     if cluster.founded.is_none() {
         let text = format!(
             "the authority of the cluster {name} cannot be replaced: the cluster is not founded yet; see what it waits \

@@ -18,8 +18,8 @@
 //! * `image` is the whole etcd of a cluster, which belongs to a snapshot. It is stored in parts, outside the lease's
 //!   transaction.
 //! * `statement` is what the cluster's authority states of its curators, as a shepherd verified it last.
-//! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
-//!   certificates.
+//! * [`lock`] finds and locks the cluster that an order names, and `cluster_order` also reads it. `certificate_request` has
+//!   the rules of both kinds of certificates.
 //!
 //! # Invariants
 //!
@@ -43,6 +43,7 @@ pub mod authority_rotation;
 pub mod authority_theft;
 mod candidates;
 mod certificate_request;
+mod cluster_order;
 pub mod credential;
 pub mod declaration;
 pub mod forecast;

@@ -8,8 +8,8 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::{lock_cluster, no_such_cluster};
-use crate::cluster::reading::require_cluster;
+use crate::cluster::lock::no_such_cluster;
+use crate::cluster::record::ClusterRecord;
 #[cfg(feature = "sealing")]
 use crate::connection::database_now;
 use crate::connection::error::{BmdbError, order_rejected};
@@ -20,6 +20,7 @@ use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::owner_key::OwnerPublicKey;
 use model::cluster::owner_key::{FormerKey, OwnerKeyRotationRequest, OwnerKeys};
+use model::cluster::spec::ClusterSpec;
 #[cfg(feature = "sealing")]
 use model::time::Timestamp;
 
@@ -115,8 +116,8 @@ pub(crate) async fn delete_former_keys(tx: &mut PgConnection, cluster: Uuid) -> 
 impl Bmdb {
     /// Requests that the shepherd's key for a cluster be replaced soon.
     pub async fn rotate_cluster_key(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        self.execute_order(REQUESTING, order, None, name, |tx, order, name| {
-            Box::pin(request_key_rotation_in_tx(tx, order, name))
+        self.execute_cluster_order(REQUESTING, order, name, |tx, order, cluster| {
+            Box::pin(request_key_rotation_in_tx(tx, order, cluster))
         })
         .await
     }
@@ -300,18 +301,17 @@ impl Bmdb {
 async fn request_key_rotation_in_tx(
     tx: &mut PgConnection,
     order: &Order,
-    name: &str,
+    cluster: ClusterRecord,
 ) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
-    if cluster.founded.is_none() {
+    let ClusterRecord { id, founded, spec: ClusterSpec { name, .. }, .. } = cluster;
+    if founded.is_none() {
         let text = format!(
             "the shepherd's key for the cluster {name} cannot be replaced: the cluster is not founded yet; see what it \
              waits for with: shepherdctl cluster describe {name}"
         );
         return Err(order_rejected("NOT_FOUNDED", text));
     }
-    let known = read_keys(tx, id).await?.ok_or_else(|| no_such_cluster(name))?;
+    let known = read_keys(tx, id).await?.ok_or_else(|| no_such_cluster(&name))?;
     if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {
         let text =
             format!("already replaces the shepherd's key for it, as {by} ordered; nothing was changed");

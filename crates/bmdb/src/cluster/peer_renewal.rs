@@ -8,8 +8,8 @@
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::cluster::lock::lock_cluster;
-use crate::cluster::reading::{list_cluster_machines, require_cluster};
+use crate::cluster::reading::list_cluster_machines;
+use crate::cluster::record::ClusterRecord;
 use crate::cluster::restore::control_plane_evidence;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
@@ -30,8 +30,8 @@ const REQUESTING: &str = "ordering certificates for the members of a cluster";
 impl Bmdb {
     /// Orders new certificates for the members of a cluster's etcd.
     pub async fn renew_cluster_peers(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        self.execute_order(REQUESTING, order, None, name, |tx, order, name| {
-            Box::pin(renew_peers_in_tx(tx, order, name))
+        self.execute_cluster_order(REQUESTING, order, name, |tx, order, cluster| {
+            Box::pin(renew_peers_in_tx(tx, order, cluster))
         })
         .await
     }
@@ -70,10 +70,9 @@ impl Bmdb {
 async fn renew_peers_in_tx(
     tx: &mut PgConnection,
     order: &Order,
-    name: &str,
+    cluster: ClusterRecord,
 ) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let (id, name) = (cluster.id, &cluster.spec.name);
     if let Some(by) = &cluster.restoring_by {
         let text = format!(
             "the members of the cluster {name} get no new certificates: the cluster is being restored, as {by} ordered, \

@@ -221,7 +221,7 @@ fn corrupt_error(what: &str, name: &str, error: impl std::fmt::Display) -> BmdbE
     BmdbError::Corrupt(format!("the {what} of cluster {name:?}: {error}"))
 }
 
-pub(super) fn json_strings(value: &Value) -> Vec<String> {
+pub(crate) fn json_strings(value: &Value) -> Vec<String> {
     let items = value.as_array().into_iter().flatten();
     items.filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }

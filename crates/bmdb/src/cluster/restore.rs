@@ -14,13 +14,13 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::candidates::{check_restoring_machine, find_restoring_candidate, is_candidate};
+use crate::cluster::cluster_order::lock_and_read_cluster;
 #[cfg(feature = "sealing")]
 use crate::cluster::credential::requeue_revocations;
 use crate::cluster::kubernetes::read_kubernetes;
-use crate::cluster::lock::lock_cluster;
 #[cfg(feature = "sealing")]
 use crate::cluster::owner_key::requeue_key_removals;
-use crate::cluster::reading::{list_cluster_machines, membership_of_machine, require_cluster};
+use crate::cluster::reading::{list_cluster_machines, membership_of_machine};
 use crate::cluster::record::ClusterRecord;
 use crate::cluster::snapshot::list_snapshots;
 #[cfg(feature = "sealing")]
@@ -230,8 +230,8 @@ async fn restore_cluster_in_tx(
     name: &str,
     restore: &RestoreRequest,
 ) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let cluster = lock_and_read_cluster(tx, name).await?;
+    let id = cluster.id;
     // Objects of a Kubernetes that is being removed are lost anyway.
     let has_kubernetes = read_kubernetes(tx, id).await?.is_some_and(|found| found.removing_by.is_none());
     // Someone who confirms the loss of the objects gets the newest snapshot.

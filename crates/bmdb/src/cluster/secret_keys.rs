@@ -8,8 +8,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::lock_cluster;
-use crate::cluster::reading::require_cluster;
+use crate::cluster::record::ClusterRecord;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
@@ -38,8 +37,8 @@ pub fn secret_key_name(cluster: Uuid, key_name: &str) -> String {
 impl Bmdb {
     /// Orders that the key of a cluster's Kubernetes Secrets be replaced.
     pub async fn rotate_secrets_key(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        self.execute_order(REQUESTING, order, None, name, |tx, order, name| {
-            Box::pin(rotate_secrets_key_in_tx(tx, order, name))
+        self.execute_cluster_order(REQUESTING, order, name, |tx, order, cluster| {
+            Box::pin(rotate_secrets_key_in_tx(tx, order, cluster))
         })
         .await
     }
@@ -120,10 +119,9 @@ impl Bmdb {
 async fn rotate_secrets_key_in_tx(
     tx: &mut PgConnection,
     order: &Order,
-    name: &str,
+    cluster: ClusterRecord,
 ) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let (id, name) = (cluster.id, cluster.spec.name);
     let state = cluster.secret_keys.filter(|state| state.stage.has_keys());
     let Some(state) = state else {
         let text = format!(

@@ -10,7 +10,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::cluster::lock::lock_cluster;
+use crate::cluster::cluster_order::lock_and_read_cluster;
 use crate::cluster::reading::require_cluster;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
@@ -235,8 +235,8 @@ impl Bmdb {
 }
 
 async fn request_snapshot_in_tx(tx: &mut PgConnection, name: &str) -> Result<OrderEffect, BmdbError> {
-    let (id, _) = lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let cluster = lock_and_read_cluster(tx, name).await?;
+    let id = cluster.id;
     if cluster.founded.is_none() {
         let text = format!(
             "no snapshot of the cluster {name} can be taken: it is not founded yet; see what it waits for with: \

@@ -13,6 +13,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cluster::reading::{parse_rotation_order, parse_secret_keys};
+use crate::cluster::record::json_strings;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::MachineSnapshot;
@@ -31,7 +32,7 @@ use model::ids::MachineId;
 use model::issues::inputs::{
     ClusterIssueInputs, DatabaseLimitInputs, EtcdMemberInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs,
     KubernetesIssueInputs, MachineIssueInputs, NodeIssueInputs, ProviderIssueInputs, RecentHistory,
-    SessionIssueInputs, StorageIssueInputs,
+    SessionIssueInputs, StorageIssueInputs, UnfoundedClusterInputs,
 };
 use model::kubernetes::archive::read_bundle_manifest;
 use model::kubernetes::version::ReleaseVersion;
@@ -79,6 +80,7 @@ impl Bmdb {
             .await?;
         let expired = self.read_expired_sessions().await?;
         let clusters = self.read_cluster_inputs().await?;
+        let unfounded_clusters = self.read_unfounded_cluster_inputs().await?;
         let kubernetes = self.read_kubernetes_inputs().await?;
         let storage = self.read_storage_inputs().await?;
         let database_limits = self.read_limit_inputs().await;
@@ -106,6 +108,7 @@ impl Bmdb {
             expired_sessions: expired,
             listening_since,
             clusters,
+            unfounded_clusters,
             kubernetes,
             storage,
             artefacts,
@@ -230,6 +233,26 @@ impl Bmdb {
             })
         });
         clusters.collect()
+    }
+
+    async fn read_unfounded_cluster_inputs(&self) -> Result<Vec<UnfoundedClusterInputs>, BmdbError> {
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(
+                    sqlx::query!(
+                        "SELECT name, created_at, wait_reasons FROM cluster
+                         WHERE founded_at IS NULL AND deleting_at IS NULL ORDER BY name"
+                    )
+                    .fetch_all(pool),
+                )
+            })
+            .await?;
+        let clusters = rows.into_iter().map(|row| UnfoundedClusterInputs {
+            name: row.name,
+            created_at: row.created_at,
+            wait_reasons: json_strings(&row.wait_reasons),
+        });
+        Ok(clusters.collect())
     }
 
     /// The machines of control planes that reported an etcd, by cluster.

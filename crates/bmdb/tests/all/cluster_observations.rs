@@ -37,6 +37,38 @@ async fn etcd_that_is_nearly_full_is_an_issue_until_another_size_is_reported() -
 }
 
 #[tokio::test]
+async fn cluster_that_is_not_founded_within_an_hour_is_an_issue_until_it_is_or_is_deleted() -> TestResult {
+    let kit = Kit::new("cluster_not_founded").await?;
+    kit.founded_cluster(3, 1).await?;
+    for (what, change, expected) in [
+        ("it is founded", "created_at = clock_timestamp() - INTERVAL '2 hours'", None),
+        (
+            "it is not",
+            "founded_at = NULL, ca_certificate = NULL, curators = NULL",
+            Some("it was created 2h00m ago, and no machine has founded it"),
+        ),
+        (
+            "the cause is stored",
+            "wait_reasons = '[\"no machine is free\"]'",
+            Some("it was created 2h00m ago, and no machine has founded it: no machine is free"),
+        ),
+        ("it is young", "created_at = clock_timestamp() - INTERVAL '50 minutes'", None),
+        (
+            "it is deleted",
+            "created_at = clock_timestamp() - INTERVAL '2 hours', deleting_at = clock_timestamp()",
+            None,
+        ),
+    ] {
+        let statement = sqlx::AssertSqlSafe(format!("UPDATE cluster SET {change}"));
+        sqlx::query(statement).execute(&kit.pool).await?;
+        let issues = find_issues(&kit.bmdb.read_issue_inputs().await?);
+        let found = issues.iter().find(|issue| issue.id == "cluster-not-founded");
+        assert_eq!(found.map(|issue| issue.message.as_str()), expected, "{what}: {issues:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn address_in_a_providers_list_is_that_of_the_node_unless_the_provider_is_left_out() -> TestResult {
     let kit = Kit::new("cluster_listed_address").await?;
     kit.founded_cluster(1, 0).await?;

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use model::process::Process;
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::access::Access;
@@ -14,6 +15,7 @@ use shepherd_bmdb::connection::error::{BmdbError, describe_error};
 use shepherd_bmdb::connection::private_postgres::PrivatePostgres;
 use shepherd_bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use shepherd_bmdb::connection::settings::ConnectionSettings;
+use shepherd_bmdb::engine::session::Session;
 use shepherd_bmdb::engine::wakeup::WakeUps;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection};
@@ -101,6 +103,34 @@ async fn until_renewed(server: &mut PgConnection) -> anyhow::Result<()> {
     .await
 }
 
+/// Waits until a session starts, which takes a connection to a server that takes writes.
+pub(crate) async fn until_session(shepherd: &Shepherd) -> anyhow::Result<Session> {
+    let mut started = None;
+    until("a session starts on the new primary", async || {
+        started = shepherd.session().await.ok();
+        Ok(started.is_some())
+    })
+    .await?;
+    started.context("a session")
+}
+
+/// Waits until a notification of this server wakes a loop.
+pub(crate) async fn until_notified(server: &mut PgConnection, wake_ups: &WakeUps) -> anyhow::Result<()> {
+    until("a notification of the new primary arrives", async || {
+        sqlx::query("SELECT pg_notify('shepherd_due', $1)")
+            .bind(Process::AgentStart.as_str())
+            .execute(&mut *server)
+            .await?;
+        let wakes = async |process: Process, limit: Duration| {
+            tokio::time::timeout(limit, wake_ups.wait_for_wake(process)).await.is_ok()
+        };
+        // A new connection wakes all loops, and a notification one of them.
+        let is_woken = wakes(Process::AgentStart, Duration::from_secs(1)).await;
+        Ok(is_woken && !wakes(Process::Recovery, Duration::from_millis(1)).await)
+    })
+    .await
+}
+
 /// The old primary refuses writes and ends no connection; new connections reach the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn switch_over_that_cuts_no_connection_moves_all_of_them() -> TestResult {
@@ -135,27 +165,10 @@ async fn switch_over_that_cuts_no_connection_moves_all_of_them() -> TestResult {
         Ok(counted(&mut old_server).await? == 0)
     })
     .await?;
-    let mut second = None;
-    until("a session starts on the new primary", async || {
-        second = shepherd.session().await.ok();
-        Ok(second.is_some())
-    })
-    .await?;
+    let second = until_session(&shepherd).await?;
     until_renewed(&mut new_server).await?;
     if dialect == Dialect::Postgres {
-        until("a notification of the new primary arrives", async || {
-            sqlx::query("SELECT pg_notify('shepherd_due', $1)")
-                .bind(Process::AgentStart.as_str())
-                .execute(&mut new_server)
-                .await?;
-            let wakes = async |process: Process, limit: Duration| {
-                tokio::time::timeout(limit, wake_ups.wait_for_wake(process)).await.is_ok()
-            };
-            // A new connection wakes all loops, and a notification one of them.
-            let is_woken = wakes(Process::AgentStart, Duration::from_secs(1)).await;
-            Ok(is_woken && !wakes(Process::Recovery, Duration::from_millis(1)).await)
-        })
-        .await?;
+        until_notified(&mut new_server, &wake_ups).await?;
     }
     drop((first, second));
     stop.cancel();

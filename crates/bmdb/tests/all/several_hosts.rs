@@ -21,9 +21,8 @@ use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::connections::{OWN, own_server};
+use crate::connections::{OWN, own_server, until_notified, until_session};
 use crate::proxy::Proxy;
-use model::process::Process;
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{SOON, Shepherd, ended, until};
 
@@ -119,27 +118,9 @@ async fn promoted_standby_is_followed_by_pools_renewals_and_wake_ups() -> TestRe
 
     old.swallow();
     sqlx::query("SELECT pg_promote()").execute(&mut standby_admin).await?;
-    let mut second = None;
-    until("a session starts on the new primary", async || {
-        second = shepherd.session().await.ok();
-        Ok(second.is_some())
-    })
-    .await?;
-    let second = second.context("a session")?;
+    let second = until_session(&shepherd).await?;
     until_renewed(&mut standby_admin, &second, 1).await?;
-    until("a notification of the new primary arrives", async || {
-        sqlx::query("SELECT pg_notify('shepherd_due', $1)")
-            .bind(Process::AgentStart.as_str())
-            .execute(&mut standby_admin)
-            .await?;
-        let wakes = async |process: Process, limit: Duration| {
-            tokio::time::timeout(limit, wake_ups.wait_for_wake(process)).await.is_ok()
-        };
-        // A new connection wakes all loops, and a notification one of them.
-        let is_woken = wakes(Process::AgentStart, Duration::from_secs(1)).await;
-        Ok(is_woken && !wakes(Process::Recovery, Duration::from_millis(1)).await)
-    })
-    .await?;
+    until_notified(&mut standby_admin, &wake_ups).await?;
     drop((first, second));
     stop.cancel();
     ended("listening", listening).await?;

@@ -2,7 +2,6 @@
 
 use clap::Subcommand;
 
-use crate::cluster::ClusterArg;
 use crate::cluster::approve::{APPROVE_EXAMPLES, ApproveInCluster, approve_machine};
 use crate::cluster::change::{
     ChangeClusterRoles, ROLES_EXAMPLES, SCALE_EXAMPLES, ScaleCluster, change_cluster,
@@ -12,23 +11,24 @@ use crate::cluster::credentials::{CredentialsCommand, run_credentials_command};
 use crate::cluster::declare::{
     DECLARE_EXAMPLES, DeclareInCluster, UNDECLARE_EXAMPLES, UndeclareInCluster, declare_role, undeclare_role,
 };
-use crate::cluster::delete::{DELETE_EXAMPLES, DeleteCluster, delete_cluster};
+use crate::cluster::delete::{DELETE_EXAMPLES, delete_cluster};
 use crate::cluster::describe::{DESCRIBE_EXAMPLES, describe_cluster};
 use crate::cluster::get::{GET_EXAMPLES, show_clusters};
 use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
 use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
-use crate::cluster::renew_peers::{RENEW_PEERS_EXAMPLES, RenewClusterPeers, renew_cluster_peers};
+use crate::cluster::renew_peers::{RENEW_PEERS_EXAMPLES, renew_cluster_peers};
 use crate::cluster::rotate_authority::{
     ROTATE_AUTHORITY_EXAMPLES, RotateClusterAuthority, rotate_cluster_authority,
 };
-use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, RotateClusterKey, rotate_cluster_key};
-use crate::cluster::rotate_secrets_key::{ROTATE_SECRETS_KEY_EXAMPLES, RotateSecretsKey, rotate_secrets_key};
+use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, rotate_cluster_key};
+use crate::cluster::rotate_secrets_key::{ROTATE_SECRETS_KEY_EXAMPLES, rotate_secrets_key};
 use crate::cluster::snapshots::{
-    RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, SnapshotCluster,
-    request_snapshot, restore_cluster, show_snapshots,
+    RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, request_snapshot,
+    restore_cluster, show_snapshots,
 };
 use crate::cluster::upgrade::{UPGRADE_EXAMPLES, UpgradeCluster, run_upgrade_command};
+use crate::cluster::{ClusterArg, ClusterOrderArgs};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use model::cluster::spec::ClusterSpecChange;
@@ -65,7 +65,7 @@ pub enum ClusterCommand {
     Approve(ApproveInCluster),
     /// Take a snapshot of a cluster's records now
     #[command(after_help = SNAPSHOT_EXAMPLES)]
-    Snapshot(SnapshotCluster),
+    Snapshot(ClusterOrderArgs),
     /// List the snapshots of a cluster
     #[command(after_help = SNAPSHOTS_EXAMPLES)]
     Snapshots(ClusterArg),
@@ -74,7 +74,7 @@ pub enum ClusterCommand {
     Restore(RestoreCluster),
     /// Send the members of a cluster's etcd new certificates, after all of theirs have ended
     #[command(after_help = RENEW_PEERS_EXAMPLES)]
-    RenewPeers(RenewClusterPeers),
+    RenewPeers(ClusterOrderArgs),
     /// Issue, list and revoke client certificates of people for the curators of a cluster
     #[command(subcommand)]
     Credentials(CredentialsCommand),
@@ -83,10 +83,10 @@ pub enum ClusterCommand {
     RotateAuthority(RotateClusterAuthority),
     /// Rotate the shepherd's own key for a cluster now
     #[command(after_help = ROTATE_KEY_EXAMPLES)]
-    RotateKey(RotateClusterKey),
+    RotateKey(ClusterOrderArgs),
     /// Replace the key that the Kubernetes Secrets of a cluster are encrypted with
     #[command(after_help = ROTATE_SECRETS_KEY_EXAMPLES)]
-    RotateSecretsKey(RotateSecretsKey),
+    RotateSecretsKey(ClusterOrderArgs),
     /// Manage Kubernetes of a cluster
     #[command(subcommand)]
     Kubernetes(KubernetesCommand),
@@ -98,7 +98,7 @@ pub enum ClusterCommand {
     Upgrade(UpgradeCluster),
     /// Delete a cluster: its machines leave it, and its data on them is removed
     #[command(after_help = DELETE_EXAMPLES)]
-    Delete(DeleteCluster),
+    Delete(ClusterOrderArgs),
 }
 
 /// Runs a `cluster` command and returns its output.

@@ -1,7 +1,7 @@
 //! `cluster ...`: clusters of machines, their credentials, their snapshots, and Kubernetes on them.
 //!
 //! [`command`][] is the grammar and runs each verb. A verb has a file, or shares it with verbs that belong to it. What
-//! several verbs need is below them: a cluster as commands print it ([`view`][], [`fetch`][]), the outcome of an order
+//! several verbs need is below them: a cluster as commands print it ([`view`][], [`fetch`][]), an order and its outcome
 //! ([`outcome`][]), what the two kinds of certificates for people share ([`certificate`][]), and the settings and the
 //! state of Kubernetes ([`kubernetes`][]).
 //!
@@ -40,4 +40,15 @@ pub struct ClusterArg {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
+}
+
+/// An order that needs nothing but the cluster and a reason.
+#[derive(Debug, Args)]
+pub struct ClusterOrderArgs {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }

@@ -1,12 +1,9 @@
 //! `cluster renew-peers`: new certificates for members of etcd that cannot renew theirs.
 
-use clap::Args;
-
-use crate::cluster::outcome::format_response;
+use crate::cluster::ClusterOrderArgs;
+use crate::cluster::outcome::send_cluster_order;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -24,27 +21,14 @@ could not use its certificate.
 
 Update the role servers first: a machine of an earlier release reports that it does not know the operation.";
 
-/// Arguments of `cluster renew-peers`: the cluster with the members that get certificates.
-#[derive(Debug, Args)]
-pub struct RenewClusterPeers {
-    /// Name of the cluster, for example ams1
-    #[arg(value_name = "NAME")]
-    pub name: String,
-    /// Why, for the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: String,
-}
-
 /// Orders new certificates for the members of a cluster's etcd.
 pub(super) async fn renew_cluster_peers(
     context: &CommandContext,
-    args: &RenewClusterPeers,
+    args: &ClusterOrderArgs,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RenewClusterPeersRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).renew_peers(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_cluster_order(context, args, give).await
 }

@@ -2,14 +2,11 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
-
-use crate::cluster::outcome::format_response;
+use crate::cluster::ClusterOrderArgs;
+use crate::cluster::outcome::send_cluster_order;
 use crate::cluster::view::ClusterView;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
@@ -23,29 +20,16 @@ The curators accept the next key before they reject the previous one and its cer
 replaced every thirty days, or at the interval of --cluster_key_rotation_interval. Certificates of people
 do not change.";
 
-/// Arguments of `cluster rotate-key`: the cluster of the owner key to replace.
-#[derive(Debug, Args)]
-pub struct RotateClusterKey {
-    /// Name of the cluster, for example ams1
-    #[arg(value_name = "NAME")]
-    pub name: String,
-    /// Why, for the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: String,
-}
-
 /// Orders the rotation of a cluster's owner key.
 pub(super) async fn rotate_cluster_key(
     context: &CommandContext,
-    args: &RotateClusterKey,
+    args: &ClusterOrderArgs,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).rotate_key(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_cluster_order(context, args, give).await
 }
 
 /// Describes the age and rotation of the key for `cluster describe`; `None` until a cluster with this key exists.

@@ -2,14 +2,11 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
-
-use crate::cluster::outcome::format_response;
+use crate::cluster::ClusterOrderArgs;
+use crate::cluster::outcome::send_cluster_order;
 use crate::cluster::view::{ClusterView, SecretsEncryptionView};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
@@ -23,29 +20,16 @@ Every controller reads with the new key before any of them writes with it. Then 
 again, and the former key is dropped. API servers restart one at a time, three times. A controller that is
 silent holds the rotation.";
 
-/// Arguments of `cluster rotate-secrets-key`: the cluster, and why its key is replaced.
-#[derive(Debug, Args)]
-pub struct RotateSecretsKey {
-    /// Name of the cluster, for example ams1
-    #[arg(value_name = "NAME")]
-    pub name: String,
-    /// Why, for the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: String,
-}
-
 /// Orders another key for a cluster's Kubernetes Secrets.
 pub(super) async fn rotate_secrets_key(
     context: &CommandContext,
-    args: &RotateSecretsKey,
+    args: &ClusterOrderArgs,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RotateSecretsKeyRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).rotate_secrets_key(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_cluster_order(context, args, give).await
 }
 
 /// Describes the encryption of Secrets for `cluster describe`; `None` for a cluster without Kubernetes.

@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::cluster::outcome::format_response;
+use crate::cluster::ClusterOrderArgs;
+use crate::cluster::outcome::{format_response, send_cluster_order};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
@@ -47,17 +48,6 @@ have one). A machine has to have etcdutl for that, 3.5.10 or later, of the minor
 Without an image, or with --without_kubernetes, a cluster with Kubernetes loses all objects and all
 pods, and is restored only with --confirm.";
 
-/// Arguments of `cluster snapshot`: the cluster to take a snapshot of.
-#[derive(Debug, Args)]
-pub struct SnapshotCluster {
-    /// Name of the cluster, for example ams1
-    #[arg(value_name = "NAME")]
-    pub name: String,
-    /// Why, for the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: String,
-}
-
 /// Arguments of `cluster restore`: the cluster, the snapshot and the target machine.
 #[derive(Debug, Args)]
 pub struct RestoreCluster {
@@ -88,15 +78,13 @@ pub struct RestoreCluster {
 /// Orders a snapshot of a cluster.
 pub(super) async fn request_snapshot(
     context: &CommandContext,
-    args: &SnapshotCluster,
+    args: &ClusterOrderArgs,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::SnapshotClusterRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).snapshot(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_cluster_order(context, args, give).await
 }
 
 /// Orders the restoration of a cluster from a snapshot.

@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator_authentication::{FetchError, may_have_newer};
 use crate::known_epoch::{EpochChange, KnownEpoch};
+use crate::leader_channel::follow_error::FollowError;
 use crate::leader_channel::rounds::{ROUND_INTERVAL, RoundSchedule, round_delay};
-use crate::leader_channel::{CurrentEpoch, FollowError, LeaderTracker};
+use crate::leader_channel::{CurrentEpoch, LeaderTracker};
 use crate::node_id::NodeId;
 use crate::pki::TrustAnchor;
 use crate::proved_curators::ProvedAddresses;

@@ -5,6 +5,7 @@ mod addresses;
 mod authority_rotation;
 mod authority_theft;
 mod consensus;
+mod curator_revocations;
 mod curator_role;
 mod exposed_keys;
 mod false_curator;

@@ -123,8 +123,11 @@ pub struct SecretsRotationOrder {
 pub struct SecretKeys {
     /// How far the keys have reached controllers and Secrets.
     pub stage: SecretsStage,
-    /// When the stage began.
+    /// When the stage began. In [`SecretsStage::Prepared`] it is set again while a controller does not know the order.
     pub since: Timestamp,
+    /// Since when the stage is [`SecretsStage::Prepared`]; `None` in other stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared_at: Option<Timestamp>,
     /// The keys that are sealed in the database, oldest first.
     pub keys: Vec<SecretKey>,
     /// Number of the key that writes; `None`: Secrets are written in plain text.
@@ -194,6 +197,7 @@ impl SecretKeys {
         Self {
             stage: SecretsStage::New,
             since: now,
+            prepared_at: None,
             keys: Vec::new(),
             current: None,
             may_be_plain: false,
@@ -262,8 +266,12 @@ impl SecretKeys {
     ) -> Self {
         let mut next = Self { since: now, ..self.clone() };
         match step {
-            SecretsStep::Prepare => (next.stage, next.may_be_plain) = (SecretsStage::Prepared, true),
+            SecretsStep::Prepare => {
+                (next.stage, next.may_be_plain) = (SecretsStage::Prepared, true);
+                next.prepared_at.get_or_insert(now);
+            }
             SecretsStep::Generate => {
+                next.prepared_at = None;
                 let number = self.next_number();
                 let fingerprint = fingerprint.to_owned();
                 next.keys.push(SecretKey { number, fingerprint, created_at: now, dropped_at: None });
@@ -403,6 +411,14 @@ pub(crate) mod tests {
             (restored.stage, restored.provider_list().as_str()),
             (SecretsStage::Reading, "key1-f1 key2-f2")
         );
+    }
+
+    #[test]
+    fn time_of_the_preparation_begins_once_and_ends_with_the_first_key() {
+        use SecretsStep::{Generate, Prepare};
+        let prepared = after_steps(SecretKeys::new(at(0)), &[Prepare, Prepare]);
+        assert_eq!((prepared.since, prepared.prepared_at), (at(2), Some(at(1))));
+        assert_eq!(prepared.advance(Generate, "f", None, at(3)).prepared_at, None);
     }
 
     #[test]

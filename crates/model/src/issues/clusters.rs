@@ -1,5 +1,6 @@
 //! Issues of clusters: an etcd that is full or nearly so, old snapshots, old images of etcd, rejected owner keys, replacements
-//! of the authority that do not go on or are nearly used up, keys of Secrets that controllers wait for.
+//! of the authority that do not go on or are nearly used up, keys of Secrets that controllers wait for, clusters that are not
+//! founded.
 
 use std::time::Duration;
 
@@ -9,11 +10,12 @@ use crate::cluster::authority_rotation::{
     ANNOUNCED_REPLACEMENTS, MAX_REPLACEMENTS, stopped_replacement, stopped_replacement_remedy,
 };
 use crate::cluster::etcd_space::FULL_ETCD;
+use crate::cluster::plan::secret_keys::ADOPTION_DELAY;
 use crate::cluster::secret_keys::SecretsStage;
 use crate::cluster::state::MAX_ETCD_BYTES;
 use crate::humanize::humanize_duration;
-use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
-use crate::issues::{Issue, IssueKind};
+use crate::issues::inputs::{ClusterIssueInputs, IssueInputs, UnfoundedClusterInputs};
+use crate::issues::{Issue, IssueKind, join_first};
 use crate::time::{after, between};
 
 /// All issues of this file.
@@ -30,7 +32,35 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             secrets_key_held(cluster, evidence),
         ]
     };
-    evidence.clusters.iter().flat_map(of).flatten().collect()
+    let mut found: Vec<Issue> = evidence.clusters.iter().flat_map(of).flatten().collect();
+    found.extend(evidence.unfounded_clusters.iter().filter_map(|cluster| not_founded(cluster, evidence)));
+    found
+}
+
+/// How long a cluster may take to be founded. A takeover, a download of the release and the start of etcd take less.
+const FOUNDING_LIMIT: Duration = Duration::from_hours(1);
+
+/// Issue: the cluster was created and has no first node yet.
+fn not_founded(cluster: &UnfoundedClusterInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let lasts = between(cluster.created_at, evidence.at);
+    if lasts < FOUNDING_LIMIT {
+        return None;
+    }
+    let (name, lasts) = (&cluster.name, humanize_duration(lasts));
+    let waits = match cluster.wait_reasons.as_slice() {
+        [] => String::new(),
+        reasons => format!(": {}", join_first(reasons)),
+    };
+    Some(Issue::new(
+        IssueKind::ClusterNotFounded,
+        format!("cluster {name}"),
+        format!("it was created {lasts} ago, and no machine has founded it{waits}"),
+        Some(after(cluster.created_at, FOUNDING_LIMIT)),
+        format!(
+            "`shepherdctl cluster describe {name}` shows what it and each of its machines waits for; add machines that fit \
+             its selector, or delete the cluster"
+        ),
+    ))
 }
 
 /// Issue: etcd accepts no writes, and what changes the cluster waits.
@@ -106,17 +136,32 @@ fn authority_rotation_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs)
 /// How long a stage of the keys of Secrets may take.
 const SECRETS_STAGE_LIMIT: Duration = Duration::from_hours(1);
 
-/// Issue: a controller holds up another key of Secrets.
+/// Issue: a controller holds up another key of Secrets, or the first one.
 fn secrets_key_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
-    let state = cluster.secret_keys.as_ref().filter(|state| state.stage.is_rotating())?;
-    // Without Kubernetes, nobody writes a Secret again.
-    cluster.kubernetes_since?;
-    let lasts = between(state.since, evidence.at);
-    if lasts < SECRETS_STAGE_LIMIT {
+    let state = cluster.secret_keys.as_ref()?;
+    // Without Kubernetes, nobody writes a Secret.
+    let kubernetes_since = cluster.kubernetes_since?;
+    let (since, limit) = match state.stage {
+        SecretsStage::Settled => return None,
+        SecretsStage::New => (kubernetes_since.max(cluster.founded_at), SECRETS_STAGE_LIMIT),
+        SecretsStage::Prepared => {
+            (state.prepared_at.unwrap_or(state.since), ADOPTION_DELAY + SECRETS_STAGE_LIMIT)
+        }
+        SecretsStage::Reading | SecretsStage::Writing | SecretsStage::Rewriting => {
+            (state.since, SECRETS_STAGE_LIMIT)
+        }
+    };
+    let lasts = between(since, evidence.at);
+    if lasts < limit {
         return None;
     }
     let (name, lasts) = (&cluster.name, humanize_duration(lasts));
     let (waits, advice) = match state.stage {
+        SecretsStage::New | SecretsStage::Prepared => (
+            "its controllers should get the first key for Kubernetes Secrets",
+            "lists them; each needs a role server that knows the order: update those of an earlier release, and retire \
+             machines that are lost",
+        ),
         SecretsStage::Rewriting => (
             "an API server should write every Kubernetes Secret again with the new key",
             "shows which API servers are not well",
@@ -130,7 +175,7 @@ fn secrets_key_held(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Opt
         IssueKind::SecretsKeyHeld,
         format!("cluster {name}"),
         format!("{waits}; that has not been done for {lasts} ({})", state.stage),
-        Some(state.since),
+        Some(since),
         format!("`shepherdctl cluster describe {name}` {advice}"),
     ))
 }

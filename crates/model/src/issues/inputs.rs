@@ -45,6 +45,8 @@ pub struct IssueInputs {
     pub listening_since: Option<Timestamp>,
     /// Clusters that are founded and not being deleted.
     pub clusters: Vec<ClusterIssueInputs>,
+    /// Clusters that are not founded yet and not being deleted.
+    pub unfounded_clusters: Vec<UnfoundedClusterInputs>,
     /// What these clusters run of Kubernetes.
     pub kubernetes: Vec<KubernetesIssueInputs>,
     /// The database's own statistics, where it has any.
@@ -216,6 +218,17 @@ pub struct ClusterIssueInputs {
     pub authority_rotation: Option<AuthorityRotationOrder>,
     /// How far a replacement of its authority is, as its curators last reported.
     pub authority_progress: Option<AuthorityProgress>,
+}
+
+/// A cluster that was created, is not founded yet, and is not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnfoundedClusterInputs {
+    /// Name of the cluster.
+    pub name: String,
+    /// When an operator created it.
+    pub created_at: Timestamp,
+    /// What the cluster waited for in the last pass over it. What single machines wait for is not part of it.
+    pub wait_reasons: Vec<String>,
 }
 
 /// A machine of a control plane that reported which etcd is installed there.

@@ -82,6 +82,7 @@ pub enum IssueKind {
     ClusterEtcdLarge,
     ClusterImageOld,
     ClusterKeyRefused,
+    ClusterNotFounded,
     ClusterSnapshotOld,
     ConnectionsTurnedAway,
     CrashLoop,
@@ -132,7 +133,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 61] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -147,6 +148,7 @@ impl IssueKind {
         Self::ClusterEtcdLarge,
         Self::ClusterImageOld,
         Self::ClusterKeyRefused,
+        Self::ClusterNotFounded,
         Self::ClusterSnapshotOld,
         Self::ConnectionsTurnedAway,
         Self::CrashLoop,
@@ -213,6 +215,7 @@ impl IssueKind {
             Self::ClusterEtcdLarge => "cluster-etcd-large",
             Self::ClusterImageOld => "cluster-image-old",
             Self::ClusterKeyRefused => "cluster-key-refused",
+            Self::ClusterNotFounded => "cluster-not-founded",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::ConnectionsTurnedAway => "connections-turned-away",
             Self::CrashLoop => "crash-loop",
@@ -285,6 +288,7 @@ impl IssueKind {
             | Self::ClockSkew
             | Self::ClusterEtcdLarge
             | Self::ClusterImageOld
+            | Self::ClusterNotFounded
             | Self::ClusterSnapshotOld
             | Self::ConnectionsTurnedAway
             | Self::CrashLoop

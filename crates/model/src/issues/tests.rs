@@ -18,6 +18,7 @@ use crate::ids::MachineId;
 use crate::issues::inputs::{
     ClusterIssueInputs, DatabaseLimitInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs,
     RecentHistory, RuleSwitchedOff, SessionIssueInputs, StorageIssueInputs, TwoPersonRuleInputs,
+    UnfoundedClusterInputs,
 };
 use crate::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
 use crate::issues::tests::cases::CASES;
@@ -153,6 +154,7 @@ fn healthy_inputs() -> IssueInputs {
         }],
         listening_since: Some(at(0)),
         clusters: Vec::new(),
+        unfounded_clusters: Vec::new(),
         kubernetes: Vec::new(),
         artefacts: ByteSize::gibibytes(15),
         two_person_rule: TwoPersonRuleInputs { admins: 2, ..TwoPersonRuleInputs::default() },
@@ -185,6 +187,15 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
     }
 }
 
+/// A cluster that was created then, and has no machine.
+fn unfounded_cluster(created: i64) -> UnfoundedClusterInputs {
+    UnfoundedClusterInputs {
+        name: "ams".into(),
+        created_at: at(created),
+        wait_reasons: vec!["1 more member of the control plane is wanted, and no machine is free".into()],
+    }
+}
+
 /// A cluster that has Kubernetes since then, with its last snapshot and the last one that has an image of etcd.
 fn with_kubernetes(since: i64, snapshot: Option<i64>, image: Option<i64>) -> ClusterIssueInputs {
     ClusterIssueInputs {
@@ -212,6 +223,21 @@ fn with_secret_keys(since: i64) -> ClusterIssueInputs {
         secret_keys: Some(state),
         ..with_kubernetes(NOW - 90_000, Some(NOW - 2), Some(NOW - 2))
     }
+}
+
+/// A cluster with Kubernetes since then, and no key of Secrets yet.
+fn without_secret_keys(since: i64) -> ClusterIssueInputs {
+    ClusterIssueInputs {
+        secret_keys: Some(SecretKeys::new(at(0))),
+        ..with_kubernetes(since, Some(NOW - 2), Some(NOW - 2))
+    }
+}
+
+/// A cluster that has waited since then until its controllers know the order. One of them does not yet.
+fn with_prepared_secrets(since: i64) -> ClusterIssueInputs {
+    let state = SecretKeys::new(at(0)).advance(SecretsStep::Prepare, "", None, at(since));
+    let state = state.advance(SecretsStep::Prepare, "", None, at(NOW - 60));
+    ClusterIssueInputs { secret_keys: Some(state), ..without_secret_keys(NOW - 90_000) }
 }
 
 /// Kubernetes of a cluster with one node, whose component has been in this state since `since`.
@@ -385,6 +411,29 @@ fn turned_away_connection_names_the_listener_and_its_flag() {
         let issue = found.iter().find(|issue| issue.id == "connections-turned-away").unwrap();
         assert!(issue.message.starts_with(listener) && issue.remedy.contains(flag), "{issue:#?}");
     }
+}
+
+#[test]
+fn cluster_that_is_not_founded_names_what_it_waits_for() {
+    let message = |cluster: UnfoundedClusterInputs| {
+        let mut evidence = healthy_inputs();
+        evidence.unfounded_clusters.push(cluster);
+        let found = find_issues(&evidence);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].since, Some(at(NOW - 3600)), "{found:#?}");
+        found[0].message.clone()
+    };
+    let cluster = unfounded_cluster(NOW - 7200);
+    assert_eq!(
+        message(cluster.clone()),
+        "it was created 2h00m ago, and no machine has founded it: 1 more member of the control plane is wanted, and no \
+         machine is free"
+    );
+    // Its machines are chosen, and the first of them does not report.
+    assert_eq!(
+        message(UnfoundedClusterInputs { wait_reasons: Vec::new(), ..cluster }),
+        "it was created 2h00m ago, and no machine has founded it"
+    );
 }
 
 #[test]

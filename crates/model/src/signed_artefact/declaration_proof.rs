@@ -154,36 +154,27 @@ fn find_declaration_key<'t>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use proto::curator::v1 as wire;
 
-    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
-    const OTHER_KEY: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
-    /// The signed declaration of the role.
-    const CONTENT: &[u8] = b"the program\n";
+    use super::*;
+    use crate::signed_artefact::tests::{BY_FIRST, FIRST_KEY, PROGRAM, SECOND_KEY, key, signature};
+
+    /// Signature of the program with the first key, as the declaration of a role.
     const SIGNATURE: &str = concat!(
         "untrusted comment: signature from minisign secret key\n",
         "RUQBAQEBAQEBAPRGePB8+0YmPSNMS7hcj7NbQXhSPTLJVLHljZsnl6uz5JPj9bsQtpfVvej/ZLHmUjxor9FZDKo27zXPJ7gncQQ=\n",
         "trusted comment: shepherd kind=declaration name=web version=1.4.0 architecture=any minimum-version=1.2.0\n",
         "OAoZ6EjE9UohPBZvKwZO6UUzQYcvWgZFrIM34IC/WwTisLr7JwAAG0/dS4EzbDHcb+DGT7IXb/Hl1SBQGT9/Dw==\n",
     );
-    /// The same content, signed as a release.
-    const OF_RELEASE: &str = concat!(
-        "untrusted comment: signature from minisign secret key\n",
-        "RUQBAQEBAQEBAPRGePB8+0YmPSNMS7hcj7NbQXhSPTLJVLHljZsnl6uz5JPj9bsQtpfVvej/ZLHmUjxor9FZDKo27zXPJ7gncQQ=\n",
-        "trusted comment: shepherd kind=release name=roleserver version=1.4.0 architecture=x86_64 minimum-version=1.2.0\n",
-        "UDxDQF/pltTvw0F7zZ0LA1Qr1N1wKBod5Yj9i9OMOisddHng4NZceRcNYCguF12DBd3Savk11OYbrOd1NQUcAQ==\n",
-    );
 
-    fn trust(key: &str) -> SigningTrust {
-        SigningTrust::pinning(vec![SigningKey::parse(key).unwrap()])
+    fn trust(text: &str) -> SigningTrust {
+        SigningTrust::pinning(vec![key(text)])
     }
 
     #[test]
     fn declaration_is_signed_or_the_two_person_rule_decides() {
         use DeclarationProof::{SignatureRequired, Signed, TwoPersonRule};
-        let (keys, none) = (trust(KEY), SigningTrust::default());
+        let (keys, none) = (trust(FIRST_KEY), SigningTrust::default());
         for (is_signed, trust, requires_two, allows_unsigned, expected) in [
             (true, &keys, false, false, Signed),
             (true, &keys, true, false, Signed),
@@ -199,21 +190,21 @@ mod tests {
 
     #[test]
     fn signature_of_a_role_is_of_this_declaration_by_a_key_of_the_shepherd() {
-        let verify = |signature: &str, role: &str, content: &[u8], key: &str| {
-            verify_declaration(&ArtefactSignature::parse(signature).unwrap(), role, content, &trust(key))
+        let verify = |text: &str, role: &str, content: &[u8], key: &str| {
+            verify_declaration(&signature(text), role, content, &trust(key))
         };
-        assert_eq!(verify(SIGNATURE, "web", CONTENT, KEY), Ok(()));
-        for (signature, role, content, key, text) in [
-            (SIGNATURE, "web", CONTENT, OTHER_KEY, "which is not one of the pinned keys"),
-            (SIGNATURE, "db", CONTENT, KEY, "its signature is for name web, and db is expected"),
-            (SIGNATURE, "web", b"another".as_slice(), KEY, "its signature is not valid"),
-            (OF_RELEASE, "roleserver", CONTENT, KEY, "for kind release, and declaration is expected"),
+        assert_eq!(verify(SIGNATURE, "web", PROGRAM, FIRST_KEY), Ok(()));
+        for (signed, role, content, key, text) in [
+            (SIGNATURE, "web", PROGRAM, SECOND_KEY, "which is not one of the pinned keys"),
+            (SIGNATURE, "db", PROGRAM, FIRST_KEY, "its signature is for name web, and db is expected"),
+            (SIGNATURE, "web", b"another".as_slice(), FIRST_KEY, "its signature is not valid"),
+            (BY_FIRST, "roleserver", PROGRAM, FIRST_KEY, "for kind release, and declaration is expected"),
         ] {
-            let error = verify(signature, role, content, key).unwrap_err();
+            let error = verify(signed, role, content, key).unwrap_err();
             assert!(error.contains(text), "{text}: {error}");
         }
-        let signature = ArtefactSignature::parse(SIGNATURE).unwrap();
-        let error = verify_declaration(&signature, "web", CONTENT, &SigningTrust::default()).unwrap_err();
+        let error =
+            verify_declaration(&signature(SIGNATURE), "web", PROGRAM, &SigningTrust::default()).unwrap_err();
         assert!(error.contains("--signing_keys_path"), "{error}");
     }
 
@@ -251,9 +242,9 @@ mod tests {
 
     #[test]
     fn machine_runs_what_gives_root_only_if_a_pinned_key_signed_it() {
-        let lenient = trust(KEY);
+        let lenient = trust(FIRST_KEY);
         let strict = lenient.with_signed_declarations(true);
-        let other = trust(OTHER_KEY).with_signed_declarations(true);
+        let other = trust(SECOND_KEY).with_signed_declarations(true);
         let none = SigningTrust::default().with_signed_declarations(true);
         let lowest = |patch| {
             let minimum = ReleaseVersion::new(1, 4, patch);
@@ -285,7 +276,7 @@ mod tests {
             (
                 "of another role",
                 "root",
-                OF_RELEASE,
+                BY_FIRST,
                 &strict,
                 Err("for kind release, and declaration is expected"),
             ),
@@ -320,15 +311,15 @@ mod tests {
 
     #[test]
     fn add_on_is_signed_under_its_own_name() {
-        for (signature, add_on, key, expected) in [
-            (Some(SIGNATURE), "web", KEY, true),
-            (Some(SIGNATURE), "dns", KEY, false),
-            (Some(SIGNATURE), "web", OTHER_KEY, false),
-            (Some(OF_RELEASE), "roleserver", KEY, false),
-            (Some("x"), "web", KEY, false),
-            (None, "web", KEY, false),
+        for (signed, add_on, key, expected) in [
+            (Some(SIGNATURE), "web", FIRST_KEY, true),
+            (Some(SIGNATURE), "dns", FIRST_KEY, false),
+            (Some(SIGNATURE), "web", SECOND_KEY, false),
+            (Some(BY_FIRST), "roleserver", FIRST_KEY, false),
+            (Some("x"), "web", FIRST_KEY, false),
+            (None, "web", FIRST_KEY, false),
         ] {
-            assert_eq!(is_signed_add_on(signature, add_on, &trust(key)), expected, "{add_on}");
+            assert_eq!(is_signed_add_on(signed, add_on, &trust(key)), expected, "{add_on}");
         }
     }
 }

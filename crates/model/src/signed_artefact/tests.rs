@@ -10,15 +10,15 @@ use crate::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::signed_artefact::signing_key::parse_signing_keys;
 use crate::signed_artefact::signing_trust::KeyRotation;
 
-const FIRST_KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
-const SECOND_KEY: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
+pub(super) const FIRST_KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+pub(super) const SECOND_KEY: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
 const THIRD_KEY: &str = "RWQDAwMDAwMDAO1JKMYo0cLG6ukDOJBZlWEpWSc6XGP5NjbBRhSshzfR";
 /// The file that the signatures are of.
-const PROGRAM: &[u8] = b"the program\n";
+pub(super) const PROGRAM: &[u8] = b"the program\n";
 const COMMENT: &str =
     "shepherd kind=release name=roleserver version=1.4.0 architecture=x86_64 minimum-version=1.2.0";
 /// Signature of the program with the first key.
-const BY_FIRST: &str = concat!(
+pub(super) const BY_FIRST: &str = concat!(
     "untrusted comment: signature from minisign secret key\n",
     "RUQBAQEBAQEBAPRGePB8+0YmPSNMS7hcj7NbQXhSPTLJVLHljZsnl6uz5JPj9bsQtpfVvej/ZLHmUjxor9FZDKo27zXPJ7gncQQ=\n",
     "trusted comment: shepherd kind=release name=roleserver version=1.4.0 architecture=x86_64 minimum-version=1.2.0\n",
@@ -67,11 +67,11 @@ const TO_FIRST: &str = concat!(
     "ekGG7j+lRMzaUwpOW9FdgQGa5J6+jEmqA645jGpDBZfr0OgSz3Tcgq+20vrKIEkGOCg4+2WaZ1Qq6TP8li4ADw==\n",
 );
 
-fn key(text: &str) -> SigningKey {
+pub(super) fn key(text: &str) -> SigningKey {
     SigningKey::parse(text).unwrap()
 }
 
-fn signature(text: &str) -> ArtefactSignature {
+pub(super) fn signature(text: &str) -> ArtefactSignature {
     ArtefactSignature::parse(text).unwrap()
 }
 

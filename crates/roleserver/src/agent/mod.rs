@@ -23,7 +23,7 @@
 //!
 //! # Notes for the next implementor
 //!
-//! A new field of the heartbeat response becomes a variant of [`AgentEvent`]. [`crate::commands::run`] and the
+//! A new field of the heartbeat response becomes a variant of [`AgentEvent`]. `commands::agent_event_handler` and the
 //! simulator handle it. An order is repeated with each response until the machine has reported on it, so handling it
 //! twice must be harmless.
 

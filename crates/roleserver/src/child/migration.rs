@@ -31,12 +31,12 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::child::cgroup::{Cgroup, CgroupMounts, nested_groups};
-use crate::child::existing_cgroup::own_pids;
+use crate::child::cgroup::{Cgroup, CgroupMounts};
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
+use crate::child::process_move::{follow, inner_groups, move_inner_groups};
 use crate::child::runc_state::follow_container;
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
@@ -44,9 +44,6 @@ use crate::mountinfo;
 use crate::systemd_manager::connection::ManagerError;
 use crate::systemd_manager::manager::SystemdManager;
 
-/// How long processes that a child starts while it is moved are followed.
-const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(10);
 /// How long an enrolment tries again to move the children before it restarts the unit without that, and how often.
 const PROTECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the last attempt has ended. It is later, because a manager that answers may need time for many children.
@@ -386,120 +383,6 @@ fn request_scope(
     Err(last)
 }
 
-/// The groups inside a group that have processes, by hierarchy and relative path.
-type InnerGroups = BTreeMap<(String, PathBuf), BTreeSet<i32>>;
-
-fn inner_groups(group: &Cgroup) -> InnerGroups {
-    let mut all = InnerGroups::new();
-    for (hierarchy, top) in group.by_hierarchy() {
-        // The innermost first: a group lists the processes of groups with threads alone that are inside it, too.
-        let mut found = BTreeSet::new();
-        for path in nested_groups(top).into_iter().rev() {
-            let Ok(relative) = path.strip_prefix(top) else { continue };
-            let pids = own_pids(&path).unwrap_or_default();
-            let pids: BTreeSet<i32> = pids.into_iter().filter(|pid| found.insert(*pid)).collect();
-            if !pids.is_empty() {
-                all.insert((hierarchy.to_owned(), relative.to_owned()), pids);
-            }
-        }
-    }
-    all
-}
-
-/// Makes the inner groups inside the new group, and moves their processes there. Processes of the old group itself go
-/// where those of a new child are.
-fn move_inner_groups(groups: &InnerGroups, new: &Cgroup) -> std::io::Result<()> {
-    let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
-    for ((hierarchy, relative), pids) in groups {
-        let Some(top) = tops.get(hierarchy.as_str()) else { continue };
-        let of_child_itself = relative.as_os_str().is_empty();
-        let path = match &new.leaf {
-            Some(leaf) if of_child_itself => top.join(leaf),
-            None if of_child_itself => continue,
-            _ => top.join(relative),
-        };
-        fs::create_dir_all(&path)?;
-        for pid in pids {
-            match fs::write(path.join("cgroup.procs"), pid.to_string()) {
-                // It has ended.
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
-                other => other?,
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Moves processes that were started meanwhile, until each is where it belongs. `listed` are those that were moved
-/// before.
-fn follow(
-    scopes: &Scopes,
-    (old, new): (&Cgroup, &Cgroup),
-    unit: &str,
-    listed: &BTreeSet<i32>,
-) -> std::io::Result<()> {
-    let end = Instant::now() + FOLLOW_TIMEOUT;
-    let end = scopes.manager.until.map_or(end, |until| end.min(until));
-    loop {
-        let late = find_late_processes(old, new, listed)?;
-        if late.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() >= end {
-            let count = late.values().map(BTreeSet::len).sum::<usize>();
-            let why = format!("{count} processes stay in the group before, or in that of the scope itself");
-            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why));
-        }
-        for (group, pids) in late {
-            for top in new.directories() {
-                fs::create_dir_all(top.join(&group))?;
-            }
-            let subgroup = if group.is_empty() { group } else { format!("/{group}") };
-            let pids: Vec<u32> = pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
-            if let Err(error) = scopes.manager.attach_processes(unit, &subgroup, &pids) {
-                // One of them may have ended.
-                tracing::debug!(%error, unit, "processes are attached once more");
-            }
-        }
-        std::thread::sleep(FOLLOW_INTERVAL);
-    }
-}
-
-/// The processes that are not where they belong, by the group inside the scope for them; an empty name is the scope
-/// itself, where version 1 has them.
-///
-/// The child starts processes while it is moved. One that starts after the list was made and before systemd moves the
-/// child is moved too, and is then in the group of the scope itself, which must hold none in version 2.
-fn find_late_processes(
-    old: &Cgroup,
-    new: &Cgroup,
-    listed: &BTreeSet<i32>,
-) -> std::io::Result<BTreeMap<String, BTreeSet<i32>>> {
-    let mut late: BTreeMap<String, BTreeSet<i32>> = BTreeMap::new();
-    let mut in_old = old.pids().map_err(std::io::Error::other)?;
-    let own_group = new.leaf.clone().unwrap_or_default();
-    if let (Some(_), Some(top)) = (&new.leaf, &new.unified) {
-        for ((_, relative), pids) in inner_groups(old) {
-            in_old.retain(|pid| !pids.contains(pid));
-            let relative = relative.to_string_lossy().into_owned();
-            let group = if relative.is_empty() { own_group.clone() } else { relative };
-            late.entry(group).or_default().extend(pids);
-        }
-        in_old.extend(own_pids(top)?.difference(listed));
-    }
-    if !in_old.is_empty() {
-        late.entry(own_group).or_default().extend(in_old);
-    }
-    Ok(late)
-}
-
-impl Cgroup {
-    pub(super) fn by_hierarchy(&self) -> impl Iterator<Item = (&str, &PathBuf)> {
-        let legacy = self.legacy.iter().map(|(name, path)| (name.as_str(), path));
-        self.unified.iter().map(|path| ("", path)).chain(legacy)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -526,21 +409,5 @@ mod tests {
             record.write(&directory.path().join(name).join("process.json")).unwrap();
         }
         assert_eq!(names_outside_scopes(directory.path()), ["outside"]);
-    }
-
-    /// Files stand in for a hierarchy. A group with threads alone is listed in the group above it.
-    #[test]
-    fn process_belongs_to_the_innermost_group_that_lists_it() {
-        let root = tempfile::tempdir().unwrap();
-        let inner = root.path().join("f.web");
-        fs::create_dir(&inner).unwrap();
-        fs::write(root.path().join("cgroup.procs"), "12\n13\n").unwrap();
-        fs::write(inner.join("cgroup.procs"), "13\n").unwrap();
-        let group = Cgroup { unified: Some(root.path().to_owned()), ..Cgroup::default() };
-        let expected = InnerGroups::from([
-            ((String::new(), PathBuf::new()), BTreeSet::from([12])),
-            ((String::new(), PathBuf::from("f.web")), BTreeSet::from([13])),
-        ]);
-        assert_eq!(inner_groups(&group), expected);
     }
 }

@@ -35,8 +35,8 @@
 //! * [`confinement`][]: the capabilities that a declared service keeps, and `no_new_privs`.
 //! * [`launch`][]: the steps from this program to the other one.
 //! * [`scope`][]: whether children get scopes of systemd, their names and properties (pure). [`placement`][]: puts a
-//!   child into its scope, and finds its groups. [`migration`][]: moves running children into scopes.
-//!   [`existing_cgroup`][]: groups that others made.
+//!   child into its scope, and finds its groups. [`migration`][]: moves running children into scopes, and
+//!   `process_move` their processes. [`existing_cgroup`][]: groups that others made.
 //! * [`exit`][]: waits for the exit of a process, also of one that is not our child.
 //! * [`log`][]: the output of a child, in a file of bounded size.
 //! * [`lifecycle`][]: the runnable that adopts or starts a child, watches it, stops it.
@@ -78,6 +78,7 @@ pub mod limits;
 pub mod log;
 pub mod migration;
 pub mod placement;
+mod process_move;
 mod runc_state;
 pub mod scope;
 pub mod spec;

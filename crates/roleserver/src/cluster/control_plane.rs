@@ -44,8 +44,9 @@ use crate::cluster::authority_order::must_be_closed;
 use crate::cluster::beside_etcd::{register_pair, retry_beside_etcd};
 use crate::cluster::control_plane_context::ControlPlaneContext;
 use crate::cluster::curator_certificate::{prepare_curator_certificate, renew_curator_certificate};
+use crate::cluster::etcd_data::{self, EtcdDataState};
 use crate::cluster::etcd_image::restore_image;
-use crate::cluster::etcd_member::{self, EtcdDataState};
+use crate::cluster::etcd_member;
 use crate::cluster::etcd_program::{Flags, running_flags};
 use crate::cluster::etcd_space::watch_space;
 use crate::cluster::etcd_start::{check_program, record_version};
@@ -107,7 +108,7 @@ fn launch_control_plane(
             facts.problems.clear_parts(&NodePart::OF_ETCD);
             let last = host.files.read_membership()?;
             let over = |last: &EtcdMembership| {
-                decide_etcd_data(last, etcd_member::inspect_data(&host.files, last), &first)
+                decide_etcd_data(last, etcd_data::inspect_data(&host.files, last), &first)
                     == EtcdDataAction::Remove
             };
             if last.as_ref().is_some_and(over) {
@@ -158,7 +159,7 @@ async fn wait_for_other_startup(
     files: &ClusterFiles,
 ) {
     let begun = || match files.read_membership() {
-        Ok(Some(membership)) => etcd_member::inspect_data(files, &membership),
+        Ok(Some(membership)) => etcd_data::inspect_data(files, &membership),
         Ok(None) => EtcdDataState::Empty,
         Err(_) => EtcdDataState::Unknown,
     };

@@ -24,7 +24,8 @@ use uuid::Uuid;
 
 use crate::bounded_command::{last_words, output_within};
 use crate::cluster::control_plane_context::ControlPlaneContext;
-use crate::cluster::etcd_member::{self, EtcdDataState};
+use crate::cluster::etcd_data::{self, EtcdDataState};
+use crate::cluster::etcd_member;
 use crate::cluster::etcd_program::{VERSION_DEADLINE, ask_version};
 use crate::cluster::files::{ClusterFiles, EtcdMembership};
 use crate::cluster::node_facts::NodeFacts;
@@ -105,7 +106,7 @@ pub(super) async fn restore_image(
     membership: &EtcdMembership,
     image: &EtcdImage,
 ) -> Result<(), RunnableError> {
-    if etcd_member::inspect_data(&host.files, membership) != EtcdDataState::Empty {
+    if etcd_data::inspect_data(&host.files, membership) != EtcdDataState::Empty {
         return Ok(());
     }
     let programs = ask_programs(&host.etcd).await;
@@ -136,7 +137,7 @@ fn run_etcdutl(
     (unfinished, membership): (&str, &EtcdMembership),
 ) -> Result<(), RunnableError> {
     let _alone = RESTORING.lock().unwrap_or_else(PoisonError::into_inner);
-    if etcd_member::inspect_data(files, membership) != EtcdDataState::Empty {
+    if etcd_data::inspect_data(files, membership) != EtcdDataState::Empty {
         return Ok(());
     }
     let directory = files.etcd_directory();

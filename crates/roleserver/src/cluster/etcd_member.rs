@@ -1,4 +1,4 @@
-//! The etcd member of this node: arguments, data directory, peer certificate.
+//! The etcd member of this node: arguments, peer certificate. [`etcd_data`](super::etcd_data) reads its data directory.
 //!
 //! Clients connect through a UNIX socket in a directory that only this user can enter, so they need no authentication.
 //! Other members connect through TLS, with certificates that the cluster's authority issues to consensus members only.
@@ -14,7 +14,6 @@
 //! turn.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +24,6 @@ use curator_client::node::ConsensusMember;
 use curator_client::node_id::NodeId;
 use curator_client::pki::ETCD_PEER_NAME;
 use etcd::transport::Endpoint;
-use prost::Message as _;
 
 use crate::child::spec::{ChildSpec, ResourceLimits};
 use crate::cluster::etcd_program::Flags;
@@ -44,8 +42,6 @@ const REVOCATION_LIST: &str = "peer.crl";
 const REVOCATION_LIST_COPY: &str = "peer.crl.copy";
 /// By how much the revision of a restored etcd exceeds that of its image: more writes than were made since.
 const REVISION_BUMP: &str = "1000000000";
-/// Bytes read from the head of etcd's log, enough to contain the member ID.
-const WAL_HEAD_BYTES: u64 = 4096;
 
 /// The membership of the first member of a new cluster.
 #[must_use]
@@ -183,75 +179,6 @@ fn declaration_digest(program: &Path, own: &str, token: &str, membership: &EtcdM
     // These are strings alone, but a path need not be UTF-8.
     let bytes = serde_json::to_vec(&declared).unwrap_or_else(|_| format!("{declared:?}").into_bytes());
     hex::encode(ring::digest::digest(&ring::digest::SHA256, &bytes))
-}
-
-/// Whether etcd has data in a data directory, and as which member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EtcdDataState {
-    /// etcd has never started there: the directory holds nothing of value.
-    Empty,
-    /// etcd has data there, as the member of this ID.
-    Member(u64),
-    /// etcd has data there that could not be parsed.
-    Unknown,
-}
-
-/// Reads from etcd's own files in the data directory of a membership which member it is.
-#[must_use]
-pub fn inspect_data(files: &ClusterFiles, membership: &EtcdMembership) -> EtcdDataState {
-    let log = files.etcd_directory().join(&membership.data).join("member/wal");
-    let listed = match std::fs::read_dir(&log) {
-        Ok(listed) => listed,
-        // etcd creates its log elsewhere and moves it here once it is complete.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return EtcdDataState::Empty,
-        Err(_) => return EtcdDataState::Unknown,
-    };
-    let logs = listed.filter_map(|entry| Some(entry.ok()?.path()));
-    let first = logs.filter(|path| path.extension().is_some_and(|extension| extension == "wal")).min();
-    let read = first.and_then(|path| {
-        let mut bytes = Vec::new();
-        std::fs::File::open(path).ok()?.take(WAL_HEAD_BYTES).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
-    });
-    read.and_then(|bytes| member_from_wal(&bytes)).map_or(EtcdDataState::Unknown, EtcdDataState::Member)
-}
-
-/// A record of etcd's log (`wal/walpb/record.proto`).
-#[derive(Clone, PartialEq, prost::Message)]
-struct WalRecord {
-    #[prost(int64, tag = "1")]
-    kind: i64,
-    #[prost(bytes = "vec", tag = "3")]
-    data: Vec<u8>,
-}
-
-/// The first record that is not a checksum (`etcdserver/etcdserverpb/etcdserver.proto`).
-#[derive(Clone, PartialEq, prost::Message)]
-struct WalMetadata {
-    #[prost(uint64, tag = "1")]
-    member: u64,
-}
-
-/// Finds the member ID in the head of a log file. Each file begins with a checksum record and then the metadata record.
-/// A record follows its length; if the highest bit of the length is set, its highest byte holds the number of padding
-/// bytes.
-fn member_from_wal(mut bytes: &[u8]) -> Option<u64> {
-    const METADATA: i64 = 1;
-    for _ in 0..2 {
-        let (length, rest) = bytes.split_first_chunk()?;
-        let length = u64::from_le_bytes(*length);
-        let filled = if length >> 63 == 1 { usize::try_from((length >> 56) & 0x7).ok()? } else { 0 };
-        let length = usize::try_from(length & 0x00ff_ffff_ffff_ffff).ok()?;
-        let record = WalRecord::decode(rest.get(..length)?).ok()?;
-        if record.kind == METADATA {
-            return WalMetadata::decode(&*record.data)
-                .ok()
-                .map(|says| says.member)
-                .filter(|member| *member != 0);
-        }
-        bytes = rest.get(length + filled..)?;
-    }
-    None
 }
 
 /// Endpoint that clients of this node's etcd connect to.
@@ -478,25 +405,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn member_is_read_from_the_wal_and_never_guessed() {
-        let record = |kind, data: Vec<u8>| {
-            let mut record = WalRecord { kind, data }.encode_to_vec();
-            let (length, filled) = (record.len() as u64, (8 - record.len() % 8) % 8);
-            let mark = if filled == 0 { 0 } else { (0x80 | filled as u64) << 56 };
-            record.extend(vec![0; filled]);
-            [(length | mark).to_le_bytes().to_vec(), record].concat()
-        };
-        let metadata = record(1, WalMetadata { member: u64::MAX - 3 }.encode_to_vec());
-        let log = [record(4, Vec::new()), metadata.clone(), record(2, vec![7; 30])].concat();
-        assert_eq!(member_from_wal(&log), Some(u64::MAX - 3));
-        assert_eq!(member_from_wal(&log[..30]), None);
-        assert_eq!(member_from_wal(&[]), None);
-        assert_eq!(member_from_wal(&[0xff; 64]), None);
-        assert_eq!(member_from_wal(&[record(4, Vec::new()), record(4, Vec::new()), metadata].concat()), None);
-        assert_eq!(member_from_wal(&record(1, Vec::new())), None);
     }
 
     #[test]

@@ -32,7 +32,8 @@ use tokio::time::Instant;
 
 use crate::child::lifecycle::{ChildContext, find_running};
 use crate::cluster::control_plane_context::ControlPlaneContext;
-use crate::cluster::etcd_member::{self, EtcdDataState};
+use crate::cluster::etcd_data::{self, EtcdDataState};
+use crate::cluster::etcd_member;
 use crate::cluster::files::{ClusterFiles, EtcdMembership};
 use crate::cluster::host_addresses::list_host_addresses;
 
@@ -105,7 +106,7 @@ pub(super) async fn follow_moved_member(
 ) -> Result<EtcdMembership, RunnableError> {
     let running = is_etcd_running(&host.children).await?;
     let is_ordered = host.files.read_order()?.and_then(|order| order.address) == Some(node);
-    let data = etcd_member::inspect_data(&host.files, &membership);
+    let data = etcd_data::inspect_data(&host.files, &membership);
     let end = Instant::now() + RETURN_TIME;
     let address = loop {
         let listed = list_host_addresses();

@@ -7,7 +7,7 @@
 use curator_client::node::{ConsensusMember, NodeRoles};
 use supervisor::combine::CombinedInputs;
 
-use crate::cluster::etcd_member::EtcdDataState;
+use crate::cluster::etcd_data::EtcdDataState;
 use crate::cluster::files::EtcdMembership;
 use crate::cluster::node_facts::{ClusterFounding, CuratorConnection, NodeFacts};
 

@@ -4,7 +4,8 @@
 //! prints it.
 //!
 //! * [`enroll`][]: accepts the request of a shepherd. Its standard output is the response and nothing else.
-//! * [`run`][]: the agent and everything below it. [`supervise`][]: restarts the agent where no init system does.
+//! * [`run`][]: the agent and everything below it. `agent_event_handler` handles the events of the agent.
+//! * [`supervise`][]: restarts the agent where no init system does.
 //! * [`follow_authority`][]: another authority of the cluster after a theft, by a person.
 //! * [`status`][]: reads the state directory, and works without a running role server. [`pages`][]
 //!   are read from the running one ([`status_socket`](crate::status_socket)), and fail without it.
@@ -12,6 +13,7 @@
 //! `roleserver launch` and `roleserver watch-update` are steps of [`child::launch`](crate::child::launch) and
 //! [`update::watchdog`](crate::update::watchdog). Only a role server calls them.
 
+mod agent_event_handler;
 pub mod enroll;
 pub mod follow_authority;
 pub mod pages;

@@ -7,6 +7,7 @@
 //!
 //! * [`server_config`][]: the configuration of TLS, and a served certificate that can be replaced.
 //! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
+//! * [`certificate_files`][]: reads a certificate from files.
 //! * [`certificate_check`][]: whether the other side would accept a certificate from files now, with the reason.
 //! * `certificate_expiry`: when clients stop to accept the served chain. Pure.
 //! * [`certificate_rejection`][]: the alerts with which clients reject the certificate.
@@ -24,6 +25,7 @@
 pub mod callback_ca;
 pub mod certificate_check;
 mod certificate_expiry;
+pub mod certificate_files;
 pub mod certificate_rejection;
 pub mod certificate_rotation;
 pub mod client_verifier;

@@ -2,8 +2,8 @@
 
 use sqlx::PgConnection;
 
-use crate::cluster::lock::lock_cluster;
-use crate::cluster::reading::{read_cluster_details, require_cluster};
+use crate::cluster::cluster_order::lock_and_read_cluster;
+use crate::cluster::reading::read_cluster_details;
 use crate::cluster::record::ClusterDetails;
 use crate::connection::error::{BmdbError, order_rejected};
 use model::cluster::spec::ClusterPart;
@@ -15,8 +15,7 @@ pub(super) async fn lock_upgradable_cluster(
     tx: &mut PgConnection,
     name: &str,
 ) -> Result<ClusterDetails, BmdbError> {
-    lock_cluster(tx, name).await?;
-    let cluster = require_cluster(tx, name).await?;
+    let cluster = lock_and_read_cluster(tx, name).await?;
     let found = read_cluster_details(tx, cluster).await?;
     if found.cluster.founded.is_none() || found.cluster.restoring.is_some() {
         let output = format!(

@@ -7,6 +7,12 @@ use crate::issues::tests::cases::Case;
 use crate::issues::tests::*;
 
 pub(super) const CASES: &[Case] = &[
+    ("a cluster that is founded soon", |e| e.unfounded_clusters.push(unfounded_cluster(NOW - 3599)), &[]),
+    (
+        "a cluster that nobody founds",
+        |e| e.unfounded_clusters.push(unfounded_cluster(NOW - 3600)),
+        &[("cluster-not-founded", "cluster ams")],
+    ),
     (
         "a cluster without a snapshot",
         |e| e.clusters.push(cluster(NOW - 3 * 3600, None)),
@@ -142,6 +148,18 @@ pub(super) const CASES: &[Case] = &[
     (
         "keys of Secrets that a controller holds up",
         |e| e.clusters.push(with_secret_keys(NOW - 3600)),
+        &[("secrets-key-held", "cluster ams")],
+    ),
+    ("a first key of Secrets that is made soon", |e| e.clusters.push(without_secret_keys(NOW - 3599)), &[]),
+    (
+        "a first key of Secrets that no controller can get",
+        |e| e.clusters.push(without_secret_keys(NOW - 3600)),
+        &[("secrets-key-held", "cluster ams")],
+    ),
+    ("controllers that learn the order", |e| e.clusters.push(with_prepared_secrets(NOW - 7199)), &[]),
+    (
+        "a controller that does not learn the order",
+        |e| e.clusters.push(with_prepared_secrets(NOW - 7200)),
         &[("secrets-key-held", "cluster ams")],
     ),
     ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),

@@ -1,0 +1,205 @@
+//! The revocation of curators: what a revoked curator loses, and that the last one stays.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::leader_client::LeaderClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::revoke_credentials_request::Target;
+use shepherd_curator::service::curator_server::CuratorError;
+use shepherd_curator::service::gate_monitor::GateMonitor;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, ClusterOptions};
+use testkit::etcd_servers::{in_time, until};
+use testkit::key_holder::Holder;
+
+use crate::leading::{call_leader, three, way};
+use crate::statements::{
+    Follower, impersonate, owner_at, trust_of, until_stated, waits_for, week_long_certificate,
+};
+
+/// Three curators, and the membership of a revoked one does not end meanwhile.
+fn three_that_stay() -> ClusterOptions {
+    ClusterOptions { sync_interval: Duration::from_hours(1), ..three() }
+}
+
+async fn revoke(channel: Channel, node: &Holder) -> Result<(), Status> {
+    let target = Some(Target::NodeId(node.id.to_string()));
+    CredentialsClient::new(channel).revoke(wire::RevokeCredentialsRequest { target }).await?;
+    Ok(())
+}
+
+/// Has the leader revoke a node. The call is repeated while none leads.
+async fn revoke_through_leader(cluster: &Cluster, node: &Holder) -> Result<()> {
+    let (owner, _calling) = way(cluster)?;
+    let target = Some(Target::NodeId(node.id.to_string()));
+    let (credentials, request) =
+        (CredentialsClient::new(owner.channel()), wire::RevokeCredentialsRequest { target });
+    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    Ok(())
+}
+
+/// Somebody has the key and the certificate of a member's curator, and answers in its place.
+#[tokio::test]
+async fn revoked_curator_loses_what_was_open_and_is_followed_no_more() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let (stolen, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let first = until_stated(&cluster, leader, 1).await?;
+    let node = &cluster.nodes[stolen];
+    let thief = impersonate(&cluster, stolen, 0, &first).await?;
+    let trust = trust_of(&cluster);
+    let follower = Follower::start(&trust, std::slice::from_ref(&thief.address));
+    follower.until_it_follows(&thief.address).await?;
+    let mut open =
+        LeaderClient::new(follower.tracker.channel()).watch(wire::WatchLeaderRequest {}).await?.into_inner();
+    in_time("a false answer", open.message()).await??.context("it ended")?;
+
+    revoke_through_leader(&cluster, node).await?;
+    let next = until_stated(&cluster, other, first.statement.number + 1).await?;
+    assert!(!next.statement.revoked.is_empty(), "{:?}", next.statement);
+    // The statement comes from an honest curator, as it does within minutes for a node that reaches one.
+    let honest =
+        [leader, other].map(|number| cluster.address(number)).into_iter().collect::<Result<Vec<_>>>()?;
+    let _elsewhere = Follower::start(&trust, &honest);
+    let ended = in_time("the end of what was open", open.message()).await?;
+    assert!(ended.is_err(), "{ended:?}");
+    follower.until_refusal("are revoked").await?;
+    let requests = thief.statements();
+    until("it was tried again", async || Ok(thief.statements() > requests + 1)).await?;
+    assert_eq!(follower.leader(), None, "it is followed again");
+    Ok(())
+}
+
+/// A stolen curator leads, and reports dead addresses until every place for former curators is taken. Then it reports
+/// itself alone, and nobody but the honest curators has the statement that revokes it.
+#[tokio::test]
+async fn false_leader_hides_no_revocation_by_the_lists_that_it_reports() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let (stolen, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let first = until_stated(&cluster, leader, 1).await?;
+    until_stated(&cluster, other, 1).await?;
+    let node = &cluster.nodes[stolen];
+    let thief = impersonate(&cluster, stolen, 0, &first).await?;
+    let trust = trust_of(&cluster);
+    let follower = Follower::start(&trust, std::slice::from_ref(&thief.address));
+    follower.until_it_follows(&thief.address).await?;
+
+    let honest: Vec<String> =
+        [leader, other].map(|number| cluster.address(number)).into_iter().collect::<Result<_>>()?;
+    let with_thief = |others: Vec<String>| [vec![thief.address.clone()], others].concat();
+    follower.tracker.set_directory(with_thief(honest.clone()));
+    until("the honest curators have proved themselves", async || {
+        let proved = trust.curators().addresses();
+        Ok(honest.iter().all(|address| proved.contains_key(address)))
+    })
+    .await?;
+    // Nobody listens there.
+    let dead = |batch: usize| (1..=13).map(move |number| format!("127.9.{batch}.{number}:1"));
+    for batch in 0..3 {
+        follower.tracker.set_directory(with_thief([honest.clone(), dead(batch).collect()].concat()));
+    }
+    follower.tracker.set_directory(with_thief(Vec::new()));
+    for batch in 3..8 {
+        follower.tracker.set_directory(with_thief(dead(batch).collect()));
+    }
+    assert_eq!(follower.leader().map(|leader| leader.address), Some(thief.address.clone()));
+
+    revoke_through_leader(&cluster, node).await?;
+    until_stated(&cluster, other, first.statement.number + 1).await?;
+    // A new address is requested at once, and all others with it: the test need not wait for the next minute.
+    follower.tracker.set_directory(with_thief(vec!["127.9.99.1:1".to_owned()]));
+    follower.until_refusal("are revoked").await?;
+    let is_followed = || follower.leader().is_some_and(|leader| leader.node == node.id);
+    until("the thief is not followed", async || Ok(!is_followed())).await?;
+    Ok(())
+}
+
+/// Nodes do not follow the curator of a revoked node, so it must not keep the others from leading.
+#[tokio::test]
+async fn revoked_leader_steps_down() -> TestResult {
+    let mut cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let first = until_stated(&cluster, leader, 1).await?;
+    // The call may end with the leadership that it ends. The next leader answers it then.
+    revoke_through_leader(&cluster, &cluster.nodes[leader]).await?;
+    let next = cluster.until_one_leads(Some(leader)).await?;
+    until_stated(&cluster, next, first.statement.number + 1).await?;
+    let ended = cluster.stop(leader).await.err().context("it ended without an error")?;
+    assert!(ended.to_string().contains("are revoked"), "{ended:#}");
+
+    // It takes part in no election again, however often it is started.
+    let node = &cluster.nodes[leader];
+    let shown = week_long_certificate(&cluster, node)?;
+    // Beside another etcd: its own is no member any more.
+    let again = cluster.bind_curator(node, next, &shown, GateMonitor::default()).await?;
+    let ended = in_time("its end", Box::pin(again.run(&CancellationToken::new()))).await?;
+    assert!(matches!(ended, Err(CuratorError::NodeRevoked(id)) if id == node.id), "{ended:?}");
+    // A node that follows statements continues with the others.
+    let others = [(leader + 1) % 3, (leader + 2) % 3].map(|number| cluster.address(number));
+    let others = others.into_iter().collect::<Result<Vec<_>>>()?;
+    let follower = Follower::start(&trust_of(&cluster), &others);
+    until("another one is followed", async || Ok(follower.leader().is_some())).await?;
+    assert_ne!(follower.leader().map(|leader| leader.node), Some(node.id));
+    Ok(())
+}
+
+#[tokio::test]
+async fn last_curator_is_not_revoked() -> TestResult {
+    let cluster = Cluster::start_with(three_that_stay()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let client = cluster.client_of(leader);
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    let (last, others) = (&cluster.nodes[leader], [(leader + 1) % 3, (leader + 2) % 3]);
+    for other in others {
+        revoke(owner_at(&cluster, leader)?, &cluster.nodes[other]).await?;
+    }
+    let refused = revoke(owner_at(&cluster, leader)?, last).await.err().context("it was revoked")?;
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("Add a consensus member"), "{refused}");
+    // To repeat a revocation is no error, and the last curator leads on.
+    revoke(owner_at(&cluster, leader)?, &cluster.nodes[others[0]]).await?;
+    waits_for(&cluster, leader).await?;
+    Ok(())
+}
+
+/// A revoked member still votes. But its curator leads no more, and nobody could ever change that again.
+#[tokio::test]
+async fn last_curator_is_not_removed() -> TestResult {
+    let cluster = Cluster::start_with(three_that_stay()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let client = cluster.client_of(leader);
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    for other in [(leader + 1) % 3, (leader + 2) % 3] {
+        revoke(owner_at(&cluster, leader)?, &cluster.nodes[other]).await?;
+    }
+    let last = cluster.nodes[leader].id.to_string();
+    let mut management = ManagementClient::new(owner_at(&cluster, leader)?);
+    let order = wire::UpdateRolesRequest {
+        node_id: last.clone(),
+        add_roles: Vec::new(),
+        remove_roles: vec!["consensus-member".to_owned()],
+        ..Default::default()
+    };
+    let taken = management.update_roles(order).await.err().context("its role was taken")?;
+    let request = wire::DeleteRequest {
+        node_id: last,
+        bypass_has_roles: true,
+        bypass_not_decommissioned: true,
+        ..Default::default()
+    };
+    let deleted = management.delete(request).await.err().context("it was deleted")?;
+    for refused in [taken, deleted] {
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(refused.message().contains("Add a consensus member"), "{refused}");
+    }
+    assert_eq!(client.list_members().await?.len(), 3, "a member was removed");
+    Ok(())
+}
