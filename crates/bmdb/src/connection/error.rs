@@ -335,7 +335,7 @@ pub(crate) fn server_words(message: &str) -> String {
 }
 
 /// The server's own advice. Its details are left out, because they may have stored values.
-fn hint_of(refusal: &(dyn DatabaseError + 'static)) -> Option<&str> {
+fn hint_of<'a>(refusal: &'a (dyn DatabaseError + 'static)) -> Option<&'a str> {
     refusal.try_downcast_ref::<PgDatabaseError>()?.hint()
 }
 
