@@ -15,6 +15,7 @@ use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
+use crate::exit_code::ExitRecord;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::order::idempotency_key::repeat_command;
@@ -70,30 +71,35 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         print_stderr(&warning);
     }
     let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    match answered.and_then(|text| Ok(print_text(&text)?)) {
-        Ok(()) => 0,
+    match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
+        Ok(exit) => exit,
         Err(error) => {
             print_stderr(&format!("shepherdctl: {error}"));
             if let Some(key) = error.idempotency_key() {
                 print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
-            error.exit_code()
+            error.exit_code().number()
         }
     }
 }
 
-/// Runs the command and returns its output.
-async fn run_command(cli: &Cli, flags: ExplicitFlags, order_flags: OrderFlags) -> Result<String, CliError> {
+/// Runs the command and returns its output and its exit code.
+async fn run_command(
+    cli: &Cli,
+    flags: ExplicitFlags,
+    order_flags: OrderFlags,
+) -> Result<(String, u8), CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
-        Command::Completions(of) => return Ok(completion_script(of.shell)),
-        Command::Manual(into) => return write_man_pages(&into.directory),
+        Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
+        Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
     let client = open_backend(cli, flags).await?;
-    let context = CommandContext { client, format: cli.output.format(), order_flags };
+    let exit_record = ExitRecord::default();
+    let context = CommandContext { client, format: cli.output.format(), order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
-    answer
+    answer.map(|text| (text, context.exit_record.highest()))
 }
 
 async fn run_with_context(

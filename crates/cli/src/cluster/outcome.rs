@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::OrderOutcome;
 use proto::fleet::v1;
@@ -14,8 +15,7 @@ pub(super) fn format_response(
     name: &str,
     response: v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let done = OrderOutcome { changed: response.changed, message: response.message };
-    format_outcome(context, name, &done)
+    format_outcome(context, name, &decode_outcome(response))
 }
 
 pub(super) fn format_outcome(
@@ -24,7 +24,9 @@ pub(super) fn format_outcome(
     done: &OrderOutcome,
 ) -> Result<String, CliError> {
     context.format_outcome(
-        json!({ "cluster": name, "changed": done.changed, "message": done.message }),
+        json!({
+            "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
+        }),
         &format!("{} {}", order_target(name), done.message),
     )
 }
