@@ -300,7 +300,7 @@ async fn outcome_line(
 async fn prepare_call(api: &Api, rpc: &str, machine: MachineId) -> anyhow::Result<()> {
     // The settings are changed before they are upgraded, in the order of the contract.
     if rpc == "ClusterKubernetes/Rotate" {
-        sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(api.pool).await?;
+        sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
     }
     if rpc == "Clusters/Snapshot" {
         found_cluster(api).await?;
@@ -309,16 +309,16 @@ async fn prepare_call(api: &Api, rpc: &str, machine: MachineId) -> anyhow::Resul
     if rpc == "Clusters/RenewPeers" {
         let silent = "UPDATE cluster SET polled_at = clock_timestamp(),
                           unreachable_since = clock_timestamp() - INTERVAL '1 hour'";
-        sqlx::query(silent).execute(api.pool).await?;
+        sqlx::query(silent).execute(&api.pool).await?;
     }
     if rpc == "Clusters/RotateSecretsKey" {
-        sqlx::query(SETTLE_SECRETS).execute(api.pool).await?;
+        sqlx::query(SETTLE_SECRETS).execute(&api.pool).await?;
     }
     // A member that has reported no key.
     if rpc == "Clusters/ApproveMachine" {
         let join = "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
                     SELECT $1, cluster_id, 'worker', clock_timestamp() FROM cluster WHERE name = 'ams'";
-        sqlx::query(join).bind(machine.0).execute(api.pool).await?;
+        sqlx::query(join).bind(machine.0).execute(&api.pool).await?;
     }
     Ok(())
 }
