@@ -11,17 +11,19 @@ use tonic::Code;
 use bmdb::orders::order::{EXPIRY_PASSED, OutcomeKind};
 use server::api::api_error::OUTCOME_UNKNOWN;
 
-/// The table of exit codes, for help and man pages.
-pub const EXIT_STATUS: &str = "\
-Exit status:
-  0  done, or what was requested holds already
-  1  failed, or without effect
-  2  wrong command or arguments
-  3  not found
-  4  refused: a person must decide
-  5  nobody answers: try again
-  6  the outcome of an order is unknown
-  With several objects, the highest. A dry run exits as the order would. 128 and more: ended by a signal.";
+/// The table of exit codes, for help and man pages: each code, and what it means.
+pub const EXIT_CODES: [(&str, &str); 8] = [
+    ("0", "done, or what was requested holds already"),
+    ("1", "failed, or without effect"),
+    ("2", "wrong command or arguments"),
+    ("3", "not found"),
+    ("4", "refused: a person must decide"),
+    ("5", "nobody answers: try again"),
+    ("6", "the outcome of an order is unknown"),
+    ("128 + N", "ended by signal N, for example 130 after Ctrl-C"),
+];
+/// What applies to all exit codes.
+pub const EXIT_CODE_RULES: &str = "With several objects, the highest. A dry run exits as the order would.";
 
 /// Reasons of the API for an object that does not exist, although the call itself is a valid one.
 const NOT_FOUND_REASONS: [&str; 10] = [
@@ -55,6 +57,13 @@ const WRONG_VALUE_REASONS: [&str; 15] = [
     "WRONG_UPDATE",
     "WRONG_UPGRADE",
 ];
+
+/// The table of exit codes as text.
+#[must_use]
+pub fn exit_status_text() -> String {
+    let rows = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<8} {meaning}\n"));
+    format!("Exit status:\n{}{EXIT_CODE_RULES}", rows.collect::<String>())
+}
 
 /// How a command ended, for its caller. A higher code counts more when a command has several objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn help_has_every_code() {
+    fn table_has_every_code() {
         for code in 0..=ExitCode::OutcomeUnknown.number() {
-            let lines = EXIT_STATUS.lines().filter(|line| line.starts_with(&format!("  {code}  ")));
-            assert_eq!(lines.count(), 1, "{code}");
+            let rows = EXIT_CODES.iter().filter(|(shown, _)| *shown == code.to_string());
+            assert_eq!(rows.count(), 1, "{code}");
         }
     }
 }

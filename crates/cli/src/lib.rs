@@ -27,7 +27,7 @@
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule).
 //! * Emergencies: [`debug`][], [`declare_restored`][].
 //! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
-//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][].
+//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
 //!
 //! # Invariants
 //!
@@ -76,6 +76,7 @@ pub mod policy;
 pub mod providers;
 pub mod run;
 pub mod sessions;
+pub mod suggestions;
 pub mod tokens;
 pub mod top;
 pub mod update;

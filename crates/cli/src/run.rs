@@ -21,6 +21,7 @@ use crate::machine::watch::watch_machines;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text, yaml};
+use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
@@ -186,20 +187,25 @@ fn is_explicit_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
         || matches.subcommand().is_some_and(|(_, matches)| is_explicit_flag(matches, flag))
 }
 
-/// The sentence for a command that operators look for and that this release does not have.
-fn unavailable_command(error: &clap::Error) -> Option<&'static str> {
+/// The sentence for a command that operators look for and that this release does not have, or has by another name.
+fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String> {
     let word =
         error.get(ContextKind::InvalidSubcommand).filter(|_| error.kind() == ErrorKind::InvalidSubcommand)?;
-    matches!(word, ContextValue::String(word) if word == "install").then_some(
-        "installing an operating system is not available in this release; a provider or a person installs it, and \
-         Shepherd then takes the machine over by SSH",
-    )
+    let ContextValue::String(word) = word else { return None };
+    if word == "install" {
+        return Some(
+            "installing an operating system is not available in this release; a provider or a person installs it, and \
+             Shepherd then takes the machine over by SSH"
+                .to_owned(),
+        );
+    }
+    suggest_command(&grammar(), word, given)
 }
 
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    if let Some(sentence) = unavailable_command(error) {
+    if let Some(sentence) = unavailable_command(error, given) {
         print_stderr(&format!("shepherdctl: {sentence}"));
     } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
@@ -218,7 +224,8 @@ mod tests {
     fn install_is_answered_with_one_sentence() {
         let sentence = |words: &[&str]| {
             let error = grammar().try_get_matches_from(words).unwrap_err();
-            unavailable_command(&error)
+            let given: Vec<OsString> = words.iter().map(OsString::from).collect();
+            unavailable_command(&error, &given)
         };
         for words in
             [vec!["shepherdctl", "install"], vec!["shepherdctl", "install", "rack1-01", "--reason", "new"]]
