@@ -48,5 +48,5 @@ fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()>
 /// The section of each page that explains the exit codes.
 fn exit_status_section() -> String {
     let rows = EXIT_CODES.iter().map(|(code, meaning)| format!(".TP\n\\fB{code}\\fR\n{meaning}\n"));
-    format!(".SH \"EXIT STATUS\"\n{}.PP\n{EXIT_CODE_RULES}\n", rows.collect::<String>())
+    format!(".SH \"EXIT STATUS\"\n{}.PP\n{EXIT_CODE_RULES}\n", rows.collect::<Vec<_>>().concat())
 }

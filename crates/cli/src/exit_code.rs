@@ -62,7 +62,7 @@ const WRONG_VALUE_REASONS: [&str; 15] = [
 #[must_use]
 pub fn exit_status_text() -> String {
     let rows = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<8} {meaning}\n"));
-    format!("Exit status:\n{}{EXIT_CODE_RULES}", rows.collect::<String>())
+    format!("Exit status:\n{}{EXIT_CODE_RULES}", rows.collect::<Vec<_>>().concat())
 }
 
 /// How a command ended, for its caller. A higher code counts more when a command has several objects.

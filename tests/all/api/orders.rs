@@ -245,7 +245,7 @@ fn key(byte: u8) -> HostKey {
 
 /// The outcomes in a response: one, or one for each machine.
 fn outcomes(answer: &Value) -> anyhow::Result<Vec<&str>> {
-    let found = match (answer["outcomes"].as_array(), answer["order"].is_object()) {
+    let found: Vec<&Value> = match (answer["outcomes"].as_array(), answer["order"].is_object()) {
         (Some(many), _) => many.iter().collect(),
         (None, true) => vec![&answer["order"]],
         (None, false) => vec![answer],

@@ -383,6 +383,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn resume_in_vain_is_distinguished_from_one_that_is_not_needed() {
+        for (was_paused, is_still_paused, expected) in [
+            (true, false, OutcomeKind::Changed),
+            (true, true, OutcomeKind::Changed),
+            (false, false, OutcomeKind::Already),
+            (false, true, OutcomeKind::NoEffect),
+        ] {
+            assert_eq!(resume_outcome(was_paused, is_still_paused), expected);
+        }
+    }
+
+    #[test]
     fn resume_message_lists_pauses_that_remain() {
         let pause = |provider: Option<&str>| Pause {
             loop_kind: LoopKind::Updater,
@@ -413,7 +425,7 @@ mod tests {
                  loops resume updater --provider rack` ends that)",
             ),
         ] {
-            assert_eq!(resume_message(before, provider, &others), expected);
+            assert_eq!(resume_message(before, &pauses_in_force(provider, &others)), expected);
         }
     }
 }
