@@ -262,6 +262,46 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> TestResult {
+    let api = Api::start("api_exit_codes").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let dialect = api.database.dialect().as_str();
+    for source in [&[][..], &["--direct", "--bmdb_dialect", dialect]] {
+        for (line, expected) in [
+            ("quarantine M --reason fan", 0),
+            ("quarantine M --reason fan", 0),
+            ("release M", 1),
+            ("release M --dry_run", 1),
+            ("release --provider rack --dry_run", 1),
+            ("release --provider rack --confirm_count 1", 1),
+            ("release --provider rack --confirm_count 2", 4),
+            ("release --provider rack --confirm_count 2 --dry_run", 4),
+            ("release --provider nobody --confirm_count 0", 3),
+            ("release M --quarantine", 0),
+            ("release M --quarantine", 0),
+            ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold M", 2),
+            ("hold no-such --reason disk", 3),
+            ("cluster delete nowhere --reason over", 3),
+            ("update abort nothing --reason over", 3),
+            ("get machines --context nowhere", if source.is_empty() { 3 } else { 2 }),
+            ("issues", 0),
+        ] {
+            let words = line.split(' ').map(|word| if word == "M" { machine.as_str() } else { word });
+            let mut command = kim.command(&[source, &words.collect::<Vec<_>>()[..]].concat());
+            if !source.is_empty() {
+                command.env("SHEPHERD_BMDB_URL", api.database.url());
+            }
+            let output = command.output()?;
+            assert_eq!(output.status.code(), Some(expected), "{source:?} {line}: {output:?}");
+        }
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestResult {
     let api = Api::start("api_lost_answers").await?;
     let machine = provided(&api.pool).await?.to_string();
