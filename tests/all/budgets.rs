@@ -44,7 +44,10 @@ async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResu
     let change = |most, window| BudgetChange { max_count: most, window };
     let version = kit.bmdb.read_policy().await?;
     let dry = kit.bmdb.set_budget(order(None, true), REBOOT, change(Some(1), None)).await?;
-    assert!(dry.outcome.changed && dry.outcome.message.starts_with("is 1 in 10m (was 20 in 10m)"), "{dry:?}");
+    assert!(
+        dry.outcome.is_changed() && dry.outcome.message.starts_with("is 1 in 10m (was 20 in 10m)"),
+        "{dry:?}"
+    );
     assert_eq!(kit.bmdb.read_policy().await?, version, "a dry run changed the policy");
 
     let wanted = change(Some(2), Some(Span::hours(1)));
@@ -53,7 +56,7 @@ async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResu
     assert!(again.replayed && again.audit_id == given.audit_id, "{again:?}");
     assert_eq!(kit.bmdb.read_policy().await?, version + 1, "it was set once");
     let same = kit.bmdb.set_budget(order(None, false), REBOOT, wanted).await?;
-    assert_eq!((same.outcome.changed, kit.bmdb.read_policy().await?), (false, version + 1));
+    assert_eq!((same.outcome.is_changed(), kit.bmdb.read_policy().await?), (false, version + 1));
     let refused = kit.bmdb.set_budget(order(None, false), REBOOT, change(None, Some(Span::default()))).await;
     assert!(matches!(refused, Err(BmdbError::OrderRejected { reason: "NO_SUCH_BUDGET", .. })), "{refused:?}");
     let (before, after): (Value, Value) =

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
+use shepherd::bmdb::connection::error::BmdbError;
 use shepherd::bmdb::engine::fact_change::FactChange;
 use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::engine::work::Work;
@@ -156,14 +157,14 @@ async fn pause_is_ordered_once_tried_in_vain_replaced_and_over_when_its_time_is(
     let hour = Some(Expiry::After(Span::hours(1)));
     let dry = kit.bmdb.pause_loop(order("p", None, true), new(LoopKind::Updater, None, hour)).await?;
     assert!(
-        dry.outcome.changed && list_unpaused_providers(&kit, LoopKind::Updater).await?.len() == 2,
+        dry.outcome.is_changed() && list_unpaused_providers(&kit, LoopKind::Updater).await?.len() == 2,
         "{dry:?}"
     );
 
     let given = || order("p", Some("k1"), false);
     let first = kit.bmdb.pause_loop(given(), new(LoopKind::Updater, None, hour)).await?;
     let again = kit.bmdb.pause_loop(given(), new(LoopKind::Updater, None, hour)).await?;
-    assert!(first.outcome.changed && first.before.is_none() && !first.replayed, "{first:?}");
+    assert!(first.outcome.is_changed() && first.before.is_none() && !first.replayed, "{first:?}");
     assert!(
         again.replayed && again.audit_id == first.audit_id && again.outcome.message == first.outcome.message,
         "{again:?}"
@@ -179,7 +180,7 @@ async fn pause_is_ordered_once_tried_in_vain_replaced_and_over_when_its_time_is(
     );
     let late = kit.bmdb.resume_loop(order("r", None, false), LoopKind::Updater, None).await?;
     assert!(
-        !late.outcome.changed && late.outcome.message == "has no such pause; nothing was changed",
+        !late.outcome.is_changed() && late.outcome.message == "has no such pause; nothing was changed",
         "{late:?}"
     );
 
@@ -196,8 +197,10 @@ async fn pause_is_ordered_once_tried_in_vain_replaced_and_over_when_its_time_is(
     assert!(kit.count("SELECT count(*) FROM audit WHERE dry_run").await? == 1);
 
     let over = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));
-    let refused =
-        kit.bmdb.pause_loop(order("p", None, false), new(LoopKind::Provisioner, None, over)).await?;
-    assert!(!refused.outcome.changed && refused.outcome.message.contains("is over"), "{refused:?}");
+    let refused = kit.bmdb.pause_loop(order("p", None, false), new(LoopKind::Provisioner, None, over)).await;
+    let Err(BmdbError::OrderRejected { reason: "EXPIRY_PASSED", message }) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert!(message.contains("is over"), "{message}");
     Ok(())
 }

@@ -44,6 +44,7 @@ mod file_flags;
 mod fire;
 mod full_log;
 mod fuzz;
+mod habits;
 mod hanging_provider;
 mod harness;
 mod heartbeats;

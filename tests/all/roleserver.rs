@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use prost::Message as _;
 use shepherd::proto::agent::v1 as wire;
+use shepherd::proto::agent::v1::enroll_error::Kind;
 use shepherd::proto::agent::v1::enroll_response::Result as Answer;
 use shepherd::roleserver::process::ProcessRecord;
 use shepherd::roleserver::state_directory::StateDirectory;
@@ -98,11 +99,15 @@ impl Machine {
     }
 
     fn refusal(&self, request: &wire::EnrollRequest) -> Result<wire::EnrollError> {
-        let (_, response) = self.enroll_bytes(&request.encode_to_vec())?;
-        match response.result {
-            Some(Answer::Error(error)) => Ok(error),
-            other => bail!("not refused: {other:?}"),
-        }
+        let (output, response) = self.enroll_bytes(&request.encode_to_vec())?;
+        let Some(Answer::Error(error)) = response.result else { bail!("not refused: {response:?}") };
+        let expected = match error.kind() {
+            Kind::Invalid => 2,
+            Kind::StaleFence | Kind::OtherMachine | Kind::OtherBmdb => 4,
+            _ => 1,
+        };
+        ensure!(output.status.code() == Some(expected), "{error:?}: {}", output.status);
+        Ok(error)
     }
 
     pub(crate) fn agent(&self) -> Result<ProcessRecord> {

@@ -143,8 +143,11 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
         }
     }
     let help = read_stdout(&["--help"])?;
-    let codes = "Exit codes: 0 success, 1 the command failed, 2 the command or its arguments are wrong.";
-    assert!(help.contains(codes), "{help}");
+    for line in
+        ["Exit status:\n", "  1        failed, or without effect\n", "A dry run exits as the order would."]
+    {
+        assert!(help.contains(line), "{line}: {help}");
+    }
     Ok(())
 }
 
@@ -199,6 +202,8 @@ fn manual_has_a_page_for_every_command() -> TestResult {
         let name = [vec!["shepherdctl".to_owned()], path.clone()].concat().join("-");
         let page = std::fs::read_to_string(directory.join(format!("{name}.1"))).context(name.clone())?;
         assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}");
+        let (_, codes) = page.split_once(".SH \"EXIT STATUS\"\n").context(name.clone())?;
+        assert!(codes.contains("refused: a person must decide"), "{name}: {codes}");
     }
     let hold = std::fs::read_to_string(directory.join("shepherdctl-hold.1"))?;
     assert!(hold.contains("Stop work on a machine until it is released"), "{hold}");

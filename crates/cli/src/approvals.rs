@@ -8,6 +8,7 @@ use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -96,9 +97,12 @@ pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Resu
         ApprovalsClient::new(service).approve(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let (changed, text) = (response.changed, response.message);
+    let done = decode_outcome(response);
     context.format_outcome(
-        json!({ "approval": approval, "changed": changed, "message": text }),
-        &format!("{approval} {text}"),
+        json!({
+            "approval": approval, "changed": done.is_changed(), "outcome": done.kind.as_str(),
+            "message": done.message,
+        }),
+        &format!("{approval} {}", done.message),
     )
 }

@@ -8,6 +8,7 @@ use crate::client::decode::{decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -161,9 +162,12 @@ pub async fn set_budget(context: &CommandContext, args: &SetBudget) -> Result<St
         BudgetsClient::new(service).set(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let (changed, text) = (response.changed, response.message);
+    let done = decode_outcome(response);
     context.format_outcome(
-        json!({ "budget": kind.as_str(), "changed": changed, "message": text }),
-        &format!("{} {text}", kind.audit_target()),
+        json!({
+            "budget": kind.as_str(), "changed": done.is_changed(), "outcome": done.kind.as_str(),
+            "message": done.message,
+        }),
+        &format!("{} {}", kind.audit_target(), done.message),
     )
 }

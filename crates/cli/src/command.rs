@@ -14,7 +14,8 @@ use crate::client::pagination::LimitArgs;
 use crate::cluster::command::ClusterCommand;
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
-use crate::issues::ISSUES_EXAMPLES;
+use crate::exit_code::exit_status_text;
+use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
 use crate::loops::{GET_LOOPS_EXAMPLES, LoopsCommand};
 use crate::machine::allow_host_key::AllowCommand;
 use crate::machine::describe::DescribeCommand;
@@ -67,8 +68,7 @@ Examples:
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
 
 A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
-The password of the database is read from ~/.pgpass.
-Exit codes: 0 success, 1 the command failed, 2 the command or its arguments are wrong."
+The password of the database is read from ~/.pgpass."
 )]
 pub struct Cli {
     /// Where the BMDB is
@@ -183,7 +183,7 @@ pub enum FleetCommand {
     Plan(PlanArgs),
     /// List problems of the fleet, most urgent first
     #[command(after_help = ISSUES_EXAMPLES)]
-    Issues,
+    Issues(IssuesArgs),
     /// Print machines as they change, until you stop it (Ctrl-C)
     #[command(
         after_help = WATCH_EXAMPLES,
@@ -313,10 +313,14 @@ pub enum GetCommand {
     Brakes,
 }
 
-/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders.
+/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to
+/// the help of the program.
 #[must_use]
 pub fn grammar() -> clap::Command {
-    let keyed = add_flag(Cli::command(), &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
+    let command = Cli::command();
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
+    let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
     add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS)
 }
 

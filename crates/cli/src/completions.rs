@@ -2,12 +2,15 @@
 //!
 //! Nothing here contacts a fleet. A package runs it once at build time.
 
+use std::io::Write as _;
 use std::path::Path;
 
 use clap_complete::Shell;
+use clap_mangen::Man;
 
 use crate::command::grammar;
 use crate::error::CliError;
+use crate::exit_code::{EXIT_CODE_RULES, EXIT_CODES};
 
 const PROGRAM: &str = "shepherdctl";
 
@@ -26,7 +29,24 @@ pub fn write_man_pages(directory: &Path) -> Result<String, CliError> {
         CliError::Failed(format!("cannot {doing} {}: {error}", directory.display()))
     };
     std::fs::create_dir_all(directory).map_err(|error| failed("make the directory", &error))?;
-    clap_mangen::generate_to(grammar(), directory)
-        .map_err(|error| failed("write pages of the manual into", &error))?;
+    let mut command = grammar().disable_help_subcommand(true);
+    command.build();
+    write_pages(&command, directory).map_err(|error| failed("write pages of the manual into", &error))?;
     Ok(format!("the pages of the manual are in {}; read one with: man -l FILE\n", directory.display()))
+}
+
+/// Writes the page of a command and those of the commands below it.
+fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        write_pages(below, directory)?;
+    }
+    let path = Man::new(command.clone()).generate_to(directory)?;
+    let mut page = std::fs::OpenOptions::new().append(true).open(path)?;
+    page.write_all(exit_status_section().as_bytes())
+}
+
+/// The section of each page that explains the exit codes.
+fn exit_status_section() -> String {
+    let rows = EXIT_CODES.iter().map(|(code, meaning)| format!(".TP\n\\fB{code}\\fR\n{meaning}\n"));
+    format!(".SH \"EXIT STATUS\"\n{}.PP\n{EXIT_CODE_RULES}\n", rows.collect::<Vec<_>>().concat())
 }

@@ -2,7 +2,8 @@
 //!
 //! [`crate::run`] builds it from the command line. A command that only reads takes its client and its format. A
 //! command that gives orders takes the whole context: [`send_order`][] puts the flags into each order, and
-//! [`CommandContext::format_outcome`] marks a dry run in its output.
+//! [`CommandContext::format_outcome`] marks a dry run in its output. [`send_order`][] also records the exit code of each
+//! order.
 //!
 //! [`send_order`]: crate::order::retry::send_order
 
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
+use crate::exit_code::ExitRecord;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, format_json};
 
@@ -39,6 +41,8 @@ pub struct CommandContext {
     pub format: Format,
     /// The flags of the orders that the command gives.
     pub order_flags: OrderFlags,
+    /// The exit code of what the command has done.
+    pub exit_record: ExitRecord,
 }
 
 impl CommandContext {

@@ -76,7 +76,7 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, &of.machine, of.limit, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
-        FleetCommand::Issues => show_issues(client, format).await,
+        FleetCommand::Issues(args) => show_issues(context, args).await,
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::Get) => show_policy(client, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {

@@ -4,12 +4,16 @@
 
 use std::fmt::Write as _;
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
 use crate::client::decode::{decode_machine_name, decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::next_chunk;
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use model::humanize::humanize_duration;
@@ -20,8 +24,26 @@ use proto::fleet::v1;
 use proto::fleet::v1::issues_client::IssuesClient;
 
 pub(crate) const ISSUES_EXAMPLES: &str = "\
-Example:
+Examples:
+  shepherdctl issues --fail_on critical
   shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .subject'";
+
+/// Arguments of `issues`: what makes the command fail.
+#[derive(Debug, Args)]
+pub struct IssuesArgs {
+    /// Exit with 1 if there is an issue of this severity, or of a higher one: critical, warning or notice
+    #[arg(
+        long = "fail_on",
+        value_name = "SEVERITY",
+        value_parser = PossibleValuesParser::new(SEVERITIES.map(Severity::as_str)),
+        ignore_case = true,
+        hide_possible_values = true
+    )]
+    pub fail_on: Option<String>,
+}
+
+/// All severities, the most urgent one first.
+const SEVERITIES: [Severity; 3] = [Severity::Critical, Severity::Warning, Severity::Notice];
 
 #[derive(Serialize)]
 struct IssuesOutput {
@@ -31,12 +53,23 @@ struct IssuesOutput {
 }
 
 /// Runs `issues`: fetches and prints the issues.
-pub async fn show_issues(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let (at, issues) = fetch_issues(client).await?;
-    match format {
+pub async fn show_issues(context: &CommandContext, args: &IssuesArgs) -> Result<String, CliError> {
+    let (at, issues) = fetch_issues(&context.client).await?;
+    context.exit_record.record(issues_exit_code(args.fail_on.as_deref(), &issues));
+    match context.format {
         Format::Json => format_json(&IssuesOutput { at, issues }),
         Format::Table => Ok(render_issues(&issues, at)),
     }
+}
+
+/// The exit code for these issues, if issues of the severity `fail_on` and of higher ones are failures.
+fn issues_exit_code(fail_on: Option<&str>, issues: &[Issue]) -> ExitCode {
+    let named =
+        |severity: &Severity| fail_on.is_some_and(|name| severity.as_str().eq_ignore_ascii_case(name));
+    let limit = SEVERITIES.into_iter().find(named);
+    // The most urgent severity is the least one.
+    let fails = limit.is_some_and(|limit| issues.iter().any(|issue| issue.severity <= limit));
+    if fails { ExitCode::Failed } else { ExitCode::Done }
 }
 
 /// Fetches the current issues, and the moment at which they were read.
@@ -56,8 +89,7 @@ async fn fetch_issues(client: &FleetClient) -> Result<(Timestamp, Vec<Issue>), C
 
 fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
     let id = IssueKind::ALL.into_iter().map(IssueKind::id).find(|id| *id == issue.id);
-    let severities = [Severity::Critical, Severity::Warning, Severity::Notice];
-    let severity = severities.into_iter().find(|severity| severity.as_str() == issue.severity);
+    let severity = SEVERITIES.into_iter().find(|severity| severity.as_str() == issue.severity);
     Ok(Issue {
         id: id.unwrap_or("(of another release)"),
         severity: severity.ok_or_else(|| missing_field("the severity of an issue"))?,
@@ -107,4 +139,38 @@ fn issue_row(issue: &Issue, now: Timestamp) -> Vec<String> {
         issue.since.map_or_else(|| "-".to_owned(), |since| humanize_duration(between(since, now))),
         issue.message.clone(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn issue(severity: Severity) -> Issue {
+        Issue {
+            id: "brake",
+            severity,
+            subject: "rack".to_owned(),
+            machines: Vec::new(),
+            message: "it is engaged".to_owned(),
+            since: None,
+            remedy: "look".to_owned(),
+            page: "docs/issues/brake.md".to_owned(),
+        }
+    }
+
+    #[test]
+    fn issue_of_that_severity_or_a_higher_one_is_a_failure() {
+        for (fail_on, found, expected) in [
+            (None, &[Severity::Critical][..], ExitCode::Done),
+            (Some("critical"), &[], ExitCode::Done),
+            (Some("critical"), &[Severity::Warning, Severity::Notice], ExitCode::Done),
+            (Some("critical"), &[Severity::Notice, Severity::Critical], ExitCode::Failed),
+            (Some("warning"), &[Severity::Notice], ExitCode::Done),
+            (Some("Warning"), &[Severity::Critical], ExitCode::Failed),
+            (Some("notice"), &[Severity::Notice], ExitCode::Failed),
+        ] {
+            let issues: Vec<Issue> = found.iter().copied().map(issue).collect();
+            assert_eq!(issues_exit_code(fail_on, &issues), expected, "{fail_on:?}: {found:?}");
+        }
+    }
 }

@@ -12,8 +12,8 @@
 //!    of orders. The verb does not know which of the two APIs the client calls.
 //! 4. A verb that reads fetches messages, decodes them into plain types, and pure functions turn those into a table or
 //!    JSON ([`output`][]). A verb that changes something sends an order ([`order`][]).
-//! 5. [`run`][] prints the result. An error goes to standard error. The exit code is 2 if the caller has to change the
-//!    command, and 1 if it failed ([`error`][]).
+//! 5. [`run`][] prints the result. An error goes to standard error. The exit code follows from the outcomes of the
+//!    orders, or from the error ([`exit_code`][]).
 //!
 //! # Modules
 //!
@@ -26,8 +26,8 @@
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule).
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][]. Above them: [`run`][],
-//!   [`dispatch`][], [`command`][], [`completions`][].
+//! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
 //!
 //! # Invariants
 //!
@@ -39,7 +39,7 @@
 //! * In JSON, fields are added and never renamed. Tables are for people.
 //! * A token is printed once, or written into a file that only its owner can read. Private keys for clusters are made
 //!   on this host, and only their public halves are sent.
-//! * Imports go one way: from [`run`][] over the verbs to [`error`][]. One pair of files imports each other:
+//! * Imports go one way: from [`run`][] over the verbs to [`exit_code`][]. One pair of files imports each other:
 //!   [`debug::bundle`][] runs other commands by [`dispatch`][].
 //!
 //! # Notes for the next implementor
@@ -65,6 +65,7 @@ pub mod debug;
 pub mod declare_restored;
 pub mod dispatch;
 pub mod error;
+pub mod exit_code;
 pub mod issues;
 pub mod loops;
 pub mod machine;
@@ -75,6 +76,7 @@ pub mod policy;
 pub mod providers;
 pub mod run;
 pub mod sessions;
+pub mod suggestions;
 pub mod tokens;
 pub mod top;
 pub mod update;

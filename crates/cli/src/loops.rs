@@ -10,6 +10,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::{encode_timestamp, parse_until};
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -191,7 +192,7 @@ pub async fn pause_loop(context: &CommandContext, args: &PauseLoop) -> Result<St
         LoopsClient::new(service).pause(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, of, provider.as_deref(), &response)
+    format_response(context, of, provider.as_deref(), response)
 }
 
 /// Runs `loops resume`: ends a pause of a loop.
@@ -208,7 +209,7 @@ pub async fn resume_loop(context: &CommandContext, args: &ResumeLoop) -> Result<
         LoopsClient::new(service).resume(request).await
     };
     let response = send_order(context, reason, give).await?;
-    format_response(context, of, provider.as_deref(), &response)
+    format_response(context, of, provider.as_deref(), response)
 }
 
 fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
@@ -219,13 +220,14 @@ fn format_response(
     context: &CommandContext,
     of: LoopKind,
     provider: Option<&str>,
-    response: &v1::OrderResponse,
+    response: v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let text = &response.message;
+    let done = decode_outcome(response);
     context.format_outcome(
         json!({
-            "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
+            "loop": of.as_str(), "provider": provider, "changed": done.is_changed(),
+            "outcome": done.kind.as_str(), "message": done.message,
         }),
-        &format!("{} {text}", describe_target(of, provider)),
+        &format!("{} {}", describe_target(of, provider), done.message),
     )
 }

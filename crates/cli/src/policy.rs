@@ -12,6 +12,7 @@ use crate::client::decode::{decode_struct, missing_field};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::{CommandEnd, exit_code};
 use crate::order::operator::current_user;
 use crate::order::reason::require_audit_reason;
 use crate::output::table::terminal_width;
@@ -88,8 +89,11 @@ pub async fn disable_two_person_rule(
         .require_bmdb("`policy disable-two-person-rule`", "no call of the API switches the rule off")?;
     let dry_run = context.order_flags.dry_run;
     let outcome = bmdb.disable_two_person_rule(&current_user(), &reason, dry_run).await?.outcome;
+    context.exit_record.record(exit_code(CommandEnd::Outcome(outcome.kind)));
     context.format_outcome(
-        json!({ "changed": outcome.changed, "message": outcome.message }),
+        json!({
+            "changed": outcome.is_changed(), "outcome": outcome.kind.as_str(), "message": outcome.message,
+        }),
         &format!("the two-person rule {}", outcome.message),
     )
 }

@@ -15,11 +15,13 @@ use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
+use crate::exit_code::ExitRecord;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text, yaml};
+use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
@@ -70,30 +72,35 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         print_stderr(&warning);
     }
     let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    match answered.and_then(|text| Ok(print_text(&text)?)) {
-        Ok(()) => 0,
+    match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
+        Ok(exit) => exit,
         Err(error) => {
             print_stderr(&format!("shepherdctl: {error}"));
             if let Some(key) = error.idempotency_key() {
                 print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
-            error.exit_code()
+            error.exit_code().number()
         }
     }
 }
 
-/// Runs the command and returns its output.
-async fn run_command(cli: &Cli, flags: ExplicitFlags, order_flags: OrderFlags) -> Result<String, CliError> {
+/// Runs the command and returns its output and its exit code.
+async fn run_command(
+    cli: &Cli,
+    flags: ExplicitFlags,
+    order_flags: OrderFlags,
+) -> Result<(String, u8), CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
-        Command::Completions(of) => return Ok(completion_script(of.shell)),
-        Command::Manual(into) => return write_man_pages(&into.directory),
+        Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
+        Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
     let client = open_backend(cli, flags).await?;
-    let context = CommandContext { client, format: cli.output.format(), order_flags };
+    let exit_record = ExitRecord::default();
+    let context = CommandContext { client, format: cli.output.format(), order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
-    answer
+    answer.map(|text| (text, context.exit_record.highest()))
 }
 
 async fn run_with_context(
@@ -180,20 +187,25 @@ fn is_explicit_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
         || matches.subcommand().is_some_and(|(_, matches)| is_explicit_flag(matches, flag))
 }
 
-/// The sentence for a command that operators look for and that this release does not have.
-fn unavailable_command(error: &clap::Error) -> Option<&'static str> {
+/// The sentence for a command that operators look for and that this release does not have, or has by another name.
+fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String> {
     let word =
         error.get(ContextKind::InvalidSubcommand).filter(|_| error.kind() == ErrorKind::InvalidSubcommand)?;
-    matches!(word, ContextValue::String(word) if word == "install").then_some(
-        "installing an operating system is not available in this release; a provider or a person installs it, and \
-         Shepherd then takes the machine over by SSH",
-    )
+    let ContextValue::String(word) = word else { return None };
+    if word == "install" {
+        return Some(
+            "installing an operating system is not available in this release; a provider or a person installs it, and \
+             Shepherd then takes the machine over by SSH"
+                .to_owned(),
+        );
+    }
+    suggest_command(&grammar(), word, given)
 }
 
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    if let Some(sentence) = unavailable_command(error) {
+    if let Some(sentence) = unavailable_command(error, given) {
         print_stderr(&format!("shepherdctl: {sentence}"));
     } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
@@ -212,7 +224,8 @@ mod tests {
     fn install_is_answered_with_one_sentence() {
         let sentence = |words: &[&str]| {
             let error = grammar().try_get_matches_from(words).unwrap_err();
-            unavailable_command(&error)
+            let given: Vec<OsString> = words.iter().map(OsString::from).collect();
+            unavailable_command(&error, &given)
         };
         for words in
             [vec!["shepherdctl", "install"], vec!["shepherdctl", "install", "rack1-01", "--reason", "new"]]

@@ -9,6 +9,8 @@ use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -203,7 +205,8 @@ async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Resu
     let (found, now) = fetch_updates(client, Some(id)).await?;
     // The API returns all updates for an empty id.
     let update = found.into_iter().find(|update| update.id == id).ok_or_else(|| {
-        CliError::Invalid(format!("there is no update {id:?}; run: shepherdctl update get"))
+        let message = format!("there is no update {id:?}; run: shepherdctl update get");
+        CliError::Ended { exit: ExitCode::NotFound, message }
     })?;
     if format == Format::Json {
         return format_json(&json!({ "update": update }));
@@ -247,7 +250,9 @@ async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Resu
 
 fn format_outcome(context: &CommandContext, id: &str, done: &OrderOutcome) -> Result<String, CliError> {
     context.format_outcome(
-        json!({ "update": id, "changed": done.changed, "message": done.message }),
+        json!({
+            "update": id, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
+        }),
         &format!("{} {}", order_target(id), done.message),
     )
 }
@@ -279,8 +284,7 @@ async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<St
         UpdatesClient::new(service).create(request).await
     };
     let done = send_order(context, reason, give).await?;
-    let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(context, &new.release, &done)
+    format_outcome(context, &new.release, &decode_outcome(done))
 }
 
 async fn change_update(
@@ -299,6 +303,5 @@ async fn change_update(
         }
     };
     let done = send_order(context, &args.reason, give).await?;
-    let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(context, &args.id, &done)
+    format_outcome(context, &args.id, &decode_outcome(done))
 }

@@ -15,7 +15,7 @@ use tonic_prost::ProstEncoder;
 /// Most fields of a message, with those of the messages directly in it. A hardware report of a server with a thousand
 /// disks has about two thousand.
 const MAX_FIELDS: usize = 10_000;
-/// Most fields of a response. An order for 10,000 machines is answered with five fields for each of them. The limit is
+/// Most fields of a response. An order for 10,000 machines is answered with six fields for each of them. The limit is
 /// higher than that of a request, because a client has authenticated the server whose response it decodes.
 const MAX_RESPONSE_FIELDS: usize = 200_000;
 

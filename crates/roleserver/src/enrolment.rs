@@ -103,6 +103,16 @@ impl EnrollError {
         wire::EnrollError { kind: kind.into(), message: self.to_string(), current_fence: known_fence }
     }
 
+    /// The code that `roleserver enroll` exits with after it has sent this error.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Invalid(_) => 2,
+            Self::StaleFence { .. } | Self::OtherMachine { .. } | Self::OtherBmdb { .. } => 4,
+        }
+    }
+
     /// The whole response with this error.
     #[must_use]
     pub fn to_response(&self) -> wire::EnrollResponse {

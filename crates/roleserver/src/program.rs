@@ -42,6 +42,7 @@ struct RoleserverFlags {
 #[derive(Subcommand)]
 enum Verb {
     /// Enrol with a shepherd: read an `EnrollRequest` from standard input, and answer on standard output.
+    #[command(after_help = "Exit status: 0 enrolled, 1 failed, 2 the request is malformed, 4 refused.")]
     Enroll {
         #[command(flatten)]
         directory: StateDirFlag,
@@ -90,6 +91,7 @@ enum Verb {
     /// Print the hardware of this machine as it will be in the next report.
     Hardware,
     /// Print the shepherd of this machine and the result of the last heartbeat.
+    #[command(after_help = "Exit status: 0 enrolled, 1 the enrolment cannot be read, 3 not enrolled.")]
     Status {
         #[command(flatten)]
         directory: StateDirFlag,
@@ -182,7 +184,7 @@ pub fn run_program() -> ExitCode {
         log.finish(LOG_TIMEOUT);
     }
     match ended {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(exit_code) => ExitCode::from(exit_code),
         Err(error) => {
             // Standard error may be closed too. Then the exit code is the only report.
             let _ = writeln!(std::io::stderr(), "roleserver: {error}");
@@ -191,12 +193,13 @@ pub fn run_program() -> ExitCode {
     }
 }
 
-fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<(), CommandError> {
+/// Runs a verb, and returns the exit code of one that has done its work.
+fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<u8, CommandError> {
     let home = std::env::home_dir();
     let home = home.as_deref();
-    match verb {
+    let done = match verb {
         Verb::Enroll { directory: place, supervision } => {
-            enroll::execute(&state_directory_path(&place, home)?, home, supervision.into())
+            return enroll::execute(&state_directory_path(&place, home)?, home, supervision.into());
         }
         Verb::Run { directory: place } => {
             // A machine that stops calling must be visited, so the role server runs with any number of files.
@@ -219,8 +222,8 @@ fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<(), CommandError> 
         }
         Verb::Hardware => print_text(&format!("{:#?}\n", hardware::read_hardware(&Sources::host()))),
         Verb::Status { directory: place } => {
-            let text = status::render_text(&state_directory_path(&place, home)?)?;
-            print_text(&text)
+            let (text, exit_code) = status::render_text(&state_directory_path(&place, home)?)?;
+            return print_text(&text).map(|()| exit_code);
         }
         Verb::Metrics { directory: place } => {
             let text = pages::render_metrics(&state_directory_path(&place, home)?)?;
@@ -230,7 +233,8 @@ fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<(), CommandError> 
             let text = pages::render_plan(&state_directory_path(&place, home)?)?;
             print_text(&text)
         }
-    }
+    };
+    done.map(|()| 0)
 }
 
 /// Writes the log of the agent to standard error and to its file, and never lets the agent wait for a line. The other

@@ -238,9 +238,11 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(
         kim.ask(&["loops", "resume", "updater"])?.starts_with("the updater is resumed (was paused by kim@")
     );
-    assert!(kim.ask(&["retry", &machine])?.contains("has no failures to clear"));
+    let in_vain = kim.command(&["retry", &machine]).output()?;
+    assert_eq!(in_vain.status.code(), Some(1), "it waits for something else: {in_vain:?}");
+    assert!(String::from_utf8(in_vain.stdout)?.contains("has no failures to clear"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
-    assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
+    assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
     let alone = kim.command(&["declare", "restored", "--reason", "r"]).output()?;
     assert_eq!(alone.status.code(), Some(2), "it says so plainly: {alone:?}");
 
@@ -253,9 +255,49 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    // Pause and resume; label and unlabel; of the quarantine a dry run, a rejection, its head row and the machine;
-    // hold, release, retry, create, revoke.
-    assert_eq!(orders, 13);
+    // Pause and resume; label and unlabel; of the quarantine a dry run with the machine, a rejection, its head row and
+    // the machine; hold, release, retry, create, revoke.
+    assert_eq!(orders, 14);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> TestResult {
+    let api = Api::start("api_exit_codes").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let dialect = api.database.dialect().as_str();
+    for source in [&[][..], &["--direct", "--bmdb_dialect", dialect]] {
+        for (line, expected) in [
+            ("quarantine M --reason fan", 0),
+            ("quarantine M --reason fan", 0),
+            ("release M", 1),
+            ("release M --dry_run", 1),
+            ("release --provider rack --dry_run", 1),
+            ("release --provider rack --confirm_count 1", 1),
+            ("release --provider rack --confirm_count 2", 4),
+            ("release --provider rack --confirm_count 2 --dry_run", 4),
+            ("release --provider nobody --confirm_count 0", 3),
+            ("release M --quarantine", 0),
+            ("release M --quarantine", 0),
+            ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold M", 2),
+            ("hold no-such --reason disk", 3),
+            ("cluster delete nowhere --reason over", 3),
+            ("update abort nothing --reason over", 3),
+            ("get machines --context nowhere", if source.is_empty() { 3 } else { 2 }),
+            ("issues", 0),
+        ] {
+            let words = line.split(' ').map(|word| if word == "M" { machine.as_str() } else { word });
+            let mut command = kim.command(&[source, &words.collect::<Vec<_>>()[..]].concat());
+            if !source.is_empty() {
+                command.env("SHEPHERD_BMDB_URL", api.database.url());
+            }
+            let output = command.output()?;
+            assert_eq!(output.status.code(), Some(expected), "{source:?} {line}: {output:?}");
+        }
+    }
     Ok(api.stop().await?)
 }
 

@@ -14,7 +14,7 @@ use shepherd::model::signed_artefact::signing_configuration::SigningConfiguratio
 use shepherd::proto::fleet::DESCRIPTORS;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, order};
+use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 
@@ -243,6 +243,86 @@ fn key(byte: u8) -> HostKey {
     HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
 }
 
+/// The outcomes in a response: one, or one for each machine.
+fn outcomes(answer: &Value) -> anyhow::Result<Vec<&str>> {
+    let found: Vec<&Value> = match (answer["outcomes"].as_array(), answer["order"].is_object()) {
+        (Some(many), _) => many.iter().collect(),
+        (None, true) => vec![&answer["order"]],
+        (None, false) => vec![answer],
+    };
+    let mut names = Vec::new();
+    for one in found {
+        let name = one["outcome"].as_str().with_context(|| format!("no outcome: {answer}"))?;
+        anyhow::ensure!(["CHANGED", "ALREADY", "NO_EFFECT"].contains(&name), "{answer}");
+        anyhow::ensure!(one["changed"] == json!(name == "CHANGED"), "{answer}");
+        names.push(name);
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// What an order did, what it does again, and what the audit calls it.
+async fn outcome_line(
+    api: &Api,
+    key: &Key,
+    rpc: &str,
+    body: &Value,
+    first: &Value,
+) -> anyhow::Result<String> {
+    let done = outcomes(first)?;
+    let replayed = api.call(Some(&key.token), rpc, body.clone()).await?.ok()?;
+    assert_eq!(outcomes(&replayed)?, done, "{rpc} is answered with another outcome when it is repeated");
+    if first["outcomes"].is_null() {
+        let recorded: String =
+            sqlx::query_scalar("SELECT outcome FROM audit WHERE rpc LIKE $1 AND NOT dry_run")
+                .bind(format!("%.{rpc}"))
+                .fetch_one(&api.pool)
+                .await?;
+        let expected = match done[..] {
+            ["CHANGED"] => "changed",
+            ["ALREADY"] => "unchanged",
+            _ => "no_effect",
+        };
+        assert_eq!(recorded, expected, "{rpc} in the audit");
+    }
+    // A dry run changes nothing that the next call needs.
+    let mut again = body.clone();
+    again["order"] = json!({ "reason": "what if", "dryRun": true });
+    let again = api.call(Some(&key.token), rpc, again).await?;
+    let second = match again.code {
+        200 => outcomes(&again.json)?.join(" "),
+        _ => again.json["error"]["status"].as_str().unwrap_or_default().to_owned(),
+    };
+    Ok(format!("{rpc}: {}, again {second}\n", done.join(" ")))
+}
+
+/// Brings the state about in which the request of this call is carried out.
+async fn prepare_call(api: &Api, rpc: &str, machine: MachineId) -> anyhow::Result<()> {
+    // The settings are changed before they are upgraded, in the order of the contract.
+    if rpc == "ClusterKubernetes/Rotate" {
+        sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
+    }
+    if rpc == "Clusters/Snapshot" {
+        found_cluster(api).await?;
+    }
+    // Its members get certificates once its curators are silent.
+    if rpc == "Clusters/RenewPeers" {
+        let silent = "UPDATE cluster SET polled_at = clock_timestamp(),
+                          unreachable_since = clock_timestamp() - INTERVAL '1 hour'";
+        sqlx::query(silent).execute(&api.pool).await?;
+    }
+    if rpc == "Clusters/RotateSecretsKey" {
+        sqlx::query(SETTLE_SECRETS).execute(&api.pool).await?;
+    }
+    // A member that has reported no key.
+    if rpc == "Clusters/ApproveMachine" {
+        let join = "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
+                    SELECT $1, cluster_id, 'worker', clock_timestamp() FROM cluster WHERE name = 'ams'";
+        sqlx::query(join).bind(machine.0).execute(&api.pool).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     let api = Api::start_with("api_audit", |settings| settings.signing = signing()).await?;
@@ -293,32 +373,18 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     api.call(Some(&admin.token), "Artefacts/BeginUpload", begin).await?.ok()?;
     let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": { "bytes": "YWJj" } });
     api.call(Some(&admin.token), "Artefacts/PutPiece", piece).await?.ok()?;
-    let mut tried = 0;
+    let mut lines = Vec::new();
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {
             if method.input().get_field_by_name("order").is_none() {
                 continue;
             }
             let rpc = format!("{}/{}", service.name(), method.name());
-            // The settings are changed before they are upgraded, in the order of the contract.
-            if rpc == "ClusterKubernetes/Rotate" {
-                sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
-            }
-            if rpc == "Clusters/Snapshot" {
-                found_cluster(&api).await?;
-            }
-            // Its members get certificates once its curators are silent.
-            if rpc == "Clusters/RenewPeers" {
-                let silent = "UPDATE cluster SET polled_at = clock_timestamp(),
-                                  unreachable_since = clock_timestamp() - INTERVAL '1 hour'";
-                sqlx::query(silent).execute(&api.pool).await?;
-            }
-            if rpc == "Clusters/RotateSecretsKey" {
-                sqlx::query(SETTLE_SECRETS).execute(&api.pool).await?;
-            }
+            prepare_call(&api, &rpc, machine).await?;
             // A machine with an ordered reboot cannot get another power order.
             let about = if rpc == "Machines/Power" { second } else { machine };
-            api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;
+            let body = request(&rpc, about, other.id)?;
+            let first = api.call(Some(&admin.token), &rpc, body.clone()).await?.ok()?;
             let written: Option<(String, String, Option<uuid::Uuid>, bool)> = sqlx::query_as(
                 "SELECT reason, actor, credential_id, before IS NOT NULL AND after IS NOT NULL FROM audit
                  WHERE rpc = $1",
@@ -331,10 +397,14 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
             assert_eq!((reason, credential), (format!("to try {rpc}"), Some(admin.id)));
             assert!(both || !rpc.starts_with("Machines/"), "{rpc} is without values before and after");
             assert!(actor.starts_with("admin's (token "), "{actor}");
-            tried += 1;
+            lines.push(outcome_line(&api, &admin, &rpc, &body, &first).await?);
         }
     }
-    assert!(tried >= 11, "only {tried} calls take an order");
+    assert!(lines.len() >= 11, "only {} calls take an order", lines.len());
+    lines.sort_unstable();
+    insta::with_settings!({snapshot_path => "../golden/api", prepend_module_to_snapshot => false, omit_expression => true}, {
+        insta::assert_snapshot!("outcomes", lines.concat());
+    });
     Ok(api.stop().await?)
 }
 

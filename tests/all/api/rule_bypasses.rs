@@ -62,7 +62,7 @@ impl Thief {
             api.call(Some(&kim), "Credentials/Revoke", body).await?.ok()?;
         }
         let switched = api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
-        ensure!(switched.outcome.changed, "{switched:?}");
+        ensure!(switched.outcome.is_changed(), "{switched:?}");
         let lees_id = ids.swap_remove(1);
         let (revoked, refused) = (first.token, Vec::new());
         Ok(Self { api, kim, lee, lees_id, second, hidden, revoked, keys: 0, refused })

@@ -244,7 +244,7 @@ async fn every_reading_command_prints_the_same_for_every_source() -> TestResult 
     other.wait_until_stopped().await;
     let refused = kim.run_command(&["hold", &machine, "--reason", "nobody is there"]).await?;
     let text = String::from_utf8(refused.stderr)?;
-    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert_eq!(refused.status.code(), Some(5), "{text}");
     assert!(text.contains("no server of this context answers") && text.contains("--direct"), "{text}");
     Ok(api.stop().await?)
 }

@@ -117,7 +117,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
         .execute(&api.pool)
         .await?;
     let (status, text, restored) = refused.ended().await?;
-    assert!(status.code() == Some(2) && restored, "{status}\n{text}");
+    assert!(status.code() == Some(4) && restored, "{status}\n{text}");
     assert!(text.contains("revoked"), "{text}");
     Ok(api.stop().await?)
 }

@@ -33,11 +33,11 @@ async fn schema_of_another_release_is_refused() -> TestResult {
         .execute(&pool)
         .await?;
     let newer = site.ask(&["get", "machines"])?;
-    assert!(newer.starts_with("exit code 2\n") && newer.contains("has schema version 900"), "{newer}");
+    assert!(newer.starts_with("exit code 4\n") && newer.contains("has schema version 900"), "{newer}");
     assert!(newer.lines().count() == 3, "not one sentence: {newer}");
     sqlx::raw_sql("DELETE FROM _sqlx_migrations WHERE version > 1").execute(&pool).await?;
     let older = site.ask(&["get", "machines"])?;
-    assert!(older.starts_with("exit code 2\n") && older.contains("has schema version 1, and"), "{older}");
+    assert!(older.starts_with("exit code 4\n") && older.contains("has schema version 1, and"), "{older}");
     sqlx::raw_sql("DROP TABLE _sqlx_migrations").execute(&pool).await?;
     let none = site.ask(&["get", "machines"])?;
     assert!(none.starts_with("exit code 2\n") && none.contains("is not a BMDB"), "{none}");

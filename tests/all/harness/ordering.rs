@@ -30,10 +30,10 @@ pub(crate) async fn says(fleet: &Fleet, line: &[&str], part: &str) -> Result<()>
     Ok(())
 }
 
-/// Runs a command that must be rejected with this text.
+/// Runs a command that must be refused with this text: a person has to decide.
 pub(crate) async fn refuses(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
     let (code, text) = ctl(fleet, line).await?;
-    ensure!(code == Some(2) && text.contains(part), "{line:?}: {code:?}, {text}");
+    ensure!(code == Some(4) && text.contains(part), "{line:?}: {code:?}, {text}");
     Ok(())
 }
 

@@ -149,7 +149,8 @@ fn refused_enrolment_changes_nothing() -> TestResult {
     assert_eq!(machine.refusal(&bmdb_id)?.kind(), Kind::OtherBmdb);
     let invalid = wire::EnrollRequest { ca_certificates: vec![vec![0; 9]], ..request(&callback, 6) };
     assert_eq!(machine.refusal(&invalid)?.kind(), Kind::Invalid);
-    let (_, garbage) = machine.enroll_bytes(b"GET / HTTP/1.1\r\n\r\n")?;
+    let (output, garbage) = machine.enroll_bytes(b"GET / HTTP/1.1\r\n\r\n")?;
+    assert_eq!(output.status.code(), Some(2), "it is malformed");
     assert!(matches!(garbage.result, Some(Answer::Error(error)) if error.kind() == Kind::Invalid));
 
     assert_eq!(files(&machine.path())?, before);
@@ -186,8 +187,12 @@ fn damaged_state_and_a_second_agent_are_answered_in_words() -> TestResult {
     let output = machine.command("run").output()?;
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr)?.contains("this machine is not enrolled"));
+    let status = machine.command("status").output()?;
+    assert_eq!(status.status.code(), Some(3));
+    assert!(String::from_utf8(status.stdout)?.contains("not enrolled"));
 
     machine.enroll(&request(&callback, 1))?;
+    assert_eq!(machine.command("status").output()?.status.code(), Some(0));
     let second = machine.command("run").output()?;
     assert_eq!(second.status.code(), Some(1));
     let text = String::from_utf8(second.stderr)?;

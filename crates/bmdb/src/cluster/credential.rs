@@ -304,7 +304,7 @@ async fn revoke_cluster_credential_in_tx(
         let is = state.as_str();
         let text = format!("has nothing to revoke: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
-        return Ok(OrderEffect::unchanged(text, same));
+        return Ok(OrderEffect::already(text, same));
     }
     sqlx::query!(
         "UPDATE cluster_credential

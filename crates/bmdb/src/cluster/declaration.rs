@@ -159,7 +159,7 @@ async fn declare_role_in_tx(
     if before.is_some_and(|before| before.digest == hex::encode(digest)) {
         let text = format!("already declares {role} in this way; nothing was changed");
         let same = before.map(audit_json);
-        return Ok(OrderEffect::unchanged(text, same));
+        return Ok(OrderEffect::already(text, same));
     }
     if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
         let text = format!("the cluster {name} declares {MAX_DECLARED_ROLES} roles, which is the maximum");
@@ -253,7 +253,7 @@ async fn undeclare_role_in_tx(
     let known = list_declarations(tx, id).await?;
     let Some(before) = known.iter().find(|known| known.role == role && !known.withdrawn) else {
         let text = format!("declares no role {role:?}; nothing was changed");
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     };
     sqlx::query_scalar!(
         "UPDATE cluster_declaration SET withdrawn_at = clock_timestamp()

@@ -67,7 +67,7 @@ impl Bmdb {
         name: &str,
         supposed: &Hypothesis,
     ) -> Result<ForecastResult, BmdbError> {
-        let refused = |text: String| order_rejected("NO_SUCH_CLUSTER", text);
+        let refused = |text: String| order_rejected("INVALID_SPEC", text);
         let new = supposed.new_cluster_spec(name);
         let look = self.transact_read_only_with(name.to_owned(), move |tx, name| {
             Box::pin(async move {

@@ -315,7 +315,7 @@ async fn request_key_rotation_in_tx(
     if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {
         let text =
             format!("already replaces the shepherd's key for it, as {by} ordered; nothing was changed");
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     }
     sqlx::query!(
         "UPDATE cluster SET key_rotation_requested_at = clock_timestamp(), key_rotation_requested_by = $2,

@@ -103,7 +103,7 @@ async fn renew_peers_in_tx(
                 "already sends its members of etcd new certificates, as {} ordered; nothing was changed",
                 renewal.requested_by
             );
-            return Ok(OrderEffect::unchanged(text, None));
+            return Ok(OrderEffect::already(text, None));
         }
     }
     check_peer_renewal_allowed(&control_plane_evidence(&cluster), database_now(tx).await?)

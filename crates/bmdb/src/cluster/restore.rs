@@ -255,7 +255,7 @@ async fn restore_cluster_in_tx(
             let text = format!(
                 "is already being restored in exactly this way, as {by} ordered; nothing was changed"
             );
-            return Ok(OrderEffect::unchanged(text, None));
+            return Ok(OrderEffect::already(text, None));
         }
     } else if !restore.bypass_quorum {
         check_restore_allowed(&control_plane_evidence(&cluster), now)

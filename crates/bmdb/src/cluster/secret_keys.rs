@@ -136,7 +136,7 @@ async fn rotate_secrets_key_in_tx(
             "already replaces the key of its Kubernetes Secrets, as {} ordered; nothing was changed",
             rotation.ordered_by
         );
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     }
     let before = json!({ "key": state.current_key().map(SecretKey::name), "stage": state.stage });
     let ordered_at = database_now(tx).await?;

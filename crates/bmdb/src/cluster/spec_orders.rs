@@ -78,7 +78,7 @@ async fn create_cluster_in_tx(
     spec: &ClusterSpec,
     patch: Option<&KubernetesPatch>,
 ) -> Result<OrderEffect, BmdbError> {
-    spec.validate().map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
+    spec.validate().map_err(|reason| order_rejected("INVALID_SPEC", reason))?;
     let kubernetes = match patch {
         Some(patch) => Some(resolve_desired(tx, &spec.name, None, patch).await?),
         None => None,
@@ -138,10 +138,10 @@ async fn change_cluster_in_tx(
     change: &ClusterSpecChange,
 ) -> Result<OrderEffect, BmdbError> {
     let (id, spec) = lock_cluster(tx, name).await?;
-    let wanted = spec.apply_change(change).map_err(|reason| order_rejected("NO_SUCH_CLUSTER", reason))?;
+    let wanted = spec.apply_change(change).map_err(|reason| order_rejected("INVALID_SPEC", reason))?;
     if wanted == spec {
         let text = "already has these settings; nothing was changed";
-        return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
+        return Ok(OrderEffect::already(text, Some(audit_json(&spec))));
     }
     // An order about workers alone does not change what the last one about the control plane demanded.
     let keep_authority = change.control_plane.map(|_| change.keep_authority);
@@ -203,20 +203,20 @@ async fn approve_member_in_tx(
         },
     };
     let known = members.into_iter().find(|member| Some(member.machine_id) == wanted);
-    let nothing = match &known {
-        None => Some(format!("has no machine {machine:?}; run: shepherdctl cluster describe {name}")),
-        Some(member) if member.node_key.is_none() => {
-            Some(format!("cannot admit {machine} yet: it has not reported a key; nothing was changed"))
-        }
-        Some(member) if member.approved == member.node_key => {
-            Some(format!("has already admitted {machine}; nothing was changed"))
-        }
-        Some(_) => None,
+    let Some(member) = known else {
+        let text = format!(
+            "the cluster {name} has no machine {machine:?}; run: shepherdctl cluster describe {name}"
+        );
+        return Err(order_rejected("NO_SUCH_MACHINE", text));
     };
-    let (Some(member), None) = (known, &nothing) else {
-        let text = nothing.unwrap_or_default();
-        return Ok(OrderEffect::unchanged(text, None));
-    };
+    if member.node_key.is_none() {
+        let text = format!("cannot admit {machine} yet: it has not reported a key; nothing was changed");
+        return Ok(OrderEffect::no_effect(text, None));
+    }
+    if member.approved == member.node_key {
+        let text = format!("has already admitted {machine}; nothing was changed");
+        return Ok(OrderEffect::already(text, None));
+    }
     let key = sqlx::query_file_scalar!("../../sql/cluster/approve_member.sql", member.machine_id, id)
         .fetch_optional(&mut *tx)
         .await
@@ -239,7 +239,7 @@ async fn delete_cluster_in_tx(
     let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
         let text = format!("is already being deleted, as {by} ordered; nothing was changed");
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     }
     sqlx::query!(
         "UPDATE cluster SET deleting_at = clock_timestamp(), deleting_by = $2, version = version + 1

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind};
 use model::ids::MachineId;
 use model::time::Timestamp;
 
@@ -78,7 +78,10 @@ pub(crate) async fn find_by_idempotency_key(
         return Err(BmdbError::IdempotencyKeyReused { key: key.clone() });
     }
     Ok(Some(OrderResult {
-        outcome: OrderOutcome { changed: row.outcome == "changed", message: row.message },
+        outcome: OrderOutcome {
+            kind: OutcomeKind::from_audit_name(&row.outcome).unwrap_or_default(),
+            message: row.message,
+        },
         replayed: true,
         audit_id: row.audit_id,
         before: row.before,
@@ -102,9 +105,12 @@ pub(crate) async fn record_audit(
     effect: OrderEffect,
 ) -> Result<OrderResult, BmdbError> {
     let OrderEffect { outcome, before, after } = effect;
-    let result = if outcome.changed { "changed" } else { "unchanged" };
-    let line =
-        NewAuditRecord { order: order.clone(), machine, outcome: result, message: outcome.message.clone() };
+    let line = NewAuditRecord {
+        order: order.clone(),
+        machine,
+        outcome: outcome.kind.audit_name(),
+        message: outcome.message.clone(),
+    };
     let audit_id = insert_audit_record(tx, &line, before.as_ref(), after.as_ref()).await?;
     Ok(OrderResult { outcome, replayed: false, audit_id, before, after })
 }

@@ -120,7 +120,7 @@ async fn set_budget_in_tx(
     let (was, is) = (before.map(|budget| audit_json(kind, budget)), audit_json(kind, budget));
     if before == Some(budget) {
         let text = format!("is {} already; nothing was changed", describe_budget(budget));
-        return Ok(OrderEffect::unchanged(text, Some(is)));
+        return Ok(OrderEffect::already(text, Some(is)));
     }
     let shown = Order { target: approval_target(kind, before, budget), ..order.clone() };
     // Exactly the new budget that was approved, also where the order leaves a part of it as it is.

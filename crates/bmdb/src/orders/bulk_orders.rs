@@ -10,6 +10,8 @@
 //! end, because a server died in the middle, gives the whole order again with the same key: the head's line names the
 //! chosen machines, those that have the order are passed over, and the rest get it. A filter that selects other
 //! machines by then changes nothing about that.
+//!
+//! A dry run that would be accepted is a dry run on each machine too, so that its outcomes are those of the order.
 
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ use crate::machine::lookup::machine_id;
 use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::audit::{find_by_idempotency_key, record_audit};
 use crate::orders::machine_order::MachineOrder;
-use crate::orders::order::{Order, OrderEffect, OrderOutcome, request_digest};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, OutcomeKind, request_digest};
 use model::access::AccessScope;
 use model::machine_view::MachineName;
 use model::order_limits::{
@@ -60,7 +62,7 @@ pub struct MachineSelection {
 pub struct MachineOutcome {
     /// Names of the machine.
     pub name: MachineName,
-    /// What the order changed there, with its message.
+    /// What the order did there, with its message. Nothing was decided in a dry run of an order that would be rejected.
     pub outcome: OrderOutcome,
     /// Whether the order was rejected there.
     pub rejected: bool,
@@ -106,8 +108,8 @@ impl Bmdb {
         let head = self.audit_rejection(head, &order, None).await?;
         let mut outcomes = Vec::with_capacity(head.machines.len());
         for name in head.machines {
-            if order.dry_run {
-                let done = OrderOutcome { changed: false, message: "is meant".to_owned() };
+            if head.rejection.is_some() {
+                let done = OrderOutcome { kind: OutcomeKind::NoEffect, message: "is meant".to_owned() };
                 outcomes.push(MachineOutcome { name, outcome: done, rejected: false });
                 continue;
             }
@@ -151,7 +153,8 @@ fn machine_outcome(
             | BmdbError::IdempotencyKeyReused { .. }
             | BmdbError::OrderRejected { .. }),
         ) => {
-            let done = OrderOutcome { changed: false, message: format!("was left as it is: {error}") };
+            let message = format!("was left as it is: {error}");
+            let done = OrderOutcome { kind: OutcomeKind::NoEffect, message };
             Ok(MachineOutcome { name, outcome: done, rejected: true })
         }
         Err(error) => Err(error),
@@ -215,7 +218,8 @@ async fn choose_machines(
         None
     };
     let text = append_approver(format!("is given about {}", format_machine_count(found)), by.as_deref());
-    let outcome = OrderOutcome { changed: found > 0, message: text };
+    let kind = if found > 0 { OutcomeKind::Changed } else { OutcomeKind::NoEffect };
+    let outcome = OrderOutcome { kind, message: text };
     let before = json!({ "filter": audit_json(&selection.filter), "beyond_limits": selection.beyond_limits });
     let after = json!({ "machines": ids });
     let effect = OrderEffect { outcome, before: Some(before), after: Some(after) };

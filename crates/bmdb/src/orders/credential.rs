@@ -23,7 +23,7 @@ use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::policy::lock_policy;
 use crate::orders::approval::{append_approver, require_approval_of_rights, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind};
 use crate::orders::two_person_rule::{list_admins, read_waiting_time};
 use model::access::{AccessRole, AccessScope};
 use model::admins::{RevocationDecision, decide_revocation, find_uncounted};
@@ -311,7 +311,7 @@ async fn revoke_credential_in_tx(
     let unknown = || BmdbError::NoSuchCredential(id.to_string());
     let before = find_by_id(tx, id).await?.ok_or_else(unknown)?;
     let outcome = if before.revoked_at.is_some() {
-        OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
+        OrderOutcome { kind: OutcomeKind::Already, message: "is revoked already; nothing was changed".into() }
     } else {
         let by = check_revocation(tx, order, &policy, &before).await?;
         sqlx::query!(
@@ -324,7 +324,7 @@ async fn revoke_credential_in_tx(
         .await
         .context("revoking a credential")?;
         let text = append_approver("is good for nothing any more".to_owned(), by.as_deref());
-        OrderOutcome { changed: true, message: text }
+        OrderOutcome { kind: OutcomeKind::Changed, message: text }
     };
     let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;
     Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
@@ -413,7 +413,7 @@ async fn create_credential_in_tx(
     let made = find_by_id(tx, id).await?;
     end_dry_run(tx, order).await?;
     if written.is_none() {
-        let effect = OrderEffect::unchanged(existing_pin_message(tx, new.certificate).await?, None);
+        let effect = OrderEffect::no_effect(existing_pin_message(tx, new.certificate).await?, None);
         return Ok((record_audit(tx, order, None, effect).await?, None));
     }
     let text = format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role);

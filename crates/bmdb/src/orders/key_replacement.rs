@@ -36,7 +36,7 @@ pub fn allow_signing_keys(
     }
     let present = facts.key_replacement.as_ref().filter(|order| order.is_active_at(now));
     if let Some(present) = present.filter(|order| order.is_for(keys)) {
-        return Ok(OrderOutcome::unchanged(format!(
+        return Ok(OrderOutcome::already(format!(
             "already gets these signing keys with its next takeover, by order of {}: {}; nothing was changed",
             present.by, present.reason
         )));

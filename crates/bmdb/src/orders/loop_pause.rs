@@ -17,7 +17,9 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult};
+use crate::orders::order::{
+    EXPIRY_PASSED, Expiry, Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind,
+};
 use model::humanize::{absolute_time, relative_time};
 use model::pause::{LoopKind, LoopState, Pause, active_pauses, unpaused_providers};
 use model::time::Timestamp;
@@ -225,8 +227,9 @@ async fn pause_loop_in_tx(
     let until = new.until.map(|until| until.resolve(now));
     let before = stored.as_ref().filter(|(_, holds)| *holds).map(|(pause, _)| audit_json(pause));
     if let Some(over) = until.filter(|until| *until <= now) {
-        let text = format!("is not paused: {} is over; nothing was changed", absolute_time(over));
-        return Ok(OrderEffect::unchanged(text, before));
+        let text =
+            format!("the loop {of} is not paused: {} is over; nothing was changed", absolute_time(over));
+        return Err(order_rejected(EXPIRY_PASSED, text));
     }
     let pause = Pause {
         loop_kind: of,
@@ -319,20 +322,34 @@ async fn resume_loop_in_tx(
     .context("resuming a loop")?;
     let others: Vec<Pause> =
         list_pauses(tx).await?.into_iter().filter(|pause| pause.loop_kind == of).collect();
-    let message = resume_message(before.as_ref(), provider, &others);
-    let outcome = OrderOutcome { changed: before.is_some(), message };
+    let still = pauses_in_force(provider, &others);
+    let message = resume_message(before.as_ref(), &still);
+    let outcome = OrderOutcome { kind: resume_outcome(before.is_some(), !still.is_empty()), message };
     Ok(OrderEffect { outcome, before: before.as_ref().map(audit_json), after: None })
 }
 
+/// The pauses that still stop what was resumed.
+fn pauses_in_force<'a>(provider: Option<&str>, others: &'a [Pause]) -> Vec<&'a Pause> {
+    others.iter().filter(|pause| provider.is_none() || pause.provider.is_none()).collect()
+}
+
+/// What an order to resume did. Where there was no such pause, the loop runs already unless another pause stops it.
+const fn resume_outcome(was_paused: bool, is_still_paused: bool) -> OutcomeKind {
+    match (was_paused, is_still_paused) {
+        (true, _) => OutcomeKind::Changed,
+        (false, false) => OutcomeKind::Already,
+        (false, true) => OutcomeKind::NoEffect,
+    }
+}
+
 /// What was resumed, and what is still paused by other pauses.
-fn resume_message(before: Option<&Pause>, provider: Option<&str>, others: &[Pause]) -> String {
+fn resume_message(before: Option<&Pause>, others: &[&Pause]) -> String {
     let mut text = match before {
         Some(pause) => format!("is resumed (was paused by {}: {})", pause.by, pause.reason),
         None => "has no such pause; nothing was changed".to_owned(),
     };
     let still: Vec<String> = others
         .iter()
-        .filter(|pause| provider.is_none() || pause.provider.is_none())
         .map(|pause| {
             format!(
                 "{} is paused by {} (`{}` ends that)",
@@ -366,6 +383,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn resume_in_vain_is_distinguished_from_one_that_is_not_needed() {
+        for (was_paused, is_still_paused, expected) in [
+            (true, false, OutcomeKind::Changed),
+            (true, true, OutcomeKind::Changed),
+            (false, false, OutcomeKind::Already),
+            (false, true, OutcomeKind::NoEffect),
+        ] {
+            assert_eq!(resume_outcome(was_paused, is_still_paused), expected);
+        }
+    }
+
+    #[test]
     fn resume_message_lists_pauses_that_remain() {
         let pause = |provider: Option<&str>| Pause {
             loop_kind: LoopKind::Updater,
@@ -396,7 +425,7 @@ mod tests {
                  loops resume updater --provider rack` ends that)",
             ),
         ] {
-            assert_eq!(resume_message(before, provider, &others), expected);
+            assert_eq!(resume_message(before, &pauses_in_force(provider, &others)), expected);
         }
     }
 }

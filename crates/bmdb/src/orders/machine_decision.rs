@@ -11,7 +11,7 @@ use crate::engine::change_machine::Decision;
 use crate::engine::fact_change::{FactChange, HostKeySource};
 use crate::engine::facts::MachineSnapshot;
 use crate::orders::key_replacement;
-use crate::orders::order::{Expiry, OrderOutcome, format_attribution};
+use crate::orders::order::{EXPIRY_PASSED, Expiry, OrderOutcome, OrderRejection, format_attribution};
 use model::facts::{Hold, HoldScope, MachineFacts};
 use model::host_key::PinnedHostKey;
 use model::humanize::{absolute_time, relative_time};
@@ -20,22 +20,19 @@ use model::needs_human::Obstacle;
 use model::priority::PriorityLevel;
 use model::process::{Lane, Process};
 
-/// Puts a hold on the machine.
-#[must_use]
+/// Puts a hold on the machine, or explains why it would be over already.
 pub fn hold_machine(
     snapshot: &MachineSnapshot,
     scope: HoldScope,
     reason: &str,
     who: &str,
     until: Option<Expiry>,
-) -> Decision<OrderOutcome> {
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let now = snapshot.now;
     let until = until.map(|until| until.resolve(now));
     if let Some(over) = until.filter(|until| *until <= now) {
-        return OrderOutcome::unchanged(format!(
-            "is not held: {} is over; nothing was changed",
-            absolute_time(over)
-        ));
+        let text = format!("is not held: {} is over; nothing was changed", absolute_time(over));
+        return Err((EXPIRY_PASSED, text));
     }
     let ends = until.map_or_else(
         || "until it is released".to_owned(),
@@ -52,7 +49,7 @@ pub fn hold_machine(
         ),
         None => format!("{}, {}", scope.as_str(), format_attribution(who, Some(reason))),
     };
-    OrderOutcome::changed(
+    Ok(OrderOutcome::changed(
         vec![FactChange::HoldSet(hold)],
         "Held",
         detail,
@@ -60,7 +57,7 @@ pub fn hold_machine(
             "is held ({}) {ends}{replaced}; work under way that this covers is ordered to stop",
             scope.as_str()
         ),
-    )
+    ))
 }
 
 /// Releases the machine from its hold, or from its quarantine.
@@ -68,7 +65,7 @@ pub fn hold_machine(
 pub fn release_machine(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<OrderOutcome> {
     if quarantine {
         let Some(fact) = &facts.quarantine else {
-            return OrderOutcome::unchanged("is not quarantined; nothing was changed");
+            return OrderOutcome::already("is not quarantined; nothing was changed");
         };
         return OrderOutcome::changed(
             vec![FactChange::QuarantineCleared],
@@ -84,10 +81,10 @@ pub fn release_machine(facts: &MachineFacts, quarantine: bool, by: &str) -> Deci
             format!("{by} (was held by {}: {})", hold.by, hold.reason),
             "is released",
         ),
-        None if facts.quarantine.is_some() => OrderOutcome::unchanged(
+        None if facts.quarantine.is_some() => OrderOutcome::no_effect(
             "is not held but quarantined; `release --quarantine` ends that. Nothing was changed",
         ),
-        None => OrderOutcome::unchanged("is not held; nothing was changed"),
+        None => OrderOutcome::already("is not held; nothing was changed"),
     }
 }
 
@@ -103,9 +100,8 @@ pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
         forgotten.push("its NeedsHuman state".to_owned());
     }
     if changes.is_empty() {
-        return OrderOutcome::unchanged(
-            "has no failures to clear; nothing was changed (`why` says what it waits for)",
-        );
+        let text = "has no failures to clear; nothing was changed (`why` says what it waits for)";
+        return if is_waiting(facts) { OrderOutcome::no_effect(text) } else { OrderOutcome::already(text) };
     }
     let forgotten = forgotten.join(", ");
     OrderOutcome::changed(
@@ -116,12 +112,22 @@ pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     )
 }
 
+/// Whether a machine without failures waits for something that `retry` does not end.
+fn is_waiting(facts: &MachineFacts) -> bool {
+    facts.heartbeat.is_none()
+        || facts.hold.is_some()
+        || facts.quarantine.is_some()
+        || facts.recovery.is_some()
+        || facts.retirement.is_some()
+        || !facts.postponements.is_empty()
+}
+
 /// Quarantines the machine by order of an operator. Such a quarantine lasts until an operator releases it: a provider's
 /// list only ends a quarantine that the list was the reason for.
 #[must_use]
 pub fn quarantine_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     if let Some(fact) = &facts.quarantine {
-        return OrderOutcome::unchanged(format!(
+        return OrderOutcome::already(format!(
             "is quarantined already ({}); nothing was changed",
             fact.reason
         ));
@@ -134,20 +140,21 @@ pub fn quarantine_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutco
     )
 }
 
-/// Puts the machine's work before or behind that of others, or returns it to the engine's order.
-#[must_use]
+/// Puts the machine's work before or behind that of others, or returns it to the engine's order. The error is why the
+/// priority would be over already.
 pub fn prioritize_machine(
     snapshot: &MachineSnapshot,
     level: PriorityLevel,
     reason: &str,
     who: &str,
     until: Option<Expiry>,
-) -> Decision<OrderOutcome> {
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let now = snapshot.now;
     let present = snapshot.facts.priority.as_ref();
     if level == PriorityLevel::Normal {
         let Some(present) = present else {
-            return OrderOutcome::unchanged("already has the engine's own priority; nothing was changed");
+            let text = "already has the engine's own priority; nothing was changed";
+            return Ok(OrderOutcome::already(text));
         };
         let detail = format!(
             "{}, {} (was {} by {})",
@@ -157,14 +164,14 @@ pub fn prioritize_machine(
             present.by
         );
         let text = "has the engine's own priority from now on";
-        return OrderOutcome::changed(vec![FactChange::PriorityCleared], "Prioritized", detail, text);
+        let changes = vec![FactChange::PriorityCleared];
+        return Ok(OrderOutcome::changed(changes, "Prioritized", detail, text));
     }
     let until = until.map(|until| until.resolve(now));
     if let Some(over) = until.filter(|until| *until <= now) {
-        return OrderOutcome::unchanged(format!(
-            "stays as it is: {} is over; nothing was changed",
-            absolute_time(over)
-        ));
+        let text =
+            format!("the priority stays as it is: {} is over; nothing was changed", absolute_time(over));
+        return Err((EXPIRY_PASSED, text));
     }
     let ends = until.map_or_else(
         || "until somebody says otherwise".to_owned(),
@@ -176,12 +183,12 @@ pub fn prioritize_machine(
         .filter(|present| present.is_active_at(now))
         .map_or_else(String::new, |present| format!(", in place of {} by {}", present.level, present.by));
     let change = FactChange::Prioritized { level, reason: reason.to_owned(), by: who.to_owned(), until };
-    OrderOutcome::changed(
+    Ok(OrderOutcome::changed(
         vec![change],
         "Prioritized",
         format!("{level}{detail}, {}", format_attribution(who, Some(reason))),
         format!("comes {place} the others ({level}) {ends}{replaced}; running work continues"),
-    )
+    ))
 }
 
 /// Sets and removes labels, or explains why the machine cannot have them.
@@ -193,7 +200,7 @@ pub(crate) fn label_machine(
 ) -> Result<Decision<OrderOutcome>, String> {
     let labels = label::apply_label_changes(present, set, remove)?;
     if labels == *present {
-        return Ok(OrderOutcome::unchanged("already has these labels; nothing was changed"));
+        return Ok(OrderOutcome::already("already has these labels; nothing was changed"));
     }
     let text = match label::format_labels(&labels) {
         none if none.is_empty() => "has no label any more".to_owned(),
@@ -235,7 +242,7 @@ pub fn allow_host_key(
     };
     let Some((refused, _)) = &keys.rejected else {
         if keys.key.fingerprint() == fingerprint {
-            return Ok(OrderOutcome::unchanged("already has that key pinned; nothing was changed"));
+            return Ok(OrderOutcome::already("already has that key pinned; nothing was changed"));
         }
         return Err(format!("no SSH host key of {name} was rejected; the pinned one is {}", keys.key));
     };
@@ -354,7 +361,52 @@ pub(crate) fn audit_state(facts: &MachineFacts, keys: Option<&PinnedHostKey>, la
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::orders::order::OutcomeKind;
     use model::time::Timestamp;
+
+    fn empty_facts() -> MachineFacts {
+        MachineFacts::empty(model::ids::MachineId(uuid::Uuid::from_u128(1)), Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn release_without_effect_is_distinguished_from_one_that_is_not_needed() {
+        let mut facts = empty_facts();
+        let released =
+            |facts: &MachineFacts, quarantine| release_machine(facts, quarantine, "by kim: done").output.kind;
+        assert_eq!(released(&facts, false), OutcomeKind::Already, "no hold");
+        assert_eq!(released(&facts, true), OutcomeKind::Already, "no quarantine");
+        facts.quarantine =
+            Some(model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
+        assert_eq!(released(&facts, false), OutcomeKind::NoEffect, "it stays quarantined");
+        assert_eq!(released(&facts, true), OutcomeKind::Changed);
+    }
+
+    #[test]
+    fn retry_has_no_effect_on_a_machine_that_waits_for_something_else() {
+        let mut facts = empty_facts();
+        assert_eq!(retry_machine(&facts, "by kim").output.kind, OutcomeKind::NoEffect, "it has no agent");
+        facts.quarantine =
+            Some(model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
+        assert_eq!(retry_machine(&facts, "by kim").output.kind, OutcomeKind::NoEffect, "it is quarantined");
+    }
+
+    #[test]
+    fn hold_and_priority_that_would_be_over_are_rejected() {
+        let snapshot = MachineSnapshot {
+            facts: empty_facts(),
+            now: "2026-11-20T18:00:00Z".parse().unwrap(),
+            policy_version: 1,
+        };
+        for (moment, rejected) in [("2026-11-20T18:00:00Z", true), ("2026-11-20T18:00:01Z", false)] {
+            let until = Some(Expiry::At(moment.parse().unwrap()));
+            let held = hold_machine(&snapshot, HoldScope::Everything, "a disk", "kim", until);
+            let put = prioritize_machine(&snapshot, PriorityLevel::Urgent, "a disk", "kim", until);
+            for found in [held, put] {
+                let reason = found.err().map(|(reason, _)| reason);
+                assert_eq!(reason, rejected.then_some(EXPIRY_PASSED), "{moment}");
+            }
+        }
+    }
 
     #[test]
     fn quarantine_and_labels_change_only_what_differs() {
@@ -366,6 +418,7 @@ mod tests {
             Some(model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
         let again = quarantine_machine(&facts, "by kim");
         assert!(again.changes.is_empty() && again.output.message.contains("by lee"), "{again:?}");
+        assert_eq!(again.output.kind, OutcomeKind::Already);
 
         let row = |value: &str| Labels::from([("row".to_owned(), value.to_owned())]);
         for (present, set, remove, expected) in [
@@ -375,7 +428,7 @@ mod tests {
             (Labels::new(), Labels::new(), vec!["row".to_owned()], None),
         ] {
             let decided = label_machine(&present, &set, &remove, "by kim").unwrap();
-            let output = decided.output.changed.then_some(decided.output.message.as_str());
+            let output = decided.output.is_changed().then_some(decided.output.message.as_str());
             assert_eq!((output, decided.changes.is_empty()), (expected, expected.is_none()), "{present:?}");
         }
     }

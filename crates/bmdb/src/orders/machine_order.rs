@@ -145,6 +145,7 @@ impl MachineOrder {
         Ok(match self {
             Self::Hold { scope, until } => {
                 hold_machine(&known.snapshot, *scope, reason.unwrap_or_default(), who, *until)
+                    .map_err(|(reason, text)| order_rejected(reason, text))?
             }
             Self::Release { quarantine } => {
                 release_machine(facts, *quarantine, &format_attribution(who, reason))
@@ -160,6 +161,7 @@ impl MachineOrder {
                 .map_err(|(reason, text)| order_rejected(reason, text))?,
             Self::Prioritize { level, until } => {
                 prioritize_machine(&known.snapshot, *level, reason.unwrap_or_default(), who, *until)
+                    .map_err(|(reason, text)| order_rejected(reason, text))?
             }
             Self::Label { set, remove } => {
                 label_machine(&known.labels, set, remove, &format_attribution(who, reason))

@@ -22,6 +22,8 @@
 //! * An order and its line of the audit are one commit. An order that is rejected because of what it found is in the
 //!   audit too, unless that line could not be written.
 //! * A dry run does everything and undoes it. Only its line of the audit stays.
+//! * An order that changes nothing has the outcome `Already`, if what it requests holds, and `NoEffect` otherwise.
+//!   Programs decide by that, never by the sentence ([`order::OutcomeKind`]).
 //! * An order changes what is desired, and returns. Loops do the rest, and check again whether they may.
 //! * An approval belongs to one order with one content, and is used once.
 //!

@@ -38,20 +38,79 @@ pub struct Order {
     pub request_digest: [u8; 32],
 }
 
+/// What an order did about what it requested.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutcomeKind {
+    /// Something is different now; after a dry run, something would be.
+    Changed,
+    /// What was requested holds already, and nothing was changed.
+    Already,
+    /// What was requested does not hold, and nothing was changed.
+    #[default]
+    NoEffect,
+}
+
+impl OutcomeKind {
+    /// All kinds of outcome, in the order of their exit codes.
+    pub const ALL: [Self; 3] = [Self::Changed, Self::Already, Self::NoEffect];
+
+    /// The name in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Changed => "CHANGED",
+            Self::Already => "ALREADY",
+            Self::NoEffect => "NO_EFFECT",
+        }
+    }
+
+    /// The name in the audit, which has one more for rejected orders.
+    #[must_use]
+    pub(crate) const fn audit_name(self) -> &'static str {
+        match self {
+            Self::Changed => "changed",
+            Self::Already => "unchanged",
+            Self::NoEffect => "no_effect",
+        }
+    }
+
+    /// The kind with this name in the audit. `None` for a rejected order.
+    #[must_use]
+    pub(crate) fn from_audit_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.audit_name() == name)
+    }
+}
+
 /// The outcome of an order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OrderOutcome {
-    /// Whether anything is different now.
-    pub changed: bool,
+    /// What the order did.
+    pub kind: OutcomeKind,
     /// A phrase that follows the machine's name.
     pub message: String,
 }
 
 impl OrderOutcome {
-    /// An outcome that changes nothing, and why.
+    /// Whether anything is different now.
     #[must_use]
-    pub fn unchanged(text: impl Into<String>) -> Decision<Self> {
-        Decision { output: Self { changed: false, message: text.into() }, ..Decision::default() }
+    pub const fn is_changed(&self) -> bool {
+        matches!(self.kind, OutcomeKind::Changed)
+    }
+
+    /// An outcome that changes nothing, because what was requested holds already.
+    #[must_use]
+    pub fn already(text: impl Into<String>) -> Decision<Self> {
+        Self::without_changes(OutcomeKind::Already, text)
+    }
+
+    /// An outcome that changes nothing although what was requested does not hold, and why.
+    #[must_use]
+    pub fn no_effect(text: impl Into<String>) -> Decision<Self> {
+        Self::without_changes(OutcomeKind::NoEffect, text)
+    }
+
+    fn without_changes(kind: OutcomeKind, text: impl Into<String>) -> Decision<Self> {
+        Decision { output: Self { kind, message: text.into() }, ..Decision::default() }
     }
 
     /// An outcome that changes these facts, with one line of history.
@@ -64,7 +123,7 @@ impl OrderOutcome {
         Decision {
             changes,
             events: vec![(event.to_owned(), detail)],
-            output: Self { changed: true, message: text.into() },
+            output: Self { kind: OutcomeKind::Changed, message: text.into() },
         }
     }
 }
@@ -72,7 +131,7 @@ impl OrderOutcome {
 /// What the transaction of an order did: its outcome, and the state of the order's target for the audit.
 #[derive(Debug)]
 pub(crate) struct OrderEffect {
-    /// Whether anything changed, and the message for people.
+    /// What the order did, and the message for people.
     pub(crate) outcome: OrderOutcome,
     /// State of the order's target before it; `None` if it has none.
     pub(crate) before: Option<Value>,
@@ -83,12 +142,24 @@ pub(crate) struct OrderEffect {
 impl OrderEffect {
     /// An effect that changes something.
     pub(crate) fn changed(text: impl Into<String>, before: Option<Value>, after: Option<Value>) -> Self {
-        Self { outcome: OrderOutcome { changed: true, message: text.into() }, before, after }
+        let outcome = OrderOutcome { kind: OutcomeKind::Changed, message: text.into() };
+        Self { outcome, before, after }
     }
 
-    /// An effect that changes nothing, and why. The target has the state `same` before and after.
-    pub(crate) fn unchanged(text: impl Into<String>, same: Option<Value>) -> Self {
-        let outcome = OrderOutcome { changed: false, message: text.into() };
+    /// An effect that changes nothing, because what was requested holds already. The target has the state `same` before
+    /// and after.
+    pub(crate) fn already(text: impl Into<String>, same: Option<Value>) -> Self {
+        Self::without_changes(OutcomeKind::Already, text, same)
+    }
+
+    /// An effect that changes nothing although what was requested does not hold, and why. The target has the state `same`
+    /// before and after.
+    pub(crate) fn no_effect(text: impl Into<String>, same: Option<Value>) -> Self {
+        Self::without_changes(OutcomeKind::NoEffect, text, same)
+    }
+
+    fn without_changes(kind: OutcomeKind, text: impl Into<String>, same: Option<Value>) -> Self {
+        let outcome = OrderOutcome { kind, message: text.into() };
         Self { outcome, before: same.clone(), after: same }
     }
 }
@@ -96,7 +167,7 @@ impl OrderEffect {
 /// The result of an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderResult {
-    /// Whether anything changed, and the message for people.
+    /// What the order did, and the message for people.
     pub outcome: OrderOutcome,
     /// Whether the order was carried out before and this is its first result.
     pub replayed: bool,
@@ -119,6 +190,9 @@ pub fn request_digest(data: &[u8]) -> [u8; 32] {
 
 /// The rejection of an order: a reason for programs, and a phrase that follows the machine's name.
 pub type OrderRejection = (&'static str, String);
+
+/// The reason of the rejection of an order that would end before it begins.
+pub const EXPIRY_PASSED: &str = "EXPIRY_PASSED";
 
 /// The actor and the reason as a line of history names them.
 #[must_use]
@@ -165,6 +239,14 @@ pub fn parse_expiry(text: &str) -> Option<Expiry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn outcome_is_found_again_by_its_name_in_the_audit() {
+        for kind in OutcomeKind::ALL {
+            assert_eq!(OutcomeKind::from_audit_name(kind.audit_name()), Some(kind));
+        }
+        assert_eq!(OutcomeKind::from_audit_name("refused"), None);
+    }
 
     #[test]
     fn expiry_is_a_duration_or_a_timestamp() {

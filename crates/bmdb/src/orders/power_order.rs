@@ -32,7 +32,7 @@ pub fn order_switch(
     let (facts, now) = (&snapshot.facts, snapshot.now);
     check_power_order(facts, switch, now)?;
     if let Some(present) = &facts.power_order {
-        return Ok(OrderOutcome::unchanged(format!(
+        return Ok(OrderOutcome::already(format!(
             "is already ordered to be {}, by {}: {}; nothing was changed",
             switch.participle(),
             present.by,
@@ -67,7 +67,7 @@ pub fn order_switch(
 /// Cancels an order that was not begun.
 pub fn cancel_power_order(facts: &MachineFacts, by: &str) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let Some(present) = &facts.power_order else {
-        return Ok(OrderOutcome::unchanged("has no reboot or power order; nothing was changed"));
+        return Ok(OrderOutcome::already("has no reboot or power order; nothing was changed"));
     };
     if present.intent.is_some() {
         let text = format!("is being {} already; nothing was changed", present.kind.participle());

@@ -37,7 +37,7 @@ pub fn retire_machine(
 ) -> Result<Decision<OrderOutcome>, OrderRejection> {
     if let Some(present) = &snapshot.facts.retirement {
         if present.finished_at.is_some() {
-            return Ok(OrderOutcome::unchanged("is retired already; nothing was changed"));
+            return Ok(OrderOutcome::already("is retired already; nothing was changed"));
         }
         if present.wipe == wipe && keep_authority {
             return Ok(OrderOutcome::changed(
@@ -55,7 +55,7 @@ pub fn retire_machine(
                 "is being retired already, by {}: {}; nothing was changed",
                 present.by, present.reason
             );
-            return Ok(OrderOutcome::unchanged(text));
+            return Ok(OrderOutcome::already(text));
         }
         let how = if present.wipe { "with" } else { "without" };
         return Err((
@@ -96,7 +96,7 @@ pub fn cancel_retirement(
     role: AccessRole,
 ) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let Some(present) = &snapshot.facts.retirement else {
-        return Ok(OrderOutcome::unchanged("is not being retired; nothing was changed"));
+        return Ok(OrderOutcome::already("is not being retired; nothing was changed"));
     };
     if present.finished_at.is_some() {
         let text = "is retired, and stays so: a tombstone is never adopted again. Nothing was changed";

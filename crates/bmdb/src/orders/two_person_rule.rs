@@ -49,7 +49,7 @@ impl Bmdb {
         match rule {
             Some(true) => {
                 let switched = self.enable_two_person_rule(by).await?;
-                let refused = switched.filter(|result| !result.outcome.changed);
+                let refused = switched.filter(|result| !result.outcome.is_changed());
                 Ok(refused.map(|result| format!("the two-person rule {}", result.outcome.message)))
             }
             Some(false) if self.policy().1.two_person_rule.required => Ok(Some(
@@ -113,7 +113,7 @@ fn direct_order(by: &str, rpc: &str, reason: &str) -> Order {
 async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     if policy.two_person_rule.required {
-        return Ok(OrderEffect::unchanged("is on already; nothing was changed", Some(audit_json(true))));
+        return Ok(OrderEffect::already("is on already; nothing was changed", Some(audit_json(true))));
     }
     let (admins, _) = list_admins(tx).await?;
     let people = count_people(&admins);
@@ -126,7 +126,7 @@ async fn enable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffec
             "stays off: it needs {MIN_ADMINS} admins with different names, and there are {people}. Create another with \
              `shepherdctl tokens create NAME --role admin`, then start a shepherd with --require_second_admin true again"
         );
-        return Ok(OrderEffect::unchanged(text, Some(audit_json(false))));
+        return Ok(OrderEffect::no_effect(text, Some(audit_json(false))));
     }
     policy.two_person_rule.required = true;
     write_policy(tx, &policy, &order.actor.name).await?;
@@ -154,7 +154,7 @@ async fn withdraw_request_in_tx(tx: &mut PgConnection, by: &str) -> Result<(), B
 async fn disable_in_tx(tx: &mut PgConnection, order: &Order) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     if !policy.two_person_rule.required {
-        return Ok(OrderEffect::unchanged("is off already; nothing was changed", Some(audit_json(false))));
+        return Ok(OrderEffect::already("is off already; nothing was changed", Some(audit_json(false))));
     }
     policy.two_person_rule.required = false;
     write_policy(tx, &policy, &order.actor.name).await?;

@@ -45,7 +45,7 @@ async fn scale(
     let change = ClusterSpecChange { control_plane, workers, keep_authority, ..ClusterSpecChange::default() };
     let order = order("shepherd.fleet.v1.Clusters/Change");
     let carried = kit.bmdb.change_cluster(order, "ams".to_owned(), change).await?;
-    assert!(carried.outcome.changed, "{:?}", carried.outcome);
+    assert!(carried.outcome.is_changed(), "{:?}", carried.outcome);
     Ok(carried.outcome.message)
 }
 

@@ -13,7 +13,7 @@ use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::machine::tags::list_tags;
 use shepherd_bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
 use shepherd_bmdb::orders::machine_order::MachineOrder;
-use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
+use shepherd_bmdb::orders::order::{Actor, Order, OutcomeKind, request_digest};
 
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::Kit;
@@ -85,7 +85,7 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
 
     // One of the machines has changed since the first part was carried out.
     let given = give("k", of(&["rack"], 3)).await?;
-    assert!(given.outcomes.iter().all(|one| one.outcome.changed && !one.rejected), "{given:?}");
+    assert!(given.outcomes.iter().all(|one| one.outcome.is_changed() && !one.rejected), "{given:?}");
     sqlx::query("DELETE FROM audit WHERE idempotency_key LIKE 'k/%' AND machine_id = $1")
         .bind(row[1].0)
         .execute(&kit.pool)
@@ -108,6 +108,37 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
     assert_eq!(kit.count(message).await?, 1, "the audit has that it went beyond the limits");
     kit.database.advance(std::time::Duration::from_mins(61)).await?;
     assert_eq!(give("later", of(&["other"], 2)).await?.outcomes.len(), 2, "an hour later there is room");
+    Ok(())
+}
+
+#[tokio::test]
+async fn dry_run_about_many_has_the_outcomes_of_the_order_and_changes_nothing() -> TestResult {
+    let kit = Kit::new("orders_dry_outcomes").await?;
+    let row = kit.provided(3, "rack").await?;
+    let each = |key: &'static str, machine, each: MachineOrder| {
+        kit.bmdb.execute_machine_order(order(key, false), machine, each, "kim".into())
+    };
+    each("1", row[0], HOLD).await?;
+    each("2", row[1], MachineOrder::Quarantine).await?;
+    let facts = "SELECT (SELECT count(*) FROM machine_hold) + (SELECT count(*) FROM machine_quarantine)";
+    assert_eq!(kit.count(facts).await?, 2);
+    let give = async |key: &'static str, dry_run| -> Result<Vec<(uuid::Uuid, OutcomeKind)>> {
+        let release = MachineOrder::Release { quarantine: false };
+        let given =
+            kit.bmdb.execute_bulk_order(order(key, dry_run), of(&["rack"], 3), release, "kim".into()).await?;
+        let mut kinds: Vec<_> =
+            given.outcomes.iter().map(|one| (one.name.machine, one.outcome.kind)).collect();
+        kinds.sort_by_key(|(machine, _)| row.iter().position(|known| known.0 == *machine));
+        Ok(kinds)
+    };
+    let expected = [OutcomeKind::Changed, OutcomeKind::NoEffect, OutcomeKind::Already];
+    let expected: Vec<_> = row.iter().map(|machine| machine.0).zip(expected).collect();
+    assert_eq!(give("dry", true).await?, expected);
+    assert_eq!(kit.count(facts).await?, 2, "the dry run changed something");
+    assert_eq!(give("k", false).await?, expected);
+    assert_eq!(give("k", false).await?, expected, "a repeated order has its first outcomes");
+    let recorded = "SELECT count(*) FROM audit WHERE outcome = 'no_effect' AND idempotency_key LIKE 'k/%'";
+    assert_eq!(kit.count(recorded).await?, 1, "the audit distinguishes it from one that was not needed");
     Ok(())
 }
 

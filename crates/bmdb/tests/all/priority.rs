@@ -97,7 +97,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     let hour = Some(Expiry::After(Span::hours(1)));
     let urgent = || MachineOrder::Prioritize { level: PriorityLevel::Urgent, until: hour };
     let dry = kit.bmdb.execute_machine_order(order(None, true), row[0], urgent(), "kim".into()).await?;
-    assert!(dry.outcome.changed && class(&kit, row[0]).await? == 1, "{dry:?}");
+    assert!(dry.outcome.is_changed() && class(&kit, row[0]).await? == 1, "{dry:?}");
 
     let given =
         kit.bmdb.execute_machine_order(order(Some("k"), false), row[0], urgent(), "kim".into()).await?;
@@ -135,7 +135,8 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     let text = prioritize(&kit, row[1], PriorityLevel::Normal, None).await?;
     assert!(text.ends_with("nothing was changed"), "{text}");
     let over = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));
-    let text = prioritize(&kit, row[1], PriorityLevel::Low, over).await?;
+    let refused = prioritize(&kit, row[1], PriorityLevel::Low, over).await;
+    let text = refused.err().context("it would be over already")?.to_string();
     assert!(text.contains("is over; nothing was changed"), "{text}");
 
     let selection = MachineSelection {
@@ -147,7 +148,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     };
     let many = Order { rpc: RPC.to_owned(), ..order(Some("many"), false) };
     let given = kit.bmdb.execute_bulk_order(many, selection, urgent(), "kim".into()).await?;
-    assert!(given.outcomes.iter().all(|one| one.outcome.changed && !one.rejected), "{given:?}");
+    assert!(given.outcomes.iter().all(|one| one.outcome.is_changed() && !one.rejected), "{given:?}");
     assert_eq!(
         kit.count("SELECT count(*) FROM machine_due WHERE lane = 'access' AND priority = 0").await?,
         3

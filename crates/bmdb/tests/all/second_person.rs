@@ -96,7 +96,7 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
     let kit = with_two("second_person").await?;
     let given = || order("kim@a", SET, Some("k"), "five");
     let dry = set(&kit, Order { dry_run: true, ..given() }).await?;
-    assert!(dry.outcome.changed, "a dry run needs nobody: {dry:?}");
+    assert!(dry.outcome.is_changed(), "a dry run needs nobody: {dry:?}");
     let approval = expect_approval_required(set(&kit, given()).await)?;
     assert_eq!(expect_approval_required(set(&kit, given()).await)?, approval, "it is requested once");
     assert_eq!((states(&kit).await?, most(&kit).await?), (vec!["waiting".to_owned()], Some(100)));
@@ -277,7 +277,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
         0
     );
     approve(&kit, "lee@a", approval, false).await?;
-    assert!(waive("4").await?.outcome.changed);
+    assert!(waive("4").await?.outcome.is_changed());
 
     let many = |providers: &[&str], key: &'static str, expected| {
         let selection = MachineSelection {
@@ -342,7 +342,7 @@ async fn cancelled_wipe_needs_two_and_the_approver_reads_it() -> TestResult {
     };
     retire(row[0], true, "1").await?;
     retire(row[1], false, "2").await?;
-    assert!(cancel(row[1], "3").await?.outcome.changed, "without a wipe it needs nobody");
+    assert!(cancel(row[1], "3").await?.outcome.is_changed(), "without a wipe it needs nobody");
     let wiped = "SELECT count(*) FROM machine_retirement WHERE wipe";
     let approval = expect_approval_required(cancel(row[0], "4").await)?;
     assert_eq!(kit.count(wiped).await?, 1);
@@ -383,7 +383,7 @@ async fn approval_of_a_credential_that_was_revoked_since_counts_for_nothing() ->
     let late = kit.bmdb.approve_order(order("lee", APPROVE, None, "again"), approval, lee()).await;
     assert_eq!(refused(late)?, "APPROVER_GONE");
     approve(&kit, "max@a", approval, false).await?;
-    assert!(set(&kit, given()).await?.outcome.changed, "another admin approved it");
+    assert!(set(&kit, given()).await?.outcome.is_changed(), "another admin approved it");
     Ok(())
 }
 
@@ -424,7 +424,10 @@ async fn add_on_that_is_new_or_has_other_objects_needs_two() -> TestResult {
         ..KubernetesPatch::default()
     };
     let bundle = KubernetesPatch { bundle: Some("k".to_owned()), ..KubernetesPatch::default() };
-    assert!(set(bundle, "1").await?.outcome.changed, "a bundle has no other objects than those that it has");
+    assert!(
+        set(bundle, "1").await?.outcome.is_changed(),
+        "a bundle has no other objects than those that it has"
+    );
     let approval = expect_approval_required(set(dns("dns-1"), "2").await)?;
     let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
@@ -443,7 +446,7 @@ async fn add_on_that_is_new_or_has_other_objects_needs_two() -> TestResult {
         remove_add_ons: ["dns".to_owned()].into_iter().collect(),
         ..KubernetesPatch::default()
     };
-    assert!(set(without, "5").await?.outcome.changed, "fewer objects need nobody");
+    assert!(set(without, "5").await?.outcome.is_changed(), "fewer objects need nobody");
     Ok(())
 }
 
@@ -462,7 +465,7 @@ async fn declaration_that_gives_root_needs_two() -> TestResult {
         Err(error) => expect_approval_required::<()>(Err(error.downcast::<BmdbError>()?)),
         Ok(carried) => anyhow::bail!("nobody approved it: {carried:?}"),
     };
-    assert!(declare("1000", "1").await?.outcome.changed, "it has no privileges");
+    assert!(declare("1000", "1").await?.outcome.is_changed(), "it has no privileges");
     let approval = refused(declare("root", "2").await)?;
     assert_eq!(kit.count("SELECT version FROM cluster").await?, 2, "the former declaration stays");
     let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
@@ -471,7 +474,7 @@ async fn declaration_that_gives_root_needs_two() -> TestResult {
     approve(&kit, "lee@a", approval, false).await?;
     assert!(declare("root", "2").await?.outcome.message.ends_with("; approved by lee@a"));
     // The approval is used up.
-    assert!(declare("1000", "3").await?.outcome.changed);
+    assert!(declare("1000", "3").await?.outcome.is_changed());
     refused(declare("root", "4").await)?;
     Ok(())
 }

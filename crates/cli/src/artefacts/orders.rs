@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::artefacts::upload::{LocalFile, upload_missing_pieces};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::{send_order, send_order_through};
 use crate::output::Format;
@@ -74,9 +75,8 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
         };
         ArtefactsClient::new(service).add(request).await
     };
-    let done = send_order_through(&mut client, &context.order_flags, &args.reason, give).await?;
-    let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(context, &name, &sha256, &done)
+    let done = send_order_through(&mut client, context, &args.reason, give).await?;
+    format_outcome(context, &name, &sha256, &decode_outcome(done))
 }
 
 /// Reads the signature of the file; empty if it is not signed.
@@ -129,8 +129,7 @@ pub(crate) async fn delete_artefact(
         ArtefactsClient::new(service).delete(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(context, name, "", &done)
+    format_outcome(context, name, "", &decode_outcome(done))
 }
 
 fn format_outcome(
@@ -140,7 +139,10 @@ fn format_outcome(
     done: &OrderOutcome,
 ) -> Result<String, CliError> {
     let outcome = context.format_outcome(
-        json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "message": done.message }),
+        json!({
+            "artefact": name, "sha256": sha256, "changed": done.is_changed(), "outcome": done.kind.as_str(),
+            "message": done.message,
+        }),
         &format!("{} {}", order_target(name), done.message),
     )?;
     if context.format == Format::Json || sha256.is_empty() {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use trusted_file::private_file::read_private_file;
 
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::file::{create_parent_dir, write_file_atomic};
 use model::text_file::decode_text;
 
@@ -87,14 +88,15 @@ impl Contexts {
         let Some(name) = name.or(self.current.as_deref()) else { return Ok(None) };
         self.contexts.get(name).map(Some).ok_or_else(|| {
             let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
-            CliError::Invalid(if known.is_empty() {
+            let message = if known.is_empty() {
                 format!(
                     "there is no context {name:?}; create it with `shepherdctl tokens bootstrap --save_context \
                      {name}`"
                 )
             } else {
                 format!("there is no context {name:?}; the contexts are {}", known.join(", "))
-            })
+            };
+            CliError::Ended { exit: ExitCode::NotFound, message }
         })
     }
 }

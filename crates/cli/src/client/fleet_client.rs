@@ -23,6 +23,7 @@ use tonic_types::StatusExt as _;
 
 use crate::client::contexts::Context;
 use crate::error::CliError;
+use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use bmdb::connection::Bmdb;
 use model::pem_blocks::{PemError, certificate_blocks};
 use model::text_file::skip_mark;
@@ -135,11 +136,12 @@ impl FleetClient {
                 Err(error) => failures.push(format!("{server}: {}", error_chain(&error))),
             }
         }
-        Err(CliError::Failed(format!(
+        let message = format!(
             "no server of this context answers ({}). Is a shepherd running there? With --direct and \
              --bmdb_url shepherdctl uses the database itself",
             failures.join("; ")
-        )))
+        );
+        Err(CliError::Ended { exit: ExitCode::Unreachable, message })
     }
 
     /// The services in this process, over a connection to the database. Orders are given in the name of `user`.
@@ -267,26 +269,25 @@ fn error_chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Converts a status into an error. Whether the caller or the fleet is at fault decides the exit code.
+/// Converts a status into an error. Its code and its reason decide the exit code.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 #[must_use]
 pub fn status_to_error(status: Status) -> CliError {
-    let text = status.message().to_owned();
+    let message = match status.message() {
+        "" => format!("the API failed: {:?}", status.code()),
+        text => text.to_owned(),
+    };
     let info = status.get_error_details().error_info().cloned();
-    if let Some(info) = info.filter(|info| info.reason == "APPROVAL_REQUIRED") {
+    if let Some(info) = info.as_ref().filter(|info| info.reason == "APPROVAL_REQUIRED") {
         let key = info.metadata.get("idempotency_key").cloned().unwrap_or_default();
-        return CliError::ApprovalRequired { message: text, idempotency_key: key };
+        return CliError::ApprovalRequired { message, idempotency_key: key };
     }
-    match status.code() {
-        Code::InvalidArgument
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::FailedPrecondition
-        | Code::Unauthenticated
-        | Code::PermissionDenied => CliError::Invalid(text),
-        code if text.is_empty() => CliError::Failed(format!("the API failed: {code:?}")),
-        _ => CliError::Failed(text),
-    }
+    let exit = exit_code(CommandEnd::Error {
+        code: status.code(),
+        reason: info.as_ref().map_or("", |info| info.reason.as_str()),
+        is_broken: std::error::Error::source(&status).is_some(),
+    });
+    CliError::Ended { exit, message }
 }
 
 #[cfg(test)]
@@ -325,9 +326,16 @@ mod tests {
     }
 
     #[test]
-    fn status_code_decides_the_exit_code() {
-        for (code, exit) in [(Code::NotFound, 2), (Code::PermissionDenied, 2), (Code::Unavailable, 1)] {
-            assert_eq!(status_to_error(Status::new(code, "message")).exit_code(), exit);
+    fn status_decides_the_exit_code() {
+        for (status, exit) in [
+            (Status::not_found("message"), ExitCode::NotFound),
+            (Status::permission_denied("message"), ExitCode::Refused),
+            (Status::unavailable("message"), ExitCode::Unreachable),
+            (error_status(Code::FailedPrecondition, "NO_SUCH_CLUSTER", "message"), ExitCode::NotFound),
+            (error_status(Code::FailedPrecondition, "APPROVAL_REQUIRED", "message"), ExitCode::Refused),
+            (error_status(Code::Unavailable, "OUTCOME_UNKNOWN", "message"), ExitCode::OutcomeUnknown),
+        ] {
+            assert_eq!(status_to_error(status.clone()).exit_code(), exit, "{status:?}");
         }
     }
 }

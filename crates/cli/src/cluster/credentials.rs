@@ -22,6 +22,7 @@ use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::parse_lifetime;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
@@ -188,8 +189,7 @@ async fn revoke_credential(context: &CommandContext, args: &RevokeCredential) ->
         ClusterCredentialsClient::new(service).revoke(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(context, &args.name, &done)
+    format_outcome(context, &args.name, &decode_outcome(done))
 }
 
 /// Generates an Ed25519 key: the private key in PKCS #8, and the public key.
@@ -240,13 +240,13 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
             // may be signed. A request that waits for another admin is repeated with its key.
-            if matches!(error, CliError::Invalid(_)) && !repeated {
+            if error.is_rejection() && !repeated {
                 let _ = std::fs::remove_file(file("key"));
             }
             return Err(error);
         }
     };
-    if context.order_flags.dry_run || !done.changed {
+    if context.order_flags.dry_run || !done.is_changed() {
         return format_outcome(context, &args.name, &done);
     }
     let list = async || {
@@ -271,7 +271,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     write_file_atomic(&authority, encode_pem("CERTIFICATE", &found.ca_certificate).as_bytes(), 0o644)?;
     if context.format == Format::Json {
         return format_json(&json!({
-            "cluster": args.name, "changed": true, "credential": credential_json(&credential)?, "key": file("key"),
+            "cluster": args.name, "changed": true, "outcome": done.kind.as_str(), "credential": credential_json(&credential)?, "key": file("key"),
             "certificate": file("crt"), "authority": authority, "curators": found.curators,
         }));
     }
@@ -307,7 +307,7 @@ async fn request_credential(
         ClusterCredentialsClient::new(service).issue(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    Ok(OrderOutcome { changed: done.changed, message: done.message })
+    Ok(decode_outcome(done))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::cluster::rotate_key::format_key_status;
 use crate::cluster::rotate_secrets_key::format_secrets_status;
 use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use model::humanize::{absolute_time, humanize_duration};
@@ -30,7 +31,8 @@ pub(super) async fn describe_cluster(
     let (clusters, now) = fetch_clusters(client, Some(name)).await?;
     // The API lists every cluster if the name is empty.
     let cluster = clusters.into_iter().find(|cluster| cluster.name == name).ok_or_else(|| {
-        CliError::Invalid(format!("there is no cluster {name:?}; run: shepherdctl cluster get"))
+        let message = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
+        CliError::Ended { exit: ExitCode::NotFound, message }
     })?;
     if format == Format::Json {
         return format_json(&json!({ "cluster": cluster }));

@@ -27,6 +27,7 @@ use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::parse_lifetime;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
@@ -102,7 +103,7 @@ pub(super) async fn create_kubeconfig(
         keep_pending_key(pending.as_deref(), &secret, message)?;
     }
     let done = requested?;
-    if context.order_flags.dry_run || !done.changed {
+    if context.order_flags.dry_run || !done.is_changed() {
         return format_outcome(context, &args.name, &done);
     }
     let list = async || Ok::<_, CliError>((fetch_users(&context.client, &args.name).await?, ()));
@@ -215,7 +216,7 @@ async fn request_user(
         ClusterKubernetesClient::new(service).issue_user(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    Ok(OrderOutcome { changed: done.changed, message: done.message })
+    Ok(decode_outcome(done))
 }
 
 /// Renders the kubeconfig. Each API server is a cluster and a context, and the first one is the current context.

@@ -7,6 +7,7 @@ use crate::client::fleet_client::ApiChannel;
 use crate::cluster::ClusterOrderArgs;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::cluster::lock::order_target;
@@ -30,8 +31,7 @@ pub(super) fn format_response(
     name: &str,
     response: v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let done = OrderOutcome { changed: response.changed, message: response.message };
-    format_outcome(context, name, &done)
+    format_outcome(context, name, &decode_outcome(response))
 }
 
 pub(super) fn format_outcome(
@@ -40,7 +40,9 @@ pub(super) fn format_outcome(
     done: &OrderOutcome,
 ) -> Result<String, CliError> {
     context.format_outcome(
-        json!({ "cluster": name, "changed": done.changed, "message": done.message }),
+        json!({
+            "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
+        }),
         &format!("{} {}", order_target(name), done.message),
     )
 }

@@ -12,6 +12,7 @@ use crate::cluster::outcome::{format_outcome, format_response};
 use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::print_stderr;
@@ -92,7 +93,8 @@ pub(super) async fn rotate_cluster_authority(
     print_stderr(&format!("shepherdctl: {} {}", order_target(&args.name), response.message));
     wait_until_replaced(&context.client, &args.name).await?;
     let message = "has a new authority, and rejects the former one".to_owned();
-    format_outcome(context, &args.name, &OrderOutcome { changed: response.changed, message })
+    let done = OrderOutcome { message, ..decode_outcome(response) };
+    format_outcome(context, &args.name, &done)
 }
 
 /// Waits until no replacement is ordered or under way, and reports each change.

@@ -26,6 +26,7 @@ use crate::debug::DebugBundleArgs;
 use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
+use crate::exit_code::ExitRecord;
 use crate::output::{Format, format_json, print_stderr};
 use model::time::Timestamp;
 
@@ -183,8 +184,12 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         return Err(CliError::Failed("it is not a command about a fleet".to_owned()));
     };
     // Queries give no orders.
-    let context =
-        CommandContext { client: client.clone(), format: Format::Json, order_flags: OrderFlags::default() };
+    let context = CommandContext {
+        client: client.clone(),
+        format: Format::Json,
+        order_flags: OrderFlags::default(),
+        exit_record: ExitRecord::default(),
+    };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
 }
 

@@ -13,13 +13,15 @@ use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use crate::machine::selection::MachineFilters;
 use crate::order::expiry::encode_timestamp;
+use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
 use crate::output::{Format, format_json, print_stderr};
 use bmdb::orders::machine_order::MachineOrder;
-use bmdb::orders::order::{Expiry, OrderOutcome};
+use bmdb::orders::order::Expiry;
 use model::machine_view::MachineName;
 use model::order_limits::format_machine_count;
 use model::power_order::PowerOrderKind;
@@ -51,7 +53,7 @@ struct BulkOutcome {
     #[serde(flatten)]
     name: MachineName,
     #[serde(flatten)]
-    outcome: OrderOutcome,
+    outcome: OutcomeFields,
     rejected: bool,
 }
 
@@ -65,6 +67,8 @@ struct BulkPreview {
     names: Vec<MachineName>,
     /// Why the order would be rejected; `None` if it would be accepted.
     rejection: Option<String>,
+    /// The exit code that the order would have.
+    exit: ExitCode,
 }
 
 /// Gives one order for all machines of a filter.
@@ -76,17 +80,19 @@ pub async fn give_bulk_order(
 ) -> Result<String, CliError> {
     if context.order_flags.dry_run {
         let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
+        context.exit_record.record(preview.exit);
         return render_dry_run(context, preview);
     }
     let expected = if let Some(expected) = selection.confirm_count {
         expected
     } else {
-        let BulkPreview { names, rejection } =
+        let BulkPreview { names, rejection, .. } =
             preview_bulk_order(&context.client, selection, &each, reason).await?;
         if let Some(message) = rejection {
-            return Err(CliError::Invalid(message));
+            return Err(CliError::Ended { exit: exit_code(CommandEnd::Rejected), message });
         }
         if names.is_empty() && context.format == Format::Table {
+            context.exit_record.record(ExitCode::NotFound);
             return Ok("no machine matches; nothing was changed\n".to_owned());
         }
         if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
@@ -97,10 +103,10 @@ pub async fn give_bulk_order(
     }
     let mut text = String::new();
     for line in &lines {
-        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message);
+        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message());
     }
     let refused = lines.iter().filter(|line| line.rejected).count();
-    let changed = lines.iter().filter(|line| line.outcome.changed).count();
+    let changed = lines.iter().filter(|line| line.outcome.is_changed()).count();
     let _ = write!(text, "{}: {changed} changed", format_machine_count(lines.len()));
     if refused > 0 {
         let _ = write!(text, ", {refused} refused");
@@ -111,7 +117,7 @@ pub async fn give_bulk_order(
 
 /// Output of a dry run: the machines, and whether the order would be accepted.
 fn render_dry_run(context: &CommandContext, listed: BulkPreview) -> Result<String, CliError> {
-    let BulkPreview { names, rejection } = listed;
+    let BulkPreview { names, rejection, .. } = listed;
     let answer = serde_json::json!({ "machines": names, "rejection": rejection });
     let given = rejection
         .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
@@ -141,8 +147,9 @@ async fn preview_bulk_order(
     let request = bulk_request(selection, each, order, selection.confirm_count);
     let result = BulkOrdersClient::new(client.channel()).submit(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
+    let exit = response.exit_code();
     let names = response.outcomes.into_iter().map(|outcome| decode_machine_name(outcome.name));
-    Ok(BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection })
+    Ok(BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection, exit })
 }
 
 async fn send_bulk_order(
@@ -157,8 +164,8 @@ async fn send_bulk_order(
     };
     let response = send_order(context, reason_or_placeholder(reason), give).await?;
     let line = |one: v1::MachineOrderOutcome| {
-        let done = OrderOutcome { changed: one.changed, message: one.message };
-        Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done, rejected: one.rejected })
+        let done = decode_machine_outcome(one.outcome, one.changed, one.message);
+        Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done.into(), rejected: one.rejected })
     };
     response.outcomes.into_iter().map(line).collect()
 }

@@ -19,6 +19,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::outcome::format_outcome;
 use crate::order::expiry::parse_lifetime;
+use crate::order::outcome::decode_outcome;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order_through;
 use crate::output::table::{format_table, terminal_width};
@@ -125,16 +126,13 @@ async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogReq
         LogsClient::new(service).request(request).await
     };
     let reason = reason_or_placeholder(args.reason.as_deref());
-    let response = send_order_through(&mut client, &context.order_flags, reason, give).await?;
+    let response = send_order_through(&mut client, context, reason, give).await?;
     let order = response.order.unwrap_or_default();
-    let name = decode_machine_name(order.name)?;
+    let name = decode_machine_name(order.name.clone())?;
     let request: Option<Uuid> = response.request_id.parse().ok();
     let now = Instant::now();
     Ok(match request.filter(|_| !context.order_flags.dry_run) {
-        None => {
-            let done = OrderOutcome { changed: order.changed, message: order.message };
-            LogRequestOutcome::DryRun(name, done)
-        }
+        None => LogRequestOutcome::DryRun(name, decode_outcome(order)),
         Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
             client,
             name,

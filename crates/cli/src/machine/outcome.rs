@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::client::decode::decode_machine_name;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::{OutcomeFields, decode_outcome};
 use bmdb::orders::order::OrderOutcome;
 use model::machine_view::MachineName;
 use proto::fleet::v1;
@@ -14,7 +15,7 @@ struct OrderOutput {
     #[serde(flatten)]
     name: MachineName,
     #[serde(flatten)]
-    outcome: OrderOutcome,
+    outcome: OutcomeFields,
 }
 
 /// Formats the response of the API to an order.
@@ -22,8 +23,8 @@ pub(crate) fn format_response(
     context: &CommandContext,
     response: v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let done = OrderOutcome { changed: response.changed, message: response.message };
-    format_outcome(context, decode_machine_name(response.name)?, done)
+    let name = decode_machine_name(response.name.clone())?;
+    format_outcome(context, name, decode_outcome(response))
 }
 
 pub(crate) fn format_outcome(
@@ -32,5 +33,5 @@ pub(crate) fn format_outcome(
     done: OrderOutcome,
 ) -> Result<String, CliError> {
     let text = format!("{} {}", name.short_name(), done.message);
-    context.format_outcome(serde_json::to_value(OrderOutput { name, outcome: done })?, &text)
+    context.format_outcome(serde_json::to_value(OrderOutput { name, outcome: done.into() })?, &text)
 }

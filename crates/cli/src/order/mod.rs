@@ -14,5 +14,6 @@ pub mod dry_run;
 pub mod expiry;
 pub mod idempotency_key;
 pub mod operator;
+pub mod outcome;
 pub mod reason;
 pub mod retry;

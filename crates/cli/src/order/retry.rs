@@ -14,8 +14,10 @@ use tonic_types::StatusExt as _;
 use uuid::Uuid;
 
 use crate::client::fleet_client::{ApiChannel, FleetClient, status_to_error};
-use crate::context::{CommandContext, OrderFlags};
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
+use crate::order::outcome::OrderReply;
 use crate::output::print_stderr;
 use proto::fleet::v1;
 use server::api::api_error::{ERROR_DOMAIN, OUTCOME_UNKNOWN};
@@ -56,23 +58,24 @@ fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration, roll: 
 }
 
 /// Sends an order with the explicit idempotency key or a new one, and repeats it with the same key while its response
-/// is lost.
-pub async fn send_order<A>(
+/// is lost. Records the exit code of its outcome.
+pub async fn send_order<A: OrderReply>(
     context: &CommandContext,
     reason: &str,
     give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
-    send_order_through(&mut context.client.clone(), &context.order_flags, reason, give).await
+    send_order_through(&mut context.client.clone(), context, reason, give).await
 }
 
 /// Sends an order as [`send_order`] does, for a command that makes more calls: `client` stays connected to the server
 /// that answered in the end.
-pub async fn send_order_through<A>(
+pub async fn send_order_through<A: OrderReply>(
     client: &mut FleetClient,
-    flags: &OrderFlags,
+    context: &CommandContext,
     reason: &str,
     give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
+    let flags = &context.order_flags;
     let order = v1::Order {
         reason: reason.to_owned(),
         idempotency_key: flags.idempotency_key.clone().unwrap_or_else(|| Uuid::new_v4().to_string()),
@@ -85,7 +88,11 @@ pub async fn send_order_through<A>(
     let mut may_have_run = false;
     loop {
         let status = match result {
-            Ok(answer) => return Ok(answer.into_inner()),
+            Ok(answer) => {
+                let answer = answer.into_inner();
+                context.exit_record.record(answer.exit_code());
+                return Ok(answer);
+            }
             Err(status) => status,
         };
         let broken = std::error::Error::source(&status).is_some();
@@ -140,15 +147,16 @@ fn rejected_after_lost_response(status: &Status, key: &str) -> CliError {
          audit has it with the idempotency key {key}",
         status_text(status)
     );
-    status_to_error(Status::new(status.code(), text))
+    CliError::Ended { exit: ExitCode::OutcomeUnknown, message: text }
 }
 
 fn outcome_unknown(tries: u32, status: &Status, key: &str) -> CliError {
-    CliError::Failed(format!(
+    let message = format!(
         "the outcome of this order is unknown: it was sent {tries} times with the idempotency key {key}, \
          and no response came (last error: {}). If it was carried out, the audit has it with that key",
         status_text(status)
-    ))
+    );
+    CliError::Ended { exit: ExitCode::OutcomeUnknown, message }
 }
 
 #[cfg(test)]
@@ -220,11 +228,11 @@ mod tests {
     #[test]
     fn giving_up_reports_the_idempotency_key() {
         let given_up = outcome_unknown(6, &Status::unavailable("the line is dead"), "k-1");
-        assert_eq!(given_up.exit_code(), 1);
+        assert_eq!(given_up.exit_code(), ExitCode::OutcomeUnknown);
         let text = given_up.to_string();
         assert!(text.contains("idempotency key k-1") && text.contains("the line is dead"), "{text}");
         let later = rejected_after_lost_response(&Status::unauthenticated("the token is revoked"), "k-1");
-        assert_eq!(later.exit_code(), 2);
+        assert_eq!(later.exit_code(), ExitCode::OutcomeUnknown);
         let text = later.to_string();
         assert!(text.starts_with("the token is revoked. ") && text.ends_with("key k-1"), "{text}");
     }

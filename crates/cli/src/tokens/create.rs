@@ -93,10 +93,10 @@ async fn create_credential(
             };
             CredentialsClient::new(service).create(request).await
         };
-        let made = send_order_through(&mut client, flags, &arguments.reason, give).await?;
+        let made = send_order_through(&mut client, context, &arguments.reason, give).await?;
         let lost = match create_outcome(made, fingerprint.is_some()) {
             CreateOutcome::Created(id, token) => return Ok((id, token)),
-            CreateOutcome::Rejected(text) => return Err(CliError::Invalid(text)),
+            CreateOutcome::Rejected(text) => return Err(CliError::Failed(text)),
             // A repetition with the same key would get the same response.
             CreateOutcome::TokenLost(id) if flags.idempotency_key.is_some() => {
                 return Err(repeated_token(&id));
@@ -108,7 +108,7 @@ async fn create_credential(
              created"
         ));
         let reason = "it was lost on its way to the requesting client";
-        revoke_credential(&mut client, flags, &lost, reason).await?;
+        revoke_credential(&mut client, context, &lost, reason).await?;
     }
     Err(CliError::Failed(format!(
         "{MAX_CREATE_ATTEMPTS} tokens were created, their responses were lost, and they were revoked; try \

@@ -4,8 +4,9 @@ use clap::Args;
 use uuid::Uuid;
 
 use crate::client::fleet_client::FleetClient;
-use crate::context::{CommandContext, OrderFlags};
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::outcome::decode_outcome;
 use crate::order::retry::send_order_through;
 use crate::output::{Format, format_json};
 use proto::fleet::v1;
@@ -29,11 +30,11 @@ pub struct RevokeToken {
 /// Runs `tokens revoke`: revokes a credential.
 pub async fn revoke_token(context: &CommandContext, arguments: &RevokeToken) -> Result<String, CliError> {
     let id = arguments.credential.to_string();
-    let done =
-        revoke_credential(&mut context.client.clone(), &context.order_flags, &id, &arguments.reason).await?;
+    let done = revoke_credential(&mut context.client.clone(), context, &id, &arguments.reason).await?;
+    let done = decode_outcome(done);
     match context.format {
         Format::Json => format_json(&serde_json::json!({
-            "credential": id, "changed": done.changed, "message": done.message,
+            "credential": id, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
         })),
         Format::Table => Ok(format!("{id} {}\n", done.message)),
     }
@@ -41,7 +42,7 @@ pub async fn revoke_token(context: &CommandContext, arguments: &RevokeToken) -> 
 
 pub(super) async fn revoke_credential(
     client: &mut FleetClient,
-    flags: &OrderFlags,
+    context: &CommandContext,
     id: &str,
     reason: &str,
 ) -> Result<v1::OrderResponse, CliError> {
@@ -49,5 +50,5 @@ pub(super) async fn revoke_credential(
         let request = v1::RevokeCredentialRequest { order: Some(order), credential_id: id.to_owned() };
         CredentialsClient::new(service).revoke(request).await
     };
-    send_order_through(client, flags, reason, give).await
+    send_order_through(client, context, reason, give).await
 }

@@ -128,7 +128,7 @@ async fn fetch_loop(
         let answer = timeout(FETCH_TIMEOUT, fetch_summary(&client)).await;
         let (event, wait) = match answer {
             Ok(Ok(view)) => (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed())),
-            Ok(Err(error @ CliError::Invalid(_))) => (FetchEvent::Denied(error), interval),
+            Ok(Err(error)) if error.is_rejection() => (FetchEvent::Denied(error), interval),
             failed => {
                 let why = match failed {
                     Ok(Err(error)) => error.to_string(),

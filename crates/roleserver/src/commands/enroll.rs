@@ -1,8 +1,8 @@
 //! `roleserver enroll`: accept an enrolment request on standard input.
 //!
 //! Reads one `EnrollRequest` from standard input, writes one `EnrollResponse` to standard output, and nothing else
-//! there. A failure after the request was read is a response, not an exit code: the shepherd at the other end of the
-//! SSH session reads one thing.
+//! there. A failure after the request was read is a response, which the shepherd at the other end of the SSH session
+//! reads. The exit code is for people and scripts, and distinguishes failures, malformed requests and refusals.
 //!
 //! An accepted enrolment is on the disk before the agent is touched, so that a machine that loses power in between
 //! knows the fence of the request.
@@ -32,12 +32,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request may take to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Reads one request, carries it out, and writes the response.
+/// Reads one request, carries it out, and writes the response. Returns the exit code for it.
 pub fn execute(
     state_directory: &Path,
     home: Option<&Path>,
     mode: SupervisionMode,
-) -> Result<(), CommandError> {
+) -> Result<u8, CommandError> {
     let input = std::io::stdin();
     if input.is_terminal() {
         return Err(CommandError::Usage(
@@ -47,17 +47,21 @@ pub fn execute(
         ));
     }
     let bytes = read_request(input)?;
-    let answer = decode_request(&bytes)
-        .and_then(|request| enroll_machine(state_directory, home, mode, request))
-        .unwrap_or_else(|error| {
+    let enrolled =
+        decode_request(&bytes).and_then(|request| enroll_machine(state_directory, home, mode, request));
+    let (answer, exit_code) = match enrolled {
+        Ok(answer) => (answer, 0),
+        Err(error) => {
             tracing::error!(%error, "the machine was not enrolled");
-            error.to_response()
-        });
+            (error.to_response(), error.exit_code())
+        }
+    };
     let mut output = std::io::stdout();
     output
         .write_all(&answer.encode_to_vec())
         .and_then(|()| output.flush())
-        .map_err(|error| CommandError::Failed(format!("writing the answer failed: {error}")))
+        .map_err(|error| CommandError::Failed(format!("writing the answer failed: {error}")))?;
+    Ok(exit_code)
 }
 
 /// Reads to the end of the input, within limits of size and time: a session that was cut unnoticed must not leave a

@@ -11,13 +11,16 @@ use crate::process::ProcessRecord;
 use crate::state_directory::{LastHeartbeat, StateDirectory, StateError};
 use crate::status_socket;
 
-/// The status as text, one fact a line, with the tree of the agent's runnables.
-pub fn render_text(state_directory: &Path) -> Result<String, CommandError> {
+/// The exit code on a machine that is not enrolled.
+const NOT_ENROLLED: u8 = 3;
+
+/// The status as text, one fact a line, with the tree of the agent's runnables; and the exit code for it.
+pub fn render_text(state_directory: &Path) -> Result<(String, u8), CommandError> {
     let clock = HostClock::read().map_err(CommandError::from_error)?;
     let state = StateDirectory::from_path(state_directory.to_owned());
     let mut page = StatusPage(String::new());
     page.add_line("state directory", state.path().display());
-    match state.read_enrolment() {
+    let exit_code = match state.read_enrolment() {
         Ok(Some(enrolment)) => {
             page.add_line("machine", enrolment.machine_id);
             page.add_line("database", enrolment.bmdb_id);
@@ -35,10 +38,17 @@ pub fn render_text(state_directory: &Path) -> Result<String, CommandError> {
             };
             page.add_line("trusts", trust);
             page.add_line("interval", format_args!("{} s", settings.heartbeat_interval().as_secs()));
+            0
         }
-        Ok(None) => page.add_line("machine", "not enrolled; a shepherd enrols it"),
-        Err(error) => page.add_line("machine", error),
-    }
+        Ok(None) => {
+            page.add_line("machine", "not enrolled; a shepherd enrols it");
+            NOT_ENROLLED
+        }
+        Err(error) => {
+            page.add_line("machine", error);
+            1
+        }
+    };
     if let Some(identity) = page.value_or_line("public key", state.read_identity()) {
         page.add_line("public key", hex::encode(identity.public_key()));
     }
@@ -53,7 +63,7 @@ pub fn render_text(state_directory: &Path) -> Result<String, CommandError> {
     if let Ok(tree) = status_socket::read_page(state.path(), status_socket::STATUS_SOCKET) {
         let _ = write!(page.0, "\n{tree}");
     }
-    Ok(page.0)
+    Ok((page.0, exit_code))
 }
 
 struct StatusPage(String);
@@ -127,8 +137,11 @@ mod tests {
     fn damaged_file_does_not_hide_the_rest() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("agent.json"), "{").unwrap();
-        let text = render_text(directory.path()).unwrap();
-        assert!(text.contains("not enrolled"), "{text}");
+        let (text, exit_code) = render_text(directory.path()).unwrap();
+        assert!(text.contains("not enrolled") && exit_code == 3, "{exit_code}: {text}");
         assert!(text.contains("agent.json is damaged"), "{text}");
+        std::fs::write(directory.path().join("enrolment.json"), "{").unwrap();
+        let (text, exit_code) = render_text(directory.path()).unwrap();
+        assert!(text.contains("enrolment.json is damaged") && exit_code == 1, "{exit_code}: {text}");
     }
 }

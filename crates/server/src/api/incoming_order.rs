@@ -12,7 +12,7 @@ use crate::api::caller::caller_of;
 use crate::api::convert::{encode_machine_name, encode_optional_struct};
 use crate::api::validate::{canonical_line, single_line};
 use bmdb::connection::error::BmdbError;
-use bmdb::orders::order::{self, OrderResult, request_digest};
+use bmdb::orders::order::{self, OrderResult, OutcomeKind, request_digest};
 use model::machine_view::MachineName;
 use proto::fleet::v1;
 
@@ -105,12 +105,23 @@ pub fn encode_order_response(
 ) -> v1::OrderResponse {
     v1::OrderResponse {
         name: about.map(encode_machine_name),
-        changed: carried.outcome.changed,
+        changed: carried.outcome.is_changed(),
         message: carried.outcome.message.clone(),
         dry_run,
         replayed: carried.replayed,
         audit_id: carried.audit_id.to_string(),
         before: encode_optional_struct(carried.before.as_ref()),
         after: encode_optional_struct(carried.after.as_ref()),
+        outcome: encode_outcome_kind(carried.outcome.kind).into(),
+    }
+}
+
+/// Encodes what an order did.
+#[must_use]
+pub const fn encode_outcome_kind(kind: OutcomeKind) -> v1::order_response::Outcome {
+    match kind {
+        OutcomeKind::Changed => v1::order_response::Outcome::Changed,
+        OutcomeKind::Already => v1::order_response::Outcome::Already,
+        OutcomeKind::NoEffect => v1::order_response::Outcome::NoEffect,
     }
 }

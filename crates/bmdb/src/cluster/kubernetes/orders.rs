@@ -103,7 +103,7 @@ async fn set_kubernetes_in_tx(
     let was = before.as_ref().map(kubernetes_audit_json);
     if before.as_ref() == Some(&wanted) {
         let text = "already has these settings; nothing was changed";
-        return Ok(OrderEffect::unchanged(text, was));
+        return Ok(OrderEffect::already(text, was));
     }
     let by =
         approve_add_ons(tx, order, (id.as_bytes(), name), (before.as_ref(), &wanted), &wish.trust).await?;
@@ -136,7 +136,7 @@ async fn remove_kubernetes_in_tx(
     };
     let (Some(before), None) = (before, &nothing) else {
         let text = nothing.unwrap_or_default();
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     };
     if let Some(upgrade) = read_active_upgrade(tx, id).await? {
         return Err(order_rejected("UPGRADING", upgrade.conflict_message(name)));
@@ -166,7 +166,7 @@ async fn rotate_keys_in_tx(
         line.observed.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.keys == what);
     if under_way || line.desired.pending_rotations.contains(&keys) {
         let text = format!("already replaces the Kubernetes keys {what}; nothing was changed");
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(OrderEffect::already(text, None));
     }
     let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
     requests.push(what);

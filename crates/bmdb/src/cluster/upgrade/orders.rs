@@ -89,7 +89,7 @@ async fn create_upgrade_in_tx(
             if digest == before.bundle && new.roleserver.is_none() {
                 let output =
                     format!("already runs exactly that bundle (Kubernetes {to}); nothing was changed");
-                return Ok(OrderEffect::unchanged(output, None));
+                return Ok(OrderEffect::already(output, None));
             }
             check_upgrade_path(
                 &running_versions(&found),
@@ -181,7 +181,13 @@ async fn change_upgrade_in_tx(
     let (id, _) = lock_cluster(tx, name).await?;
     let Some(line) = read_active_upgrade(tx, id).await? else {
         let text = "is not being upgraded; nothing was changed";
-        return Ok(OrderEffect::unchanged(text, None));
+        return Ok(match change {
+            // An upgrade that does not exist is not under way either.
+            UpgradeChange::Abort => OrderEffect::already(text, None),
+            UpgradeChange::Pause | UpgradeChange::Resume | UpgradeChange::RollBack => {
+                OrderEffect::no_effect(text, None)
+            }
+        });
     };
     let (upgrade, before) = (&line.upgrade.id, audit_json(&line));
     let roll_out = line.roll_out.as_ref().filter(|_| !line.roll_out_done);
@@ -189,7 +195,7 @@ async fn change_upgrade_in_tx(
         line.upgrade.pause_reason.as_ref().or_else(|| line.upgrade.release.as_ref()?.pause_reason.as_ref());
     if change == UpgradeChange::Resume && paused.is_none() {
         let text = "has no paused upgrade; nothing was changed";
-        return Ok(OrderEffect::unchanged(text, Some(before)));
+        return Ok(OrderEffect::already(text, Some(before)));
     }
     let text = match change {
         UpgradeChange::Pause | UpgradeChange::Resume => {

@@ -38,7 +38,7 @@ pub(super) async fn roll_back_upgrade_in_tx(
     let (text, under_way) = match &line.ended {
         None if line.upgrade.rolling_back => {
             let text = "is already being rolled back; nothing was changed";
-            return Ok(OrderEffect::unchanged(text, Some(before)));
+            return Ok(OrderEffect::already(text, Some(before)));
         }
         None => ("goes back from where it is", true),
         Some((_, how)) if how == "rolled back" => {

@@ -140,10 +140,7 @@ async fn add_artefact_in_tx(
         let is_new_signature = signature.is_some() && signature != known.signature.as_deref();
         let text = match (before == name, is_new_signature) {
             (true, false) => {
-                return Ok(OrderEffect::unchanged(
-                    "exists already; nothing was changed",
-                    Some(reported(name)),
-                ));
+                return Ok(OrderEffect::already("exists already; nothing was changed", Some(reported(name))));
             }
             (true, true) => "exists already, and gets this signature".to_owned(),
             (false, false) => format!("exists already, and gets this name in place of {before}"),

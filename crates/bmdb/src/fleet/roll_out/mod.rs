@@ -439,7 +439,10 @@ async fn change_roll_out_in_tx(
     let before = reported(known.paused.as_ref(), known.ended.as_deref());
     if let Some(ended) = known.ended {
         let text = format!("is {ended}; nothing was changed");
-        return Ok(OrderEffect::unchanged(text, Some(before)));
+        return Ok(match change {
+            RollOutChange::Abort => OrderEffect::already(text, Some(before)),
+            RollOutChange::Pause | RollOutChange::Resume => OrderEffect::no_effect(text, Some(before)),
+        });
     }
     let (text, after) = match change {
         RollOutChange::Pause => {

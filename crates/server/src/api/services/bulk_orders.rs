@@ -6,7 +6,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_machine_name;
-use crate::api::incoming_order::IncomingOrder;
+use crate::api::incoming_order::{IncomingOrder, encode_outcome_kind};
 use crate::api::services::machine_filter::parse_filter;
 use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
@@ -70,9 +70,10 @@ impl BulkOrders for BulkOrdersService {
 fn encode_outcome(outcome: &MachineOutcome) -> v1::MachineOrderOutcome {
     v1::MachineOrderOutcome {
         name: Some(encode_machine_name(&outcome.name)),
-        changed: outcome.outcome.changed,
+        changed: outcome.outcome.is_changed(),
         message: outcome.outcome.message.clone(),
         rejected: outcome.rejected,
+        outcome: encode_outcome_kind(outcome.outcome.kind).into(),
     }
 }
 

@@ -38,7 +38,9 @@ use model::why::explain_machine;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_server::Machines;
 
-use order_execution::{Attribution, execute_for_machine, execute_machine_order, execute_order};
+use order_execution::{
+    Attribution, execute_for_machine, execute_machine_order, execute_order, try_execute_order,
+};
 
 /// Machines that a page of a list examines at most, approximately. It bounds the cost of a page with any filter.
 pub const MAX_EXAMINED: usize = 4000;
@@ -202,7 +204,8 @@ impl Machines for MachinesService {
             Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: HOLD, request: &request, order: body.order.as_ref() };
-        execute_order(&self.context, &body.machine, order, move |snapshot, by| {
+        let name = self.context.find_machine(&caller_of(&request)?, &body.machine).await?;
+        try_execute_order(&self.context, &name, order, move |snapshot, by| {
             machine_decision::hold_machine(snapshot, scope, &by.reason, &by.who, until)
         })
         .await

@@ -1,0 +1,150 @@
+//! Outcome of an order: decoded from a response of the API, in the exit code, and in JSON.
+//!
+//! [`crate::order::retry::send_order`] records the exit code of each response, so that no order is without one.
+
+use serde::Serialize;
+
+use crate::exit_code::{CommandEnd, ExitCode, exit_code};
+use bmdb::orders::order::{OrderOutcome, OutcomeKind};
+use proto::fleet::v1;
+use proto::fleet::v1::order_response::Outcome;
+
+/// A response to an order.
+pub trait OrderReply {
+    /// The exit code of the order.
+    fn exit_code(&self) -> ExitCode;
+}
+
+impl OrderReply for v1::OrderResponse {
+    fn exit_code(&self) -> ExitCode {
+        exit_code(CommandEnd::Outcome(decode_kind(self.outcome, self.changed)))
+    }
+}
+
+impl OrderReply for v1::CreateCredentialResponse {
+    fn exit_code(&self) -> ExitCode {
+        self.order.as_ref().map_or(ExitCode::Failed, OrderReply::exit_code)
+    }
+}
+
+impl OrderReply for v1::RequestLogResponse {
+    fn exit_code(&self) -> ExitCode {
+        self.order.as_ref().map_or(ExitCode::Failed, OrderReply::exit_code)
+    }
+}
+
+impl OrderReply for v1::SubmitBulkOrderResponse {
+    /// The highest code of the machines. An order about no machine has found none.
+    fn exit_code(&self) -> ExitCode {
+        if self.rejection.is_some() {
+            return exit_code(CommandEnd::Rejected);
+        }
+        let codes = self.outcomes.iter().map(|one| {
+            exit_code(if one.rejected {
+                CommandEnd::Rejected
+            } else {
+                CommandEnd::Outcome(decode_kind(one.outcome, one.changed))
+            })
+        });
+        codes.max().unwrap_or(ExitCode::NotFound)
+    }
+}
+
+/// The outcome in the response to an order.
+pub(crate) fn decode_outcome(response: v1::OrderResponse) -> OrderOutcome {
+    OrderOutcome { kind: decode_kind(response.outcome, response.changed), message: response.message }
+}
+
+/// The outcome of a bulk order on one machine.
+pub(crate) fn decode_machine_outcome(outcome: i32, changed: bool, message: String) -> OrderOutcome {
+    OrderOutcome { kind: decode_kind(outcome, changed), message }
+}
+
+/// What an order did. A server of an earlier release only reports whether something was changed. An order that changed
+/// nothing may then be one that was not needed, and counts as one without effect.
+fn decode_kind(outcome: i32, changed: bool) -> OutcomeKind {
+    match Outcome::try_from(outcome).unwrap_or(Outcome::Unspecified) {
+        Outcome::Changed => OutcomeKind::Changed,
+        Outcome::Already => OutcomeKind::Already,
+        Outcome::Unspecified if changed => OutcomeKind::Changed,
+        Outcome::NoEffect | Outcome::Unspecified => OutcomeKind::NoEffect,
+    }
+}
+
+/// The outcome of an order in JSON.
+#[derive(Serialize)]
+pub(crate) struct OutcomeFields {
+    changed: bool,
+    outcome: &'static str,
+    message: String,
+}
+
+impl OutcomeFields {
+    /// Whether the order changed anything.
+    pub(crate) const fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// The phrase that follows the name of the target.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<OrderOutcome> for OutcomeFields {
+    fn from(done: OrderOutcome) -> Self {
+        Self { changed: done.is_changed(), outcome: done.kind.as_str(), message: done.message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(outcome: Outcome) -> v1::OrderResponse {
+        v1::OrderResponse { outcome: outcome.into(), ..v1::OrderResponse::default() }
+    }
+
+    #[test]
+    fn response_decides_the_exit_code_of_an_order() {
+        for (outcome, expected) in [(Outcome::Changed, 0), (Outcome::Already, 0), (Outcome::NoEffect, 1)] {
+            assert_eq!(response(outcome).exit_code().number(), expected, "{outcome:?}");
+            let created = v1::CreateCredentialResponse {
+                order: Some(response(outcome)),
+                ..v1::CreateCredentialResponse::default()
+            };
+            assert_eq!(created.exit_code().number(), expected, "{outcome:?}");
+        }
+        let before = |changed| v1::OrderResponse { changed, ..v1::OrderResponse::default() };
+        assert_eq!(before(true).exit_code(), ExitCode::Done, "of the release before");
+        assert_eq!(before(false).exit_code(), ExitCode::Failed, "of the release before");
+    }
+
+    #[test]
+    fn bulk_order_exits_with_the_highest_code_of_its_machines() {
+        let bulk = |outcomes: &[(Outcome, bool)], rejection: Option<&str>| {
+            let outcomes = outcomes.iter().map(|(outcome, rejected)| v1::MachineOrderOutcome {
+                outcome: (*outcome).into(),
+                rejected: *rejected,
+                ..v1::MachineOrderOutcome::default()
+            });
+            let response = v1::SubmitBulkOrderResponse {
+                outcomes: outcomes.collect(),
+                rejection: rejection.map(str::to_owned),
+                ..v1::SubmitBulkOrderResponse::default()
+            };
+            response.exit_code().number()
+        };
+        let (changed, already) = ((Outcome::Changed, false), (Outcome::Already, false));
+        let (no_effect, rejected) = ((Outcome::NoEffect, false), (Outcome::NoEffect, true));
+        for (outcomes, expected) in [
+            (&[changed, already][..], 0),
+            (&[changed, no_effect, already], 1),
+            (&[rejected, no_effect, changed], 4),
+            (&[], 3),
+        ] {
+            assert_eq!(bulk(outcomes, None), expected, "{outcomes:?}");
+        }
+        assert_eq!(bulk(&[changed], Some("too many")), 4, "a dry run of an order that would be rejected");
+    }
+}

@@ -1,0 +1,176 @@
+//! Suggestions for what users of kubectl and systemctl type: the command of `shepherdctl` that does it.
+//!
+//! A user who types `cordon` wants to stop work on a machine, and the edit distance to our commands does not help. So
+//! each verb and each kind of those tools that has another name here is a row of [`SUGGESTIONS`]. A test parses each
+//! command that a row names.
+
+use std::ffi::OsString;
+
+use clap::Command;
+
+/// What a user may type, and what to run in its place.
+struct Suggestion {
+    /// The words: a command, or a command with the kind or the subcommand after it.
+    typed: &'static [&'static str],
+    /// What the user wants, to follow "to".
+    purpose: &'static str,
+    /// The command that does it. Words in capitals are to be replaced.
+    command: &'static str,
+}
+
+const fn suggestion(
+    typed: &'static [&'static str],
+    purpose: &'static str,
+    command: &'static str,
+) -> Suggestion {
+    Suggestion { typed, purpose, command }
+}
+
+/// All suggestions. Of two rows that match, the one with more words counts.
+const SUGGESTIONS: &[Suggestion] = &[
+    // Kinds.
+    suggestion(&["get", "nodes"], "list machines", "shepherdctl get machines"),
+    suggestion(&["get", "node"], "list machines", "shepherdctl get machines"),
+    suggestion(&["get", "pods"], "list machines", "shepherdctl get machines"),
+    suggestion(&["get", "clusters"], "list clusters", "shepherdctl cluster get"),
+    suggestion(&["get", "cluster"], "list clusters", "shepherdctl cluster get"),
+    suggestion(&["get", "tokens"], "list credentials", "shepherdctl tokens get"),
+    suggestion(&["get", "token"], "list credentials", "shepherdctl tokens get"),
+    suggestion(&["get", "issues"], "list problems of the fleet", "shepherdctl issues"),
+    suggestion(&["get", "issue"], "list problems of the fleet", "shepherdctl issues"),
+    suggestion(&["get", "artefacts"], "list files for machines", "shepherdctl artefacts get"),
+    suggestion(&["get", "updates"], "list updates of the role server", "shepherdctl update get"),
+    suggestion(&["get", "policy"], "show the policy", "shepherdctl policy get"),
+    suggestion(&["get", "events"], "show what happened to a machine", "shepherdctl timeline M"),
+    suggestion(&["get", "all"], "show the fleet on one page", "shepherdctl top --once"),
+    suggestion(&["describe", "node"], "describe a machine", "shepherdctl describe machine M"),
+    suggestion(&["describe", "cluster"], "describe a cluster", "shepherdctl cluster describe NAME"),
+    suggestion(&["describe", "update"], "describe an update", "shepherdctl update describe UPDATE"),
+    // Verbs of kubectl.
+    suggestion(&["cordon"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
+    suggestion(&["drain"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
+    suggestion(&["uncordon"], "end a hold on a machine", "shepherdctl release M"),
+    suggestion(&["delete"], "give a machine back to its provider", "shepherdctl retire M --reason TEXT"),
+    suggestion(&["delete", "cluster"], "delete a cluster", "shepherdctl cluster delete NAME --reason TEXT"),
+    suggestion(&["delete", "artefact"], "delete a file", "shepherdctl artefacts delete NAME --reason TEXT"),
+    suggestion(&["config"], "use another context", "shepherdctl --context NAME get machines"),
+    suggestion(&["contexts"], "use another context", "shepherdctl --context NAME get machines"),
+    suggestion(&["auth"], "list credentials and their roles", "shepherdctl tokens get"),
+    suggestion(&["whoami"], "list credentials and their roles", "shepherdctl tokens get"),
+    suggestion(&["rollout"], "list updates of the role server", "shepherdctl update get"),
+    suggestion(&["rollout", "status"], "list updates of the role server", "shepherdctl update get"),
+    suggestion(&["rollout", "pause"], "pause an update", "shepherdctl update pause UPDATE --reason TEXT"),
+    suggestion(&["rollout", "resume"], "resume an update", "shepherdctl update resume UPDATE --reason TEXT"),
+    suggestion(
+        &["rollout", "undo"],
+        "roll a cluster back",
+        "shepherdctl cluster upgrade NAME --rollback --reason TEXT",
+    ),
+    suggestion(&["rollout", "restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),
+    suggestion(
+        &["scale"],
+        "change a cluster's size",
+        "shepherdctl cluster scale NAME --workers 3 --reason TEXT",
+    ),
+    suggestion(&["apply"], "create a cluster", "shepherdctl cluster create NAME --workers 3 --reason TEXT"),
+    suggestion(&["create"], "create a cluster", "shepherdctl cluster create NAME --workers 3 --reason TEXT"),
+    suggestion(
+        &["edit"],
+        "change a cluster's size",
+        "shepherdctl cluster scale NAME --workers 3 --reason TEXT",
+    ),
+    suggestion(&["annotate"], "set a label", "shepherdctl label M --set KEY=VALUE"),
+    suggestion(&["exec"], "read a machine's logs", "shepherdctl logs M"),
+    suggestion(&["events"], "show what happened to a machine", "shepherdctl timeline M"),
+    suggestion(&["explain"], "explain the state of a machine", "shepherdctl why M"),
+    suggestion(&["wait"], "print machines as they change", "shepherdctl watch"),
+    suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),
+    suggestion(&["completion"], "print a completion script", "shepherdctl completions bash"),
+    // Verbs of systemctl.
+    suggestion(&["restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),
+    suggestion(&["start"], "switch a machine on", "shepherdctl power on M --reason TEXT"),
+    suggestion(&["stop"], "switch a machine off", "shepherdctl power off M --reason TEXT"),
+    suggestion(&["poweroff"], "switch a machine off", "shepherdctl power off M --reason TEXT"),
+    suggestion(&["status"], "explain the state of a machine", "shepherdctl why M"),
+    suggestion(&["is-active"], "explain the state of a machine", "shepherdctl why M"),
+    suggestion(&["is-failed"], "list problems of the fleet", "shepherdctl issues"),
+    suggestion(&["list-units"], "list machines", "shepherdctl get machines"),
+    suggestion(&["list"], "list machines", "shepherdctl get machines"),
+    suggestion(&["mask"], "leave a machine alone", "shepherdctl quarantine M --reason TEXT"),
+];
+
+/// The sentence for a command that does not exist here and has another name. `word` is the word that the parser does
+/// not know, and `arguments` are those of the process, its own name first.
+#[must_use]
+pub fn suggest_command(grammar: &Command, word: &str, arguments: &[OsString]) -> Option<String> {
+    let words: Vec<&str> = arguments.iter().skip(1).filter_map(|argument| argument.to_str()).collect();
+    let place = words.iter().position(|found| *found == word)?;
+    let before = place.checked_sub(1).and_then(|place| words.get(place)).copied();
+    let after = words.get(place + 1).copied();
+    let found = match before.filter(|before| grammar.find_subcommand(before).is_some()) {
+        Some(before) => find_suggestion(&[before, word])?,
+        None => {
+            after.and_then(|after| find_suggestion(&[word, after])).or_else(|| find_suggestion(&[word]))?
+        }
+    };
+    let typed = found.typed.join(" ");
+    Some(format!("there is no command {typed:?}; to {}, run: {}", found.purpose, found.command))
+}
+
+fn find_suggestion(typed: &[&str]) -> Option<&'static Suggestion> {
+    SUGGESTIONS.iter().find(|known| known.typed == typed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::error::ErrorKind;
+
+    use super::*;
+    use crate::command::grammar;
+
+    #[test]
+    fn every_suggestion_names_a_command_that_exists() {
+        for found in SUGGESTIONS {
+            let words: Vec<&str> = found.command.split(' ').collect();
+            let parsed = grammar().try_get_matches_from(&words);
+            assert!(parsed.is_ok(), "{:?}: {}: {:?}", found.typed, found.command, parsed.err());
+        }
+    }
+
+    #[test]
+    fn every_suggestion_is_for_what_the_parser_does_not_know() {
+        let mut seen = BTreeSet::new();
+        for found in SUGGESTIONS {
+            assert!(seen.insert(found.typed), "{:?} is there twice", found.typed);
+            let line = [&["shepherdctl"][..], found.typed].concat();
+            let error = grammar().try_get_matches_from(&line).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidSubcommand, "{:?}: {error}", found.typed);
+        }
+    }
+
+    #[test]
+    fn command_is_suggested_by_the_words_around_the_unknown_one() {
+        for (line, word, expected) in [
+            ("cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
+            ("drain sim-0007 --ignore-daemonsets", "drain", Some("shepherdctl hold M --reason TEXT")),
+            ("--context prod cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
+            ("delete machine sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
+            ("delete cluster prod", "delete", Some("shepherdctl cluster delete NAME --reason TEXT")),
+            ("config use-context prod", "config", Some("shepherdctl --context NAME get machines")),
+            ("rollout status prod", "rollout", Some("shepherdctl update get")),
+            ("get nodes -o wide", "nodes", Some("shepherdctl get machines")),
+            // `status` of something else than a machine.
+            ("cluster status prod", "status", None),
+            ("frobnicate", "frobnicate", None),
+        ] {
+            let arguments: Vec<OsString> =
+                std::iter::once("shepherdctl").chain(line.split(' ')).map(OsString::from).collect();
+            let found = suggest_command(&grammar(), word, &arguments);
+            assert_eq!(found.is_some(), expected.is_some(), "{line}: {found:?}");
+            let (found, expected) = (found.unwrap_or_default(), expected.unwrap_or_default());
+            assert!(found.ends_with(expected), "{line}: {found}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Habits of kubectl and systemctl: the lines of `tests/data/habits/lines.txt`.
+//!
+//! The list is fixed. Lines that are expected to work are not run yet: most need `get KIND NAME`, output formats or
+//! selectors that this release does not have. The others end with exit code 2 and name the command of `shepherdctl`.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+use shepherd::model::shell_words;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::source;
+
+const LINES: &str = "tests/data/habits/lines.txt";
+
+/// Lines that name no command yet, because the flag that they need does not exist.
+const UNNAMED: [&str; 1] = ["get machines -l row=7"];
+
+/// The lines, each with whether it is expected to work as it is typed.
+fn read_lines() -> anyhow::Result<Vec<(String, bool)>> {
+    let text = source::read(Path::new(LINES))?;
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (typed, expected) = line.split_once("  # ").with_context(|| line.to_owned())?;
+            let works = expected.starts_with("works: ");
+            ensure!(works || expected.starts_with("names: "), "{line}");
+            Ok((typed.trim().to_owned(), works))
+        })
+        .collect()
+}
+
+#[test]
+fn list_has_sixty_lines_of_which_most_are_expected_to_work() -> TestResult {
+    let lines = read_lines()?;
+    let works = lines.iter().filter(|(_, works)| *works).count();
+    assert!(lines.len() == 60 && works >= 45, "{} lines, {works} expected to work", lines.len());
+    Ok(())
+}
+
+#[test]
+fn line_that_does_not_work_names_a_command() -> TestResult {
+    let mut tried = 0;
+    for (line, _) in read_lines()?.into_iter().filter(|(_, works)| !works) {
+        if UNNAMED.contains(&line.as_str()) {
+            continue;
+        }
+        let words = shell_words::split(&line).with_context(|| line.clone())?;
+        let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+            .args(words)
+            .env_clear()
+            .stdin(Stdio::null())
+            .output()?;
+        let stderr = String::from_utf8(output.stderr)?;
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{line}: {stderr}");
+        assert!(stderr.contains(", run: shepherdctl ") && stderr.lines().count() == 1, "{line}: {stderr}");
+        tried += 1;
+    }
+    assert!(tried > 10, "only {tried} lines were tried");
+    Ok(())
+}
