@@ -269,7 +269,7 @@ fn state_files(bytes: &[u8]) -> Result<(), String> {
         // A key that others can read is refused before it is parsed.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     }
-    let text = status::render_text(directory.path()).map_err(|error| error.to_string())?;
+    let (text, _) = status::render_text(directory.path()).map_err(|error| error.to_string())?;
     assert!(text.lines().count() >= 3, "{text}");
     let state = StateDirectory::from_path(directory.path().to_owned());
     let agent = state.read_agent_process().map(|process| process.is_some_and(|process| process.is_alive()));

@@ -182,7 +182,7 @@ fn declaration(role: &str, program: &str) -> wire::Declaration {
             user: "root".to_owned(),
             ..Default::default()
         }],
-        revision: 0,
+        ..wire::Declaration::default()
     }
 }
 

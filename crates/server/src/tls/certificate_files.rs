@@ -199,7 +199,7 @@ pub(super) mod tests {
             self.directory.path().join("certificate.pem")
         }
 
-        fn key(&self) -> PathBuf {
+        pub(crate) fn key(&self) -> PathBuf {
             self.directory.path().join("key.pem")
         }
 
