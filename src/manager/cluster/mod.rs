@@ -191,7 +191,7 @@ async fn run_under_session(
                     cluster,
                     name,
                 };
-                let gone = worker.run_passes(stop).await;
+                let gone = Box::pin(worker.run_passes(stop)).await;
                 if let Err(error) = bmdb.release_named_lease(&worker.lease).await {
                     tracing::warn!(cluster = name, %error, "cannot release a lease; the reaper will");
                 }
