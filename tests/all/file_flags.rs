@@ -139,6 +139,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "curators",
     "cursor",
     "fact",
+    "fail_on",
     "fingerprint",
     "holder",
     "id",

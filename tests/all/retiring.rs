@@ -23,7 +23,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, endpoint};
 #[cfg(debug_assertions)]
 use crate::harness::ordering::until_dead;
-use crate::harness::ordering::{ctl, phase, refuses, says, stop, until_phase};
+use crate::harness::ordering::{ctl, is_wrong, phase, refuses, says, stop, until_phase};
 use crate::harness::port::reserved;
 
 /// Limits that are short enough for a test, with room for a busy host. A machine that hangs occupies its worker for
@@ -169,7 +169,7 @@ async fn held_and_cancelled(fleet: &Fleet) -> Result<()> {
     says(fleet, &["issues"], "retirement-stuck").await?;
     refuses(fleet, &retire(id), "is being retired already, with a wipe").await?;
     let waive = |words| ["retire", "waive", id, "wipe", "--confirm", words, "--reason", "they are shredded"];
-    refuses(fleet, &waive("yes"), "with the words \"sim/sim-0005 is not wiped\"").await?;
+    is_wrong(fleet, &waive("yes"), "with the words \"sim/sim-0005 is not wiped\"").await?;
     says(fleet, &["retire", "cancel", id], "is cancelled").await?;
     refuses(fleet, &waive("sim/sim-0005 is not wiped"), "is not being retired").await?;
     until_phase(fleet, id, "Ready").await?;
@@ -223,7 +223,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     ensure!(log.lines().any(is_logged), "no failure is logged with its cause:\n{log}");
     says(fleet, &["why", id], "shepherdctl retire waive sim/sim-0006 release --confirm").await?;
     refuses(fleet, &waive("wipe", "sim/sim-0006 is not wiped"), "is at the stage release").await?;
-    refuses(fleet, &waive("release", "yes"), known).await?;
+    is_wrong(fleet, &waive("release", "yes"), known).await?;
     let before = failed_heartbeats(fleet, id).await?;
     says(fleet, &waive("release", known), "is retired, and was not given back").await?;
     until_phase(fleet, id, "Retired").await?;

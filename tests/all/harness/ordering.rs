@@ -37,6 +37,13 @@ pub(crate) async fn refuses(fleet: &Fleet, line: &[&str], part: &str) -> Result<
     Ok(())
 }
 
+/// Runs a command with a wrong value, which must exit so and say `part`.
+pub(crate) async fn is_wrong(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
+    let (code, text) = ctl(fleet, line).await?;
+    ensure!(code == Some(2) && text.contains(part), "{line:?}: {code:?}, {text}");
+    Ok(())
+}
+
 /// The phase of a machine.
 pub(crate) async fn phase(fleet: &Fleet, id: &str) -> Result<String> {
     let phase = "SELECT phase_index FROM machine_due JOIN machine_provided USING (machine_id)
