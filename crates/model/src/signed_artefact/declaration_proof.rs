@@ -13,7 +13,9 @@
 //! ([`SigningTrust::requires_signed_declarations`]): a person who writes to the database or to the curators of a cluster is
 //! then not root on it. What a second admin approved is not signed, and is refused there. The version of each signed
 //! declaration that a machine accepts becomes the lowest one that it accepts of that role, so nobody declares an older one
-//! again. Machines verify no add-on: its objects reach them as pods of Kubernetes.
+//! again. From then on the machine takes no unsigned declaration of that role, also none that gives no root: its service could
+//! leave files in the work directory of the signed service that follows. Machines verify no add-on: its objects reach them as
+//! pods of Kubernetes.
 
 use crate::cluster::declaration::encode_signed_content;
 use crate::kubernetes::version::ReleaseVersion;
@@ -76,8 +78,8 @@ pub fn verify_declaration(
 /// Decides whether a machine runs the services of a declaration. Returns the version of a valid signature, below which the
 /// machine accepts no declaration of the role any more; `None` if no signature is needed and there is no valid one.
 ///
-/// The error is a sentence. It names the services that give root, and what to do. `trust` is what the machine has pinned, or
-/// why that cannot be read: then nothing that gives root is accepted.
+/// The error is a sentence. It names the services that give root, or that a signed version was accepted before, and what to do.
+/// `trust` is what the machine has pinned, or why that cannot be read: then nothing that gives root is accepted.
 pub fn decide_machine_declaration(
     declaration: &RoleDeclaration,
     trust: Result<&SigningTrust, &str>,
@@ -89,16 +91,21 @@ pub fn decide_machine_declaration(
         Ok(trust) => verify_signed_version(declaration, trust).map_err(|flaw| format!("{flaw}; {SIGN_IT}")),
         Err(unreadable) => Err(unreadable.to_owned()),
     };
-    let privileges = declaration.list_privileges();
-    match verified {
-        Ok(version) => Ok(Some(version)),
-        Err(_) if privileges.is_empty() => Ok(None),
-        Err(reason) => Err(format!(
-            "role {} was refused: {}, which gives root on this machine, and {reason}; what ran before continues to run",
-            declaration.role(),
-            list_some(&privileges)
-        )),
-    }
+    let reason = match verified {
+        Ok(version) => return Ok(Some(version)),
+        Err(reason) => reason,
+    };
+    let (role, privileges) = (declaration.role(), declaration.list_privileges());
+    let accepted =
+        trust.ok().and_then(|trust| trust.minimum_version(ArtefactKind::Declaration, &role.to_string()));
+    let flaw = match accepted {
+        _ if !privileges.is_empty() => {
+            format!("{}, which gives root on this machine", list_some(&privileges))
+        }
+        Some(version) => format!("this machine has accepted its signed version {version}"),
+        None => return Ok(None),
+    };
+    Err(format!("role {role} was refused: {flaw}, and {reason}; what ran before continues to run"))
 }
 
 /// Verifies the signature that a declaration carries, with the keys of a machine, and returns its version. The error is the
@@ -300,6 +307,24 @@ mod tests {
         let error = decide_machine_declaration(&declared("root", OF_ROOT), Err(unreadable)).unwrap_err();
         assert!(error.ends_with(&format!("and {unreadable}; what ran before continues to run")), "{error}");
         assert_eq!(decide_machine_declaration(&declared("1000", ""), Err(unreadable)), Ok(None));
+    }
+
+    #[test]
+    fn role_of_which_a_signed_version_was_accepted_takes_no_unsigned_one() {
+        let minimum = ReleaseVersion::new(1, 4, 0);
+        let lenient = trust(FIRST_KEY).with_minimum(ArtefactKind::Declaration, "web", minimum);
+        let strict = lenient.with_signed_declarations(true);
+        for (signature, text) in [("", "nobody signed it"), (OF_ROOT, "its signature is not valid")] {
+            let error = decide_machine_declaration(&declared("1000", signature), Ok(&strict)).unwrap_err();
+            let names = "role web was refused: this machine has accepted its signed version 1.4.0, and ";
+            assert!(error.starts_with(names) && error.contains(text), "{error}");
+            assert_eq!(decide_machine_declaration(&declared("1000", signature), Ok(&lenient)), Ok(None));
+        }
+        assert_eq!(decide_machine_declaration(&declared("1000", OF_1000), Ok(&strict)), Ok(Some(minimum)));
+        let of_other_role = trust(FIRST_KEY)
+            .with_minimum(ArtefactKind::Declaration, "db", minimum)
+            .with_signed_declarations(true);
+        assert_eq!(decide_machine_declaration(&declared("1000", ""), Ok(&of_other_role)), Ok(None));
     }
 
     #[test]
