@@ -30,7 +30,9 @@ use crate::cluster::services::oci_config::{ContainerOptions, runc_config};
 use crate::cluster::services::rootfs::{self, OciBundle};
 use crate::cluster::services::service_state::RunRecord;
 use crate::cluster::services::users::{Account, find_account};
-use crate::cluster::services::workdir::{WorkdirError, WorkdirFile, link_file, prepare_workdir};
+use crate::cluster::services::workdir::{
+    WorkdirError, WorkdirFile, former_workdir, link_file, prepare_workdir,
+};
 
 const RECORD_FILE: &str = "service.json";
 /// Hard link to its artefact in the directory of a service.
@@ -398,6 +400,7 @@ impl ServiceRuntime {
             source,
         })?;
         remove_tree(&own)?;
+        remove_tree(&former_workdir(&own))?;
         let directory = self.children.directory.join(&name);
         let bundle = self.oci_bundle(id);
         bundle.delete_container(&name).map_err(|source| RuntimeError::Io {

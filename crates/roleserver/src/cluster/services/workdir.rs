@@ -4,13 +4,16 @@
 //! into it as root. So no path is resolved through its content: each component of a path is opened relative to the one
 //! before, and a link is an error. A file is written beside its place and renamed, which replaces a link instead of
 //! following it.
+//!
+//! A service that runs as root never gets the directory of another user: that user could have left a program, a
+//! configuration or a link for it. The former directory is set aside, as [`former_workdir`], until the service is removed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -39,7 +42,7 @@ pub struct WorkdirError {
 }
 
 /// Creates the directory, accessible to this user alone, writes the files, and removes those of `before` that are not
-/// among them. Blocks.
+/// among them. A directory of another user is set aside if this one is root. Blocks.
 pub fn prepare_workdir(
     directory: &Path,
     owner: User,
@@ -80,17 +83,48 @@ pub fn link_file(directory: &Path, name: &str, file: &Path) -> Result<(), Workdi
     })
 }
 
+/// Where a directory is set aside. The names of services have no second underscore, so it is the directory of no service.
+#[must_use]
+pub fn former_workdir(directory: &Path) -> PathBuf {
+    let mut path = directory.as_os_str().to_owned();
+    path.push("_former");
+    PathBuf::from(path)
+}
+
 fn open_workdir(directory: &Path, owner: User) -> Result<OwnedFd, Error> {
     if let Some(above) = directory.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(above)?;
     }
+    let mut root = create_workdir(directory)?;
+    if must_set_aside(rustix::fs::fstat(&root)?.st_uid, owner.uid, rustix::process::geteuid().is_root()) {
+        let former = former_workdir(directory);
+        match fs::remove_dir_all(&former) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(directory, &former)?;
+        tracing::warn!(
+            former = %former.display(),
+            "the service runs as root now; the directory of its former user was set aside"
+        );
+        root = create_workdir(directory)?;
+    }
+    set_owner(root.as_fd(), owner)?;
+    Ok(root)
+}
+
+fn create_workdir(directory: &Path) -> Result<OwnedFd, Error> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    let root = rustix::fs::open(directory, directory_flags(), Mode::empty())?;
-    set_owner(root.as_fd(), owner)?;
-    Ok(root)
+    Ok(rustix::fs::open(directory, directory_flags(), Mode::empty())?)
+}
+
+/// Whether a directory of the user `former` is not for a service of the user `next`. A process that is not root gives
+/// directories to nobody else.
+const fn must_set_aside(former: u32, next: u32, is_root: bool) -> bool {
+    is_root && next == 0 && former != 0
 }
 
 fn directory_flags() -> OFlags {
@@ -236,6 +270,38 @@ mod tests {
         symlink(&outside, &directory).unwrap();
         assert!(prepare_workdir(&directory, owner(), &[file("a", "x", 0o600)], &BTreeSet::new()).is_err());
         assert!(!outside.join("a").exists());
+    }
+
+    #[test]
+    fn root_gets_no_directory_of_another_user() {
+        for (former, next, is_root, expected) in [
+            (0, 0, true, false),
+            (0, 65_533, true, false),
+            (65_533, 65_533, true, false),
+            (65_533, 0, true, true),
+            (65_533, 0, false, false),
+        ] {
+            assert_eq!(must_set_aside(former, next, is_root), expected, "{former} {next} {is_root}");
+        }
+        if !testkit::skip::runs_as_root() {
+            return;
+        }
+        let above = tempfile::tempdir().unwrap();
+        let directory = above.path().join("web_server");
+        let former = former_workdir(&directory);
+        let root = User { uid: 0, gid: 0 };
+        for round in ["first", "second"] {
+            prepare_workdir(&directory, owner(), &[], &BTreeSet::new()).unwrap();
+            fs::write(directory.join("plugin"), round).unwrap();
+            prepare_workdir(&directory, root, &[file("a", "x", 0o600)], &BTreeSet::new()).unwrap();
+            assert!(!directory.join("plugin").exists(), "{round}");
+            assert_eq!(fs::metadata(&directory).unwrap().uid(), 0);
+            assert_eq!(fs::read_to_string(former.join("plugin")).unwrap(), round);
+        }
+        // Root's own directory stays.
+        fs::write(directory.join("own"), "data").unwrap();
+        prepare_workdir(&directory, root, &[], &BTreeSet::new()).unwrap();
+        assert_eq!(fs::read_to_string(directory.join("own")).unwrap(), "data");
     }
 
     #[test]
