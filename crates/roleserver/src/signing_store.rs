@@ -28,6 +28,8 @@ use crate::state_directory::{Lock, StateDirectory, StateError, StoredSigningTrus
 
 /// Name of the file in the state directory.
 const FILE_NAME: &str = "signing.json";
+/// What a person writes into a damaged file: no keys, and that declarations must be signed.
+const EMPTY_TRUST: &str = r#"{"keys":[],"requires_signed_declarations":true}"#;
 /// Longest wait for another process that writes the file. Tests do not wait.
 const LOCK_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 5 });
 
@@ -68,8 +70,9 @@ impl SigningStore {
         let path = state.path().join(FILE_NAME);
         let damaged = |flaw: &str| {
             format!(
-                "{} is damaged ({flaw}); look at it, then remove it and restart the role server, which pins the keys of its \
-                 shepherd again",
+                "{} is damaged ({flaw}); look at it, write {EMPTY_TRUST} into it, with false where declarations need no \
+                 signature, and restart the role server, which pins the keys of its shepherd again (without the file, it \
+                 would run what it has refused)",
                 path.display()
             )
         };
@@ -158,8 +161,7 @@ impl SigningStore {
         !state.is_saved
     }
 
-    /// Pins that declarations that give root must be signed. Only [`Self::replace_keys`] ends that. It does not wait for the
-    /// disk.
+    /// Pins that declarations that give root must be signed. Only root on the machine ends that. It does not wait for the disk.
     pub fn require_signed_declarations(&self) {
         let mut state = self.lock();
         let Ok(trust) = &state.trust else { return };
@@ -172,8 +174,9 @@ impl SigningStore {
         }
     }
 
-    /// Replaces the pinned keys by those of an enrolment, with whether declarations must be signed, and writes them. Returns
-    /// whether any has changed. The error is a sentence, and nothing has changed then: a damaged file stays for a person.
+    /// Replaces the pinned keys by those of an enrolment, and writes them. Declarations must be signed if the enrolment
+    /// requires that, or if they had to be before: the order for lost keys does not mention it. Returns whether any has changed.
+    /// The error is a sentence, and nothing has changed then: a damaged file stays for a person.
     pub fn replace_keys(
         &self,
         keys: &[String],
@@ -189,7 +192,7 @@ impl SigningStore {
         let stored = parse_trust(&stored.unwrap_or_default())?;
         let next = stored
             .with_replaced_keys(&keys, &rotations)
-            .with_signed_declarations(requires_signed_declarations);
+            .with_signed_declarations(requires_signed_declarations || stored.requires_signed_declarations());
         if next != stored {
             self.state.write_signing_trust(&store_trust(&next)).map_err(|error| error.to_string())?;
             tracing::warn!(
@@ -389,6 +392,7 @@ mod tests {
         assert!(enrolment.replace_keys(&[], &[], false).is_err(), "no key at all");
         assert_eq!(enrolment.replace_keys(&offered(SECOND), &[], false), Ok(true));
         assert_eq!(enrolment.replace_keys(&offered(SECOND), &[], false), Ok(false), "it is repeated");
+        assert!(!enrolment.trust().unwrap().requires_signed_declarations());
         // The agent that runs writes the file once more before it ends.
         agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
         agent.save().unwrap();
@@ -399,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn required_signatures_stay_required_until_an_order_replaces_the_keys() {
+    fn required_signatures_stay_required_after_an_order_replaces_the_keys() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(directory.path()).unwrap();
         let agent = SigningStore::open(state.clone());
@@ -421,12 +425,12 @@ mod tests {
 
         let enrolment = SigningStore::open(state.clone());
         assert_eq!(enrolment.replace_keys(&offered(FIRST), &[], true), Ok(false));
-        assert_eq!(enrolment.replace_keys(&offered(FIRST), &[], false), Ok(true));
-        assert!(!requires(&SigningStore::open(state.clone())));
+        assert_eq!(enrolment.replace_keys(&offered(SECOND), &[], false), Ok(true));
+        assert!(requires(&SigningStore::open(state.clone())), "the order says nothing about it");
         // The agent that runs writes the file once more before it ends.
         agent.raise_minimum(ArtefactKind::Release, "roleserver", ReleaseVersion::new(1, 3, 0));
         agent.save().unwrap();
-        assert!(!requires(&agent) && !requires(&SigningStore::open(state)));
+        assert!(requires(&agent) && requires(&SigningStore::open(state)));
         assert!(changes.has_changed().unwrap(), "it follows what the enrolment has written");
     }
 
@@ -441,7 +445,7 @@ mod tests {
             let error = store.trust().unwrap_err();
             let path = directory.path().join("signing.json").display().to_string();
             assert!(error.starts_with(&format!("{path} is damaged (")), "{text}: {error}");
-            assert!(error.contains("remove it and restart the role server"), "{text}: {error}");
+            assert!(error.contains(&format!("write {EMPTY_TRUST} into it")), "{text}: {error}");
             assert!(
                 store.replace_keys(&offered(FIRST), &[], false).unwrap_err().contains("is damaged"),
                 "{text}"
@@ -451,6 +455,11 @@ mod tests {
             store.save().unwrap();
             assert_eq!(std::fs::read_to_string(directory.path().join("signing.json")).unwrap(), text);
         }
+        stored(EMPTY_TRUST);
+        let store = SigningStore::open(state.clone());
+        assert_eq!(store.trust(), Ok(SigningTrust::default().with_signed_declarations(true)));
+        assert!(store.accept_offer(&offered(FIRST), &[]), "the keys of the shepherd are pinned");
+        assert!(store.trust().unwrap().requires_signed_declarations());
         stored("{\"keys\":[],\"minimum_versions\":{\"later\":{\"x\":\"soon\"}}}");
         assert_eq!(SigningStore::open(state).trust(), Ok(SigningTrust::default()), "of a later release");
     }

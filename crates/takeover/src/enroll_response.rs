@@ -7,8 +7,8 @@ use proto::agent::v1::{EnrollError, EnrollRequest, EnrollSuccess, enroll_error, 
 /// Why a response to another request is wrong.
 const OTHER_REQUEST: &str = "it enrolled by another request than the one it was sent";
 /// The same for an agent of an earlier release, which leaves out the order to replace pinned keys.
-const NO_REPLACEMENT: &str =
-    "its release cannot replace pinned signing keys: let root remove signing.json there";
+const NO_REPLACEMENT: &str = "its release cannot replace pinned signing keys: let root write \"keys\":[] in place of the keys in \
+                              signing.json there, and restart the role server";
 
 /// Verifies an agent's response.
 pub(super) fn check_enroll_response(

@@ -206,7 +206,7 @@ fn machine_without_keys_pins_the_first_ones_and_follows_a_signed_rotation() -> T
 }
 
 #[test]
-fn required_signatures_of_declarations_are_pinned_until_an_order_replaces_the_keys() -> TestResult {
+fn required_signatures_of_declarations_stay_pinned_after_an_order_replaces_the_keys() -> TestResult {
     let signer = Signer::new()?;
     let shepherd = SigningShepherd::start()?;
     let machine = Machine::with_own_program()?;
@@ -228,10 +228,25 @@ fn required_signatures_of_declarations_are_pinned_until_an_order_replaces_the_ke
         |fence| wire::EnrollRequest { signing_keys: keys.clone(), ..request(&shepherd.callback, fence) };
     machine.enroll(&enrolling(2))?;
     assert!(requires()?);
-    machine.enroll(&wire::EnrollRequest { replace_signing_keys: true, ..enrolling(3) })?;
-    assert!(!requires()?);
-    machine.enroll(&wire::EnrollRequest { require_signed_declarations: true, ..enrolling(4) })?;
-    assert!(requires()?);
+    let new = Signer::new()?.public_key()?;
+    let replacing = wire::EnrollRequest { replace_signing_keys: true, ..enrolling(3) };
+    machine.enroll(&wire::EnrollRequest { signing_keys: vec![new], ..replacing })?;
+    assert!(requires()?, "the order for lost keys does not end it");
+    Ok(())
+}
+
+#[test]
+fn enrolment_pins_that_declarations_must_be_signed() -> TestResult {
+    let signer = Signer::new()?;
+    let shepherd = SigningShepherd::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&wire::EnrollRequest {
+        signing_keys: vec![signer.public_key()?],
+        require_signed_declarations: true,
+        ..request(&shepherd.callback, 1)
+    })?;
+    let stored = machine.state().read_signing_trust()?.context("no trust is stored")?;
+    assert!(stored.requires_signed_declarations);
     Ok(())
 }
 

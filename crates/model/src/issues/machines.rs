@@ -318,7 +318,7 @@ fn storage_low(machine: &MachineIssueInputs) -> Option<Issue> {
 }
 
 fn unpinned_keys(machine: &MachineIssueInputs) -> Option<Issue> {
-    let remedy = "if its file is damaged, look at it, then remove it and restart the role server; if its keys are lost, let an \
+    let remedy = "if its file is damaged, do what the message names, and do not remove it; if its keys are lost, let an \
                   admin give `shepherdctl allow signing-keys`; otherwise update its role server, or take the machine over \
                   again with the role server of this release; it then pins the keys with the next heartbeat"
         .to_owned();

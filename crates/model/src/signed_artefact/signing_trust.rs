@@ -7,7 +7,7 @@
 //! [order](super::key_replacement) for keys that are lost.
 //!
 //! A machine also pins whether [declarations](super::declaration_proof) must be signed. A shepherd switches that on, and only
-//! the order for lost keys switches it off.
+//! root on the machine switches it off.
 //!
 //! Rotations form a chain. A machine that was away for two of them applies both, in the order of their versions.
 
