@@ -34,7 +34,7 @@ use crate::cluster::kubernetes::cgroup_driver;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::node_order::EtcdImage;
 use crate::cluster::node_problems::NodeProblems;
-use crate::cluster::services::desired::{DeclarationMap, NodeInfo, REFUSED_DECLARATIONS};
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo, REFUSED_DECLARATIONS, RetainedRoles};
 use crate::cluster::stored_authorities::authorities_above_or_anchor;
 use crate::host_findings::HostFindings;
 
@@ -267,6 +267,8 @@ pub struct NodeFacts {
     pub curators: WatchCell<BTreeSet<String>>,
     /// Declarations of this node's roles that operators declared.
     pub declarations: WatchCell<DeclarationMap>,
+    /// Roles of which services continue although none is declared; set before `declarations`.
+    pub retained_roles: WatchCell<RetainedRoles>,
     /// Status of the services of these roles.
     pub services: WatchCell<Vec<ServiceStatus>>,
     /// The Kubernetes setup of this node; `None` if the curator assigns none.
@@ -322,6 +324,7 @@ impl NodeFacts {
         self.node_info.clear();
         self.curators.clear();
         self.declarations.clear();
+        self.retained_roles.clear();
         self.services.clear();
         self.setup.clear();
         self.kubernetes.clear();

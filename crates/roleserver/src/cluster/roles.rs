@@ -17,7 +17,7 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::cluster::files::{ClusterFiles, EtcdMembership};
 use crate::cluster::node_facts::NodeFacts;
-use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo, RetainedRoles};
 use crate::cluster::services::persisted::write_declarations;
 
 /// Makes the runnable. Its child watches the curator and may be restarted often; the stored roles are published only
@@ -111,7 +111,8 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 if deleted {
                     tracing::warn!("this node was deleted from its cluster; it stops what it ran for it");
                     // No curator will send it declarations again.
-                    write_declarations(&files, &DeclarationMap::new())?;
+                    write_declarations(&files, &DeclarationMap::new(), &RetainedRoles::new())?;
+                    facts.retained_roles.set(RetainedRoles::new());
                     facts.declarations.set(DeclarationMap::new());
                 }
                 // Compare with the file and not only with the cell: the file may be lost while the restored roles equal

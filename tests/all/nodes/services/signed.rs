@@ -13,15 +13,20 @@ use crate::harness::minisign::Signer;
 use crate::nodes::node::Node;
 use crate::nodes::owner::Owner;
 
-/// A role that runs as root.
+/// The role `web`, which runs as root.
 fn role(word: &str) -> wire::Declaration {
-    let service = script("server", &format!(": {word}; while :; do sleep 0.1; done"), &[]);
-    wire::Declaration { role: "web".to_owned(), services: vec![service], ..Default::default() }
+    role_of("web", "server", word)
+}
+
+fn role_of(role: &str, service: &str, word: &str) -> wire::Declaration {
+    let service = script(service, &format!(": {word}; while :; do sleep 0.1; done"), &[]);
+    wire::Declaration { role: role.to_owned(), services: vec![service], ..Default::default() }
 }
 
 fn signed(signer: &Signer, declaration: &wire::Declaration, version: &str) -> Result<wire::Declaration> {
+    let role = &declaration.role;
     let comment = format!(
-        "shepherd kind=declaration name=web version={version} architecture=any minimum-version=0.1.0"
+        "shepherd kind=declaration name={role} version={version} architecture=any minimum-version=0.1.0"
     );
     Ok(attach_signature(declaration, &signer.sign(&encode_signed_content(declaration), &comment)?))
 }
@@ -116,5 +121,46 @@ async fn role_that_ran_before_signatures_were_required_stays_and_is_not_given_ag
     let last = put(&owner, signed(&signer, &role("one"), "1.0.0")?).await?;
     until_well(&owner, &node, "server", last).await?;
     assert_eq!(refusals(&node), Vec::<String>::new());
+    Ok(())
+}
+
+/// The role is refused, and its former declaration is lost. Another role shows that the machine acts on what it accepts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_role_continues_to_run_after_its_former_declaration_was_lost() -> TestResult {
+    let signer = Signer::new()?;
+    let (owner, mut node) = founded().await?;
+    let first = put(&owner, role("one")).await?;
+    owner.roles(&node, &["web"], &[]).await?;
+    until_well(&owner, &node, "server", first).await?;
+    let runs = instance(&node, "web_server")?;
+    node.signing.require_signed_declarations();
+    assert!(node.signing.accept_offer(&[signer.public_key()?], &[]), "it has to be saved");
+    node.signing.save()?;
+    until("it is reported", async || Ok(refusals(&node).len() == 1)).await?;
+
+    node.stop().await?;
+    std::fs::remove_file(node.disk().join("declarations.json"))?;
+    node.start()?;
+    owner.until_well(1, 1).await?;
+    let job = put(&owner, signed(&signer, &role_of("job", "job", "one"), "1.0.0")?).await?;
+    owner.roles(&node, &["job"], &[]).await?;
+    until_well(&owner, &node, "job", job).await?;
+    assert_eq!(instance(&node, "web_server")?, runs);
+    assert!(runs.is_alive() && node.disk().join("services/web_server").exists());
+
+    // What it stored has the role, too.
+    node.stop().await?;
+    node.start()?;
+    owner.until_well(1, 1).await?;
+    let job = put(&owner, signed(&signer, &role_of("job", "job", "two"), "1.1.0")?).await?;
+    until_well(&owner, &node, "job", job).await?;
+    assert_eq!(instance(&node, "web_server")?, runs);
+    assert!(runs.is_alive());
+
+    let last = put(&owner, signed(&signer, &role("two"), "1.0.0")?).await?;
+    until_well(&owner, &node, "server", last).await?;
+    assert!(!runs.is_alive());
+    owner.roles(&node, &[], &["web", "job"]).await?;
+    until_nothing_is_left(&owner, &node).await?;
     Ok(())
 }

@@ -158,8 +158,11 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 directory: files.kubernetes_directory(),
                 store: ArtefactStore(files.kubernetes_directory().join("none")),
             };
-            let inputs =
-                service_manager::ServiceManagerInputs { desired: wanted, artefacts: WatchCell::new() };
+            let inputs = service_manager::ServiceManagerInputs {
+                desired: wanted,
+                retained: WatchCell::new(),
+                artefacts: WatchCell::new(),
+            };
             let (clock, boot_id) = (host.clock.clone(), host.boot_id.clone());
             starting.start(
                 "manager",

@@ -5,6 +5,9 @@
 //! gives root without a signature that this machine requires
 //! ([`declaration_proof`][model::signed_artefact::declaration_proof]). Each of these is a finding until it is replaced. They
 //! are decided on again when other keys are pinned.
+//!
+//! If there is no previous declaration, because the file was lost, the role is *retained*: what runs of it continues, and its
+//! files stay.
 
 use std::sync::Arc;
 
@@ -23,7 +26,7 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
-use crate::cluster::services::desired::{DeclarationMap, REFUSED_DECLARATIONS};
+use crate::cluster::services::desired::{DeclarationMap, REFUSED_DECLARATIONS, RetainedRoles};
 use crate::cluster::services::persisted;
 use crate::signing_store::SigningStore;
 /// Largest message that is accepted, in bytes: one message has all declarations of a node.
@@ -74,30 +77,48 @@ async fn apply_declarations(
     message: &wire::WatchOwnDeclarationsResponse,
 ) -> Result<(), RunnableError> {
     let before = facts.declarations.latest().unwrap_or_default();
-    let merged = merge_declarations(message, &before, &signing.trust());
+    let retained_before = facts.retained_roles.latest().unwrap_or_default();
+    let merged = merge_declarations(message, (&before, &retained_before), &signing.trust());
     let finding = |message: &String| HostFinding {
         kind: HostFindingKind::DeclarationRefused,
         message: message.clone(),
     };
     facts.host_findings.set(REFUSED_DECLARATIONS, merged.refusals.iter().map(finding).collect());
     // Before they take effect: what runs must never be replaced by an older one after a crash.
-    for (role, version) in &merged.versions {
-        signing.raise_minimum(ArtefactKind::Declaration, &role.to_string(), *version);
+    store_versions(signing, &merged.versions).await?;
+    let MergedDeclarations { declarations: now, retained, .. } = merged;
+    let has_changed = facts.declarations.latest().as_ref() != Some(&now);
+    if has_changed || retained != retained_before {
+        persisted::write_declarations(files, &now, &retained)?;
+        // Before the declarations: services of a retained role must not be stopped between the two.
+        facts.retained_roles.set(retained);
     }
-    if !merged.versions.is_empty() {
-        let signing = signing.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || signing.save()).await? {
-            tracing::error!(%error, "the lowest accepted versions could not be stored; the next heartbeat tries again");
-        }
-    }
-    let now = merged.declarations;
-    if facts.declarations.latest().as_ref() != Some(&now) {
+    if has_changed {
         let roles: Vec<String> = now.keys().map(ToString::to_string).collect();
         tracing::info!(?roles, "the declarations of this node have changed");
-        persisted::write_declarations(files, &now)?;
         facts.declarations.set(now);
     }
     Ok(())
+}
+
+/// Raises the lowest accepted versions, and stores them. After an error this runnable starts again, and with it the attempt.
+async fn store_versions(
+    signing: &SigningStore,
+    versions: &[(DeclaredRole, ReleaseVersion)],
+) -> Result<(), RunnableError> {
+    if versions.is_empty() {
+        return Ok(());
+    }
+    for (role, version) in versions {
+        signing.raise_minimum(ArtefactKind::Declaration, &role.to_string(), *version);
+    }
+    let signing = signing.clone();
+    let stored = tokio::task::spawn_blocking(move || signing.save()).await?;
+    stored.map_err(|error| {
+        RunnableError::msg(format!(
+            "declarations do not take effect, because their versions could not be stored as the lowest ones: {error}"
+        ))
+    })
 }
 
 /// What a machine makes of the declarations in a message.
@@ -107,15 +128,17 @@ struct MergedDeclarations {
     declarations: DeclarationMap,
     /// Why others are refused, as sentences.
     refusals: Vec<String>,
+    /// Roles without a declaration in force, of which what runs continues.
+    retained: RetainedRoles,
     /// Versions of valid signatures, by role.
     versions: Vec<(DeclaredRole, ReleaseVersion)>,
 }
 
 /// The declarations after this message. A role without a readable declaration keeps the previous one, and so does a role
-/// with a declaration that this machine refuses.
+/// with a declaration that this machine refuses. It is retained if there is no previous one.
 fn merge_declarations(
     response: &wire::WatchOwnDeclarationsResponse,
-    before: &DeclarationMap,
+    (before, retained): (&DeclarationMap, &RetainedRoles),
     trust: &Result<SigningTrust, String>,
 ) -> MergedDeclarations {
     let (mut merged, mut unread) = (MergedDeclarations::default(), response.unreadable.clone());
@@ -144,14 +167,21 @@ fn merge_declarations(
     for role in unread.iter().filter_map(|role| role.parse::<DeclaredRole>().ok()) {
         if let Some(declaration) = before.get(&role) {
             merged.declarations.entry(role).or_insert_with(|| declaration.clone());
+        } else {
+            merged.retained.insert(role.to_string());
         }
     }
+    // A role that is accepted now stays retained until the node loses it: its services are rendered a moment later, and the
+    // planner looks at retained roles only while none of their services is desired.
+    let declared = merged.declarations.keys().map(ToString::to_string);
+    merged.retained.extend(declared.filter(|role| retained.contains(role)));
     merged
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_directory::{Lock, StateDirectory};
 
     fn declared(role: &str, revision: u64, user: &str) -> wire::Declaration {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
@@ -178,9 +208,10 @@ mod tests {
 
     #[test]
     fn new_declarations_replace_old_ones_unless_unreadable() {
-        let trust = Ok(SigningTrust::default());
-        let merge =
-            |message, before: &DeclarationMap| merge_declarations(&message, before, &trust).declarations;
+        let (trust, none) = (Ok(SigningTrust::default()), RetainedRoles::new());
+        let merge = |message, before: &DeclarationMap| {
+            merge_declarations(&message, (before, &none), &trust).declarations
+        };
         let first = merge(
             watch_response(vec![declared("disk", 1, "root"), declared("web", 1, "root")], &[]),
             &DeclarationMap::new(),
@@ -202,15 +233,16 @@ mod tests {
 
     #[test]
     fn refused_declaration_leaves_the_previous_one_in_force() {
-        let lenient = Ok(SigningTrust::default());
+        let (lenient, none) = (Ok(SigningTrust::default()), RetainedRoles::new());
         let message = |roles: &[&str], revision| {
             watch_response(roles.iter().map(|role| declared(role, revision, "root")).collect(), &[])
         };
-        let first = merge_declarations(&message(&["disk"], 1), &DeclarationMap::new(), &lenient).declarations;
+        let nothing = (&DeclarationMap::new(), &none);
+        let first = merge_declarations(&message(&["disk"], 1), nothing, &lenient).declarations;
         let strict = Ok(SigningTrust::default().with_signed_declarations(true));
         let unreadable = Err("signing.json is damaged".to_owned());
         for (trust, reason) in [(&strict, "nobody signed it"), (&unreadable, "signing.json is damaged")] {
-            let merged = merge_declarations(&message(&["disk", "web"], 2), &first, trust);
+            let merged = merge_declarations(&message(&["disk", "web"], 2), (&first, &none), trust);
             assert_eq!(revisions(&merged.declarations), [("disk".to_owned(), 1)]);
             assert_eq!(merged.refusals.len(), 2);
             for (refusal, role) in merged.refusals.iter().zip(["disk", "web"]) {
@@ -218,11 +250,47 @@ mod tests {
                 assert!(refusal.starts_with(&names) && refusal.contains(reason), "{refusal}");
             }
             // What the node does not have any more goes, signed or not.
-            let merged = merge_declarations(&message(&["web"], 2), &first, trust);
+            let merged = merge_declarations(&message(&["web"], 2), (&first, &none), trust);
             assert!(merged.declarations.is_empty() && merged.versions.is_empty());
         }
-        let merged = merge_declarations(&message(&["disk", "web"], 2), &first, &lenient);
+        let merged = merge_declarations(&message(&["disk", "web"], 2), (&first, &none), &lenient);
         assert_eq!(merged.declarations.len(), 2);
-        assert!(merged.refusals.is_empty());
+        assert!(merged.refusals.is_empty() && merged.retained.is_empty());
+    }
+
+    #[test]
+    fn role_without_a_declaration_in_force_is_retained_until_the_node_loses_it() {
+        let strict = Ok(SigningTrust::default().with_signed_declarations(true));
+        let lenient = Ok(SigningTrust::default());
+        let (none, nothing) = (RetainedRoles::new(), DeclarationMap::new());
+        let web = RetainedRoles::from(["web".to_owned()]);
+        let refused = || watch_response(vec![declared("web", 1, "root")], &[]);
+        let merged = merge_declarations(&refused(), (&nothing, &none), &strict);
+        assert_eq!((merged.declarations.len(), &merged.retained), (0, &web), "its declaration was lost");
+        for message in [watch_response(vec![], &["web"]), watch_response(vec![declared("web", 1, "")], &[])] {
+            let merged = merge_declarations(&message, (&nothing, &none), &strict);
+            assert_eq!(merged.retained, web, "it cannot be read: {message:?}");
+        }
+        let accepted = merge_declarations(&refused(), (&nothing, &web), &lenient);
+        assert_eq!((accepted.declarations.len(), &accepted.retained), (1, &web));
+        let gone = merge_declarations(&watch_response(vec![], &[]), (&accepted.declarations, &web), &strict);
+        assert_eq!(gone.retained, none, "the node has lost it");
+    }
+
+    #[tokio::test]
+    async fn declaration_takes_no_effect_before_its_version_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let signing = SigningStore::open(state.clone());
+        let versions = [("web".parse::<DeclaredRole>().unwrap(), ReleaseVersion::new(1, 4, 0))];
+        // While another process writes the file.
+        let held = state.acquire_lock(Lock::SigningKeys).unwrap();
+        let error = store_versions(&signing, &versions).await.unwrap_err().to_string();
+        assert!(error.contains("declarations do not take effect"), "{error}");
+        drop(held);
+        store_versions(&signing, &versions).await.unwrap();
+        let stored = SigningStore::open(state).trust().unwrap();
+        let minimum = stored.minimum_version(ArtefactKind::Declaration, "web");
+        assert_eq!(minimum, Some(ReleaseVersion::new(1, 4, 0)));
     }
 }

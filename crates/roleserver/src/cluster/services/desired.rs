@@ -34,6 +34,10 @@ pub const REFUSED_DECLARATIONS: &str = "declarations";
 /// Declarations of the roles that this node has.
 pub type DeclarationMap = BTreeMap<DeclaredRole, Arc<RoleDeclaration>>;
 
+/// Names of roles that this node has, and of which it had accepted no declaration when it refused one or could not read one.
+/// What runs of such a role continues. A role stays here until the node loses it.
+pub type RetainedRoles = BTreeSet<String>;
+
 /// Identifies one service of one role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceId {

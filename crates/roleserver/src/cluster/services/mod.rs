@@ -102,13 +102,14 @@ pub fn run_services(
         let (clock, boot_id) = (clock.clone(), boot_id.clone());
         async move {
             if facts.declarations.latest().is_none()
-                && let Some(declared) = persisted::read_declarations(&files)
+                && let Some((declared, retained)) = persisted::read_declarations(&files)
             {
                 let roles: Vec<String> = declared.keys().map(ToString::to_string).collect();
                 tracing::info!(?roles, "this node starts with the stored declarations of these roles");
+                facts.retained_roles.set(retained);
                 facts.declarations.set(declared);
             }
-            let wanted = WatchCell::new();
+            let (wanted, retained) = (WatchCell::new(), facts.retained_roles.clone());
             let held = WatchCell::new();
             let store = ArtefactStore(files.artefacts_directory());
             let runtime = ServiceRuntime {
@@ -133,7 +134,7 @@ pub fn run_services(
                 service_manager::run_service_manager(
                     runtime,
                     facts.services,
-                    ServiceManagerInputs { desired: wanted, artefacts: held },
+                    ServiceManagerInputs { desired: wanted, retained, artefacts: held },
                     clock,
                     boot_id,
                 ),

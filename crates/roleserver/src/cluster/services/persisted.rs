@@ -2,7 +2,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `declarations.json` | the last declarations of the node's roles from a curator |
+//! | `declarations.json` | the last declarations of the node's roles from a curator, and the roles that are retained without one |
 //! | `about.json` | the last known facts of the node: machine, labels, address, and curators |
 //!
 //! A damaged file counts as absent and never as "nothing to run": a truncated file would otherwise stop every service
@@ -21,7 +21,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::files::{ClusterFiles, ClusterFilesError};
-use crate::cluster::services::desired::{DeclarationMap, NodeInfo, RenderInputs};
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo, RenderInputs, RetainedRoles};
 
 const DECLARATIONS_FILE: &str = "declarations.json";
 const NODE_INFO_FILE: &str = "about.json";
@@ -51,9 +51,9 @@ impl From<&RenderInputs> for PersistedNodeInfo {
     }
 }
 
-/// Reads the last declarations; `None` also for a damaged file.
+/// Reads the last declarations and the retained roles; `None` also for a damaged file.
 #[must_use]
-pub fn read_declarations(files: &ClusterFiles) -> Option<DeclarationMap> {
+pub fn read_declarations(files: &ClusterFiles) -> Option<(DeclarationMap, RetainedRoles)> {
     let read = files.read_json_limited::<PersistedDeclarations>(DECLARATIONS_FILE, MAX_FILE_BYTES).and_then(
         |kept| {
             let Some(kept) = kept else { return Ok(None) };
@@ -68,7 +68,7 @@ pub fn read_declarations(files: &ClusterFiles) -> Option<DeclarationMap> {
     })
 }
 
-fn decode_declarations(kept: &PersistedDeclarations) -> Result<DeclarationMap, String> {
+fn decode_declarations(kept: &PersistedDeclarations) -> Result<(DeclarationMap, RetainedRoles), String> {
     let bytes = STANDARD.decode(&kept.declarations).map_err(|_| "it is no base64 text".to_owned())?;
     if sha256(&bytes) != kept.sha256 {
         return Err("its digest does not match".to_owned());
@@ -79,13 +79,18 @@ fn decode_declarations(kept: &PersistedDeclarations) -> Result<DeclarationMap, S
         let declaration = RoleDeclaration::new(declared).map_err(|error| error.to_string())?;
         Ok((declaration.role().clone(), Arc::new(declaration)))
     });
-    checked.collect()
+    Ok((checked.collect::<Result<_, String>>()?, response.unreadable.into_iter().collect()))
 }
 
-/// Stores declarations with their digest.
-pub fn write_declarations(files: &ClusterFiles, declared: &DeclarationMap) -> Result<(), ClusterFilesError> {
+/// Stores declarations and retained roles with their digest. A release before retained roles ignores these.
+pub fn write_declarations(
+    files: &ClusterFiles,
+    declared: &DeclarationMap,
+    retained: &RetainedRoles,
+) -> Result<(), ClusterFilesError> {
     let declarations = declared.values().map(|declaration| declaration.to_wire().clone()).collect();
-    let response = wire::WatchOwnDeclarationsResponse { declarations, unreadable: Vec::new() };
+    let unreadable = retained.iter().cloned().collect();
+    let response = wire::WatchOwnDeclarationsResponse { declarations, unreadable };
     let bytes = response.encode_to_vec();
     files.write_json(
         DECLARATIONS_FILE,
@@ -142,15 +147,18 @@ mod tests {
         let (_directory, files) = files();
         assert_eq!(read_declarations(&files), None, "nothing was ever declared");
         for declared in [declared(), DeclarationMap::new()] {
-            write_declarations(&files, &declared).unwrap();
-            assert_eq!(read_declarations(&files), Some(declared));
+            for retained in [RetainedRoles::from(["api".to_owned()]), RetainedRoles::new()] {
+                write_declarations(&files, &declared, &retained).unwrap();
+                assert_eq!(read_declarations(&files), Some((declared.clone(), retained)));
+            }
         }
     }
 
     #[test]
     fn damaged_declarations_are_absent_and_never_none() {
         let (directory, files) = files();
-        write_declarations(&files, &declared()).unwrap();
+        let none = RetainedRoles::new();
+        write_declarations(&files, &declared(), &none).unwrap();
         let path = directory.path().join("cluster").join(DECLARATIONS_FILE);
         let whole = std::fs::read(&path).unwrap();
         for length in 0..whole.len() {
@@ -160,7 +168,7 @@ mod tests {
         // Truncated at the end of a declaration, which decodes as fewer declarations.
         let kept: PersistedDeclarations = serde_json::from_slice(&whole).unwrap();
         let one: DeclarationMap = declared().into_iter().take(1).collect();
-        write_declarations(&files, &one).unwrap();
+        write_declarations(&files, &one, &none).unwrap();
         let short: PersistedDeclarations = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let cut = PersistedDeclarations { sha256: kept.sha256, declarations: short.declarations };
         std::fs::write(&path, serde_json::to_vec(&cut).unwrap()).unwrap();

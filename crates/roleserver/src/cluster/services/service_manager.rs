@@ -22,7 +22,7 @@ use crate::atomic_file::Durability;
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::ChildRecord;
 use crate::cluster::services::artefact_store::ArtefactStates;
-use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, ServiceId};
+use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RetainedRoles, ServiceId};
 use crate::cluster::services::plan::{PlanInput, ServiceAction, plan_services};
 use crate::cluster::services::probe;
 use crate::cluster::services::service_runtime::{FoundService, ServiceRuntime};
@@ -67,6 +67,8 @@ struct HealthCheckTask {
 pub struct ServiceManagerInputs {
     /// The services that should run.
     pub desired: WatchCell<BTreeMap<ServiceId, DesiredService>>,
+    /// Roles of which services continue although none is desired. A role is here before its services are not desired.
+    pub retained: WatchCell<RetainedRoles>,
     /// Artefacts that are available, and why others are not.
     pub artefacts: WatchCell<ArtefactStates>,
 }
@@ -106,6 +108,7 @@ struct ServiceManager {
     clock: Clock,
     boot_id: String,
     desired: Option<BTreeMap<ServiceId, DesiredService>>,
+    retained: RetainedRoles,
     observed: BTreeMap<ServiceId, ObservedService>,
     processes: BTreeMap<ServiceId, ServiceProcess>,
     last_number: u64,
@@ -134,6 +137,7 @@ impl ServiceManager {
             clock,
             boot_id,
             desired: None,
+            retained: RetainedRoles::new(),
             observed: BTreeMap::new(),
             processes: BTreeMap::new(),
             last_number: 0,
@@ -172,8 +176,11 @@ impl ServiceManager {
 
     async fn run(&mut self, inputs: &ServiceManagerInputs, scope: &Scope) -> RunnableError {
         let (mut wanted, mut held) = (inputs.desired.watch(), inputs.artefacts.watch());
+        let mut retained = inputs.retained.watch();
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
         loop {
+            // Read after the desired services, and not when its watch wakes: it was set before them.
+            self.retained = inputs.retained.latest().unwrap_or_default();
             let look_again = self.execute_plan().await;
             let due = async {
                 match look_again {
@@ -185,6 +192,7 @@ impl ServiceManager {
                 cancelled = scope.cancelled() => return cancelled.into(),
                 now = wanted.next() => self.desired = Some(now),
                 now = held.next() => self.artefacts = now,
+                _ = retained.next() => {}
                 Some(event) = self.events.recv() => self.handle_event(event),
                 // The results of finished tasks are not needed.
                 Some(_) = self.exit_watches.join_next() => {}
@@ -225,6 +233,7 @@ impl ServiceManager {
     fn plan_input(&self) -> PlanInput<'_> {
         PlanInput {
             desired: self.desired.as_ref(),
+            retained: &self.retained,
             observed: &self.observed,
             artefacts: &self.artefacts.available,
             now: self.now(),

@@ -47,8 +47,8 @@ pub fn service_conditions(
         let service = wanted.get(id);
         let (kind, message) = match service {
             Some(service) => desired_condition(all, service, present, fetching),
-            // The desired services are not known yet, so it keeps running.
-            None if all.desired.is_none() => unknown_condition(present),
+            // The desired services, or those of its role, are not known yet, so it keeps running.
+            None if all.desired.is_none() || all.is_retained(id) => unknown_condition(present),
             None => (Kind::Stopping, removal_message(present)),
         };
         let restarts = present.record.restarts;
@@ -198,6 +198,7 @@ mod tests {
     use model::role_declaration::RestartPolicy;
 
     use crate::child::spec::ResourceLimits;
+    use crate::cluster::services::desired::RetainedRoles;
     use crate::cluster::services::desired::tests::id;
     use crate::cluster::services::service_state::{RunRecord, ServiceExit};
 
@@ -249,6 +250,7 @@ mod tests {
         let artefacts = BTreeSet::new();
         let all = PlanInput {
             desired: Some(&wanted),
+            retained: &RetainedRoles::new(),
             observed: &present,
             artefacts: &artefacts,
             now: Duration::ZERO,

@@ -11,7 +11,9 @@
 //!   affects only what was changed.
 //! * A service that exited is restarted by its policy, after a backoff that grows with each quick exit. A service that
 //!   could not be started at all is retried under every policy, because it has not exited.
-//! * While the desired services are unknown nothing is done, and what runs continues.
+//! * While the desired services are unknown nothing is done, and what runs continues. The same holds for the services of a
+//!   retained role: the node has it, and has refused its declaration or could not read it. So a lost file of declarations
+//!   stops nothing, and removes no data.
 //!
 //! A new rule is a row in the tables of `tests.rs` first.
 
@@ -21,7 +23,7 @@ use std::time::Duration;
 use backoff::ExponentialBackoff;
 use model::role_declaration::Sha256;
 
-use crate::cluster::services::desired::{DesiredService, ServiceId};
+use crate::cluster::services::desired::{DesiredService, RetainedRoles, ServiceId};
 use crate::cluster::services::service_state::{Moment, ObservedService, ServiceExit, ServicePhase};
 
 #[cfg(test)]
@@ -37,12 +39,23 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 pub struct PlanInput<'c> {
     /// Desired services; `None` while they are unknown.
     pub desired: Option<&'c BTreeMap<ServiceId, DesiredService>>,
+    /// Roles of which services continue although none is desired.
+    pub retained: &'c RetainedRoles,
     /// Services that exist on this host in any phase.
     pub observed: &'c BTreeMap<ServiceId, ObservedService>,
     /// Artefacts that are available.
     pub artefacts: &'c BTreeSet<Sha256>,
     /// The current moment of the monotonic clock.
     pub now: Moment,
+}
+
+impl PlanInput<'_> {
+    /// Whether a service that is not desired continues: its role is retained, and no service of the role is desired.
+    #[must_use]
+    pub fn is_retained(&self, id: &ServiceId) -> bool {
+        self.retained.contains(&id.role)
+            && self.desired.is_some_and(|wanted| wanted.keys().all(|other| other.role != id.role))
+    }
 }
 
 /// One action on a service.
@@ -84,7 +97,8 @@ pub fn plan_services(all: &PlanInput<'_>) -> ActionPlan {
     let Some(wanted) = all.desired else { return ActionPlan::default() };
     let mut plan = ActionPlan::default();
     plan_stops(all, wanted, &mut plan);
-    for (id, present) in all.observed.iter().filter(|(id, _)| !wanted.contains_key(id)) {
+    let leaves = |id: &ServiceId| !wanted.contains_key(id) && !all.is_retained(id);
+    for (id, present) in all.observed.iter().filter(|(id, _)| leaves(id)) {
         match present.phase {
             ServicePhase::Stopped | ServicePhase::Ended { .. } => {
                 plan.actions.push(ServiceAction::Remove(id.clone()));
@@ -131,11 +145,13 @@ pub fn stays_ended(service: &DesiredService, how: ServiceExit) -> bool {
 
 /// Whether a service that may be running has to stop.
 fn must_stop(
+    all: &PlanInput<'_>,
     wanted: &BTreeMap<ServiceId, DesiredService>,
     id: &ServiceId,
     present: &ObservedService,
 ) -> bool {
     present.phase.is_live()
+        && !all.is_retained(id)
         && wanted
             .get(id)
             .is_none_or(|service| service.digest().is_some() && !present.record.satisfies(service))
@@ -143,7 +159,7 @@ fn must_stop(
 
 fn plan_stops(all: &PlanInput<'_>, wanted: &BTreeMap<ServiceId, DesiredService>, plan: &mut ActionPlan) {
     let going: BTreeMap<&ServiceId, &ObservedService> =
-        all.observed.iter().filter(|(id, present)| must_stop(wanted, id, present)).collect();
+        all.observed.iter().filter(|(id, present)| must_stop(all, wanted, id, present)).collect();
     let mut running: Vec<&ServiceId> = Vec::new();
     for (id, present) in &going {
         match present.phase {

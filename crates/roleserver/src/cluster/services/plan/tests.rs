@@ -84,7 +84,13 @@ fn planned(
 ) -> ActionPlan {
     let present = present.into_iter().collect();
     let artefacts = artefacts.iter().copied().collect();
-    plan_services(&PlanInput { desired: wanted, observed: &present, artefacts: &artefacts, now: NOW })
+    plan_services(&PlanInput {
+        desired: wanted,
+        retained: &RetainedRoles::new(),
+        observed: &present,
+        artefacts: &artefacts,
+        now: NOW,
+    })
 }
 
 fn actions<const N: usize>(
@@ -395,6 +401,7 @@ fn service_that_cannot_be_rendered_is_neither_started_nor_stopped() {
     assert_eq!(actions(&wanted, []), []);
     let circumstances = PlanInput {
         desired: Some(&wanted),
+        retained: &RetainedRoles::new(),
         observed: &BTreeMap::new(),
         artefacts: &BTreeSet::new(),
         now: NOW,
@@ -403,6 +410,34 @@ fn service_that_cannot_be_rendered_is_neither_started_nor_stopped() {
         wait_reason(&circumstances, &unsaid),
         Some(WaitReason::Rendering("there is no label".to_owned()))
     );
+}
+
+#[test]
+fn services_of_a_retained_role_are_neither_stopped_nor_removed() {
+    let (server, job, other) = (service("server", "a", &[]), service("job", "a", &["server"]), "disk");
+    let planned = |wanted: &BTreeMap<ServiceId, DesiredService>, retained: &str, doing: ServicePhase| {
+        let present = BTreeMap::from([observed_as(&server, doing)]);
+        let (retained, artefacts) = (RetainedRoles::from([retained.to_owned()]), BTreeSet::new());
+        plan_services(&PlanInput {
+            desired: Some(wanted),
+            retained: &retained,
+            observed: &present,
+            artefacts: &artefacts,
+            now: NOW,
+        })
+        .actions
+    };
+    let (none, all_of_job) = (BTreeMap::new(), all([job]));
+    for (doing, action) in [
+        (up(Health::Healthy), ServiceAction::Stop(id("server"))),
+        (ServicePhase::Stopped, ServiceAction::Remove(id("server"))),
+        (ended(ServiceExit::Exited(1), 500), ServiceAction::Remove(id("server"))),
+        (stuck(500), ServiceAction::Stop(id("server"))),
+    ] {
+        assert_eq!(planned(&none, "web", doing.clone()), [], "{doing:?}");
+        assert_eq!(planned(&none, other, doing.clone()), [action.clone()], "another role: {doing:?}");
+        assert_eq!(planned(&all_of_job, "web", doing.clone()), [action], "it is declared again: {doing:?}");
+    }
 }
 
 #[test]
