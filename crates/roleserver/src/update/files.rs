@@ -396,4 +396,53 @@ mod tests {
         std::fs::write(directory.path().join("release.json"), "{").unwrap();
         assert_eq!((files.read_trial(), files.read_result()), (None, UpdateResult::default()));
     }
+
+    /// Requires that the work waits for the disk below a directory.
+    #[cfg(debug_assertions)]
+    fn require_wait(directory: &Path, work: impl FnOnce() + Send + 'static) {
+        let blocked = disk::fault::block_syncs(directory);
+        let worker = std::thread::spawn(work);
+        while blocked.waiting() == 0 {
+            assert!(!worker.is_finished(), "nothing waits for the disk");
+            std::thread::yield_now();
+        }
+        drop(blocked);
+        worker.join().unwrap();
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    fn program_is_durable_before_it_is_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = UpdateFiles::in_state_directory(directory.path());
+        let stable = directory.path().join("roleserver");
+        std::fs::write(&stable, "old").unwrap();
+        let trial = Trial {
+            generation: 1,
+            sha256: digest(b"new"),
+            former: digest(b"old"),
+            stable: stable.clone(),
+            candidate: sibling_path(&stable, ".candidate"),
+            boot_id: "b".to_owned(),
+            until_ms: 1,
+            patience_ms: 1,
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            minimum_version: None,
+            failure: None,
+        };
+        let promotions: [fn(&Trial) -> Result<(), PromotionError>; 2] = [
+            promote_candidate,
+            // A file system without hard links.
+            |trial| promote_with_link(trial, |_, _| Err(std::io::Error::from(ErrorKind::Unsupported))),
+        ];
+        for promote in promotions {
+            std::fs::write(files.part_path(), "new").unwrap();
+            let (staging, program) = (files.clone(), stable.clone());
+            require_wait(directory.path(), move || {
+                staging.stage_candidate(&program, &digest(b"new"), None).unwrap();
+            });
+            let trial = trial.clone();
+            require_wait(directory.path(), move || promote(&trial).unwrap());
+        }
+    }
 }
