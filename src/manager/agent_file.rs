@@ -1,11 +1,12 @@
 //! The agent program on this host: read again when it changes, and checked each time before a machine gets it.
 //!
-//! Machines run the program as root. So only the user of this process and root may be able to change it, or a directory
-//! on the way to it. Where there are signing keys, one of them must have signed it, unless the policy allows unsigned
-//! releases: otherwise a thief of the signature would be as good as its author. The preflight, the start and each
-//! takeover use the same check.
+//! Machines run the program as root. So it must be a role server, and only the user of this process and root may be able
+//! to change it, or a directory on the way to it. Where there are signing keys, one of them must have signed it, unless the
+//! policy allows unsigned releases: otherwise a thief of the signature would be as good as its author. The preflight, the
+//! start and each takeover use the same check.
 //!
-//! The path is checked before the program is read. After the check, nobody else can exchange the program.
+//! The path is checked each time, before the program is read: a change of modes or owners changes no time of the file. After
+//! the check, nobody else can exchange the program.
 //!
 //! A program that is refused is published until one is accepted. It is loaded again every few seconds, so that an operator
 //! reads of it before a machine needs the program, and so that the refusal ends when the file is repaired.
@@ -35,7 +36,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 pub enum AgentTrust {
     /// It may be any program: simulated machines take it and do not run it.
     Unchecked,
-    /// Nobody else can change it, and one of these keys signed it, if there are any.
+    /// It is a role server, nobody else can change it, and one of these keys signed it, if there are any.
     Checked(Arc<SigningConfiguration>),
 }
 
@@ -93,11 +94,17 @@ pub enum AgentFileError {
     },
 }
 
-/// The agent program on this host. It is read again when the file changes.
+/// When a file was changed last, and its length.
+type FileStamp = (SystemTime, u64);
+
+/// The stamps of a program and of the signature beside it; `None` for a signature that is absent.
+type AgentStamp = (FileStamp, Option<FileStamp>);
+
+/// The agent program on this host. It is read again when the file or its signature changes.
 pub struct AgentFile {
     path: PathBuf,
     trust: AgentTrust,
-    loaded: Mutex<Option<(SystemTime, u64, InspectedAgent)>>,
+    loaded: Mutex<Option<(AgentStamp, InspectedAgent)>>,
     refusal: watch::Sender<Option<String>>,
 }
 
@@ -154,38 +161,51 @@ impl AgentFile {
 
     /// Loads the present program and its signature, which may be absent.
     pub async fn inspect(&self) -> Result<InspectedAgent, AgentFileError> {
-        let stamp = tokio::fs::metadata(&self.path)
-            .await
-            .ok()
-            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        self.check_path().await?;
+        let stamp = self.read_stamps().await;
         // The lock is held during the read: otherwise workers that start together would each read a copy of their own.
         let mut loaded = self.loaded.lock().await;
-        if let Some((modified, length)) = stamp
-            && let Some((known, known_length, agent)) = &*loaded
-            && (*known, *known_length) == (modified, length)
-            && !was_signed_since(&agent.signature).await
+        if let Some(stamp) = &stamp
+            && let Some((known, agent)) = &*loaded
+            && known == stamp
         {
             return Ok(agent.clone());
         }
         let agent = self.read().await?;
-        if let Some((modified, length)) = stamp {
-            *loaded = Some((modified, length, agent.clone()));
+        if let Some(stamp) = stamp {
+            *loaded = Some((stamp, agent.clone()));
         }
         Ok(agent)
     }
 
+    /// Checks that nobody else can change the program, if that is required. It reads only metadata of the path.
+    async fn check_path(&self) -> Result<(), AgentFileError> {
+        if matches!(self.trust, AgentTrust::Unchecked) {
+            return Ok(());
+        }
+        let Err(reason) = check_path(self.path.clone()).await else { return Ok(()) };
+        // A program that is missing has an error of its own, with another remedy.
+        AgentBinary::load(&self.path).await?;
+        Err(AgentFileError::Changeable { path: self.path.clone(), reason })
+    }
+
+    /// The present stamps; `None` if they cannot be read.
+    async fn read_stamps(&self) -> Option<AgentStamp> {
+        let program = read_stamp(&self.path).await.ok()??;
+        let signature = read_stamp(&signature_path(&self.path)).await.ok()?;
+        Some((program, signature))
+    }
+
     async fn read(&self) -> Result<InspectedAgent, AgentFileError> {
         let path = &self.path;
+        let binary = Arc::new(AgentBinary::load(path).await?);
         let AgentTrust::Checked(signing) = &self.trust else {
-            let binary = Arc::new(AgentBinary::load(path).await?);
             return Ok(InspectedAgent { binary, signature: AgentSignature::NotNeeded });
         };
-        if let Err(reason) = check_path(path.clone()).await {
-            // A program that is missing has an error of its own, with another remedy.
-            AgentBinary::load(path).await?;
-            return Err(AgentFileError::Changeable { path: path.clone(), reason });
+        if !binary.is_role_server() {
+            let reason = "it is another program than a role server".to_owned();
+            return Err(AgentBinaryError::NotAnAgent { path: path.clone(), reason }.into());
         }
-        let binary = Arc::new(AgentBinary::load(path).await?);
         let beside = signature_path(path);
         let signature = read_signature(&beside, signing, &binary).await.map_err(|reason| {
             AgentFileError::Signature { path: path.clone(), signature: beside.clone(), reason }
@@ -202,11 +222,12 @@ pub fn signature_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Whether there is a file now where a signature was absent.
-async fn was_signed_since(signature: &AgentSignature) -> bool {
-    match signature {
-        AgentSignature::Absent(beside) => !matches!(tokio::fs::try_exists(beside).await, Ok(false)),
-        AgentSignature::NotNeeded | AgentSignature::Valid(_) => false,
+/// The stamp of a file; `None` if there is none.
+async fn read_stamp(path: &Path) -> std::io::Result<Option<FileStamp>> {
+    match tokio::fs::metadata(path).await {
+        Ok(metadata) => Ok(Some((metadata.modified()?, metadata.len()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -267,6 +288,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::model::program_mark::ROLE_SERVER_MARK;
 
     fn set_mode(path: &Path, mode: u32) {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -281,15 +303,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         let path = root.join("roleserver");
-        let mut content = fs::read("/bin/sh").unwrap();
-        fs::write(&path, &content).unwrap();
+        let shell = fs::read("/bin/sh").unwrap();
+        let role_server = [shell.as_slice(), &ROLE_SERVER_MARK].concat();
+        fs::write(&path, &role_server).unwrap();
         set_mode(&path, 0o644);
         let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
         let refusal = checked.subscribe_refusal();
         let first = checked.load(false).await.unwrap();
+        // Only the mode changes: the time and the length of the file stay.
         for (part, mode) in [(&path, 0o666), (&root, 0o757)] {
-            content.push(0);
-            fs::write(&path, &content).unwrap();
             set_mode(part, mode);
             let error = checked.load(true).await.unwrap_err().to_string();
             assert_eq!(
@@ -305,11 +327,38 @@ mod tests {
             // Simulated machines do not run it.
             new_file(&path, AgentTrust::Unchecked).load(false).await.unwrap();
             set_mode(part, mode & 0o755);
-            assert_ne!(checked.load(false).await.unwrap().sha256(), first.sha256());
+            assert!(Arc::ptr_eq(&checked.load(false).await.unwrap(), &first), "it was read again");
             assert_eq!(*refusal.borrow(), None, "a refusal ends with a program that is accepted");
         }
         fs::remove_file(&path).unwrap();
         let error = checked.load(true).await.unwrap_err().to_string();
         assert!(error.starts_with("cannot read the agent program "), "{error}");
+    }
+
+    #[tokio::test]
+    async fn program_that_becomes_another_one_than_a_role_server_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("roleserver");
+        let shell = fs::read("/bin/sh").unwrap();
+        let role_server = [shell.as_slice(), &ROLE_SERVER_MARK].concat();
+        fs::write(&path, &role_server).unwrap();
+        set_mode(&path, 0o644);
+        let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
+        let refusal = checked.subscribe_refusal();
+        checked.load(false).await.unwrap();
+        fs::write(&path, &shell).unwrap();
+        let error = checked.load(true).await.map(drop).map_err(|error| error.to_string());
+        let expected = format!(
+            "{} is not an agent program: it is another program than a role server; build one with `make roleserver` and \
+             name it by --agent_executable_path",
+            path.display()
+        );
+        assert_eq!(error, Err(expected.clone()));
+        assert_eq!(*refusal.borrow(), Some(expected), "a refusal is published");
+        // Simulated machines do not run it.
+        new_file(&path, AgentTrust::Unchecked).load(false).await.unwrap();
+        fs::write(&path, [role_server.as_slice(), &[0]].concat()).unwrap();
+        checked.load(false).await.unwrap();
+        assert_eq!(*refusal.borrow(), None, "a refusal ends with a program that is accepted");
     }
 }

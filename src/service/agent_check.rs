@@ -14,8 +14,6 @@ use crate::service::failure::ExitFailure;
 use crate::service::provider_configuration::ProviderConfiguration;
 use crate::service::service_plan::{Database, ServicePlan};
 
-const FLAG: &str = "--agent_executable_path";
-
 /// The agent at this path, with what the machines of the plan require of it.
 pub(super) fn agent_file(plan: &ServicePlan, path: PathBuf) -> AgentFile {
     let trust = if has_only_simulated_machines(plan) {
@@ -32,13 +30,6 @@ pub(super) async fn inspect_agent(plan: &ServicePlan) -> Result<Option<String>, 
     let file = agent_file(plan, path.clone());
     let found = file.inspect().await.map_err(|error| agent_failure(&error))?;
     let agent = &found.binary;
-    if !has_only_simulated_machines(plan) && !agent.is_role_server() {
-        return Err(ExitFailure::usage(format!(
-            "{} is not an agent program: it is another program than a role server; build one with `make roleserver` and \
-             name it by {FLAG}",
-            path.display()
-        )));
-    }
     let loader = agent.loader().map_or_else(String::new, |loader| {
         format!("; it is not static, and runs only on machines that have {loader} and its libraries")
     });

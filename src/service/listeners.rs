@@ -154,6 +154,7 @@ async fn start_parts(
     } else {
         let names = CertificateNames { issued: Vec::new(), required: endpoint_hosts(&plan.endpoints)? };
         let found = ServerCertificate::load(&certificate, bmdb, names, std::time::SystemTime::now()).await?;
+        let found = found.for_listener("none: this process gives its CA to agents");
         listeners.authorities = found.subscribe_ca_certificates();
         listeners.certificate_refusals.push(found.subscribe_refusal());
         listeners.certificate_refresh =

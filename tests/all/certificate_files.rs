@@ -3,6 +3,7 @@
 //! The endpoints are a host name and an address, and a certificate must be for both. A rejected start ends before the
 //! database is opened. An accepted one gets as far as a database that does not answer.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -10,17 +11,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
     KeyPair, NameConstraints, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
 };
+use shepherd::bmdb::engine::session::Sessions;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::model::ids::ProcessId;
 use shepherd::server::tls::certificate_files::CertificateFiles;
 use shepherd::server::tls::server_certificate::{RenewalClock, ServerCertificate};
+use shepherd::service::configuration::ConfigurationFile;
+use shepherd::service::failure::ExitFailure;
+use shepherd::service::flags::parse_flags_without_environment;
+use shepherd::service::listeners::start_listeners;
+use shepherd::service::service_plan::plan_service;
 use tokio_util::sync::CancellationToken;
 
+use crate::file_flags::complete;
 use crate::harness::aloud::TestResult;
+use crate::harness::postgres::TestDatabase;
 use crate::harness::program::{Place, ProgramOutput};
 
 const NAMES: [&str; 2] = ["shepherd.example", "192.0.2.2"];
@@ -416,5 +427,35 @@ async fn check_start_and_reload_agree_about_every_variant() -> TestResult {
         let is_served = is_served_after_reload(&place.path(""), &good, variant).await?;
         assert_eq!(is_served, variant.rejection.is_none(), "{name}: the reload does not agree");
     }
+    Ok(())
+}
+
+/// A process without a callback server has an entry for the CA that it gives to agents.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_listener_publishes_why_its_certificate_is_refused() -> TestResult {
+    let place = Place::new()?;
+    let database = TestDatabase::create("certificate_refusals").await?;
+    let bmdb = database.bmdb().await?;
+    bmdb.migrate().await?;
+    let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
+    let keep = CancellationToken::new();
+    let keeper = tokio::spawn(keeper.run(&keep)?);
+    let flags = complete(&place)?;
+    let failed = |failure: ExitFailure| anyhow!(failure.message);
+    for (components, expected) in [("callback", 1), ("callback,api", 2), ("updater", 1), ("updater,api", 2)] {
+        let mut arguments: Vec<OsString> = vec!["shepherd".into()];
+        arguments.extend(flags.iter().map(|(name, value)| OsString::from(format!("--{name}={value}"))));
+        arguments.push(format!("--components={components}").into());
+        arguments.extend(["--bmdb_eat_my_data", "--api_listen_address=127.0.0.1:0"].map(OsString::from));
+        let flags = parse_flags_without_environment(arguments)?.service;
+        let plan = plan_service(flags, ConfigurationFile::default()).map_err(failed)?;
+        let started = start_listeners(&plan, &bmdb, &sessions, None, Metrics::new()).await;
+        let listeners = started.map_err(failed)?;
+        let entries = listeners.certificate_refusals.len();
+        listeners.stop().await;
+        assert_eq!(entries, expected, "entries of {components}");
+    }
+    keep.cancel();
+    keeper.await?;
     Ok(())
 }

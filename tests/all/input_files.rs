@@ -265,6 +265,10 @@ async fn signature_of_an_agent_that_changes_is_verified_again() -> TestResult {
     assert!(Arc::ptr_eq(&unsigned, &agent.load(true).await?), "each takeover has a copy of its own");
     place.write("agent.minisig", signer.sign(&content, &comment)?)?;
     assert_ne!(agent.load(false).await?.sha256(), first.sha256());
+    // The program stays, and its signature changes.
+    place.write("agent.minisig", "of no use\n")?;
+    let error = agent.load(true).await.err().context("another signature was accepted")?.to_string();
+    assert!(error.contains("with the signature "), "{error}");
     Ok(())
 }
 

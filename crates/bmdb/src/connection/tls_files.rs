@@ -48,12 +48,15 @@ pub struct TlsFile {
 
 /// The files of a URL, and those of variables that it does not replace.
 pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String>) -> Vec<TlsFile> {
+    let (url, _) = url.split_once('#').unwrap_or((url, ""));
     let (_, query) = url.split_once('?').unwrap_or((url, ""));
-    let pairs: Vec<(&str, &str)> = query.split('&').filter_map(|part| part.split_once('=')).collect();
+    let decode_pair = |(name, value): (&str, &str)| (decode_form(name), decode_form(value));
+    let parts = query.split('&').filter_map(|part| part.split_once('='));
+    let pairs: Vec<(String, String)> = parts.map(decode_pair).collect();
     let value_of = |names: &[&str]| {
         // The last one counts.
-        let found = pairs.iter().rev().find(|(name, _)| names.contains(name));
-        found.map(|(_, value)| decode_percent(value))
+        let found = pairs.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
+        found.map(|(_, value)| value.clone())
     };
     let mode = value_of(&["sslmode", "ssl-mode"]).or_else(|| variable("PGSSLMODE"));
     if mode.as_deref() == Some("disable") {
@@ -121,13 +124,14 @@ fn judge_content(content: Content, found: &[u8]) -> Result<(), String> {
     }
 }
 
-/// A value of a URL, without percent signs. What is no UTF-8 then stays as it is.
-fn decode_percent(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
+/// Decodes a name or a value of a query as sqlx does, by the rules of `application/x-www-form-urlencoded`: a plus sign is a
+/// space, and what is no UTF-8 is replaced.
+fn decode_form(text: &str) -> String {
+    let text = text.replace('+', " ");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        match after.first_chunk().and_then(parse_hexadecimal) {
             Some(byte) if *first == b'%' => {
                 bytes.push(byte);
                 rest = &after[2..];
@@ -138,7 +142,14 @@ fn decode_percent(value: &str) -> String {
             }
         }
     }
-    String::from_utf8(bytes).unwrap_or_else(|_| value.to_owned())
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The byte of two hexadecimal digits; `None` for other characters, such as a sign.
+fn parse_hexadecimal(digits: &[u8; 2]) -> Option<u8> {
+    let is_number = digits.iter().all(u8::is_ascii_hexdigit);
+    let text = std::str::from_utf8(digits).ok().filter(|_| is_number)?;
+    u8::from_str_radix(text, 16).ok()
 }
 
 #[cfg(test)]
@@ -156,6 +167,11 @@ mod tests {
             (
                 "?sslrootcert=/first&ssl-ca=/my%20ca.pem&sslkey=/own.key",
                 vec![("sslrootcert", "/my ca.pem"), ("sslkey", "/own.key")],
+            ),
+            // As sqlx decodes them.
+            (
+                "?ssl-ca=/my+ca.pem&ssl%63ert=/a%2Bb.pem&sslkey=/%+5%zz#part",
+                vec![("sslrootcert", "/my ca.pem"), ("sslcert", "/a+b.pem"), ("sslkey", "/% 5%zz")],
             ),
             ("?sslcert=-----BEGIN%20CERTIFICATE-----&sslkey=100%", vec![("sslkey", "100%")]),
         ] {

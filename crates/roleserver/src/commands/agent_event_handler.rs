@@ -45,7 +45,7 @@ pub(super) struct HandlerState {
 
 impl AgentEventHandler {
     pub(super) fn handle_event(&self, event: &AgentEvent) {
-        // Before anything else of the response: an order that comes with it is taken behind the end of the trial.
+        // Before anything else of the response: an order that comes with it waits for the end of the trial.
         if matches!(event, AgentEvent::Delivered { .. }) {
             self.confirm_trial();
             self.store_signing();
@@ -104,9 +104,8 @@ impl AgentEventHandler {
                 }
             }
             AgentEvent::ReleaseOrder { order } => {
-                // During a trial an order is ignored, so it is taken behind the end of one.
-                let (release, order) = (self.release.clone(), order.clone());
-                self.writer.enqueue("release-order", move || release.set_order(&order));
+                // It waits for the disk only if it came with the acknowledgement of a trial.
+                self.release.set_order(order);
             }
             AgentEvent::LogRequests { requests } => self.logs.set_requests(requests),
             AgentEvent::TimeSampled { sample } => {
@@ -183,7 +182,7 @@ mod tests {
     use crate::settings_store::tests::settings;
     use crate::signing_store::SigningStore;
     use crate::update::decision::Trial;
-    use crate::update::files::UpdateFiles;
+    use crate::update::files::{UpdateFiles, claim_trial};
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -244,6 +243,13 @@ mod tests {
                 .handle_event(&AgentEvent::SettingsChanged { settings: settings(&endpoint), fallback: None });
             handler.handle_event(&AgentEvent::ClusterOrder { order: order.clone() });
         }
+        let release = wire::ReleaseOrder { generation: 4, ..wire::ReleaseOrder::default() };
+        handler.handle_event(&AgentEvent::ReleaseOrder { order: release.clone() });
+        assert_eq!(
+            handler.release.latest_order(),
+            Some(release),
+            "an order waits for the disk without a trial"
+        );
         assert!(!handler.writer.flush(Duration::ZERO), "the disk has written everything");
         assert_eq!(state.read_learned_settings(1).unwrap(), None);
         let next_run = handler.settings_store.load();
@@ -302,6 +308,7 @@ mod tests {
         let waited = returned.recv_timeout(PATIENCE);
         assert!(waited.is_ok(), "a heartbeat waits for the disk");
         assert!(handler.release.acknowledge_trial().is_none(), "the time of the trial can still end");
+        assert!(!claim_trial(&files.open_trial().unwrap()), "the watchdog can still end the trial");
         assert_eq!(handler.release.report().generation, 0, "an outcome is not reported before it is durable");
         assert!(handler.release.latest_order().is_none(), "an order overtakes the end of the trial");
 

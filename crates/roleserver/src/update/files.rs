@@ -4,7 +4,7 @@
 //! `release.part`, the part of a release that was fetched so far. Beside the program at the stable path: `….candidate`,
 //! the program that is or was tried, and `….previous`, the one before it. Each of these files is replaced as a whole.
 
-use std::fs::{File, Permissions};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,16 @@ pub struct StagedProgram {
     pub path: PathBuf,
     /// The open file that was verified.
     pub file: File,
+}
+
+/// Decides between the candidate and its watchdog, which are two processes: the first one to claim the open record of a
+/// trial ends that trial. Returns whether it is this one. The claim lasts until the file is closed.
+///
+/// The claim is a lock in the kernel, so that it never waits for the disk. On a file system without locks, each of the two
+/// gets it, and the time alone decides.
+#[must_use]
+pub fn claim_trial(record: &File) -> bool {
+    !matches!(record.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 /// The path of a program with a suffix, in the same directory.
@@ -73,6 +83,12 @@ impl UpdateFiles {
     /// Writes the trial; it is durable when this returns.
     pub fn write_trial(&self, trial: &Trial) -> std::io::Result<()> {
         write_json(&self.trial_path(), trial)
+    }
+
+    /// Opens the record of the trial, for [`claim_trial`]; `None` if it cannot be opened.
+    #[must_use]
+    pub fn open_trial(&self) -> Option<File> {
+        File::open(self.trial_path()).ok()
     }
 
     /// Removes the record of the trial.
@@ -118,7 +134,7 @@ impl UpdateFiles {
             std::fs::copy(self.part_path(), &path)?;
             std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
             let file = File::open(&path)?;
-            file.sync_all()?;
+            disk::sync_file(&file, &path)?;
             Ok(file)
         };
         let file = copy().map_err(failed)?;
@@ -194,7 +210,7 @@ fn promote_with_link(
     if let Err(error) = hard_link(&trial.stable, &previous) {
         tracing::info!(%error, "the former release is copied, because it cannot be linked");
         std::fs::copy(&trial.stable, &previous)?;
-        File::open(&previous)?.sync_all()?;
+        disk::sync_file(&File::open(&previous)?, &previous)?;
     }
     std::fs::rename(&trial.candidate, &trial.stable)?;
     let (tried, renamed) = (candidate.metadata()?, std::fs::metadata(&trial.stable)?);
@@ -203,7 +219,7 @@ fn promote_with_link(
         std::fs::rename(&previous, &trial.stable)?;
         return Err(swapped());
     }
-    Ok(File::open(directory)?.sync_all()?)
+    Ok(disk::sync_file(&File::open(directory)?, directory)?)
 }
 
 /// Verifies the signature of a program. The error is a sentence.
@@ -379,5 +395,54 @@ mod tests {
         std::fs::write(directory.path().join("update.json"), "{").unwrap();
         std::fs::write(directory.path().join("release.json"), "{").unwrap();
         assert_eq!((files.read_trial(), files.read_result()), (None, UpdateResult::default()));
+    }
+
+    /// Requires that the work waits for the disk below a directory.
+    #[cfg(debug_assertions)]
+    fn require_wait(directory: &Path, work: impl FnOnce() + Send + 'static) {
+        let blocked = disk::fault::block_syncs(directory);
+        let worker = std::thread::spawn(work);
+        while blocked.waiting() == 0 {
+            assert!(!worker.is_finished(), "nothing waits for the disk");
+            std::thread::yield_now();
+        }
+        drop(blocked);
+        worker.join().unwrap();
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    fn program_is_durable_before_it_is_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = UpdateFiles::in_state_directory(directory.path());
+        let stable = directory.path().join("roleserver");
+        std::fs::write(&stable, "old").unwrap();
+        let trial = Trial {
+            generation: 1,
+            sha256: digest(b"new"),
+            former: digest(b"old"),
+            stable: stable.clone(),
+            candidate: sibling_path(&stable, ".candidate"),
+            boot_id: "b".to_owned(),
+            until_ms: 1,
+            patience_ms: 1,
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            minimum_version: None,
+            failure: None,
+        };
+        let promotions: [fn(&Trial) -> Result<(), PromotionError>; 2] = [
+            promote_candidate,
+            // A file system without hard links.
+            |trial| promote_with_link(trial, |_, _| Err(std::io::Error::from(ErrorKind::Unsupported))),
+        ];
+        for promote in promotions {
+            std::fs::write(files.part_path(), "new").unwrap();
+            let (staging, program) = (files.clone(), stable.clone());
+            require_wait(directory.path(), move || {
+                staging.stage_candidate(&program, &digest(b"new"), None).unwrap();
+            });
+            let trial = trial.clone();
+            require_wait(directory.path(), move || promote(&trial).unwrap());
+        }
     }
 }

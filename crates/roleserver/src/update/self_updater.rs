@@ -26,7 +26,7 @@ use crate::update::decision::{
     MinimumAction, StartDecision, Trial, UpdateResult, decide_minimum, decide_trial_or_rollback,
     replaces_order,
 };
-use crate::update::files::{UpdateFiles, promote_candidate};
+use crate::update::files::{UpdateFiles, claim_trial, promote_candidate};
 
 mod handover;
 mod release_order;
@@ -58,6 +58,12 @@ pub enum Handover {
 struct UpdateState {
     result: UpdateResult,
     trial: Option<Trial>,
+    /// The open record of the trial of this program. Its claim lasts as long as this process.
+    trial_record: Option<File>,
+    /// Whether a proven release has not got the stable path yet.
+    is_promoting: bool,
+    /// The newest order of that time.
+    deferred_order: Option<wire::ReleaseOrder>,
     handover: Option<Handover>,
 }
 
@@ -74,6 +80,20 @@ pub struct SelfUpdater {
     /// Held while the outcome is written.
     result_writing: Arc<Mutex<()>>,
     handover_requested: Arc<Notify>,
+}
+
+/// Takes the order that came during a promotion, when dropped.
+struct PromotionEnd<'u>(&'u SelfUpdater);
+
+impl Drop for PromotionEnd<'_> {
+    fn drop(&mut self) {
+        self.0.with_state(|state| {
+            state.is_promoting = false;
+            if let Some(order) = state.deferred_order.take() {
+                self.0.replace_order(&order);
+            }
+        });
+    }
 }
 
 impl SelfUpdater {
@@ -106,6 +126,9 @@ impl SelfUpdater {
             state: Arc::new(Mutex::new(UpdateState {
                 result: files.read_result(),
                 trial: None,
+                trial_record: None,
+                is_promoting: false,
+                deferred_order: None,
                 handover: None,
             })),
             result_writing: Arc::default(),
@@ -119,7 +142,8 @@ impl SelfUpdater {
                     generation = trial.generation,
                     "this release is on trial until a shepherd acknowledges its heartbeat"
                 );
-                release.with_state(|state| state.trial = Some(trial));
+                let record = release.files.open_trial();
+                release.with_state(|state| (state.trial, state.trial_record) = (Some(trial), record));
             }
             (StartDecision::Proven, Some(trial)) => release.finish_trial(&trial),
             (StartDecision::RolledBack(why), Some(trial)) => {
@@ -159,9 +183,19 @@ impl SelfUpdater {
         &self.signing
     }
 
-    /// Takes an order of a shepherd. It is called only after [`Self::promote_release`] has returned if this release was on
-    /// trial: what an order requires depends on that.
+    /// Takes an order of a shepherd. While a proven release gets the stable path, the newest order waits for the end of
+    /// [`Self::promote_release`]: what an order requires depends on that. It never waits for the disk.
     pub fn set_order(&self, order: &wire::ReleaseOrder) {
+        self.with_state(|state| {
+            if state.is_promoting {
+                state.deferred_order = Some(order.clone());
+            } else {
+                self.replace_order(order);
+            }
+        });
+    }
+
+    fn replace_order(&self, order: &wire::ReleaseOrder) {
         if replaces_order(self.latest_order().as_ref(), order) {
             self.orders.set(order.clone());
         }
@@ -173,15 +207,24 @@ impl SelfUpdater {
         self.orders.latest()
     }
 
-    /// Records that a shepherd acknowledged a heartbeat: a release on trial is proven, and its time cannot end any more.
+    /// Records that a shepherd acknowledged a heartbeat: a release on trial is proven. From then on this process does not
+    /// end the trial for its time, and the watchdog does not either, unless it has begun to. It never waits for the disk.
     /// Returns the trial once. [`Self::promote_release`] ends it.
     #[must_use]
     pub fn acknowledge_trial(&self) -> Option<Trial> {
-        self.with_state(|state| state.trial.take())
+        self.with_state(|state| {
+            let trial = state.trial.take()?;
+            state.is_promoting = true;
+            if !state.trial_record.as_ref().is_none_or(claim_trial) {
+                tracing::warn!("the acknowledgement of this release came too late: its watchdog ends it");
+            }
+            Some(trial)
+        })
     }
 
     /// Gives a proven release the stable path, and stores that the trial is over. It blocks.
     pub fn promote_release(&self, trial: Trial) {
+        let _end = PromotionEnd(self);
         match promote_candidate(&trial) {
             Ok(()) => {
                 tracing::info!(

@@ -25,6 +25,9 @@ use crate::tls::server_config::ReloadableCertificate;
 use bmdb::connection::Bmdb;
 use bmdb::fleet::secret::SecretsKey;
 
+/// The callback server in log lines.
+const CALLBACK_LISTENER: &str = "callback server";
+
 /// Source of the certificate.
 #[derive(Clone, Debug)]
 pub enum CertificateSource {
@@ -90,6 +93,8 @@ pub struct ServerCertificate {
     ca_certificates: watch::Sender<Vec<Vec<u8>>>,
     refusal: watch::Sender<Option<String>>,
     renewal: CertificateRenewal,
+    /// The listener in log lines.
+    listener: &'static str,
 }
 
 /// Watch of the current CA certificates with which agents verify callback servers, DER. Empty: their own trust stores.
@@ -132,6 +137,7 @@ impl ServerCertificate {
                     ca_certificates: authorities,
                     refusal: watch::Sender::new(None),
                     renewal,
+                    listener: CALLBACK_LISTENER,
                 })
             }
         }
@@ -147,7 +153,14 @@ impl ServerCertificate {
         let served = Arc::new(ReloadableCertificate::new(first));
         let renewal = CertificateRenewal::Files { files, names };
         let (ca_certificates, refusal) = (watch::Sender::new(authorities), watch::Sender::new(None));
-        Ok(Self { served, ca_certificates, refusal, renewal })
+        Ok(Self { served, ca_certificates, refusal, renewal, listener: CALLBACK_LISTENER })
+    }
+
+    /// Names the listener in log lines; it is the callback server otherwise.
+    #[must_use]
+    pub fn for_listener(mut self, listener: &'static str) -> Self {
+        self.listener = listener;
+        self
     }
 
     /// The CA certificates for agents, now and after each change.
@@ -173,7 +186,8 @@ impl ServerCertificate {
     fn check(&mut self, now: SystemTime, look_again: Duration) {
         let checked = self.renew_if_due(now, look_again);
         if let Err(error) = &checked {
-            tracing::warn!(%error, "the callback server keeps its present certificate");
+            let listener = self.listener;
+            tracing::warn!(%error, listener, "the present certificate stays, because its files are refused");
         }
         self.refusal.send_replace(checked.err().map(|error| error.to_string()));
     }
@@ -202,7 +216,7 @@ impl ServerCertificate {
                 }
                 if step.serve_candidate {
                     self.served.replace(next);
-                    tracing::info!("the callback server shows another certificate from its file");
+                    tracing::info!(listener = self.listener, "another certificate of the file is served now");
                 }
             }
             CertificateRenewal::Issue { ca: authority, names, issued_at: issued, renew_at: at }
@@ -211,7 +225,7 @@ impl ServerCertificate {
                 let LeafCertificate { certified, renew_at } = authority.issue_certificate(names, now)?;
                 self.served.replace(certified);
                 (*issued, *at) = (now, renew_at);
-                tracing::info!("the callback server's certificate was renewed");
+                tracing::info!(listener = self.listener, "the certificate was renewed");
             }
             CertificateRenewal::Issue { .. } => {}
         }

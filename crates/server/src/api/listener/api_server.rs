@@ -142,6 +142,7 @@ pub async fn serve_api(
     let names = CertificateNames { issued: names, required: endpoint_hosts(&settings.endpoints)? };
     let certificate =
         ServerCertificate::load(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
+    let certificate = certificate.for_listener("API");
     let config = operator_server_config(certificate.served.clone())?;
     let authorities = certificate.subscribe_ca_certificates();
     let ca_certificates = authorities.borrow().clone();
