@@ -444,6 +444,9 @@ async fn change_roll_out_in_tx(
             RollOutChange::Pause | RollOutChange::Resume => OrderEffect::no_effect(text, Some(before)),
         });
     }
+    if change == RollOutChange::Resume && known.paused.is_none() {
+        return Ok(OrderEffect::already("is not paused; nothing was changed", Some(before)));
+    }
     let (text, after) = match change {
         RollOutChange::Pause => {
             let why = format!("{} paused it: {}", order.actor.name, order.reason);
