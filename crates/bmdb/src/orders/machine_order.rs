@@ -3,6 +3,8 @@
 //! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
 //! that a filter selects ([`crate::orders::bulk_orders`]).
 
+use std::sync::Arc;
+
 use sqlx::PgConnection;
 
 use crate::cluster::selectors::list_cluster_selectors;
@@ -30,6 +32,7 @@ use model::facts::{HoldScope, Retirement};
 use model::host_key::PinnedHostKey;
 use model::ids::MachineId;
 use model::label::Labels;
+use model::policy::Policy;
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
 use model::two_person_rule::SensitiveOrder;
@@ -45,6 +48,8 @@ pub struct OrderContext {
     pub host_keys: Option<PinnedHostKey>,
     /// Its labels as they are stored.
     pub labels: Labels,
+    /// The policy at the version of the snapshot.
+    pub policy: Arc<Policy>,
 }
 
 /// An order about a machine.
@@ -150,7 +155,7 @@ impl MachineOrder {
             Self::Release { quarantine } => {
                 release_machine(facts, *quarantine, &format_attribution(who, reason))
             }
-            Self::Retry => retry_machine(facts, &format_attribution(who, reason)),
+            Self::Retry => retry_machine(&known.snapshot, &known.policy, &format_attribution(who, reason)),
             Self::Quarantine => quarantine_machine(facts, &format_attribution(who, reason)),
             Self::Retire { wipe, keep_authority } => {
                 let how = (*wipe, *keep_authority);
@@ -294,8 +299,10 @@ async fn execute_decision_in_tx(
     if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
         return Err(BmdbError::VersionMismatch { machine: order.target.clone(), found, expected });
     }
+    let snapshot = read_snapshot(tx, machine).await?;
     let known = OrderContext {
-        snapshot: read_snapshot(tx, machine).await?,
+        policy: policy_at_version(bmdb, tx, snapshot.policy_version).await?,
+        snapshot,
         host_keys: read_host_keys(tx, machine).await?,
         labels: read_labels(tx, machine).await?,
     };
@@ -304,12 +311,11 @@ async fn execute_decision_in_tx(
     let wipe_is_pending = known.snapshot.facts.retirement.as_ref().is_some_and(Retirement::is_wipe_pending);
     let sensitive = SensitiveOrder::from_rpc(&order.rpc, wipe_is_pending);
     if let Some(kind) = sensitive.filter(|_| !decision.changes.is_empty()) {
-        let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
         let shown =
             Order { target: approval_target(&order.target, &decision.output.message), ..order.clone() };
         // Exactly this machine and this effect: another machine may have the name by then, or be at another stage.
         let about = [machine.0.as_bytes().as_slice(), decision.output.message.as_bytes()].concat();
-        let by = require_second_approval(tx, &shown, kind, policy.two_person_rule, &about).await?;
+        let by = require_second_approval(tx, &shown, kind, known.policy.two_person_rule, &about).await?;
         decision.output.message = append_approver(decision.output.message, by.as_deref());
     }
     let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
