@@ -282,6 +282,8 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("release M --quarantine", 0),
             ("release M --quarantine", 0),
             ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --confirm_count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --dry_run --reason disk --until 2020-01-01T00:00:00Z", 2),
             ("hold M", 2),
             ("hold no-such --reason disk", 3),
             ("cluster delete nowhere --reason over", 3),

@@ -20,7 +20,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::connection::{Bmdb, DbContext as _};
+use crate::connection::{Bmdb, DbContext as _, read_clock};
 use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::listing::{Filter, list_machines, list_machines_by_id};
 use crate::machine::lookup::machine_id;
@@ -99,10 +99,10 @@ impl Bmdb {
         who: String,
     ) -> Result<BulkOrderResult, BmdbError> {
         self.read_policy().await?;
-        let (order, arguments) = (Arc::new(order), (selection, each.describe()));
+        let (order, arguments) = (Arc::new(order), (selection, each.clone()));
         let head = self
-            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (selection, operation)| {
-                Box::pin(choose_machines(tx, order, selection, operation))
+            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (selection, each)| {
+                Box::pin(choose_machines(tx, order, selection, each))
             })
             .await;
         let head = self.audit_rejection(head, &order, None).await?;
@@ -165,7 +165,7 @@ async fn choose_machines(
     tx: &mut PgConnection,
     order: &Order,
     selection: &MachineSelection,
-    operation: &str,
+    each: &MachineOrder,
 ) -> Result<BulkOrderHead, BmdbError> {
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         let chosen = read_machine_names(tx, &stored_machines(carried.after.as_ref())?).await?;
@@ -176,6 +176,8 @@ async fn choose_machines(
             rejection: None,
         });
     }
+    let now = read_clock(tx).await.context(OPERATION)?;
+    each.check_expiry(now).map_err(|(reason, text)| order_rejected(reason, text))?;
     let page =
         list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
     let lines = page.machines.into_iter().map(|listed| listed.summary);
@@ -210,7 +212,7 @@ async fn choose_machines(
         let mut about: Vec<Uuid> = ids.clone();
         about.sort_unstable();
         let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
-        let target = format!("{operation}: {}", describe_selection(found, &selection.filter));
+        let target = format!("{}: {}", each.describe(), describe_selection(found, &selection.filter));
         let order = Order { target, ..order.clone() };
         require_second_approval(tx, &order, SensitiveOrder::BeyondLimits, policy.two_person_rule, &about)
             .await?

@@ -23,18 +23,22 @@ use crate::orders::machine_decision::{
     allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
     release_machine, retry_machine,
 };
-use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, format_attribution};
+use crate::orders::order::{
+    EXPIRY_PASSED, Expiry, Order, OrderEffect, OrderOutcome, OrderRejection, OrderResult, format_attribution,
+};
 use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
 use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
 use model::facts::{HoldScope, Retirement};
 use model::host_key::PinnedHostKey;
+use model::humanize::absolute_time;
 use model::ids::MachineId;
 use model::label::Labels;
 use model::policy::Policy;
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
+use model::time::Timestamp;
 use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "carrying out an order";
@@ -136,6 +140,22 @@ impl MachineOrder {
                 let changes: Vec<String> = set.chain(remove.iter().map(|key| format!("-{key}"))).collect();
                 format!("labels {}", changes.join(" "))
             }
+        }
+    }
+
+    /// Checks that the order is not over at `now`; the error is why it is. It would be rejected on every machine.
+    pub(crate) fn check_expiry(&self, now: Timestamp) -> Result<(), OrderRejection> {
+        let until = match self {
+            Self::Hold { until, .. } => *until,
+            Self::Prioritize { level, until } if *level != PriorityLevel::Normal => *until,
+            _ => None,
+        };
+        match until.map(|until| until.resolve(now)).filter(|until| *until <= now) {
+            None => Ok(()),
+            Some(over) => Err((
+                EXPIRY_PASSED,
+                format!("no machine gets the order: {} is over; nothing was changed", absolute_time(over)),
+            )),
         }
     }
 
@@ -371,6 +391,28 @@ mod tests {
             (MachineOrder::Label { set, remove: vec!["old".to_owned()] }, "labels +rack=7 -old"),
         ] {
             assert_eq!(order.describe(), expected);
+        }
+    }
+
+    #[test]
+    fn order_that_is_over_is_rejected_for_all_machines() {
+        let now: Timestamp = "2026-11-20T18:00:00Z".parse().unwrap();
+        let hold = |until| MachineOrder::Hold { scope: HoldScope::Everything, until };
+        let put = |level, until| MachineOrder::Prioritize { level, until };
+        let (over, zero) = (Some(Expiry::At(now)), Some(Expiry::After(Span::seconds(0))));
+        let later = Some(Expiry::After(Span::seconds(1)));
+        for (order, rejected) in [
+            (hold(None), false),
+            (hold(later), false),
+            (hold(over), true),
+            (hold(zero), true),
+            (put(PriorityLevel::Urgent, later), false),
+            (put(PriorityLevel::Urgent, over), true),
+            (put(PriorityLevel::Normal, over), false),
+            (MachineOrder::Retry, false),
+        ] {
+            let reason = order.check_expiry(now).err().map(|(reason, _)| reason);
+            assert_eq!(reason, rejected.then_some(EXPIRY_PASSED), "{order:?}");
         }
     }
 
