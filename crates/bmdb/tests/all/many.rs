@@ -144,6 +144,25 @@ async fn dry_run_about_many_has_the_outcomes_of_the_order_and_changes_nothing() 
 }
 
 #[tokio::test]
+async fn dry_run_about_too_many_decides_on_none_and_reports_it() -> TestResult {
+    let kit = Kit::new("orders_dry_many").await?;
+    kit.provided(1_001, "rack").await?;
+    let before = kit.count("SELECT count(*) FROM audit").await?;
+    let all = MachineSelection { beyond_limits: true, is_admin: true, expected: None, ..of(&["rack"], 0) };
+    let dry = kit.bmdb.execute_bulk_order(order("dry", true), all, HOLD, "kim".into()).await?;
+    let lines = kit.count("SELECT count(*) FROM audit").await? - before;
+    let changed = dry.outcomes.iter().filter(|one| one.outcome.is_changed()).count();
+    assert_eq!(
+        (dry.outcomes.len(), changed, lines, dry.rejection),
+        (1_001, 0, 1, None),
+        "only the head is in the audit"
+    );
+    let reason = dry.undecided_reason.context("it decided")?;
+    assert!(reason.contains("these 1001"), "{reason}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn order_about_many_that_is_over_is_rejected_as_a_whole() -> TestResult {
     let kit = Kit::new("orders_over").await?;
     kit.provided(2, "rack").await?;
