@@ -288,6 +288,7 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("hold no-such --reason disk", 3),
             ("cluster delete nowhere --reason over", 3),
             ("update abort nothing --reason over", 3),
+            ("allow host-key M --fingerprint SHA256:abc --reason new", 3),
             ("get machines --context nowhere", if source.is_empty() { 3 } else { 2 }),
             ("issues", 0),
         ] {
