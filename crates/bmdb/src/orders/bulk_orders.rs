@@ -65,8 +65,8 @@ pub struct MachineSelection {
 pub struct MachineOutcome {
     /// Names of the machine.
     pub name: MachineName,
-    /// What the order did there, with its message. Nothing was decided in a dry run of an order that would be rejected, or
-    /// that is about too many machines.
+    /// What the order did there, with its message. Nothing was decided in a dry run of an order that would be rejected
+    /// or is about too many machines.
     pub outcome: OrderOutcome,
     /// Whether the order was rejected there.
     pub rejected: bool,

@@ -151,7 +151,7 @@ fn preview_lines(preview: &BulkPreview) -> Vec<String> {
     preview.outcomes.iter().map(line).collect()
 }
 
-/// Whether the order would be given, and on how many machines in vain, as a sentence.
+/// Whether the order would be given, and on how many machines without effect, as a sentence.
 fn describe_preview(preview: &BulkPreview) -> String {
     let outcomes = &preview.outcomes;
     let mut text = format!("this is about {}; ", format_machine_count(outcomes.len()));
@@ -165,12 +165,12 @@ fn describe_preview(preview: &BulkPreview) -> String {
         return text;
     }
     let refused = outcomes.iter().filter(|one| one.rejected).count();
-    let in_vain = outcomes.iter().filter(|one| !one.rejected && !one.outcome.has_effect()).count();
+    let without_effect = outcomes.iter().filter(|one| !one.rejected && !one.outcome.has_effect()).count();
     if refused > 0 {
         let _ = write!(text, ", and refused on {}", format_machine_count(refused));
     }
-    if in_vain > 0 {
-        let _ = write!(text, ", and without effect on {}", format_machine_count(in_vain));
+    if without_effect > 0 {
+        let _ = write!(text, ", and without effect on {}", format_machine_count(without_effect));
     }
     text
 }
