@@ -26,12 +26,14 @@ pub const EXIT_CODES: [(&str, &str); 8] = [
 pub const EXIT_CODE_RULES: &str = "With several objects, the highest. A dry run exits as the order would.";
 
 /// Reasons of the API for an object that does not exist, although the call itself is a valid one.
-const NOT_FOUND_REASONS: [&str; 10] = [
+const NOT_FOUND_REASONS: [&str; 12] = [
+    "NO_MACHINES",
     "NO_SUCH_ADD_ON",
     "NO_SUCH_APPROVAL",
     "NO_SUCH_ARTEFACT",
     "NO_SUCH_CLUSTER",
     "NO_SUCH_CREDENTIAL",
+    "NO_SUCH_KEY",
     "NO_SUCH_MACHINE",
     "NO_SUCH_RELEASE",
     "NO_SUCH_REQUEST",
@@ -184,6 +186,8 @@ mod tests {
             (error(Code::NotFound, "", false), 3),
             (error(Code::FailedPrecondition, "NO_SUCH_CLUSTER", false), 3),
             (error(Code::FailedPrecondition, "NO_SUCH_UPDATE", false), 3),
+            (error(Code::FailedPrecondition, "NO_MACHINES", false), 3),
+            (error(Code::FailedPrecondition, "NO_SUCH_KEY", false), 3),
             (error(Code::FailedPrecondition, "TOO_MANY", false), 4),
             (error(Code::FailedPrecondition, "APPROVAL_REQUIRED", false), 4),
             (error(Code::FailedPrecondition, "", false), 4),

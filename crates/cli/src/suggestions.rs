@@ -26,6 +26,13 @@ const fn suggestion(
     Suggestion { typed, purpose, command }
 }
 
+/// For the deletion of a machine. No row has `delete` alone: what `delete pod` wants is no retirement.
+const RETIRE_MACHINE: Suggestion = suggestion(
+    &["delete", "machine"],
+    "give a machine back to its provider",
+    "shepherdctl retire M --reason TEXT",
+);
+
 /// All suggestions. Of two rows that match, the one with more words counts.
 const SUGGESTIONS: &[Suggestion] = &[
     // Kinds.
@@ -50,9 +57,18 @@ const SUGGESTIONS: &[Suggestion] = &[
     suggestion(&["cordon"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
     suggestion(&["drain"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
     suggestion(&["uncordon"], "end a hold on a machine", "shepherdctl release M"),
-    suggestion(&["delete"], "give a machine back to its provider", "shepherdctl retire M --reason TEXT"),
+    RETIRE_MACHINE,
+    Suggestion { typed: &["delete", "machines"], ..RETIRE_MACHINE },
+    Suggestion { typed: &["delete", "node"], ..RETIRE_MACHINE },
+    Suggestion { typed: &["delete", "nodes"], ..RETIRE_MACHINE },
     suggestion(&["delete", "cluster"], "delete a cluster", "shepherdctl cluster delete NAME --reason TEXT"),
     suggestion(&["delete", "artefact"], "delete a file", "shepherdctl artefacts delete NAME --reason TEXT"),
+    suggestion(
+        &["delete", "token"],
+        "revoke a credential",
+        "shepherdctl tokens revoke CREDENTIAL --reason TEXT",
+    ),
+    suggestion(&["delete", "update"], "end an update", "shepherdctl update abort UPDATE --reason TEXT"),
     suggestion(&["config"], "use another context", "shepherdctl --context NAME get machines"),
     suggestion(&["contexts"], "use another context", "shepherdctl --context NAME get machines"),
     suggestion(&["auth"], "list credentials and their roles", "shepherdctl tokens get"),
@@ -74,6 +90,11 @@ const SUGGESTIONS: &[Suggestion] = &[
     ),
     suggestion(&["apply"], "create a cluster", "shepherdctl cluster create NAME --workers 3 --reason TEXT"),
     suggestion(&["create"], "create a cluster", "shepherdctl cluster create NAME --workers 3 --reason TEXT"),
+    suggestion(
+        &["create", "token"],
+        "create a credential",
+        "shepherdctl tokens create NAME --role viewer --reason TEXT",
+    ),
     suggestion(
         &["edit"],
         "change a cluster's size",
@@ -133,7 +154,10 @@ mod tests {
     #[test]
     fn every_suggestion_names_a_command_that_exists() {
         for found in SUGGESTIONS {
-            let words: Vec<&str> = found.command.split(' ').collect();
+            let fill = |word: &'static str| {
+                if word == "CREDENTIAL" { "0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10" } else { word }
+            };
+            let words: Vec<&str> = found.command.split(' ').map(fill).collect();
             let parsed = grammar().try_get_matches_from(&words);
             assert!(parsed.is_ok(), "{:?}: {}: {:?}", found.typed, found.command, parsed.err());
         }
@@ -158,6 +182,14 @@ mod tests {
             ("--context prod cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
             ("delete machine sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
             ("delete cluster prod", "delete", Some("shepherdctl cluster delete NAME --reason TEXT")),
+            ("delete node sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
+            ("delete token 7", "delete", Some("shepherdctl tokens revoke CREDENTIAL --reason TEXT")),
+            ("delete update u1", "delete", Some("shepherdctl update abort UPDATE --reason TEXT")),
+            // No kind of ours, and no kind at all.
+            ("delete pod web", "delete", None),
+            ("delete sim-0007", "delete", None),
+            ("create token", "create", Some("shepherdctl tokens create NAME --role viewer --reason TEXT")),
+            ("create -f prod.toml", "create", Some("cluster create NAME --workers 3 --reason TEXT")),
             ("config use-context prod", "config", Some("shepherdctl --context NAME get machines")),
             ("rollout status prod", "rollout", Some("shepherdctl update get")),
             ("get nodes -o wide", "nodes", Some("shepherdctl get machines")),

@@ -282,10 +282,13 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("release M --quarantine", 0),
             ("release M --quarantine", 0),
             ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --confirm_count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --dry_run --reason disk --until 2020-01-01T00:00:00Z", 2),
             ("hold M", 2),
             ("hold no-such --reason disk", 3),
             ("cluster delete nowhere --reason over", 3),
             ("update abort nothing --reason over", 3),
+            ("allow host-key M --fingerprint SHA256:abc --reason new", 3),
             ("get machines --context nowhere", if source.is_empty() { 3 } else { 2 }),
             ("issues", 0),
         ] {

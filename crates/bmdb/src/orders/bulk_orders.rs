@@ -11,7 +11,8 @@
 //! chosen machines, those that have the order are passed over, and the rest get it. A filter that selects other
 //! machines by then changes nothing about that.
 //!
-//! A dry run that would be accepted is a dry run on each machine too, so that its outcomes are those of the order.
+//! A dry run that would be accepted is a dry run on each machine too, so that its outcomes are those of the order. It
+//! cannot continue where it ended, so it decides on no machine if there are more than `MAX_DRY_RUN_MACHINES`.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::connection::{Bmdb, DbContext as _};
+use crate::connection::{Bmdb, DbContext as _, read_clock};
 use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::listing::{Filter, list_machines, list_machines_by_id};
 use crate::machine::lookup::machine_id;
@@ -39,6 +40,8 @@ use model::two_person_rule::SensitiveOrder;
 /// The RPC that gives a bulk order, as the audit names it.
 pub const RPC: &str = "shepherd.fleet.v1.BulkOrders/Submit";
 const OPERATION: &str = "choosing the machines of an order";
+/// Most machines that a dry run decides on, each in a transaction of its own. They must be done before a call times out.
+const MAX_DRY_RUN_MACHINES: usize = 1_000;
 /// The lease whose row is locked while bulk orders are counted.
 const BUDGET_NAME: &str = "orders";
 
@@ -62,7 +65,8 @@ pub struct MachineSelection {
 pub struct MachineOutcome {
     /// Names of the machine.
     pub name: MachineName,
-    /// What the order did there, with its message. Nothing was decided in a dry run of an order that would be rejected.
+    /// What the order did there, with its message. Nothing was decided in a dry run of an order that would be rejected
+    /// or is about too many machines.
     pub outcome: OrderOutcome,
     /// Whether the order was rejected there.
     pub rejected: bool,
@@ -79,6 +83,8 @@ pub struct BulkOrderResult {
     pub audit_id: Uuid,
     /// Why the order would be rejected; only in a dry run.
     pub rejection: Option<String>,
+    /// Why nothing was decided on the machines, as a sentence; only in a dry run that would be accepted.
+    pub undecided_reason: Option<String>,
 }
 
 /// The head of a bulk order.
@@ -99,17 +105,23 @@ impl Bmdb {
         who: String,
     ) -> Result<BulkOrderResult, BmdbError> {
         self.read_policy().await?;
-        let (order, arguments) = (Arc::new(order), (selection, each.describe()));
+        let (order, arguments) = (Arc::new(order), (selection, each.clone()));
         let head = self
-            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (selection, operation)| {
-                Box::pin(choose_machines(tx, order, selection, operation))
+            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (selection, each)| {
+                Box::pin(choose_machines(tx, order, selection, each))
             })
             .await;
         let head = self.audit_rejection(head, &order, None).await?;
+        let undecided_reason = if order.dry_run && head.rejection.is_none() {
+            explain_undecided(head.machines.len())
+        } else {
+            None
+        };
         let mut outcomes = Vec::with_capacity(head.machines.len());
         for name in head.machines {
-            if head.rejection.is_some() {
-                let done = OrderOutcome { kind: OutcomeKind::NoEffect, message: "is meant".to_owned() };
+            if head.rejection.is_some() || undecided_reason.is_some() {
+                let message = "is selected; nothing was decided on it".to_owned();
+                let done = OrderOutcome { kind: OutcomeKind::NoEffect, message };
                 outcomes.push(MachineOutcome { name, outcome: done, rejected: false });
                 continue;
             }
@@ -122,8 +134,19 @@ impl Bmdb {
             replayed: head.replayed,
             audit_id: head.audit_id,
             rejection: head.rejection,
+            undecided_reason,
         })
     }
+}
+
+/// Why a dry run decides on none of so many machines; `None` if it decides on each.
+fn explain_undecided(machines: usize) -> Option<String> {
+    (machines > MAX_DRY_RUN_MACHINES).then(|| {
+        format!(
+            "a dry run decides on at most {MAX_DRY_RUN_MACHINES} machines, so the effect on these {machines} is not \
+             known"
+        )
+    })
 }
 
 /// The part of a bulk order that is about one machine.
@@ -165,7 +188,7 @@ async fn choose_machines(
     tx: &mut PgConnection,
     order: &Order,
     selection: &MachineSelection,
-    operation: &str,
+    each: &MachineOrder,
 ) -> Result<BulkOrderHead, BmdbError> {
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         let chosen = read_machine_names(tx, &stored_machines(carried.after.as_ref())?).await?;
@@ -176,6 +199,8 @@ async fn choose_machines(
             rejection: None,
         });
     }
+    let now = read_clock(tx).await.context(OPERATION)?;
+    each.check_expiry(now).map_err(|(reason, text)| order_rejected(reason, text))?;
     let page =
         list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
     let lines = page.machines.into_iter().map(|listed| listed.summary);
@@ -210,7 +235,7 @@ async fn choose_machines(
         let mut about: Vec<Uuid> = ids.clone();
         about.sort_unstable();
         let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
-        let target = format!("{operation}: {}", describe_selection(found, &selection.filter));
+        let target = format!("{}: {}", each.describe(), describe_selection(found, &selection.filter));
         let order = Order { target, ..order.clone() };
         require_second_approval(tx, &order, SensitiveOrder::BeyondLimits, policy.two_person_rule, &about)
             .await?
@@ -274,4 +299,19 @@ fn audit_json(filter: &Filter) -> Value {
         "products": filter.products,
         "labels": filter.labels.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dry_run_decides_on_no_more_machines_than_it_can() {
+        assert_eq!(explain_undecided(MAX_DRY_RUN_MACHINES), None);
+        let reason = explain_undecided(MAX_DRY_RUN_MACHINES + 1).unwrap();
+        assert_eq!(
+            reason,
+            "a dry run decides on at most 1000 machines, so the effect on these 1001 is not known"
+        );
+    }
 }

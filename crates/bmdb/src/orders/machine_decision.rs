@@ -17,8 +17,11 @@ use model::host_key::PinnedHostKey;
 use model::humanize::{absolute_time, relative_time};
 use model::label::{self, Labels};
 use model::needs_human::Obstacle;
+use model::phase::silence_deadline;
+use model::policy::Policy;
 use model::priority::PriorityLevel;
 use model::process::{Lane, Process};
+use model::time::Timestamp;
 
 /// Puts a hold on the machine, or explains why it would be over already.
 pub fn hold_machine(
@@ -90,7 +93,8 @@ pub fn release_machine(facts: &MachineFacts, quarantine: bool, by: &str) -> Deci
 
 /// Lets everything that failed on the machine be tried again at once.
 #[must_use]
-pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
+pub fn retry_machine(snapshot: &MachineSnapshot, policy: &Policy, by: &str) -> Decision<OrderOutcome> {
+    let facts = &snapshot.facts;
     let mut changes: Vec<FactChange> =
         facts.backoffs.keys().map(|process| FactChange::BackoffCleared(*process)).collect();
     let mut forgotten: Vec<String> =
@@ -101,7 +105,11 @@ pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     }
     if changes.is_empty() {
         let text = "has no failures to clear; nothing was changed (`why` says what it waits for)";
-        return if is_waiting(facts) { OrderOutcome::no_effect(text) } else { OrderOutcome::already(text) };
+        return if is_waiting(facts, policy, snapshot.now) {
+            OrderOutcome::no_effect(text)
+        } else {
+            OrderOutcome::already(text)
+        };
     }
     let forgotten = forgotten.join(", ");
     OrderOutcome::changed(
@@ -112,14 +120,18 @@ pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     )
 }
 
-/// Whether a machine without failures waits for something that `retry` does not end.
-fn is_waiting(facts: &MachineFacts) -> bool {
+/// Whether a machine without failures waits for something that `retry` does not end. A silent machine waits before its
+/// recovery ladder begins, too.
+fn is_waiting(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> bool {
     facts.heartbeat.is_none()
-        || facts.hold.is_some()
+        || facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(now))
         || facts.quarantine.is_some()
         || facts.recovery.is_some()
         || facts.retirement.is_some()
+        || facts.power_order.is_some()
+        || facts.key_replacement.as_ref().is_some_and(|order| order.expires_at > now)
         || !facts.postponements.is_empty()
+        || silence_deadline(facts, policy).is_some_and(|silent| silent <= now)
 }
 
 /// Quarantines the machine by order of an operator. Such a quarantine lasts until an operator releases it: a provider's
@@ -360,9 +372,16 @@ pub(crate) fn audit_state(facts: &MachineFacts, keys: Option<&PinnedHostKey>, la
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::orders::order::OutcomeKind;
-    use model::time::Timestamp;
+    use model::facts::{
+        AgentStarted, HeartbeatFact, Postponement, PowerOrder, Quarantine, Recovery, Retirement,
+    };
+    use model::power_order::PowerOrderKind;
+    use model::signed_artefact::key_replacement::KeyReplacement;
+    use model::time::{after, before};
 
     fn empty_facts() -> MachineFacts {
         MachineFacts::empty(model::ids::MachineId(uuid::Uuid::from_u128(1)), Timestamp::UNIX_EPOCH)
@@ -381,13 +400,124 @@ mod tests {
         assert_eq!(released(&facts, true), OutcomeKind::Changed);
     }
 
+    fn now() -> Timestamp {
+        "2026-11-20T18:00:00Z".parse().unwrap()
+    }
+
+    /// A machine with an agent that reported just now.
+    fn reporting_facts() -> MachineFacts {
+        let mut facts = empty_facts();
+        facts.agent_started = Some(AgentStarted {
+            started_at: Timestamp::UNIX_EPOCH,
+            public_key: vec![7; 32],
+            boot_id: None,
+            fence: 1,
+        });
+        facts.heartbeat = Some(HeartbeatFact {
+            received_at: now(),
+            boot_id: "boot".into(),
+            incarnation: "first".into(),
+            sequence: 1,
+        });
+        facts.listening_since = Some(Timestamp::UNIX_EPOCH);
+        facts
+    }
+
+    fn hold_on(facts: &mut MachineFacts, until: Option<Timestamp>) {
+        let (reason, by) = ("a disk".into(), "lee".into());
+        facts.hold = Some(Hold { scope: HoldScope::Everything, reason, by, until });
+    }
+
+    fn replace_keys(facts: &mut MachineFacts, expires_at: Timestamp) {
+        facts.key_replacement = Some(KeyReplacement {
+            keys: vec!["key".into()],
+            reason: "lost".into(),
+            by: "lee".into(),
+            ordered_at: Timestamp::UNIX_EPOCH,
+            expires_at,
+        });
+    }
+
     #[test]
     fn retry_has_no_effect_on_a_machine_that_waits_for_something_else() {
-        let mut facts = empty_facts();
-        assert_eq!(retry_machine(&facts, "by kim").output.kind, OutcomeKind::NoEffect, "it has no agent");
-        facts.quarantine =
-            Some(model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
-        assert_eq!(retry_machine(&facts, "by kim").output.kind, OutcomeKind::NoEffect, "it is quarantined");
+        use OutcomeKind::{Already, NoEffect};
+        let cases: [(&str, fn(&mut MachineFacts), OutcomeKind); 13] = [
+            ("it reports", |_| (), Already),
+            ("it has never reported", |facts| facts.heartbeat = None, NoEffect),
+            ("it is held", |facts| hold_on(facts, None), NoEffect),
+            ("its hold lasts", |facts| hold_on(facts, Some(after(now(), Duration::from_secs(1)))), NoEffect),
+            ("its hold is over", |facts| hold_on(facts, Some(now())), Already),
+            (
+                "it is quarantined",
+                |facts| facts.quarantine = Some(Quarantine { since: now(), reason: "by lee".into() }),
+                NoEffect,
+            ),
+            (
+                "it is recovered",
+                |facts| {
+                    facts.recovery = Some(Recovery {
+                        started_at: now(),
+                        rung: 0,
+                        last_action: None,
+                        attempts: 0,
+                        next_check_at: now(),
+                        note: String::new(),
+                        obstacle: None,
+                    });
+                },
+                NoEffect,
+            ),
+            (
+                "it is retired",
+                |facts| facts.retirement = Some(Retirement::new("old".into(), "lee".into(), now())),
+                NoEffect,
+            ),
+            (
+                "it has a power order",
+                |facts| {
+                    facts.power_order = Some(PowerOrder {
+                        kind: PowerOrderKind::Reboot,
+                        reason: "it hangs".into(),
+                        by: "lee".into(),
+                        ordered_at: now(),
+                        intent: None,
+                    });
+                },
+                NoEffect,
+            ),
+            (
+                "its keys are replaced",
+                |facts| replace_keys(facts, after(now(), Duration::from_secs(1))),
+                NoEffect,
+            ),
+            ("its key replacement is over", |facts| replace_keys(facts, now()), Already),
+            (
+                "its work is postponed",
+                |facts| {
+                    let (reason, decided_at) = ("a budget".into(), "a.rs:1".into());
+                    facts
+                        .postponements
+                        .insert(Process::Recovery, Postponement { until: now(), reason, decided_at });
+                },
+                NoEffect,
+            ),
+            (
+                "it is silent",
+                |facts| {
+                    if let Some(heartbeat) = &mut facts.heartbeat {
+                        heartbeat.received_at = before(now(), Duration::from_hours(24));
+                    }
+                },
+                NoEffect,
+            ),
+        ];
+        for (case, change, expected) in cases {
+            let mut facts = reporting_facts();
+            change(&mut facts);
+            let snapshot = MachineSnapshot { facts, now: now(), policy_version: 1 };
+            let decided = retry_machine(&snapshot, &Policy::default(), "by kim");
+            assert_eq!(decided.output.kind, expected, "{case}");
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
 //! that a filter selects ([`crate::orders::bulk_orders`]).
 
+use std::sync::Arc;
+
 use sqlx::PgConnection;
 
 use crate::cluster::selectors::list_cluster_selectors;
@@ -21,17 +23,22 @@ use crate::orders::machine_decision::{
     allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
     release_machine, retry_machine,
 };
-use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, format_attribution};
+use crate::orders::order::{
+    EXPIRY_PASSED, Expiry, Order, OrderEffect, OrderOutcome, OrderRejection, OrderResult, format_attribution,
+};
 use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
 use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
 use model::facts::{HoldScope, Retirement};
 use model::host_key::PinnedHostKey;
+use model::humanize::absolute_time;
 use model::ids::MachineId;
 use model::label::Labels;
+use model::policy::Policy;
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
+use model::time::Timestamp;
 use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "carrying out an order";
@@ -45,6 +52,8 @@ pub struct OrderContext {
     pub host_keys: Option<PinnedHostKey>,
     /// Its labels as they are stored.
     pub labels: Labels,
+    /// The policy at the version of the snapshot.
+    pub policy: Arc<Policy>,
 }
 
 /// An order about a machine.
@@ -134,6 +143,22 @@ impl MachineOrder {
         }
     }
 
+    /// Checks that the order is not over at `now`; the error is why it is. It would be rejected on every machine.
+    pub(crate) fn check_expiry(&self, now: Timestamp) -> Result<(), OrderRejection> {
+        let until = match self {
+            Self::Hold { until, .. } => *until,
+            Self::Prioritize { level, until } if *level != PriorityLevel::Normal => *until,
+            _ => None,
+        };
+        match until.map(|until| until.resolve(now)).filter(|until| *until <= now) {
+            None => Ok(()),
+            Some(over) => Err((
+                EXPIRY_PASSED,
+                format!("no machine gets the order: {} is over; nothing was changed", absolute_time(over)),
+            )),
+        }
+    }
+
     /// Decides what the order changes on a machine, on behalf of `who`.
     pub fn decide(
         &self,
@@ -150,7 +175,7 @@ impl MachineOrder {
             Self::Release { quarantine } => {
                 release_machine(facts, *quarantine, &format_attribution(who, reason))
             }
-            Self::Retry => retry_machine(facts, &format_attribution(who, reason)),
+            Self::Retry => retry_machine(&known.snapshot, &known.policy, &format_attribution(who, reason)),
             Self::Quarantine => quarantine_machine(facts, &format_attribution(who, reason)),
             Self::Retire { wipe, keep_authority } => {
                 let how = (*wipe, *keep_authority);
@@ -294,8 +319,10 @@ async fn execute_decision_in_tx(
     if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
         return Err(BmdbError::VersionMismatch { machine: order.target.clone(), found, expected });
     }
+    let snapshot = read_snapshot(tx, machine).await?;
     let known = OrderContext {
-        snapshot: read_snapshot(tx, machine).await?,
+        policy: policy_at_version(bmdb, tx, snapshot.policy_version).await?,
+        snapshot,
         host_keys: read_host_keys(tx, machine).await?,
         labels: read_labels(tx, machine).await?,
     };
@@ -304,12 +331,11 @@ async fn execute_decision_in_tx(
     let wipe_is_pending = known.snapshot.facts.retirement.as_ref().is_some_and(Retirement::is_wipe_pending);
     let sensitive = SensitiveOrder::from_rpc(&order.rpc, wipe_is_pending);
     if let Some(kind) = sensitive.filter(|_| !decision.changes.is_empty()) {
-        let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
         let shown =
             Order { target: approval_target(&order.target, &decision.output.message), ..order.clone() };
         // Exactly this machine and this effect: another machine may have the name by then, or be at another stage.
         let about = [machine.0.as_bytes().as_slice(), decision.output.message.as_bytes()].concat();
-        let by = require_second_approval(tx, &shown, kind, policy.two_person_rule, &about).await?;
+        let by = require_second_approval(tx, &shown, kind, known.policy.two_person_rule, &about).await?;
         decision.output.message = append_approver(decision.output.message, by.as_deref());
     }
     let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
@@ -365,6 +391,28 @@ mod tests {
             (MachineOrder::Label { set, remove: vec!["old".to_owned()] }, "labels +rack=7 -old"),
         ] {
             assert_eq!(order.describe(), expected);
+        }
+    }
+
+    #[test]
+    fn order_that_is_over_is_rejected_for_all_machines() {
+        let now: Timestamp = "2026-11-20T18:00:00Z".parse().unwrap();
+        let hold = |until| MachineOrder::Hold { scope: HoldScope::Everything, until };
+        let put = |level, until| MachineOrder::Prioritize { level, until };
+        let (over, zero) = (Some(Expiry::At(now)), Some(Expiry::After(Span::seconds(0))));
+        let later = Some(Expiry::After(Span::seconds(1)));
+        for (order, rejected) in [
+            (hold(None), false),
+            (hold(later), false),
+            (hold(over), true),
+            (hold(zero), true),
+            (put(PriorityLevel::Urgent, later), false),
+            (put(PriorityLevel::Urgent, over), true),
+            (put(PriorityLevel::Normal, over), false),
+            (MachineOrder::Retry, false),
+        ] {
+            let reason = order.check_expiry(now).err().map(|(reason, _)| reason);
+            assert_eq!(reason, rejected.then_some(EXPIRY_PASSED), "{order:?}");
         }
     }
 

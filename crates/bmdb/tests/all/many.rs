@@ -5,6 +5,7 @@ use model::access::AccessScope;
 use model::facts::HoldScope;
 use model::label::{LabelFilter, Labels};
 use model::order_limits::OrderLimits;
+use model::priority::PriorityLevel;
 use serde_json::{Value, json};
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::engine::fact_change::FactChange;
@@ -13,7 +14,7 @@ use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::machine::tags::list_tags;
 use shepherd_bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
 use shepherd_bmdb::orders::machine_order::MachineOrder;
-use shepherd_bmdb::orders::order::{Actor, Order, OutcomeKind, request_digest};
+use shepherd_bmdb::orders::order::{Actor, EXPIRY_PASSED, Expiry, Order, OutcomeKind, request_digest};
 
 use testkit::aloud::TestResult;
 use testkit::bmdb_kit::Kit;
@@ -139,6 +140,49 @@ async fn dry_run_about_many_has_the_outcomes_of_the_order_and_changes_nothing() 
     assert_eq!(give("k", false).await?, expected, "a repeated order has its first outcomes");
     let recorded = "SELECT count(*) FROM audit WHERE outcome = 'no_effect' AND idempotency_key LIKE 'k/%'";
     assert_eq!(kit.count(recorded).await?, 1, "the audit distinguishes it from one that was not needed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn dry_run_about_too_many_decides_on_none_and_reports_it() -> TestResult {
+    let kit = Kit::new("orders_dry_many").await?;
+    kit.provided(1_001, "rack").await?;
+    let before = kit.count("SELECT count(*) FROM audit").await?;
+    let all = MachineSelection { beyond_limits: true, is_admin: true, expected: None, ..of(&["rack"], 0) };
+    let dry = kit.bmdb.execute_bulk_order(order("dry", true), all, HOLD, "kim".into()).await?;
+    let lines = kit.count("SELECT count(*) FROM audit").await? - before;
+    let changed = dry.outcomes.iter().filter(|one| one.outcome.is_changed()).count();
+    assert_eq!(
+        (dry.outcomes.len(), changed, lines, dry.rejection),
+        (1_001, 0, 1, None),
+        "only the head is in the audit"
+    );
+    let reason = dry.undecided_reason.context("it decided")?;
+    assert!(reason.contains("these 1001"), "{reason}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn order_about_many_that_is_over_is_rejected_as_a_whole() -> TestResult {
+    let kit = Kit::new("orders_over").await?;
+    kit.provided(2, "rack").await?;
+    let until = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));
+    for (key, each) in [
+        ("hold", MachineOrder::Hold { scope: HoldScope::Power, until }),
+        ("prioritize", MachineOrder::Prioritize { level: PriorityLevel::Urgent, until }),
+    ] {
+        for dry_run in [true, false] {
+            let given = kit.bmdb.execute_bulk_order(
+                order(key, dry_run),
+                of(&["rack"], 2),
+                each.clone(),
+                "kim".into(),
+            );
+            assert_eq!(refusal(given.await)?, EXPIRY_PASSED, "{key}");
+        }
+    }
+    let recorded = "SELECT count(*) FROM audit WHERE rpc <> 'test'";
+    assert_eq!(kit.count(recorded).await?, 4, "each rejection has one line, and no machine has any");
     Ok(())
 }
 

@@ -121,6 +121,26 @@ async fn deployers_are_operators_on_the_schema_before_the_role() -> TestResult {
     Ok(())
 }
 
+/// A validation would scan the audit, which may be large, under an exclusive lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outcomes_of_the_audit_are_checked_without_a_scan_of_it() -> TestResult {
+    const WITH_NO_EFFECT: i64 = 42;
+    let database = TestDatabase::create("migrate_outcomes").await?;
+    let mut connection = empty(&database).await?;
+    let validated = "SELECT convalidated FROM pg_catalog.pg_constraint
+                     WHERE conrelid = 'audit'::regclass AND conname = $1";
+    migrator().run_to(WITH_NO_EFFECT, &mut connection).await?;
+    let forward: bool =
+        sqlx::query_scalar(validated).bind("audit_outcome_name").fetch_one(&mut connection).await?;
+    migrator().undo(&mut connection, WITH_NO_EFFECT - 1).await?;
+    let back: bool =
+        sqlx::query_scalar(validated).bind("audit_outcome_check").fetch_one(&mut connection).await?;
+    assert_eq!((forward, back), (false, false));
+    migrator().run_to(WITH_NO_EFFECT, &mut connection).await?;
+    connection.close().await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_processes_migrate_an_empty_database_at_once() -> TestResult {
     let database = TestDatabase::create("migrate_at_once").await?;

@@ -62,11 +62,14 @@ struct BulkOutput {
     machines: Vec<BulkOutcome>,
 }
 
-/// The machines that a bulk order would change.
+/// What a bulk order would do.
 struct BulkPreview {
-    names: Vec<MachineName>,
+    /// The outcome on each machine. Nothing was decided if there is a rejection or a reason for that.
+    outcomes: Vec<BulkOutcome>,
     /// Why the order would be rejected; `None` if it would be accepted.
     rejection: Option<String>,
+    /// Why nothing was decided on the machines; `None` if it was.
+    undecided_reason: Option<String>,
     /// The exit code that the order would have.
     exit: ExitCode,
 }
@@ -81,21 +84,21 @@ pub async fn give_bulk_order(
     if context.order_flags.dry_run {
         let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
         context.exit_record.record(preview.exit);
-        return render_dry_run(context, preview);
+        return render_dry_run(context, &preview);
     }
     let expected = if let Some(expected) = selection.confirm_count {
         expected
     } else {
-        let BulkPreview { names, rejection, .. } =
-            preview_bulk_order(&context.client, selection, &each, reason).await?;
-        if let Some(message) = rejection {
+        let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
+        if let Some(message) = preview.rejection.clone() {
             return Err(CliError::Ended { exit: exit_code(CommandEnd::Rejected), message });
         }
-        if names.is_empty() && context.format == Format::Table {
+        let lines = preview_lines(&preview);
+        if lines.is_empty() && context.format == Format::Table {
             context.exit_record.record(ExitCode::NotFound);
             return Ok("no machine matches; nothing was changed\n".to_owned());
         }
-        if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
+        if lines.is_empty() { 0 } else { confirm_machine_count(&lines)? }
     };
     let lines = send_bulk_order(context, selection, &each, reason, expected).await?;
     if context.format == Format::Json {
@@ -115,23 +118,61 @@ pub async fn give_bulk_order(
     Ok(text)
 }
 
-/// Output of a dry run: the machines, and whether the order would be accepted.
-fn render_dry_run(context: &CommandContext, listed: BulkPreview) -> Result<String, CliError> {
-    let BulkPreview { names, rejection, .. } = listed;
-    let answer = serde_json::json!({ "machines": names, "rejection": rejection });
-    let given = rejection
-        .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
-    let sentence = format!("this is about {}; {given}", format_machine_count(names.len()));
-    let outcome = context.format_outcome(answer, &sentence)?;
+/// Output of a dry run: the machines with their outcomes, and whether the order would be accepted.
+fn render_dry_run(context: &CommandContext, preview: &BulkPreview) -> Result<String, CliError> {
+    let answer = serde_json::json!({
+        "machines": preview.outcomes,
+        "rejection": preview.rejection,
+        "undecided_reason": preview.undecided_reason,
+    });
+    let outcome = context.format_outcome(answer, &describe_preview(preview))?;
     if context.format == Format::Json {
         return Ok(outcome);
     }
     let mut text = String::new();
-    for name in &names {
-        let _ = writeln!(text, "{}", name.short_name());
+    for line in preview_lines(preview) {
+        let _ = writeln!(text, "{line}");
     }
     text.push_str(&outcome);
     Ok(text)
+}
+
+/// One line for each machine: its name, and why it would be refused or without effect there.
+fn preview_lines(preview: &BulkPreview) -> Vec<String> {
+    let is_decided = preview.rejection.is_none() && preview.undecided_reason.is_none();
+    let line = |one: &BulkOutcome| {
+        let name = one.name.short_name();
+        if is_decided && !one.outcome.has_effect() {
+            format!("{name} {}", one.outcome.message())
+        } else {
+            name
+        }
+    };
+    preview.outcomes.iter().map(line).collect()
+}
+
+/// Whether the order would be given, and on how many machines without effect, as a sentence.
+fn describe_preview(preview: &BulkPreview) -> String {
+    let outcomes = &preview.outcomes;
+    let mut text = format!("this is about {}; ", format_machine_count(outcomes.len()));
+    if let Some(message) = &preview.rejection {
+        let _ = write!(text, "refused: {message}");
+        return text;
+    }
+    text.push_str("the order would be given");
+    if let Some(reason) = &preview.undecided_reason {
+        let _ = write!(text, "; {reason}");
+        return text;
+    }
+    let refused = outcomes.iter().filter(|one| one.rejected).count();
+    let without_effect = outcomes.iter().filter(|one| !one.rejected && !one.outcome.has_effect()).count();
+    if refused > 0 {
+        let _ = write!(text, ", and refused on {}", format_machine_count(refused));
+    }
+    if without_effect > 0 {
+        let _ = write!(text, ", and without effect on {}", format_machine_count(without_effect));
+    }
+    text
 }
 
 /// Lists the machines of a bulk order without changing anything. With `--confirm_count`, the preview has a rejection
@@ -148,8 +189,12 @@ async fn preview_bulk_order(
     let result = BulkOrdersClient::new(client.channel()).submit(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
     let exit = response.exit_code();
-    let names = response.outcomes.into_iter().map(|outcome| decode_machine_name(outcome.name));
-    Ok(BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection, exit })
+    Ok(BulkPreview {
+        outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
+        rejection: response.rejection,
+        undecided_reason: response.undecided_reason,
+        exit,
+    })
 }
 
 async fn send_bulk_order(
@@ -163,11 +208,12 @@ async fn send_bulk_order(
         BulkOrdersClient::new(service).submit(bulk_request(selection, each, order, Some(expected))).await
     };
     let response = send_order(context, reason_or_placeholder(reason), give).await?;
-    let line = |one: v1::MachineOrderOutcome| {
-        let done = decode_machine_outcome(one.outcome, one.changed, one.message);
-        Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done.into(), rejected: one.rejected })
-    };
-    response.outcomes.into_iter().map(line).collect()
+    response.outcomes.into_iter().map(decode_bulk_outcome).collect()
+}
+
+fn decode_bulk_outcome(one: v1::MachineOrderOutcome) -> Result<BulkOutcome, CliError> {
+    let done = decode_machine_outcome(one.outcome, one.changed, one.message);
+    Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done.into(), rejected: one.rejected })
 }
 
 fn bulk_request(
@@ -220,9 +266,9 @@ fn encode_operation(each: &MachineOrder) -> Operation {
 }
 
 /// Lists the machines on standard error, and reads their number from the terminal.
-fn confirm_machine_count(listed: &[MachineName]) -> Result<u32, CliError> {
-    for name in listed {
-        print_stderr(&format!("  {}", name.short_name()));
+fn confirm_machine_count(listed: &[String]) -> Result<u32, CliError> {
+    for line in listed {
+        print_stderr(&format!("  {line}"));
     }
     let machines = format_machine_count(listed.len());
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
@@ -239,4 +285,44 @@ fn confirm_machine_count(listed: &[MachineName]) -> Result<u32, CliError> {
     line.trim()
         .parse()
         .map_err(|_| CliError::Invalid(format!("{:?} is not a number; nothing was ordered", line.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bmdb::orders::order::{OrderOutcome, OutcomeKind};
+
+    fn outcome(name: &str, kind: OutcomeKind, rejected: bool) -> BulkOutcome {
+        let machine = uuid::Uuid::from_u128(1);
+        let (provider, provider_id) = (Some("rack".to_owned()), Some(name.to_owned()));
+        let done = OrderOutcome { kind, message: format!("is {name}") };
+        BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome: done.into(), rejected }
+    }
+
+    #[test]
+    fn preview_gives_the_reason_where_the_order_would_not_do_what_it_requests() {
+        let mut preview = BulkPreview {
+            outcomes: vec![
+                outcome("a", OutcomeKind::Changed, false),
+                outcome("b", OutcomeKind::Already, false),
+                outcome("c", OutcomeKind::NoEffect, false),
+                outcome("d", OutcomeKind::NoEffect, true),
+            ],
+            rejection: None,
+            undecided_reason: None,
+            exit: ExitCode::Refused,
+        };
+        assert_eq!(preview_lines(&preview), ["rack/a", "rack/b", "rack/c is c", "rack/d is d"]);
+        let expected = "this is about 4 machines; the order would be given, and refused on 1 machine, and without \
+                        effect on 1 machine";
+        assert_eq!(describe_preview(&preview), expected);
+        preview.undecided_reason = Some("they are too many".to_owned());
+        let names = ["rack/a", "rack/b", "rack/c", "rack/d"];
+        assert_eq!(preview_lines(&preview), names);
+        let expected = "this is about 4 machines; the order would be given; they are too many";
+        assert_eq!(describe_preview(&preview), expected);
+        preview.rejection = Some("a limit".to_owned());
+        assert_eq!(preview_lines(&preview), names);
+        assert_eq!(describe_preview(&preview), "this is about 4 machines; refused: a limit");
+    }
 }

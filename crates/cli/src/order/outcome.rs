@@ -39,6 +39,10 @@ impl OrderReply for v1::SubmitBulkOrderResponse {
         if self.rejection.is_some() {
             return exit_code(CommandEnd::Rejected);
         }
+        // A dry run that decided on no machine has only found that the order would be given.
+        if self.undecided_reason.is_some() {
+            return ExitCode::Done;
+        }
         let codes = self.outcomes.iter().map(|one| {
             exit_code(if one.rejected {
                 CommandEnd::Rejected
@@ -83,6 +87,11 @@ impl OutcomeFields {
     /// Whether the order changed anything.
     pub(crate) const fn is_changed(&self) -> bool {
         self.changed
+    }
+
+    /// Whether what was requested holds now.
+    pub(crate) fn has_effect(&self) -> bool {
+        self.outcome != OutcomeKind::NoEffect.as_str()
     }
 
     /// The phrase that follows the name of the target.
@@ -146,5 +155,11 @@ mod tests {
             assert_eq!(bulk(outcomes, None), expected, "{outcomes:?}");
         }
         assert_eq!(bulk(&[changed], Some("too many")), 4, "a dry run of an order that would be rejected");
+        let undecided = v1::SubmitBulkOrderResponse {
+            outcomes: vec![v1::MachineOrderOutcome::default()],
+            undecided_reason: Some("too many".to_owned()),
+            ..v1::SubmitBulkOrderResponse::default()
+        };
+        assert_eq!(undecided.exit_code(), ExitCode::Done, "a dry run that decided on no machine");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use curator_client::node::{Node, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
@@ -28,6 +29,9 @@ use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
 use crate::service::store::node_change;
+
+/// How long the quota of etcd may take to be read. The rest of the consensus is reported without it.
+const QUOTA_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(super) struct ManagementService(pub(super) Arc<LeaderContext>);
@@ -271,8 +275,7 @@ impl management_server::Management for ManagementService {
         let members = self.0.list_members().await?;
         let client = self.0.store.client();
         let status = client.database_status().await.map_err(ServiceError::from)?;
-        // Without its quota the rest is of use, too.
-        let quota = client.database_quota().await.ok().flatten();
+        let quota = read_optional(client.database_quota(), QUOTA_TIMEOUT).await;
         let stored = self.0.store.nodes().await?;
         let owners = match_members_to_nodes(&members, &stored.nodes);
         let node_of = |member: u64| {
@@ -321,9 +324,31 @@ impl management_server::Management for ManagementService {
     }
 }
 
+/// The value that `read` finds; `None` if it finds none, fails, or takes longer than `limit`.
+async fn read_optional<T, E>(
+    read: impl Future<Output = Result<Option<T>, E>> + Send,
+    limit: Duration,
+) -> Option<T> {
+    tokio::time::timeout(limit, read).await.ok()?.ok()?
+}
+
 fn parse_roles(names: &[String]) -> Result<BTreeSet<NodeRole>, ServiceError> {
     let parsed = names.iter().map(|name| name.parse::<NodeRole>());
     parsed
         .collect::<Result<_, RoleNameError>>()
         .map_err(|error| ServiceError::invalid_argument(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn value_that_fails_or_takes_too_long_is_left_out() {
+        let never = std::future::pending::<Result<Option<u64>, ()>>();
+        assert_eq!(read_optional(never, Duration::ZERO).await, None);
+        for (found, expected) in [(Ok(Some(7)), Some(7)), (Ok(None), None), (Err(()), None)] {
+            assert_eq!(read_optional(std::future::ready(found), QUOTA_TIMEOUT).await, expected, "{found:?}");
+        }
+    }
 }

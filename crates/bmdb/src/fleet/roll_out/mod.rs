@@ -15,7 +15,7 @@ use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::artefact::list_artefacts;
 use crate::fleet::roll_out::row::{abort_roll_out, lock_roll_out, set_roll_out_paused};
 use crate::machine::traits::hardware_from_columns;
-use crate::orders::order::{Order, OrderEffect, OrderResult};
+use crate::orders::order::{Order, OrderEffect, OrderRejection, OrderResult};
 use model::artefact::{find_artefact, parse_digest};
 use model::cluster::selector::{MachineTraits, Selector};
 use model::ids::MachineId;
@@ -384,6 +384,21 @@ async fn insert_roll_out(
     Ok(id)
 }
 
+/// Checks how many machines the selector of a roll-out fits; the error is why that is too few or too many.
+fn check_machine_count(machines: usize) -> Result<(), OrderRejection> {
+    match machines {
+        0 => Err((
+            "NO_MACHINES",
+            "no machine fits the selector; shepherdctl get machines lists them all".to_owned(),
+        )),
+        many if many > MAX_MACHINES => Err((
+            "TOO_MANY",
+            format!("the selector means {many} machines, and one update has {MAX_MACHINES} at the most"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 async fn create_roll_out_in_tx(
     tx: &mut PgConnection,
     order: &Order,
@@ -392,15 +407,7 @@ async fn create_roll_out_in_tx(
     new.check().map_err(|reason| order_rejected("WRONG_UPDATE", reason))?;
     let (digest, name) = lock_release(tx, &new.release).await?;
     let machines = list_selected_machines(tx, &new.selector).await?;
-    if machines.is_empty() || machines.len() > MAX_MACHINES {
-        let text = match machines.len() {
-            0 => "no machine fits the selector; shepherdctl get machines lists them all".to_owned(),
-            many => {
-                format!("the selector means {many} machines, and one update has {MAX_MACHINES} at the most")
-            }
-        };
-        return Err(order_rejected("NO_MACHINES", text));
-    }
+    check_machine_count(machines.len()).map_err(|(reason, text)| order_rejected(reason, text))?;
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
     reject_machines_in_roll_outs(tx, &machines).await?;
     reject_machines_in_upgrades(tx, &machines).await?;
@@ -444,6 +451,9 @@ async fn change_roll_out_in_tx(
             RollOutChange::Pause | RollOutChange::Resume => OrderEffect::no_effect(text, Some(before)),
         });
     }
+    if change == RollOutChange::Resume && known.paused.is_none() {
+        return Ok(OrderEffect::already("is not paused; nothing was changed", Some(before)));
+    }
     let (text, after) = match change {
         RollOutChange::Pause => {
             let why = format!("{} paused it: {}", order.actor.name, order.reason);
@@ -465,4 +475,19 @@ async fn change_roll_out_in_tx(
         }
     };
     Ok(OrderEffect::changed(text, Some(before), Some(after)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selector_that_fits_no_machine_is_distinguished_from_one_that_too_many_fit() {
+        for (machines, expected) in
+            [(0, Some("NO_MACHINES")), (1, None), (MAX_MACHINES, None), (MAX_MACHINES + 1, Some("TOO_MANY"))]
+        {
+            let reason = check_machine_count(machines).err().map(|(reason, _)| reason);
+            assert_eq!(reason, expected, "{machines}");
+        }
+    }
 }

@@ -63,6 +63,7 @@ impl BulkOrders for BulkOrdersService {
             replayed: given.replayed,
             audit_id: given.audit_id.to_string(),
             rejection: given.rejection,
+            undecided_reason: given.undecided_reason,
         }))
     }
 }

@@ -227,10 +227,7 @@ impl Machines for MachinesService {
     async fn retry(&self, request: Request<v1::RetryRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let order = IncomingOrder { rpc: RETRY, request: &request, order: body.order.as_ref() };
-        execute_order(&self.context, &body.machine, order, |snapshot, by| {
-            machine_decision::retry_machine(&snapshot.facts, &by.line())
-        })
-        .await
+        execute_machine_order(&self.context, &body.machine, order, MachineOrder::Retry).await
     }
 
     async fn quarantine(
