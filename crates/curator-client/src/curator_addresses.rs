@@ -88,11 +88,11 @@ impl CuratorAddresses {
         former.get(round.checked_rem(former.len())?).map(|address| (*address).clone())
     }
 
-    /// The curators to request statements from, beside `followed`: all that are in the directory, have left it last, or
-    /// have proved themselves.
-    pub(super) fn others(&self, followed: &str, proved: &ProvedAddresses) -> BTreeSet<String> {
+    /// The curators to request statements from, beside the followed one: all that are in the directory, have left it
+    /// last, or have proved themselves.
+    pub(super) fn others(&self, followed: Option<&str>, proved: &ProvedAddresses) -> BTreeSet<String> {
         let known = self.directory.iter().chain(&self.former).chain(proved.keys());
-        known.filter(|address| *address != followed).cloned().collect()
+        known.filter(|address| followed != Some(address.as_str())).cloned().collect()
     }
 
     /// `host:port` of the leader, by the response of a curator. The last argument is that curator's own address.
@@ -153,11 +153,15 @@ mod tests {
     fn statements_are_requested_from_every_other_curator_at_once() {
         let mut addresses = curator_addresses(&["a:1", "b:1", "c:1"], Some(1));
         let none = ProvedAddresses::new();
-        assert_eq!(addresses.others("b:1", &none), set(&["a:1", "c:1"]));
+        assert_eq!(addresses.others(Some("b:1"), &none), set(&["a:1", "c:1"]));
         addresses.replace_directory(set(&["b:1", "d:1"]));
-        assert_eq!(addresses.others("b:1", &none), set(&["a:1", "c:1", "d:1"]));
-        assert_eq!(addresses.others("b:1", &proved(&["b:1", "x:1"])), set(&["a:1", "c:1", "d:1", "x:1"]));
-        assert_eq!(curator_addresses(&["b:1"], None).others("b:1", &none), set(&[]));
+        assert_eq!(addresses.others(Some("b:1"), &none), set(&["a:1", "c:1", "d:1"]));
+        assert_eq!(addresses.others(None, &none), set(&["a:1", "b:1", "c:1", "d:1"]));
+        assert_eq!(
+            addresses.others(Some("b:1"), &proved(&["b:1", "x:1"])),
+            set(&["a:1", "c:1", "d:1", "x:1"])
+        );
+        assert_eq!(curator_addresses(&["b:1"], None).others(Some("b:1"), &none), set(&[]));
         assert_eq!(curator_addresses(&["b:1"], None).former_candidate(99, TIME_WITHOUT_FORMER, &none), None);
     }
 
@@ -206,7 +210,7 @@ mod tests {
         let proved = proved(&honest);
         for report in reports_of_a_thief(&honest) {
             addresses.replace_directory(report);
-            let others = addresses.others("false:1", &proved);
+            let others = addresses.others(Some("false:1"), &proved);
             assert!(set(&honest).is_subset(&others), "an honest curator is forgotten: {others:?}");
             assert!(others.len() <= MAX_LISTED + MAX_FORMER + honest.len(), "{}", others.len());
             assert!(addresses.former().len() <= MAX_FORMER);

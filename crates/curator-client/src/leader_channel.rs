@@ -17,12 +17,13 @@
 //! # Statements
 //!
 //! The authority of a cluster states who is no curator any more ([`statement`](crate::statement)). Each curator is
-//! requested for the newest statement before it is followed. While a leader is followed, all other curators are requested
-//! each minute, and soon after another one is followed, also those that the leader does not report (`curator_addresses`).
-//! A random part of 15 s spreads that over all nodes (`rounds`). An address that is new in the directory is requested at
-//! once, so that its curator can prove itself before the leader leaves it out. So a node that
-//! reaches one honest curator gets a new statement within two minutes, however many addresses the leader reports, and a
-//! node that reaches none follows nobody after a day.
+//! requested for the newest statement before it is followed. All other curators are requested each minute, and soon after
+//! another one is followed, also those that the leader does not report (`curator_addresses`). These requests run beside
+//! the search for the leader as long as the tracker does, so a leader that ends its connections or reports dead addresses
+//! does not delay or end them. A random part of 15 s spreads them over all nodes (`rounds`). An address that is new in
+//! the directory is requested at once, so that its curator can prove itself before the leader leaves it out. So a node that
+//! reaches one honest curator gets a new statement within two minutes, however the leader behaves, and a node that
+//! reaches none follows nobody after a day.
 //!
 //! Before the first statement, every node of the cluster may answer as a curator, and the epoch is believed as it is
 //! reported. The first statement lowers it to what is proved. From then on, only a curator's certificate that is not
@@ -113,6 +114,10 @@ struct TrackerInner {
     /// The statement that open connections were checked by.
     enforced: Mutex<Option<Arc<SignedStatement>>>,
     refusal: watch::Sender<Option<String>>,
+    /// Address of the curator that is followed.
+    followed: watch::Sender<Option<String>>,
+    /// How often open connections were cut off.
+    cuts: watch::Sender<u64>,
     rounds: Mutex<RoundSchedule>,
     /// A random number from 0 to less than 1, which spreads rounds.
     random_part: fn() -> f64,
@@ -176,6 +181,8 @@ impl LeaderTracker {
             persist_epoch,
             enforced: Mutex::new(stored),
             refusal: watch::Sender::new(None),
+            followed: watch::Sender::new(None),
+            cuts: watch::Sender::new(0),
             rounds: Mutex::default(),
             random_part,
         }))
@@ -240,8 +247,19 @@ impl LeaderTracker {
         self.0.leader.borrow().as_ref().map(|(leader, _)| leader.clone())
     }
 
-    /// Finds the leader and follows changes of it, until the future is dropped.
+    /// Finds the leader and follows changes of it and of the statement, until the future is dropped.
     pub async fn track_leader(&self) -> Infallible {
+        // The former future may have been dropped while it followed a curator.
+        self.set_followed(None);
+        // On the heap, because every task that follows a leader contains it.
+        let mut statements = Box::pin(self.watch_statements());
+        tokio::select! {
+            never = &mut statements => never,
+            never = self.find_leaders() => never,
+        }
+    }
+
+    async fn find_leaders(&self) -> Infallible {
         let mut learnt = self.0.address_changes.subscribe();
         let (mut last, mut failures, mut since) = (None::<String>, 0_u32, Instant::now());
         loop {
@@ -279,7 +297,9 @@ impl LeaderTracker {
 
     /// Queries one curator for the leader, and follows its answers while the stream lasts.
     async fn query_curator(&self, candidate: &str, found: &mut bool) -> FollowError {
-        match self.follow_leader(candidate, found).await {
+        let followed = self.follow_leader(candidate, found).await;
+        self.set_followed(None);
+        match followed {
             Ok(never) => match never {},
             Err(error) => {
                 // A leader that no curator confirms may lead no more; calls wait until the leader is known again.
@@ -293,12 +313,15 @@ impl LeaderTracker {
 
     async fn follow_leader(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
         self.refresh_statement(candidate).await?;
-        if let Some(trust) = self.0.authentication.trust() {
-            trust.curator_check().map_err(FollowError::Statement)?;
-        }
+        // Before the check: a cut from here on also ends what this check permits.
+        let mut cuts = self.0.cuts.subscribe();
+        self.check_statement()?;
+        self.set_followed(Some(candidate));
         tokio::select! {
+            biased;
+            // This has the sender, so an error is not possible.
+            _ = cuts.changed() => Err(self.check_statement().err().unwrap_or(FollowError::StatementChanged)),
             followed = self.follow_responses(candidate, found) => followed,
-            changed = self.watch_statements(candidate) => changed,
         }
     }
 

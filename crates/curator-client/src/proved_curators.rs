@@ -6,7 +6,8 @@
 //!
 //! The holder of one key can prove as many addresses as it likes with it, and it can forward connections to an honest
 //! curator. So each node has few places, and a proved address is displaced only if no server has answered there with the
-//! certificate of the node in many rounds of requests.
+//! certificate of the node in many rounds of requests. A server that shows another node's certificate at a proved address
+//! takes the place over only if that node has room for it.
 //!
 //! All trackers that follow the statements of one cluster share this, because a later tracker of the same program may
 //! know no more than what a false leader has reported.
@@ -130,12 +131,24 @@ impl ProvedPlaces {
         }
     }
 
-    /// Marks the known addresses that have answered, and returns the unknown ones.
+    /// Marks the known addresses that have answered, and returns the unknown ones. An address at which another node
+    /// answers is dropped if that node has all its places.
     fn refresh(&mut self, answers: ProvedAddresses) -> ProvedAddresses {
         let mut unknown = answers;
-        for place in &mut self.0 {
-            if let Some(node) = unknown.remove(&place.address) {
-                (place.node, place.missed_rounds) = (node, 0);
+        let before = std::mem::take(&mut self.0);
+        let mut moved = Vec::new();
+        for place in before {
+            match unknown.remove(&place.address) {
+                Some(node) if node != place.node => {
+                    moved.push(ProvedPlace { node, missed_rounds: 0, ..place });
+                }
+                Some(_) => self.0.push(ProvedPlace { missed_rounds: 0, ..place }),
+                None => self.0.push(place),
+            }
+        }
+        for place in moved {
+            if self.has_room_for(place.node) {
+                self.0.push(place);
             }
         }
         unknown
@@ -199,6 +212,22 @@ mod tests {
         let has_honest = honest.iter().all(|(address, _)| known.contains_key(*address));
         assert!(has_honest, "an honest curator is forgotten: {known:?}");
         assert_eq!(known.len(), 5, "two of the first node, and two of the thief's: {known:?}");
+
+        // A server that forwarded to an honest curator shows the thief's certificate from now on.
+        let forwarded = known.keys().find(|address| address.starts_with("forwarded:")).unwrap();
+        let flipped = [honest[0], honest[1], (forwarded.as_str(), 9)];
+        for in_round in [true, false] {
+            let mut places = places.clone();
+            if in_round {
+                round(&mut places, &flipped);
+            } else {
+                places.record_answers(answers(&flipped));
+            }
+            let known = places.addresses();
+            let has_honest = honest.iter().all(|(address, _)| known.contains_key(*address));
+            assert!(has_honest, "an honest curator is forgotten: {known:?}");
+            assert_eq!(places.count_of(node_id(9)), MAX_PER_NODE, "one key has more places: {known:?}");
+        }
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! When a tracker requests statements from all other curators than the followed one.
 //!
+//! The rounds run as long as the tracker does, whether a curator is followed or not. A false leader that ends each
+//! connection after a moment, or lists dead addresses alone, puts off no round and does not end the one that is under way.
+//!
 //! All nodes of a cluster notice in the same moment that the leader has changed. If each of them requested all other
 //! curators at once, every curator would have a handshake with every node in that second, and again each minute from then
 //! on. So a round waits for a random part of [`ROUND_SPREAD`], unless the node has no statement, or follows nobody until
-//! there is a newer one. The first round of a tracker is due at once, and so is one with an address that was not requested
-//! before: its curator has to prove itself before the leader leaves it out.
+//! there is a newer one. The first round of a tracker is due at once.
 //!
-//! The schedule outlives what is followed. A false leader that ends each connection after a moment would otherwise put off
-//! the next round each time. Another followed curator can only bring it forward.
+//! An address that was not requested since the last round is requested at once and alone: its curator has to prove itself
+//! before the leader leaves it out. The others keep their time, because every node gets the new list in the same moment.
+//!
+//! Another followed curator brings the next round forward, once. Otherwise a false leader that ends each connection after
+//! a moment could have every node request the honest curators all the time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,29 +29,59 @@ pub(super) fn round_delay(waits_for_statement: bool, part: f64) -> Duration {
     if waits_for_statement { Duration::ZERO } else { ROUND_SPREAD.mul_f64(part) }
 }
 
-/// When the next round is due, and which addresses the last one has requested.
+/// What a tracker requests next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NextRequest {
+    /// A round through all addresses is due.
+    Round,
+    /// These addresses alone are requested, because they are new.
+    New(BTreeSet<String>),
+    /// The next round starts at this time.
+    At(Instant),
+}
+
+/// When the next round is due, and which addresses were requested since the last one began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RoundSchedule {
-    /// The addresses of the last complete round, and the one that was followed meanwhile.
+    /// The addresses of the last complete round and those that were requested since then, the followed one included.
     requested: BTreeSet<String>,
     /// The start of the next round; `None` before the first complete one.
     due: Option<Instant>,
+    /// Whether another followed curator has brought the next round forward.
+    is_brought_forward: bool,
 }
 
 impl RoundSchedule {
-    /// When a round through these addresses starts; `None` if it is due at once.
-    pub(super) fn next_start(&self, others: &BTreeSet<String>) -> Option<Instant> {
-        self.due.filter(|_| others.is_subset(&self.requested))
+    /// The start of the next round; `None` before the first complete one.
+    #[cfg(test)]
+    pub(super) const fn due(&self) -> Option<Instant> {
+        self.due
     }
 
-    /// Another curator is followed: the next round starts at this time at the latest.
+    /// What is requested next, if these are the addresses of the other curators.
+    pub(super) fn next_request(&self, others: &BTreeSet<String>, now: Instant) -> NextRequest {
+        let Some(due) = self.due.filter(|due| *due > now) else { return NextRequest::Round };
+        let new: BTreeSet<String> = others.difference(&self.requested).cloned().collect();
+        if new.is_empty() { NextRequest::At(due) } else { NextRequest::New(new) }
+    }
+
+    /// Another curator is followed: the next round starts at this time at the latest. Only the first call before each
+    /// round counts.
     pub(super) fn bring_forward(&mut self, latest: Instant) {
-        self.due = self.due.map(|due| due.min(latest));
+        if !self.is_brought_forward {
+            self.due = self.due.map(|due| due.min(latest));
+            self.is_brought_forward = true;
+        }
+    }
+
+    /// These addresses were requested outside a round.
+    pub(super) fn record_requested(&mut self, addresses: impl IntoIterator<Item = String>) {
+        self.requested.extend(addresses);
     }
 
     /// A round through these addresses is complete, and the next one starts at `due`.
     pub(super) fn complete_round(&mut self, requested: BTreeSet<String>, due: Instant) {
-        *self = Self { requested, due: Some(due) };
+        *self = Self { requested, due: Some(due), is_brought_forward: false };
     }
 }
 
@@ -72,33 +107,40 @@ mod tests {
     }
 
     #[test]
-    fn first_round_and_one_with_a_new_address_are_due_at_once() {
+    fn first_round_and_a_new_address_are_due_at_once_and_the_others_keep_their_time() {
         let now = Instant::now();
         let mut schedule = RoundSchedule::default();
         schedule.bring_forward(now + ROUND_SPREAD);
-        assert_eq!(schedule.next_start(&set(&[])), None, "there was no round yet");
+        assert_eq!(schedule.next_request(&set(&[]), now), NextRequest::Round, "there was no round yet");
         let due = now + ROUND_INTERVAL;
         schedule.complete_round(set(&["a:1", "b:1", "c:1"]), due);
         for (others, expected) in [
-            (set(&["b:1", "c:1"]), Some(due)),
+            (set(&["b:1", "c:1"]), NextRequest::At(due)),
             // The curator that was followed before is none that was never requested.
-            (set(&["a:1", "b:1"]), Some(due)),
-            (set(&["b:1", "d:1"]), None),
+            (set(&["a:1", "b:1"]), NextRequest::At(due)),
+            (set(&["b:1", "d:1"]), NextRequest::New(set(&["d:1"]))),
         ] {
-            assert_eq!(schedule.next_start(&others), expected, "{others:?}");
+            assert_eq!(schedule.next_request(&others, now), expected, "{others:?}");
+            assert_eq!(schedule.next_request(&others, due), NextRequest::Round, "{others:?}");
         }
+        schedule.record_requested(set(&["d:1"]));
+        let all = set(&["b:1", "d:1"]);
+        assert_eq!(schedule.next_request(&all, now), NextRequest::At(due), "it is requested again");
     }
 
     /// A false leader ends each connection after a moment.
     #[test]
-    fn curators_that_are_followed_one_after_the_other_put_off_no_round() {
+    fn curators_that_are_followed_one_after_the_other_bring_a_round_forward_once() {
         let now = Instant::now();
         let mut schedule = RoundSchedule::default();
-        schedule.complete_round(set(&["a:1"]), now + ROUND_INTERVAL);
         let first = now + Duration::from_secs(9);
-        for second in 0..60 {
-            schedule.bring_forward(first + Duration::from_secs(second));
-            assert_eq!(schedule.next_start(&set(&["a:1"])), Some(first), "{second}");
+        for _ in 0..2 {
+            schedule.complete_round(set(&["a:1"]), now + ROUND_INTERVAL);
+            for second in [9, 10, 60, 8, 1] {
+                schedule.bring_forward(now + Duration::from_secs(second));
+                let next = schedule.next_request(&set(&["a:1"]), now);
+                assert_eq!(next, NextRequest::At(first), "{second}");
+            }
         }
     }
 }

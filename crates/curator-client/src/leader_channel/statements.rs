@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::curator_authentication::{FetchError, may_have_newer};
 use crate::known_epoch::{EpochChange, KnownEpoch};
 use crate::leader_channel::follow_error::FollowError;
-use crate::leader_channel::rounds::{ROUND_INTERVAL, RoundSchedule, round_delay};
+use crate::leader_channel::rounds::{NextRequest, ROUND_INTERVAL, RoundSchedule, round_delay};
 use crate::leader_channel::{CurrentEpoch, LeaderTracker};
 use crate::node_id::NodeId;
 use crate::pki::TrustAnchor;
@@ -56,6 +56,7 @@ impl LeaderTracker {
             known.superseded.cancel();
             *known = CurrentEpoch::new(KnownEpoch::proved(epoch));
         });
+        self.0.cuts.send_modify(|count| *count += 1);
     }
 
     /// Opens all connections again, because this side shows another certificate now.
@@ -92,51 +93,87 @@ impl LeaderTracker {
         self.change_epoch(EpochChange::Reported(response.epoch)).map_err(FollowError::EpochNotPersisted)
     }
 
-    /// Requests all other curators than the followed one for newer statements. Ends when the newest one permits the open
-    /// connections no more.
-    pub(super) async fn watch_statements(&self, followed: &str) -> Result<Infallible, FollowError> {
+    /// Requests all other curators than the followed one for newer statements, and cuts off the open connections when the
+    /// newest one permits them no more. Nothing that the followed curator does ends or delays this.
+    pub(super) async fn watch_statements(&self) -> Infallible {
         let Some(trust) = self.0.authentication.trust() else { return std::future::pending().await };
         let mut accepted = trust.subscribe();
         // On the heap, as in `request_statement`.
-        let mut rounds = Box::pin(self.request_from_others(followed));
+        let mut rounds = Box::pin(self.request_from_others());
         loop {
             // A newer statement counts at once, also while slow addresses are requested.
             tokio::select! {
                 never = &mut rounds => match never {},
                 _ = timeout(CHECK_INTERVAL, accepted.changed()) => {}
             }
-            if self.enforce_statement()? {
-                return Err(FollowError::StatementChanged);
-            }
-            if let Err(error) = trust.curator_check() {
+            if let Err(error) = self.enforce_statement().and_then(|_| self.check_statement()) {
+                tracing::debug!(%error, "no curator is followed, and open connections are cut off");
                 self.cut_connections();
-                return Err(FollowError::Statement(error));
             }
         }
     }
 
+    /// Fails while the statement permits to follow nobody: it is stale, or cannot be read.
+    pub(super) fn check_statement(&self) -> Result<(), FollowError> {
+        let Some(trust) = self.0.authentication.trust() else { return Ok(()) };
+        trust.curator_check().map(drop).map_err(FollowError::Statement)
+    }
+
     /// Requests statements from all other curators, when their round is due ([`rounds`](super::rounds)).
-    async fn request_from_others(&self, followed: &str) -> Infallible {
+    async fn request_from_others(&self) -> Infallible {
         let mut changes = self.0.address_changes.subscribe();
-        self.rounds().bring_forward(Instant::now() + self.draw_round_delay());
+        let mut follows = self.0.followed.subscribe();
         loop {
-            let proved = self.proved_addresses();
-            let others = self.0.addresses().others(followed, &proved);
-            let now = Instant::now();
-            let start = self.rounds().next_start(&others).filter(|start| *start > now);
-            if let Some(start) = start {
-                tokio::select! {
+            let (followed, proved, now) = (self.followed(), self.proved_addresses(), Instant::now());
+            let others = self.0.addresses().others(followed.as_deref(), &proved);
+            let next = self.rounds().next_request(&others, now);
+            match next {
+                NextRequest::At(start) => tokio::select! {
                     () = sleep_until(start) => {}
-                    // This has the sender, so an error is not possible.
+                    // This has the senders, so errors are not possible.
                     changed = changes.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                    changed = follows.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                },
+                NextRequest::New(new) => {
+                    for (address, node) in self.request_all(&new).await {
+                        if let Some(proved) = self.proved_curators() {
+                            proved.record_answer(&address, node);
+                        }
+                    }
+                    self.rounds().record_requested(new);
                 }
-                continue;
+                NextRequest::Round => {
+                    let answers = self.request_all(&others).await;
+                    if let Some(proved) = self.proved_curators() {
+                        proved.record_round(&others, answers);
+                    }
+                    // What is followed at the end was requested when that began.
+                    let requested = others.into_iter().chain(followed).chain(self.followed()).collect();
+                    let next = now + ROUND_INTERVAL + self.draw_round_delay();
+                    self.rounds().complete_round(requested, next);
+                }
             }
-            self.request_round(&others).await;
-            let requested = others.into_iter().chain([followed.to_owned()]).collect();
-            let next = now + ROUND_INTERVAL + self.draw_round_delay();
-            self.rounds().complete_round(requested, next);
         }
+    }
+
+    /// Remembers the address of the followed curator, or `None`. The caller has requested its statement just before. The
+    /// others are requested soon.
+    pub(super) fn set_followed(&self, address: Option<&str>) {
+        if let Some(address) = address {
+            let latest = Instant::now() + self.draw_round_delay();
+            let mut rounds = self.rounds();
+            rounds.record_requested([address.to_owned()]);
+            rounds.bring_forward(latest);
+        }
+        self.0.followed.send_if_modified(|followed| {
+            let is_other = followed.as_deref() != address;
+            *followed = address.map(str::to_owned);
+            is_other
+        });
+    }
+
+    fn followed(&self) -> Option<String> {
+        self.0.followed.borrow().clone()
     }
 
     fn rounds(&self) -> MutexGuard<'_, RoundSchedule> {
@@ -149,11 +186,11 @@ impl LeaderTracker {
         round_delay(has_none || self.0.refusal.borrow().is_some(), (self.0.random_part)())
     }
 
-    /// Requests statements from all of these at once, and remembers which of them have proved to be curators. Their number
-    /// is bounded by what the tracker remembers.
-    async fn request_round(&self, others: &BTreeSet<String>) {
+    /// Requests statements from all of these at once. Returns which of them have proved to be curators. Their number is
+    /// bounded by what the tracker remembers.
+    async fn request_all(&self, addresses: &BTreeSet<String>) -> ProvedAddresses {
         let mut requests = JoinSet::new();
-        for address in others.iter().cloned() {
+        for address in addresses.iter().cloned() {
             let tracker = self.clone();
             requests.spawn(async move { (tracker.request_statement(&address).await, address) });
         }
@@ -169,9 +206,7 @@ impl LeaderTracker {
                 }
             }
         }
-        if let Some(proved) = self.proved_curators() {
-            proved.record_round(others, answers);
-        }
+        answers
     }
 
     /// Requests the newest statement from a curator. Returns whether it ended the open connections.
@@ -219,6 +254,7 @@ impl LeaderTracker {
             epoch.superseded.cancel();
             epoch.superseded = CancellationToken::new();
         });
+        self.0.cuts.send_modify(|count| *count += 1);
     }
 }
 
@@ -342,16 +378,16 @@ mod tests {
         (listener, address)
     }
 
-    /// Follows a curator until `end`, and ends each connection to the other one. Returns how many there were.
-    async fn follow_until(tracker: &LeaderTracker, other: &TcpListener, end: impl Fn() -> bool) -> usize {
+    /// Requests statements until `end`, and ends each connection to this curator. Returns how many there were.
+    async fn request_until(tracker: &LeaderTracker, curator: &TcpListener, end: impl Fn() -> bool) -> usize {
         let mut connections = 0;
-        let following = async {
-            let mut watching = Box::pin(tracker.watch_statements("127.0.0.1:1"));
+        let requesting = async {
+            let mut requests = Box::pin(tracker.watch_statements());
             while !end() {
                 tokio::select! {
                     biased;
-                    ended = &mut watching => panic!("{ended:?}"),
-                    accepted = other.accept() => {
+                    never = &mut requests => match never {},
+                    accepted = curator.accept() => {
                         drop(accepted.unwrap());
                         connections += 1;
                     }
@@ -359,51 +395,83 @@ mod tests {
                 }
             }
         };
-        timeout(PATIENCE, following).await.unwrap();
+        timeout(PATIENCE, requesting).await.unwrap();
         connections
     }
 
-    /// All nodes of a cluster follow another curator in the same moment.
-    #[tokio::test]
-    async fn round_after_a_change_of_the_leader_is_put_off_and_the_first_one_is_not() {
+    /// A tracker with a statement, for which half of each random time passes.
+    async fn tracker_with_statement() -> LeaderTracker {
         let clock = Clock::new(|| at(0), || Duration::ZERO);
         let trust = StatementTrust::in_memory(authority(1).anchor().clone(), clock);
         assert!(trust.offer(&statement(0, 1).sign(&authority(1)).unwrap().to_wire(), 0).await.unwrap());
         let authentication = CuratorAuthentication::Statements { trust, own: Arc::new(|| None) };
         let persist: PersistEpoch = Arc::new(|_| Ok(()));
-        let known = KnownEpoch::default();
-        let tracker = LeaderTracker::with_authentication(authentication, known, persist, || 0.8);
+        LeaderTracker::with_authentication(authentication, KnownEpoch::default(), persist, || 0.5)
+    }
+
+    /// When the next round through these addresses starts; `None` if something is requested now.
+    fn next_start(tracker: &LeaderTracker, others: &BTreeSet<String>) -> Option<Instant> {
+        match tracker.rounds().next_request(others, Instant::now()) {
+            NextRequest::At(start) => Some(start),
+            NextRequest::Round | NextRequest::New(_) => None,
+        }
+    }
+
+    /// All nodes of a cluster follow another curator in the same moment, and get the same new list.
+    #[tokio::test]
+    async fn round_after_a_change_of_the_leader_is_put_off_and_the_first_one_is_not() {
+        let tracker = tracker_with_statement().await;
+        let spread = ROUND_SPREAD.mul_f64(0.5);
         let (other, address) = refusing_curator().await;
         tracker.set_directory([address.clone()]);
         let others: BTreeSet<String> = [address.clone()].into();
-        let next_start = || tracker.rounds().next_start(&others);
 
         let began = Instant::now();
-        let requests = follow_until(&tracker, &other, || next_start().is_some()).await;
+        let requests = request_until(&tracker, &other, || next_start(&tracker, &others).is_some()).await;
         assert!(requests > 0, "the first round is at once");
-        let spread = ROUND_SPREAD.mul_f64(0.8);
-        let routine = next_start().unwrap();
+        let routine = next_start(&tracker, &others).unwrap();
         assert!(routine >= began + ROUND_INTERVAL + spread, "a routine round is not spread");
 
         let changed = Instant::now();
-        let requests = follow_until(&tracker, &other, || next_start() != Some(routine)).await;
-        let start = next_start().unwrap();
-        assert_eq!(requests, 0, "every node requests it in the same moment");
-        assert!((changed + spread..routine).contains(&start), "{:?}", start - changed);
+        tracker.set_followed(Some("127.0.0.1:1"));
+        let start = tracker.rounds().due().unwrap();
+        assert!(start >= changed + spread, "every node requests it in the same moment");
+        assert!(start < routine, "the round is not brought forward");
 
-        // A new address has to prove itself at once, also before that round.
+        // A new address has to prove itself at once, also before that round. The others keep their time.
+        let later = Instant::now() + Duration::from_hours(1);
+        tracker.rounds().complete_round(others, later);
         let (new, new_address) = refusing_curator().await;
-        tracker.set_directory([address, new_address]);
-        let mut watching = Box::pin(tracker.watch_statements("127.0.0.1:1"));
-        tokio::select! {
-            ended = &mut watching => panic!("{ended:?}"),
-            accepted = timeout(PATIENCE, new.accept()) => drop(accepted.unwrap().unwrap()),
-        }
-        assert!(Instant::now() < start, "the machine was too slow for this test");
+        tracker.set_directory([address.clone(), new_address.clone()]);
+        let all: BTreeSet<String> = [address, new_address].into();
+        let requests = request_until(&tracker, &new, || next_start(&tracker, &all).is_some()).await;
+        assert!(requests > 0, "a new address is not requested");
+        assert_eq!(next_start(&tracker, &all), Some(later), "all are requested because of a new address");
 
         // A node that follows nobody until there is a newer statement puts off nothing.
         assert_eq!(tracker.draw_round_delay(), spread);
         tracker.publish_refusal(Some("the statement is stale".to_owned()));
         assert_eq!(tracker.draw_round_delay(), Duration::ZERO);
+    }
+
+    /// A false leader lists dead addresses alone, or names no leader.
+    #[tokio::test]
+    async fn rounds_run_while_no_curator_is_followed() {
+        let tracker = tracker_with_statement().await;
+        let (other, address) = refusing_curator().await;
+        tracker.set_directory([address]);
+        let running = async {
+            let mut tracking = Box::pin(tracker.track_leader());
+            while tracker.rounds().due().is_none() {
+                tokio::select! {
+                    biased;
+                    never = &mut tracking => match never {},
+                    accepted = other.accept() => drop(accepted.unwrap()),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+        };
+        timeout(PATIENCE, running).await.expect("no round was completed");
+        assert_eq!(tracker.leader(), None);
     }
 }

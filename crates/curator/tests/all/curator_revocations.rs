@@ -19,6 +19,7 @@ use testkit::curators::{Cluster, ClusterOptions};
 use testkit::etcd_servers::{in_time, until};
 use testkit::key_holder::Holder;
 
+use crate::false_curator::SlowPath;
 use crate::leading::{call_leader, three, way};
 use crate::statements::{
     Follower, impersonate, owner_at, trust_of, until_stated, waits_for, week_long_certificate,
@@ -114,11 +115,46 @@ async fn false_leader_hides_no_revocation_by_the_lists_that_it_reports() -> Test
 
     revoke_through_leader(&cluster, node).await?;
     until_stated(&cluster, other, first.statement.number + 1).await?;
-    // A new address is requested at once, and all others with it: the test need not wait for the next minute.
-    follower.tracker.set_directory(with_thief(vec!["127.9.99.1:1".to_owned()]));
+    // The next round is soon after a curator is followed again: the test need not wait for the next minute.
+    follower.tracker.reconnect();
     follower.until_refusal("are revoked").await?;
     let is_followed = || follower.leader().is_some_and(|leader| leader.node == node.id);
     until("the thief is not followed", async || Ok(!is_followed())).await?;
+    Ok(())
+}
+
+/// A stolen curator ends each answer about the leader at once, and leaves open what goes through it. The requests to the
+/// honest curator take longer than that.
+#[tokio::test]
+async fn false_leader_that_ends_its_watches_ends_no_request_for_the_statement() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let (stolen, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let first = until_stated(&cluster, leader, 1).await?;
+    let node = &cluster.nodes[stolen];
+    let thief = impersonate(&cluster, stolen, 0, &first).await?;
+    let honest = SlowPath::start(cluster.address(other)?, &thief).await?;
+    let follower = Follower::start(&trust_of(&cluster), std::slice::from_ref(&thief.address));
+    follower.until_it_follows(&thief.address).await?;
+    thief.set_lasting(true);
+    let mut open =
+        LeaderClient::new(follower.tracker.channel()).watch(wire::WatchLeaderRequest {}).await?.into_inner();
+    in_time("a false answer", open.message()).await??.context("it ended")?;
+    thief.set_lasting(false);
+
+    revoke_through_leader(&cluster, node).await?;
+    until_stated(&cluster, other, first.statement.number + 1).await?;
+    // The honest curator has left the directory, so it is requested for the statement alone.
+    follower.tracker.set_directory([thief.address.clone(), honest.address.clone()]);
+    follower.tracker.set_directory([thief.address.clone()]);
+    until("a request is under way", async || Ok(honest.accepted() > 0)).await?;
+    let watches = thief.watches();
+    thief.end_watches();
+    let ended = in_time("the end of what was open", open.message()).await?;
+    assert!(ended.is_err(), "{ended:?}");
+    assert!(thief.watches() > watches, "it was not followed again");
+    follower.until_refusal("are revoked").await?;
+    assert_eq!(follower.leader(), None, "it is followed again");
     Ok(())
 }
 

@@ -1,10 +1,13 @@
 //! A false curator: a server over TLS that claims to lead, with any certificate and any statement. It serves discovery
 //! of the leader and nothing else.
+//!
+//! A [`SlowPath`] leads to an honest curator, slower than the false one ends its answers.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
 use curator_client::node_id::NodeId;
@@ -16,11 +19,16 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 /// How many handshakes may be under way.
 const HANDSHAKES: usize = 16;
+/// After how many further watches of the false curator a connection is forwarded.
+const RELEASED_AFTER: usize = 3;
+/// How often these watches are counted.
+const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What the false curator claims.
 #[derive(Clone, Debug)]
@@ -33,18 +41,22 @@ pub(super) struct FalseClaims {
     pub(super) statement: Option<(wire::SignedStatement, u64)>,
 }
 
-/// How often it was called.
+/// How often it was called, and what ends its streams.
 #[derive(Debug, Default)]
-struct CallCounts {
+struct Calls {
     watches: AtomicUsize,
     statements: AtomicUsize,
+    /// Cancelled when each watch ends after the first message.
+    ended: CancellationToken,
+    /// Whether watches that begin now never end.
+    is_lasting: AtomicBool,
 }
 
 /// A running false curator. It ends with this value.
 pub(super) struct FalseCurator {
     /// `host:port` of the listener.
     pub(super) address: String,
-    counts: Arc<CallCounts>,
+    calls: Arc<Calls>,
     _server: JoinSet<()>,
 }
 
@@ -66,30 +78,40 @@ impl FalseCurator {
             .buffer_unordered(HANDSHAKES)
             .filter_map(std::future::ready)
             .map(Ok::<_, Infallible>);
-        let counts = Arc::new(CallCounts::default());
-        let service = LeaderServer::new(FalseLeader { claims, counts: counts.clone() });
+        let calls = Arc::new(Calls::default());
+        let service = LeaderServer::new(FalseLeader { claims, calls: calls.clone() });
         let mut server = JoinSet::new();
         server.spawn(async move {
             // It ends when the test does.
             let _ = Server::builder().serve_with_incoming(service, incoming).await;
         });
-        Ok(Self { address, counts, _server: server })
+        Ok(Self { address, calls, _server: server })
     }
 
     /// How often a client began to follow it.
     pub(super) fn watches(&self) -> usize {
-        self.counts.watches.load(Ordering::SeqCst)
+        self.calls.watches.load(Ordering::SeqCst)
+    }
+
+    /// Whether the watches that begin from now on never end.
+    pub(super) fn set_lasting(&self, is_lasting: bool) {
+        self.calls.is_lasting.store(is_lasting, Ordering::SeqCst);
+    }
+
+    /// From now on each watch ends after its first message, except for those that never end.
+    pub(super) fn end_watches(&self) {
+        self.calls.ended.cancel();
     }
 
     /// How often a client requested the statement.
     pub(super) fn statements(&self) -> usize {
-        self.counts.statements.load(Ordering::SeqCst)
+        self.calls.statements.load(Ordering::SeqCst)
     }
 }
 
 struct FalseLeader {
     claims: FalseClaims,
-    counts: Arc<CallCounts>,
+    calls: Arc<Calls>,
 }
 
 #[tonic::async_trait]
@@ -100,7 +122,7 @@ impl Leader for FalseLeader {
         &self,
         _: Request<wire::WatchLeaderRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        self.counts.watches.fetch_add(1, Ordering::SeqCst);
+        self.calls.watches.fetch_add(1, Ordering::SeqCst);
         let FalseClaims { node, epoch, statement } = &self.claims;
         let response = wire::WatchLeaderResponse {
             leader_node_id: node.to_string(),
@@ -112,7 +134,10 @@ impl Leader for FalseLeader {
             statement_number: statement.as_ref().map_or(0, |(_, number)| *number),
         };
         let first = futures::stream::once(std::future::ready(Ok(response)));
-        Ok(Response::new(Box::pin(first.chain(futures::stream::pending()))))
+        let is_lasting = self.calls.is_lasting.load(Ordering::SeqCst);
+        let ended = if is_lasting { CancellationToken::new() } else { self.calls.ended.clone() };
+        let rest = futures::stream::pending().take_until(ended.cancelled_owned());
+        Ok(Response::new(Box::pin(first.chain(rest))))
     }
 
     async fn get_ca_certificate(
@@ -126,8 +151,51 @@ impl Leader for FalseLeader {
         &self,
         _: Request<wire::GetStatementRequest>,
     ) -> Result<Response<wire::GetStatementResponse>, Status> {
-        self.counts.statements.fetch_add(1, Ordering::SeqCst);
+        self.calls.statements.fetch_add(1, Ordering::SeqCst);
         let (statement, _) = self.claims.statement.clone().ok_or_else(|| Status::not_found("none"))?;
         Ok(Response::new(wire::GetStatementResponse { statement: Some(statement), time_ms: 0 }))
+    }
+}
+
+/// A listener that forwards each connection to an honest curator, but only after a false curator was followed again
+/// several times. It ends with this value.
+pub(super) struct SlowPath {
+    /// `host:port` of the listener.
+    pub(super) address: String,
+    accepted: Arc<AtomicUsize>,
+    _server: JoinSet<()>,
+}
+
+impl SlowPath {
+    /// Starts the listener in front of this address.
+    pub(super) async fn start(honest: String, false_curator: &FalseCurator) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?.to_string();
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let (count, calls) = (accepted.clone(), false_curator.calls.clone());
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            let mut forwarded = JoinSet::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                let (honest, calls) = (honest.clone(), calls.clone());
+                let released = calls.watches.load(Ordering::SeqCst) + RELEASED_AFTER;
+                forwarded.spawn(async move {
+                    while calls.watches.load(Ordering::SeqCst) < released {
+                        tokio::time::sleep(RELEASE_POLL_INTERVAL).await;
+                    }
+                    // An error ends the connection, as the client expects it.
+                    if let Ok(mut upstream) = TcpStream::connect(honest).await {
+                        let _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream).await;
+                    }
+                });
+            }
+        });
+        Ok(Self { address, accepted, _server: server })
+    }
+
+    /// How many connections were accepted.
+    pub(super) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 }
