@@ -25,8 +25,10 @@
 //!
 //! # Before the alarm
 //!
-//! A file that is nearly as large as its quota, and most of it unused, is defragmented before there is an alarm. Leases can
-//! be granted then, so the member takes a lock first, and another one waits ([`SpaceStep::DefragmentInTurn`]).
+//! A file that has [`PREVENTION_PERCENT`] of its quota, and most of it unused, is defragmented before there is an alarm.
+//! From that size on it is an issue (`cluster-etcd-large`), which would otherwise last for a file that never grows again,
+//! because new data takes the unused room. Leases can be granted then, so the member takes a lock first, and another one
+//! waits ([`SpaceStep::DefragmentInTurn`]).
 //!
 //! # What is done
 //!
@@ -76,6 +78,8 @@ pub const SHORT_DEFRAGMENTATION_INTERVAL: Duration = Duration::from_mins(1);
 pub const LONGEST_DEFRAGMENTATION_INTERVAL: Duration = Duration::from_hours(1);
 /// Part of its quota that a file may have for its alarm to end.
 pub const RESUME_PERCENT: u64 = 90;
+/// Part of its quota from which a file that is mostly unused is made smaller before the alarm.
+pub const PREVENTION_PERCENT: u64 = 80;
 /// Disk space that must be left beside the second file.
 const SPARE_BYTES: u64 = 64 << 20;
 /// The first version that counts the room of a compaction without later writes.
@@ -165,10 +169,16 @@ pub fn decide_space_step(facts: &EtcdSpaceFacts) -> SpaceStep {
     }
 }
 
-/// Size of the file below which the alarm may end. Nothing is due for a file that is smaller.
+/// Size of the file below which the alarm may end.
 #[must_use]
 pub const fn resume_limit(quota_bytes: u64) -> u64 {
     quota_bytes / 100 * RESUME_PERCENT
+}
+
+/// Size of the file from which it is made smaller before the alarm, in bytes. Nothing is due for a file that is smaller.
+#[must_use]
+pub const fn prevention_limit(quota_bytes: u64) -> u64 {
+    quota_bytes / 100 * PREVENTION_PERCENT
 }
 
 /// How many of the last defragmentations were fruitless after one more of them. `after` is the size of the file then, `None`
@@ -193,7 +203,7 @@ fn wait_for_promotion(learner: u64) -> SpaceStep {
 
 /// The next step while no member has the alarm.
 fn prevent_alarm(facts: &EtcdSpaceFacts) -> SpaceStep {
-    let limit = resume_limit(facts.quota_bytes);
+    let limit = prevention_limit(facts.quota_bytes);
     let gains = facts.file_bytes >= limit && facts.bytes_in_use < facts.file_bytes / 2;
     let recent = facts.since_defragmentation.is_some_and(|since| since < DEFRAGMENTATION_INTERVAL);
     let risky =

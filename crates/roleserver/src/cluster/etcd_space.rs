@@ -22,7 +22,7 @@ use etcd::maintenance::{Alarm, AlarmKind, DatabaseStatus, MAINTENANCE_DEADLINE};
 use etcd::members::{Member, MemberError, MemberId};
 use hardening::own_usage;
 use model::cluster::etcd_space::{
-    EtcdSpaceFacts, SpaceStep, count_fruitless, decide_space_step, resume_limit,
+    EtcdSpaceFacts, SpaceStep, count_fruitless, decide_space_step, prevention_limit,
 };
 use model::cluster::state::MAX_ETCD_BYTES;
 use model::program_versions::version::parse_program_version;
@@ -129,7 +129,7 @@ async fn make_room(
             watch.observe_connections(status.member.0, &client.connected_peers().await?, Instant::now());
             members
         };
-        let is_large = status.file_bytes >= resume_limit(quota_bytes);
+        let is_large = status.file_bytes >= prevention_limit(quota_bytes);
         let free_disk_bytes = if is_large { watch.measure_disk(&files.etcd_directory()).await } else { None };
         let state = watch.collect_facts(&status, &members, quota_bytes, free_disk_bytes, Instant::now());
         match decide_space_step(&state) {

@@ -129,7 +129,12 @@ fn file_that_is_large_and_mostly_unused_is_defragmented_before_the_alarm() {
     };
     for (what, state, expected) in [
         ("large and unused", quiet.clone(), SpaceStep::DefragmentInTurn),
-        ("small", EtcdSpaceFacts { file_bytes: QUOTA / 100 * 89, ..quiet.clone() }, SpaceStep::Rest),
+        ("small", EtcdSpaceFacts { file_bytes: QUOTA / 100 * 80 - 1, ..quiet.clone() }, SpaceStep::Rest),
+        (
+            "as large as the issue names it",
+            EtcdSpaceFacts { file_bytes: QUOTA / 100 * 80, bytes_in_use: QUOTA / 3, ..quiet.clone() },
+            SpaceStep::DefragmentInTurn,
+        ),
         ("used", EtcdSpaceFacts { bytes_in_use: QUOTA / 2, ..quiet.clone() }, SpaceStep::Rest),
         (
             "no room on the disk",
