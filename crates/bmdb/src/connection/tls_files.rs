@@ -131,7 +131,7 @@ fn decode_form(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
-        match after.first_chunk().and_then(parse_hexadecimal) {
+        match after.first_chunk().copied().and_then(parse_hexadecimal) {
             Some(byte) if *first == b'%' => {
                 bytes.push(byte);
                 rest = &after[2..];
@@ -146,9 +146,9 @@ fn decode_form(text: &str) -> String {
 }
 
 /// The byte of two hexadecimal digits; `None` for other characters, such as a sign.
-fn parse_hexadecimal(digits: &[u8; 2]) -> Option<u8> {
+fn parse_hexadecimal(digits: [u8; 2]) -> Option<u8> {
     let is_number = digits.iter().all(u8::is_ascii_hexdigit);
-    let text = std::str::from_utf8(digits).ok().filter(|_| is_number)?;
+    let text = std::str::from_utf8(&digits).ok().filter(|_| is_number)?;
     u8::from_str_radix(text, 16).ok()
 }
 

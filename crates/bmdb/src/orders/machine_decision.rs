@@ -438,10 +438,12 @@ mod tests {
         });
     }
 
+    type Change = fn(&mut MachineFacts);
+
     #[test]
     fn retry_has_no_effect_on_a_machine_that_waits_for_something_else() {
         use OutcomeKind::{Already, NoEffect};
-        let cases: [(&str, fn(&mut MachineFacts), OutcomeKind); 13] = [
+        let cases: [(&str, Change, OutcomeKind); 13] = [
             ("it reports", |_| (), Already),
             ("it has never reported", |facts| facts.heartbeat = None, NoEffect),
             ("it is held", |facts| hold_on(facts, None), NoEffect),

@@ -411,6 +411,8 @@ mod tests {
     }
 
     #[cfg(debug_assertions)]
+    type Promotion = fn(&Trial) -> Result<(), PromotionError>;
+
     #[test]
     fn program_is_durable_before_it_is_used() {
         let directory = tempfile::tempdir().unwrap();
@@ -430,7 +432,7 @@ mod tests {
             minimum_version: None,
             failure: None,
         };
-        let promotions: [fn(&Trial) -> Result<(), PromotionError>; 2] = [
+        let promotions: [Promotion; 2] = [
             promote_candidate,
             // A file system without hard links.
             |trial| promote_with_link(trial, |_, _| Err(std::io::Error::from(ErrorKind::Unsupported))),
