@@ -1,7 +1,7 @@
 //! Suggestions for what users of kubectl and systemctl type: the command of `shepherdctl` that does it.
 //!
 //! A user who types `cordon` wants to stop work on a machine, and the edit distance to our commands does not help. So
-//! each verb and each kind of those tools that has another name here is a row of [`SUGGESTIONS`]. A test parses each
+//! each verb and each kind of those tools that has another name here is a row of `SUGGESTIONS`. A test parses each
 //! command that a row names.
 
 use std::ffi::OsString;
