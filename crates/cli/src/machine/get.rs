@@ -95,6 +95,7 @@ async fn fetch_machines(client: &FleetClient, filters: &ListMachinesArgs) -> Res
             filter: Some(filters.filters.to_proto()),
             page_size: page_size(filters.limit, machines.len()),
             page_token: token,
+            names: Vec::new(),
         };
         let page = service.list(request).await.map_err(status_to_error)?.into_inner();
         for line in page.machines {
