@@ -65,7 +65,7 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The commands of `shepherdctl` that use a context's API.
+/// The commands of `shepherdctl` that use a context's API, or show the contexts.
 const THROUGH_THE_API: &[&str] = &[
     "get machines",
     "get sessions",
@@ -78,12 +78,34 @@ const THROUGH_THE_API: &[&str] = &[
     "issues",
     "watch",
     "top",
-    "policy get",
     "get loops",
     "get approvals",
     "approve",
     "get budgets",
     "get brakes",
+    "get clusters",
+    "get issues",
+    "get tokens",
+    "get artefacts",
+    "get updates",
+    "get policy",
+    "get audit",
+    "get contexts",
+    "describe cluster",
+    "describe session",
+    "describe work",
+    "describe provider",
+    "describe loop",
+    "describe budget",
+    "describe brake",
+    "describe approval",
+    "describe issue",
+    "describe token",
+    "describe artefact",
+    "describe update",
+    "describe policy",
+    "describe audit",
+    "describe context",
     "budget set",
     "cluster create",
     "cluster get",
@@ -106,10 +128,7 @@ const THROUGH_THE_API: &[&str] = &[
     "cluster upgrade",
     "cluster delete",
     "artefacts add",
-    "artefacts get",
     "artefacts delete",
-    "update get",
-    "update describe",
     "update pause",
     "update resume",
     "update abort",
@@ -125,7 +144,6 @@ const THROUGH_THE_API: &[&str] = &[
     "allow host-key",
     "allow signing-keys",
     "tokens create",
-    "tokens get",
     "tokens revoke",
 ];
 

@@ -13,11 +13,15 @@ use crate::client::fleet_client::FleetClient;
 use crate::command::{Cli, Command, FleetCommand, grammar};
 use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
+use crate::contexts::list_contexts;
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
+use crate::object::describe::print_page;
+use crate::object::get::print_objects;
+use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text, yaml};
@@ -95,8 +99,11 @@ async fn run_command(
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
-    let client = open_backend(cli, flags).await?;
     let exit_record = ExitRecord::default();
+    if let Some(answer) = run_local_command(cli, command, &exit_record) {
+        return format_answer(cli.output, answer?).map(|text| (text, exit_record.highest()));
+    }
+    let client = open_backend(cli, flags).await?;
     let context = CommandContext { client, format: cli.output.format(), order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
@@ -122,8 +129,33 @@ async fn run_with_context(
     {
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
-    let answer = run_fleet_command(command, context).await?;
-    match cli.output {
+    format_answer(cli.output, run_fleet_command(command, context).await?)
+}
+
+/// Runs a command about contexts: it needs no server and no database. `None` for another command.
+fn run_local_command(
+    cli: &Cli,
+    command: &FleetCommand,
+    exit_record: &ExitRecord,
+) -> Option<Result<String, CliError>> {
+    let format = cli.output.format();
+    match command {
+        FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
+            Some(list_contexts().and_then(|mut list| {
+                list.truncate(get.args.limit);
+                print_objects(list, &get.args, format, exit_record)
+            }))
+        }
+        FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
+            Some(list_contexts().and_then(|list| print_page(list, describe, format)))
+        }
+        _ => None,
+    }
+}
+
+/// Converts the answer of a command into the format of the output.
+fn format_answer(output: Output, answer: String) -> Result<String, CliError> {
+    match output {
         Output::Yaml => yaml::format_document(&serde_json::from_str(&answer)?),
         Output::Table | Output::Json => Ok(answer),
     }

@@ -101,9 +101,9 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
         let machines = page["machines"].as_array().context("no list")?;
         assert!(machines.len() <= 2, "more than the limit: {page}");
         for machine in machines {
-            seen.push(machine["machine"].as_str().context("no id")?.to_owned());
+            seen.push(machine["name"]["machine"].as_str().context("no id")?.to_owned());
         }
-        match page["next"].as_str() {
+        match page["nextPageToken"].as_str().filter(|token| !token.is_empty()) {
             Some(next) => after = Some(next.to_owned()),
             None => break,
         }
@@ -113,7 +113,7 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
         .as_array()
         .context("no list")?
         .iter()
-        .filter_map(|m| m["machine"].as_str())
+        .filter_map(|m| m["name"]["machine"].as_str())
         .collect();
     assert_eq!(seen, order, "pages differ from the whole");
     seen.sort();

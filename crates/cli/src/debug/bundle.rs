@@ -36,16 +36,16 @@ const MAX_MACHINES: usize = 50;
 /// Queries about the fleet: name of the file, command line.
 const FLEET_QUERIES: &[(&str, &[&str])] = &[
     ("issues", &["issues"]),
-    ("machines", &["get", "machines", "--limit", "100000"]),
+    ("machines", &["get", "machines"]),
     ("providers", &["get", "providers"]),
-    ("sessions", &["get", "sessions", "--limit", "100000"]),
-    ("work", &["get", "work", "--limit", "100000"]),
+    ("sessions", &["get", "sessions"]),
+    ("work", &["get", "work"]),
     ("loops", &["get", "loops"]),
     ("approvals", &["get", "approvals"]),
     ("budgets", &["get", "budgets"]),
     ("brakes", &["get", "brakes"]),
     ("plan", &["plan", "--limit", "100000"]),
-    ("policy", &["policy", "get"]),
+    ("policy", &["get", "policy"]),
 ];
 
 /// Queries about each selected machine: name of the file, command line.

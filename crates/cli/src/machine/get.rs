@@ -1,18 +1,19 @@
 //! `get machines`: list of machines.
 
-use std::fmt::Write as _;
+use std::collections::HashSet;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::page_size;
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
-use crate::machine::summary::decode_machine;
-use crate::output::table::{format_table, or_dash, terminal_width};
-use crate::output::{Format, format_json};
+use crate::machine::summary::{decode_machine, name_or_dash};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::output::table::or_dash;
 use bmdb::fleet::listing::MachineSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::label;
@@ -20,126 +21,108 @@ use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 
-pub(crate) const GET_MACHINES_EXAMPLES: &str = "\
-Examples:
-  shepherdctl get machines --phase NeedsHuman --phase Quarantined
-  shepherdctl get machines --label row=7
-  shepherdctl get machines --provider rack-a --limit 1000 -o json";
+/// Most names that one call of the API takes.
+const MAX_NAMES: usize = 100;
 
-/// Arguments of `get machines`: filters, limit and cursor.
-#[derive(Debug, Args)]
-pub struct ListMachinesArgs {
+const COLUMNS: [Column; 9] = [
+    Column::always("MACHINE"),
+    Column::always("NAME"),
+    Column::always("PHASE"),
+    Column::always("SINCE"),
+    Column::always("HEARTBEAT"),
+    Column::always("ADDRESS"),
+    Column::if_any("PRIORITY"),
+    Column::if_any("LABELS"),
+    Column::always("WHY"),
+];
+
+/// Which machines `get machines` lists, unless it names them.
+#[derive(Debug, Default, Args)]
+pub struct MachineListArgs {
     /// Filters that select the machines to list.
     #[command(flatten)]
     pub filters: MachineFilters,
-    /// Maximum number of machines to list
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub limit: u32,
-    /// Continue after an earlier list; its last lines show the cursor
+    /// Continue after an earlier list; the message after it shows the cursor
     #[arg(long, value_name = "CURSOR")]
     pub cursor: Option<String>,
 }
 
-#[derive(Serialize)]
-struct MachinesOutput {
-    machines: Vec<MachineSummary>,
-    /// Value of `--cursor` for the next page; `null` on the last page.
-    next: Option<String>,
-}
-
-/// Runs `get machines`: sorted by phase in the order of a machine's life, then provider, then id.
-pub async fn show_machines(
+/// Lists machines by phase in the order of a machine's life, then provider, then id.
+pub(crate) async fn list_machines(
     client: &FleetClient,
-    filters: &ListMachinesArgs,
-    format: Format,
-) -> Result<String, CliError> {
-    let (machines, next, now) = fetch_machines(client, filters).await?;
-    if format == Format::Json {
-        return format_json(&MachinesOutput { machines, next });
-    }
-    if machines.is_empty() {
-        return Ok("no machines\n".to_owned());
-    }
-    // The columns for labels and priorities are shown only if some machine has one.
-    let columns = OptionalColumns {
-        labels: machines.iter().any(|line| !line.labels.is_empty()),
-        priority: machines.iter().any(|line| line.priority.is_some()),
-    };
-    let mut headers =
-        vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "PRIORITY", "LABELS", "WHY"];
-    headers.retain(|header| {
-        (columns.labels || *header != "LABELS") && (columns.priority || *header != "PRIORITY")
-    });
-    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, columns, now)).collect();
-    let mut text = format_table(&headers, &rows, terminal_width());
-    if let Some(next) = next {
-        let limit = filters.limit;
-        let _ = write!(
-            text,
-            "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or continue \
-             with\n  --cursor '{next}'\n"
-        );
-    }
-    Ok(text)
-}
-
-/// Machines, cursor of the next page, and when they were read.
-type MachineList = (Vec<MachineSummary>, Option<String>, Timestamp);
-
-async fn fetch_machines(client: &FleetClient, filters: &ListMachinesArgs) -> Result<MachineList, CliError> {
-    let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
+    args: &MachineListArgs,
+    limit: Option<u32>,
+) -> Result<ObjectList, CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let (mut machines, mut token) = (Vec::new(), filters.cursor.clone().unwrap_or_default());
+    let (mut objects, mut page_token) = (Vec::new(), args.cursor.clone().unwrap_or_default());
     loop {
         let request = v1::ListMachinesRequest {
-            filter: Some(filters.filters.to_proto()),
-            page_size: page_size(filters.limit, machines.len()),
-            page_token: token,
+            filter: Some(args.filters.to_proto()),
+            page_size: page_size(limit, objects.len()),
+            page_token,
             names: Vec::new(),
         };
-        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        for line in page.machines {
-            machines.push(decode_machine(line)?);
-        }
-        token = page.next_page_token;
-        if token.is_empty() || machines.len() >= limit {
-            let next = Some(token).filter(|token| !token.is_empty());
-            return Ok((machines, next, require_timestamp(page.read_at, "its read time")?));
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        objects.extend(take_machines(&mut page)?);
+        page_token = page.next_page_token.clone();
+        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
+            let list = ObjectList::of_response(ObjectKind::Machine, &page, &COLUMNS, objects);
+            let cursor = Some(page_token).filter(|token| !token.is_empty());
+            return Ok(ObjectList { has_more: cursor.is_some(), cursor, ..list });
         }
     }
 }
 
-/// Columns that only some lists have.
-#[derive(Clone, Copy)]
-struct OptionalColumns {
-    labels: bool,
-    priority: bool,
+/// Lists these machines, in the order of their names. The API finds them.
+pub(crate) async fn list_named_machines(
+    client: &FleetClient,
+    names: &[String],
+) -> Result<ObjectList, CliError> {
+    let mut service = MachinesClient::new(client.channel());
+    let (mut objects, mut all) = (Vec::new(), v1::ListMachinesResponse::default());
+    for names in names.chunks(MAX_NAMES) {
+        let request = v1::ListMachinesRequest { names: names.to_vec(), ..v1::ListMachinesRequest::default() };
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        objects.extend(take_machines(&mut page)?);
+        all.unresolved.append(&mut page.unresolved);
+        all.read_at = page.read_at;
+    }
+    // Another chunk may name a machine again.
+    let mut listed = HashSet::new();
+    objects.retain(|object: &ListedObject| listed.insert(object.names.name.clone()));
+    let messages = all.unresolved.iter().map(|name| name.message.clone()).collect();
+    let list = ObjectList::of_response(ObjectKind::Machine, &all, &COLUMNS, objects);
+    Ok(ObjectList { unresolved: Some(messages), ..list })
 }
 
-fn machine_row(line: &MachineSummary, columns: OptionalColumns, now: Timestamp) -> Vec<String> {
-    let mut row = vec![
+/// Moves the machines out of a response.
+fn take_machines(page: &mut v1::ListMachinesResponse) -> Result<Vec<ListedObject>, CliError> {
+    let now = require_timestamp(page.read_at, "its read time")?;
+    let machines = std::mem::take(&mut page.machines).into_iter();
+    machines.map(|machine| machine_object(machine, now)).collect()
+}
+
+fn machine_object(machine: v1::Machine, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&machine);
+    let line = decode_machine(machine)?;
+    let names = ObjectNames::of_name(line.name.short_name());
+    Ok(ListedObject { names, rows: vec![machine_row(line, now)], document })
+}
+
+fn machine_row(line: MachineSummary, now: Timestamp) -> Vec<String> {
+    let labels = label::format_labels(&line.labels);
+    vec![
         line.name.machine.to_string()[..8].to_owned(),
-        match &line.name.provider_id {
-            Some(_) => line.name.short_name(),
-            None => "-".to_owned(),
-        },
-        line.phase.clone(),
+        name_or_dash(&line.name),
+        line.phase,
         humanize_duration(between(line.phase_since, now)),
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative_time(at, now)),
-        line.address.clone().unwrap_or_else(|| "-".to_owned()),
-    ];
-    if columns.priority {
-        row.push(or_dash(line.priority.as_deref()));
-    }
-    if columns.labels {
-        row.push(match label::format_labels(&line.labels) {
-            none if none.is_empty() => "-".to_owned(),
-            text => text,
-        });
-    }
-    row.push(match &line.working {
-        Some(process) => format!("{process} is under way"),
-        None => line.reason.clone(),
-    });
-    row
+        or_dash(line.address.as_deref()),
+        or_dash(line.priority.as_deref()),
+        if labels.is_empty() { "-".to_owned() } else { labels },
+        match line.working {
+            Some(process) => format!("{process} is under way"),
+            None => line.reason,
+        },
+    ]
 }

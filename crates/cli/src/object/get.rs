@@ -1,0 +1,155 @@
+//! `get KIND [NAME…]`: print objects as a table or as JSON.
+//!
+//! A name that fits no object does not hide the others: they are printed, standard error has a sentence for that name,
+//! and the exit code is that of an object that does not exist. So does an empty list, which is no error.
+
+use crate::context::CommandContext;
+use crate::error::CliError;
+use crate::exit_code::{ExitCode, ExitRecord};
+use crate::object::command::{GetArgs, KindSelection};
+use crate::object::fetch::fetch_objects;
+use crate::object::kind::ObjectKind;
+use crate::object::list::ObjectList;
+use crate::output::{Format, format_json, print_stderr};
+
+/// Runs `get`: fetches the objects and prints them.
+pub(crate) async fn run_get_command(
+    context: &CommandContext,
+    kind: ObjectKind,
+    args: &GetArgs,
+    selection: &KindSelection,
+) -> Result<String, CliError> {
+    let list = fetch_objects(&context.client, kind, args, selection).await?;
+    print_objects(list, args, context.format, &context.exit_record)
+}
+
+/// Prints the objects that `args` select. Notes go to standard error.
+pub(crate) fn print_objects(
+    mut list: ObjectList,
+    args: &GetArgs,
+    format: Format,
+    exit_record: &ExitRecord,
+) -> Result<String, CliError> {
+    let mut problems = list.select(&args.names);
+    if list.objects.is_empty()
+        && let Some(message) = problems.pop()
+    {
+        report(&problems);
+        return Err(CliError::Ended { exit: ExitCode::NotFound, message });
+    }
+    report(&problems);
+    if !problems.is_empty() {
+        exit_record.record(ExitCode::NotFound);
+    }
+    if let Some(note) = cut_note(&list, args.limit) {
+        report(&[note]);
+    }
+    match (format, list.objects.as_slice()) {
+        // As in kubectl, one name gives the bare object.
+        (Format::Json, [object]) if args.names.len() == 1 => format_json(&object.document.to_json()?),
+        (Format::Json, _) => format_json(&list.to_json()?),
+        (Format::Table, _) => Ok(table_with_appendix(&list, args.names.is_empty())),
+    }
+}
+
+/// The table, with what belongs to the whole list below it. An empty list is reported on standard error.
+fn table_with_appendix(list: &ObjectList, whole: bool) -> String {
+    let mut text = String::new();
+    if list.objects.is_empty() {
+        print_stderr(list.kind.row().empty);
+    } else {
+        text = list.to_table();
+    }
+    if whole && !list.appendix.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&list.appendix);
+    }
+    text
+}
+
+fn report(sentences: &[String]) {
+    for sentence in sentences {
+        print_stderr(&format!("shepherdctl: {sentence}"));
+    }
+}
+
+/// What to say about a list that was cut at its limit.
+fn cut_note(list: &ObjectList, limit: Option<u32>) -> Option<String> {
+    let limit = limit.filter(|_| list.has_more)?;
+    let continued = list.cursor.as_ref().map(|cursor| format!(", or continue with --cursor '{cursor}'"));
+    let continued = continued.unwrap_or_default();
+    Some(format!("first {limit}, and there are more: raise or omit --limit{continued}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::object::document::ObjectDocument;
+    use crate::object::list::{Column, ListedObject, ObjectNames};
+
+    const COLUMNS: [Column; 1] = [Column::always("NAME")];
+
+    fn list() -> ObjectList {
+        let object = |name: &str| ListedObject {
+            names: ObjectNames::of_name(name),
+            rows: vec![vec![name.to_owned()]],
+            document: ObjectDocument::Local(json!({ "name": name })),
+        };
+        let response = ObjectDocument::Local(json!({ "loops": [] }));
+        ObjectList {
+            appendix: "more\n".to_owned(),
+            ..ObjectList::new(ObjectKind::Loop, response, &COLUMNS, vec![object("a"), object("b")])
+        }
+    }
+
+    fn get(names: &[&str], format: Format) -> (Option<String>, u8) {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let (args, record) = (GetArgs { names, limit: None }, ExitRecord::default());
+        match print_objects(list(), &args, format, &record) {
+            Ok(text) => (Some(text), record.highest()),
+            Err(error) => (None, error.exit_code().number()),
+        }
+    }
+
+    #[test]
+    fn what_exists_is_printed_and_what_does_not_decides_the_exit_code() {
+        for (names, expected) in [
+            (&[][..], (Some("NAME\na\nb\n\nmore\n".to_owned()), 0)),
+            (&["b"], (Some("NAME\nb\n".to_owned()), 0)),
+            (&["a", "x"], (Some("NAME\na\n".to_owned()), 3)),
+            (&["x"], (None, 3)),
+            (&["x", "y"], (None, 3)),
+        ] {
+            assert_eq!(get(names, Format::Table), expected, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn one_name_gives_the_bare_object() {
+        for (names, expected) in [
+            (&["a"][..], json!({ "name": "a" })),
+            (&["a", "a"], json!({ "loops": [{ "name": "a" }] })),
+            (&["a", "x"], json!({ "loops": [{ "name": "a" }] })),
+            (&[], json!({ "loops": [{ "name": "a" }, { "name": "b" }] })),
+        ] {
+            let (text, _) = get(names, Format::Json);
+            assert_eq!(serde_json::from_str::<Value>(&text.unwrap()).unwrap(), expected, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn cut_list_says_so() {
+        let list = ObjectList { has_more: true, ..list() };
+        let note = "first 2, and there are more: raise or omit --limit";
+        assert_eq!(cut_note(&list, Some(2)).as_deref(), Some(note));
+        let list = ObjectList { cursor: Some("New/sim/7".to_owned()), ..list };
+        let note = format!("{note}, or continue with --cursor 'New/sim/7'");
+        assert_eq!(cut_note(&list, Some(2)), Some(note));
+        let whole = ObjectList { has_more: false, ..list };
+        assert_eq!(cut_note(&whole, Some(2)), None);
+    }
+}
