@@ -201,6 +201,8 @@ fn every_shell_completes_every_command() -> TestResult {
             assert!(script.contains(word.as_str()), "the completions of {shell} lack {word}");
         }
     }
+    // As kubectl has it.
+    assert_eq!(read_stdout(&["completion", "bash"])?, read_stdout(&["completions", "bash"])?);
     let wrong = shepherdctl(&["completions", "csh"])?;
     assert_eq!(wrong.status.code(), Some(2));
     Ok(())

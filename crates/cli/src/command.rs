@@ -129,11 +129,14 @@ pub enum Command {
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
     Fleet(Box<FleetCommand>),
     /// Print a completion script for a shell
-    #[command(after_help = "\
+    #[command(
+        alias = "completion",
+        after_help = "\
 Examples:
   shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
   shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
-  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish")]
+  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
+    )]
     Completions(CompletionsArgs),
     /// Write man pages, one for each command
     Manual(ManualArgs),

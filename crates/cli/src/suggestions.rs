@@ -99,7 +99,6 @@ const SUGGESTIONS: &[Suggestion] = &[
     suggestion(&["explain"], "explain the state of a machine", "shepherdctl why M"),
     suggestion(&["wait"], "print machines as they change", "shepherdctl watch"),
     suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),
-    suggestion(&["completion"], "print a completion script", "shepherdctl completions bash"),
     // Verbs of systemctl.
     suggestion(&["restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),
     suggestion(&["start"], "switch a machine on", "shepherdctl power on M --reason TEXT"),
