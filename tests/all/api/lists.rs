@@ -62,6 +62,19 @@ async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
         assert_eq!(found.len(), expected, "{filter}");
         assert_eq!(found.len(), found.iter().collect::<BTreeSet<_>>().len(), "{filter} gives one twice");
     }
+    sqlx::query("UPDATE machine_due SET phase_index = 'Retired' WHERE machine_id = $1")
+        .bind(machines[0].0)
+        .execute(&api.pool)
+        .await?;
+    for (body, expected) in [
+        (json!({}), 11),
+        (json!({ "omitRetired": true }), 10),
+        (json!({ "omitRetired": true, "filter": { "phases": ["retired"] } }), 1),
+        (json!({ "omitRetired": true, "names": [machines[0]] }), 1),
+    ] {
+        let page = api.call(Some(&operator.token), "Machines/List", body.clone()).await?.ok()?;
+        assert_eq!(page["machines"].as_array().map(Vec::len), Some(expected), "{body}");
+    }
     for body in [
         json!({ "filter": { "phases": ["Rady"] } }),
         json!({ "filter": { "tags": ["x; DROP TABLE audit"] } }),

@@ -60,7 +60,7 @@ pub(crate) async fn list_machines(
             filter: Some(args.filters.to_proto()),
             page_size: page_size(limit, objects.len()),
             page_token,
-            names: Vec::new(),
+            ..v1::ListMachinesRequest::default()
         };
         let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
         objects.extend(take_machines(&mut page)?);

@@ -25,7 +25,7 @@ use crate::api::services::order_fields::{
 };
 use bmdb::connection;
 use bmdb::engine::schedule;
-use bmdb::fleet::listing::{self, MachineCursor, PageBudget};
+use bmdb::fleet::listing::{self, Filter, MachineCursor, PageBudget};
 use bmdb::machine::history::{self, HistoryCursor};
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::tags::list_tags;
@@ -67,7 +67,7 @@ impl Machines for MachinesService {
         if !body.names.is_empty() {
             return named_list::list_named_machines(&self.context, &caller, &body).await.map(Response::new);
         }
-        let filter = parse_filter(body.filter)?;
+        let filter = Filter { omit_retired: body.omit_retired, ..parse_filter(body.filter)? };
         let size =
             usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
         let after = match body.page_token.as_str() {
