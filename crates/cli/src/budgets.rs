@@ -22,7 +22,7 @@ use proto::fleet::v1;
 use proto::fleet::v1::budgets_client::BudgetsClient;
 
 const BUDGET_COLUMNS: [Column; 5] = [
-    Column::always("BUDGET"),
+    Column::always("NAME"),
     Column::always("MAX"),
     Column::always("WINDOW"),
     Column::always("USED"),

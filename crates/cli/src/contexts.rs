@@ -62,6 +62,7 @@ fn context_object(name: &str, context: &Context, current: bool) -> Result<Listed
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::list::TableStyle;
 
     #[test]
     fn current_context_is_marked() {
@@ -76,7 +77,7 @@ mod tests {
         };
         let list = list_of(&contexts).unwrap();
         assert_eq!(
-            list.to_table(),
+            list.to_table(TableStyle { wide: false, headers: true }),
             "NAME  CURRENT  SERVERS  TOKEN\na     -        a:1      /t\nb     *        b:1      /t\n"
         );
         let json = list.to_json().unwrap();

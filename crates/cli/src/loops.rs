@@ -24,7 +24,7 @@ use proto::fleet::v1;
 use proto::fleet::v1::loops_client::LoopsClient;
 
 const COLUMNS: [Column; 8] = [
-    Column::always("LOOP"),
+    Column::always("NAME"),
     Column::always("WORKERS"),
     Column::always("STATE"),
     Column::always("PROVIDER"),

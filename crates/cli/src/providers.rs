@@ -15,7 +15,7 @@ use proto::fleet::v1;
 use proto::fleet::v1::providers_client::ProvidersClient;
 
 const COLUMNS: [Column; 5] = [
-    Column::always("PROVIDER"),
+    Column::always("NAME"),
     Column::always("KIND"),
     Column::always("MACHINES"),
     Column::always("LISTED"),

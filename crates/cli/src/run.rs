@@ -104,7 +104,8 @@ async fn run_command(
         return format_answer(cli.output, answer?).map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
-    let context = CommandContext { client, format: cli.output.format(), order_flags, exit_record };
+    let (output, format) = (cli.output, cli.output.format());
+    let context = CommandContext { client, output, format, order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -143,7 +144,7 @@ fn run_local_command(
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
                 list.truncate(get.args.limit);
-                print_objects(list, &get.args, format, exit_record)
+                print_objects(list, &get.args, cli.output, exit_record)
             }))
         }
         FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
@@ -157,7 +158,7 @@ fn run_local_command(
 fn format_answer(output: Output, answer: String) -> Result<String, CliError> {
     match output {
         Output::Yaml => yaml::format_document(&serde_json::from_str(&answer)?),
-        Output::Table | Output::Json => Ok(answer),
+        Output::Table | Output::Wide | Output::Json => Ok(answer),
     }
 }
 

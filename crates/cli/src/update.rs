@@ -37,7 +37,7 @@ release automatically. The next machine gets the order when the machines before 
 healthy. The first failure pauses the update.";
 
 const COLUMNS: [Column; 6] = [
-    Column::always("UPDATE"),
+    Column::always("NAME"),
     Column::always("STAGE"),
     Column::always("RELEASE"),
     Column::always("MACHINES"),

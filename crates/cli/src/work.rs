@@ -6,7 +6,6 @@ use crate::client::decode::{
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::page_size;
 use crate::error::CliError;
-use crate::machine::summary::name_or_dash;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
@@ -19,7 +18,6 @@ use proto::fleet::v1;
 use proto::fleet::v1::work_client::WorkClient;
 
 const COLUMNS: [Column; 9] = [
-    Column::always("MACHINE"),
     Column::always("NAME"),
     Column::always("PROCESS"),
     Column::always("FOR"),
@@ -27,6 +25,7 @@ const COLUMNS: [Column; 9] = [
     Column::always("COMPONENT"),
     Column::always("HOST"),
     Column::always("PID"),
+    Column::wide("UUID"),
     Column::always("SESSION ENDS"),
 ];
 
@@ -54,14 +53,14 @@ fn work_object(item: v1::WorkItem, now: Timestamp) -> Result<ListedObject, CliEr
     let line = decode_work(item)?;
     let who = &line.work;
     let row = vec![
-        line.name.machine.to_string()[..8].to_owned(),
-        name_or_dash(&line.name),
+        line.name.short_name(),
         who.process.clone(),
         humanize_duration(between(who.since, now)),
         who.fence.to_string(),
         or_dash(who.component.as_deref()),
         or_dash(who.host.as_deref()),
         or_dash(who.pid.map(|pid| pid.to_string()).as_deref()),
+        line.name.machine.to_string(),
         match (who.session_closed_at, who.session_deadline) {
             (Some(at), _) => format!("lost {}", relative_time(at, now)),
             (None, Some(at)) => relative_time(at, now),

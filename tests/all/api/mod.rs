@@ -39,6 +39,7 @@ mod crowd;
 mod hidden_text;
 mod in_process;
 mod ipv6;
+mod kinds;
 mod lists;
 mod logs;
 mod orders;

@@ -14,7 +14,7 @@ use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
 const COLUMNS: [Column; 7] = [
-    Column::always("CLUSTER"),
+    Column::always("NAME"),
     Column::always("STAGE"),
     Column::always("CONTROL PLANE"),
     Column::always("WORKERS"),

@@ -27,7 +27,7 @@ use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
-use crate::output::{Format, format_json, print_stderr};
+use crate::output::{Format, Output, format_json, print_stderr};
 use model::time::Timestamp;
 
 /// Most machines that are fully described because they have an issue.
@@ -186,6 +186,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
     // Queries give no orders.
     let context = CommandContext {
         client: client.clone(),
+        output: Output::Json,
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),

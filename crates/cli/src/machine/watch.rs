@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::output::table::pad_right;
-use crate::output::{Output, print_chunk, print_stderr, yaml};
+use crate::output::{Format, Output, print_chunk, print_stderr, yaml};
 use bmdb::fleet::listing::MachineSummary;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -231,9 +231,9 @@ impl WatchSession {
     }
 
     fn print_machine(&self, line: &MachineSummary) -> Result<(), WatchEnd> {
-        let text = match self.output {
-            Output::Table => machine_row(line),
-            Output::Json | Output::Yaml => {
+        let text = match self.output.format() {
+            Format::Table => machine_row(line),
+            Format::Json => {
                 self.format_line(&WatchLine { event: "machine", summary: Some(line), removed: None })?
             }
         };
@@ -244,11 +244,11 @@ impl WatchSession {
         if !self.printed.remove(machine) {
             return Ok(());
         }
-        let text = match self.output {
-            Output::Table => {
+        let text = match self.output.format() {
+            Format::Table => {
                 format!("{:.8}  {:<24}  removed, or no longer matched\n", machine.to_string(), "-")
             }
-            Output::Json | Output::Yaml => {
+            Format::Json => {
                 self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?
             }
         };
@@ -258,7 +258,7 @@ impl WatchSession {
     fn format_line(&self, line: &WatchLine<'_>) -> Result<String, CliError> {
         Ok(match self.output {
             Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)?),
-            Output::Table | Output::Json => format!("{}\n", serde_json::to_string(line)?),
+            Output::Table | Output::Wide | Output::Json => format!("{}\n", serde_json::to_string(line)?),
         })
     }
 

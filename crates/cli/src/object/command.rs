@@ -36,6 +36,9 @@ pub struct GetArgs {
         conflicts_with = "names"
     )]
     pub limit: Option<u32>,
+    /// Print no line with the names of the columns
+    #[arg(long = "no_headers")]
+    pub no_headers: bool,
 }
 
 /// What selects objects of one kind besides their names. The defaults select all.

@@ -3,14 +3,17 @@
 //! A name that fits no object does not hide the others: they are printed, standard error has a sentence for that name,
 //! and the exit code is that of an object that does not exist. So does an empty list, which is no error.
 
+use std::io::IsTerminal as _;
+
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::{ExitCode, ExitRecord};
+use crate::machine::footer::{count_retired, machine_footer};
 use crate::object::command::{GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
-use crate::object::list::ObjectList;
-use crate::output::{Format, format_json, print_stderr};
+use crate::object::list::{ObjectList, TableStyle};
+use crate::output::{Format, Output, format_json, print_stderr};
 
 /// Runs `get`: fetches the objects and prints them.
 pub(crate) async fn run_get_command(
@@ -20,14 +23,25 @@ pub(crate) async fn run_get_command(
     selection: &KindSelection,
 ) -> Result<String, CliError> {
     let list = fetch_objects(&context.client, kind, args, selection).await?;
-    print_objects(list, args, context.format, &context.exit_record)
+    let on_terminal = context.format == Format::Table && std::io::stdout().is_terminal();
+    let footer = if kind == ObjectKind::Machine && on_terminal && !list.objects.is_empty() {
+        let omits = args.names.is_empty() && selection.machines.omits_retired();
+        // Without the number, the list itself is still complete.
+        let retired =
+            if omits { count_retired(&context.client, &selection.machines).await.ok() } else { None };
+        let retired = retired.flatten();
+        format!("\n{}\n", machine_footer(&list, retired))
+    } else {
+        String::new()
+    };
+    Ok(print_objects(list, args, context.output, &context.exit_record)? + &footer)
 }
 
 /// Prints the objects that `args` select. Notes go to standard error.
 pub(crate) fn print_objects(
     mut list: ObjectList,
     args: &GetArgs,
-    format: Format,
+    output: Output,
     exit_record: &ExitRecord,
 ) -> Result<String, CliError> {
     let mut problems = list.select(&args.names);
@@ -44,21 +58,24 @@ pub(crate) fn print_objects(
     if let Some(note) = cut_note(&list, args.limit) {
         report(&[note]);
     }
-    match (format, list.objects.as_slice()) {
+    match (output.format(), list.objects.as_slice()) {
         // As in kubectl, one name gives the bare object.
         (Format::Json, [object]) if args.names.len() == 1 => format_json(&object.document.to_json()?),
         (Format::Json, _) => format_json(&list.to_json()?),
-        (Format::Table, _) => Ok(table_with_appendix(&list, args.names.is_empty())),
+        (Format::Table, _) => {
+            let style = TableStyle { wide: output == Output::Wide, headers: !args.no_headers };
+            Ok(table_with_appendix(&list, style, args.names.is_empty()))
+        }
     }
 }
 
 /// The table, with what belongs to the whole list below it. An empty list is reported on standard error.
-fn table_with_appendix(list: &ObjectList, whole: bool) -> String {
+fn table_with_appendix(list: &ObjectList, style: TableStyle, whole: bool) -> String {
     let mut text = String::new();
     if list.objects.is_empty() {
         print_stderr(list.kind.row().empty);
     } else {
-        text = list.to_table();
+        text = list.to_table(style);
     }
     if whole && !list.appendix.is_empty() {
         if !text.is_empty() {
@@ -106,10 +123,10 @@ mod tests {
         }
     }
 
-    fn get(names: &[&str], format: Format) -> (Option<String>, u8) {
+    fn get(names: &[&str], output: Output) -> (Option<String>, u8) {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        let (args, record) = (GetArgs { names, limit: None }, ExitRecord::default());
-        match print_objects(list(), &args, format, &record) {
+        let (args, record) = (GetArgs { names, ..GetArgs::default() }, ExitRecord::default());
+        match print_objects(list(), &args, output, &record) {
             Ok(text) => (Some(text), record.highest()),
             Err(error) => (None, error.exit_code().number()),
         }
@@ -124,7 +141,7 @@ mod tests {
             (&["x"], (None, 3)),
             (&["x", "y"], (None, 3)),
         ] {
-            assert_eq!(get(names, Format::Table), expected, "{names:?}");
+            assert_eq!(get(names, Output::Table), expected, "{names:?}");
         }
     }
 
@@ -136,7 +153,7 @@ mod tests {
             (&["a", "x"], json!({ "loops": [{ "name": "a" }] })),
             (&[], json!({ "loops": [{ "name": "a" }, { "name": "b" }] })),
         ] {
-            let (text, _) = get(names, Format::Json);
+            let (text, _) = get(names, Output::Json);
             assert_eq!(serde_json::from_str::<Value>(&text.unwrap()).unwrap(), expected, "{names:?}");
         }
     }

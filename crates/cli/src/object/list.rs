@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
-use crate::output::table::{format_table, terminal_width};
+use crate::output::table::{format_rows, format_table, terminal_width};
 
 /// Shortest beginning of an id that names an object, in characters.
 const MIN_ID_PREFIX: usize = 8;
@@ -24,6 +24,8 @@ pub enum ColumnUse {
     Always,
     /// If a row has something else than a dash there.
     IfAny,
+    /// In the wide table alone.
+    Wide,
 }
 
 /// A column of a table of objects.
@@ -47,6 +49,21 @@ impl Column {
     pub const fn if_any(header: &'static str) -> Self {
         Self { header, shown: ColumnUse::IfAny }
     }
+
+    /// A column of the wide table.
+    #[must_use]
+    pub const fn wide(header: &'static str) -> Self {
+        Self { header, shown: ColumnUse::Wide }
+    }
+}
+
+/// How a table of objects is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableStyle {
+    /// Whether it has the columns of the wide table.
+    pub wide: bool,
+    /// Whether its first line has the headers.
+    pub headers: bool,
 }
 
 /// The names of an object.
@@ -220,12 +237,16 @@ impl ObjectList {
 
     /// The objects as a table, as wide as the terminal allows.
     #[must_use]
-    pub fn to_table(&self) -> String {
+    pub fn to_table(&self, style: TableStyle) -> String {
         let rows: Vec<&Vec<String>> = self.objects.iter().flat_map(|object| &object.rows).collect();
         let used = |index: usize| rows.iter().any(|row| row.get(index).is_some_and(|cell| cell != "-"));
         let columns = self.columns.iter().enumerate();
         let shown: Vec<(usize, &str)> = columns
-            .filter(|(index, column)| column.shown == ColumnUse::Always || used(*index))
+            .filter(|(index, column)| match column.shown {
+                ColumnUse::Always => true,
+                ColumnUse::IfAny => used(*index),
+                ColumnUse::Wide => style.wide,
+            })
             .map(|(index, column)| (index, column.header))
             .collect();
         let headers: Vec<&str> = shown.iter().map(|(_, header)| *header).collect();
@@ -233,7 +254,11 @@ impl ObjectList {
             .iter()
             .map(|row| shown.iter().filter_map(|(index, _)| row.get(*index).cloned()).collect())
             .collect();
-        format_table(&headers, &rows, terminal_width())
+        if style.headers {
+            format_table(&headers, &rows, terminal_width())
+        } else {
+            format_rows(&rows, terminal_width())
+        }
     }
 }
 
@@ -243,7 +268,8 @@ mod tests {
 
     use super::*;
 
-    const COLUMNS: [Column; 3] = [Column::always("NAME"), Column::if_any("LABELS"), Column::always("WHY")];
+    const COLUMNS: [Column; 4] =
+        [Column::always("NAME"), Column::if_any("LABELS"), Column::always("WHY"), Column::wide("ID")];
 
     fn object(name: &str, other: &str, id: &str, labels: &str) -> ListedObject {
         ListedObject {
@@ -252,7 +278,7 @@ mod tests {
                 others: vec![other.to_owned()],
                 id: Some(id.to_owned()),
             },
-            rows: vec![vec![name.to_owned(), labels.to_owned(), "w".to_owned()]],
+            rows: vec![[name, labels, "w", id].map(str::to_owned).to_vec()],
             document: ObjectDocument::Local(json!({ "name": name })),
         }
     }
@@ -329,9 +355,15 @@ mod tests {
     #[test]
     fn column_without_a_value_is_left_out() {
         let mut list = list();
-        let table = list.to_table();
+        let style = TableStyle { wide: false, headers: true };
+        let table = list.to_table(style);
         assert!(table.starts_with("NAME  LABELS  WHY\na     -       w\nb     row=7   w\n"), "{table}");
         list.objects.truncate(1);
-        assert_eq!(list.to_table(), "NAME  WHY\na     w\n");
+        assert_eq!(list.to_table(style), "NAME  WHY\na     w\n");
+        assert_eq!(
+            list.to_table(TableStyle { wide: true, ..style }),
+            "NAME  WHY  ID\na     w    11111111-aa\n"
+        );
+        assert_eq!(list.to_table(TableStyle { headers: false, ..style }), "a  w\n");
     }
 }

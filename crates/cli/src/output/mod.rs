@@ -18,6 +18,8 @@ pub mod yaml;
 pub enum Output {
     /// For people: tables and text.
     Table,
+    /// The same, and more columns in lists.
+    Wide,
     /// For programs: fields are added, never renamed.
     Json,
     /// The same fields as YAML.
@@ -29,7 +31,7 @@ impl Output {
     #[must_use]
     pub const fn format(self) -> Format {
         match self {
-            Self::Table => Format::Table,
+            Self::Table | Self::Wide => Format::Table,
             Self::Json | Self::Yaml => Format::Json,
         }
     }

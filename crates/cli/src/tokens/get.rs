@@ -16,12 +16,12 @@ use proto::fleet::v1::credentials_client::CredentialsClient;
 const PAGE_SIZE: i32 = 50;
 
 const COLUMNS: [Column; 6] = [
-    Column::always("CREDENTIAL"),
-    Column::always("KIND"),
     Column::always("NAME"),
+    Column::always("KIND"),
     Column::always("ROLE"),
     Column::always("PROVIDERS"),
     Column::always("STATE"),
+    Column::always("CREDENTIAL"),
 ];
 
 /// Lists the credentials, newest first.
@@ -73,11 +73,11 @@ fn credential_row(credential: &v1::Credential, now: Timestamp) -> Vec<String> {
     };
     let providers = &credential.providers;
     vec![
-        credential.credential_id.clone(),
-        credential.kind.clone(),
         credential.name.clone(),
+        credential.kind.clone(),
         credential.role.clone(),
         if providers.is_empty() { "all".to_owned() } else { providers.join(",") },
         state,
+        credential.credential_id.clone(),
     ]
 }
