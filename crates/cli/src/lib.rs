@@ -22,7 +22,7 @@
 //!
 //! * Every kind of objects, by one table: [`object`][].
 //! * Machines: [`machine`][]. Clusters: [`cluster`][].
-//! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`sessions`][], [`providers`][], [`budgets`][] (with
+//! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`shepherds`][], [`sessions`][], [`providers`][], [`budgets`][] (with
 //!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][].
@@ -82,6 +82,7 @@ pub mod policy;
 pub mod providers;
 pub mod run;
 pub mod sessions;
+pub mod shepherds;
 pub mod suggestions;
 pub mod tokens;
 pub mod top;

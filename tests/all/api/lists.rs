@@ -144,6 +144,10 @@ async fn every_request_gets_a_response() -> TestResult {
     assert_eq!(due["due"][0]["name"]["machine"], machine.to_string());
     let sessions = ask("Sessions/List", json!({})).await?;
     assert_eq!(sessions["sessions"][0]["component"], "api");
+    let shepherds = ask("Shepherds/List", json!({})).await?["shepherds"].clone();
+    assert_eq!(shepherds.as_array().map(Vec::len), Some(1), "one process: {shepherds}");
+    let components = json!([{ "component": "api", "sessions": "1" }]);
+    assert_eq!((&shepherds[0]["components"], &shepherds[0]["workers"]), (&components, &json!("0")));
     assert_eq!(ask("Work/List", json!({})).await?["work"], json!([]));
     assert_eq!(ask("Providers/List", json!({})).await?["providers"], json!([]));
     assert_eq!(ask("Policy/Get", json!({})).await?["policy"]["recovery_silence_timeout"], "10m");

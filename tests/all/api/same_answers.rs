@@ -41,6 +41,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get budgets", &[&[]]),
     ("get brakes", &[&[]]),
     ("cluster get", &[&[]]),
+    ("get shepherds", &[&[]]),
     ("get clusters", &[&[], &["ams"]]),
     ("get issues", &[&[]]),
     ("get tokens", &[&[], &["--limit", "1"]]),
@@ -50,6 +51,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get audit", &[&[], &["--limit", "1"], &["--machine", "M"]]),
     ("describe cluster", &[&["ams"]]),
     // No object of these kinds has a fixed name there.
+    ("describe shepherd", &[]),
     ("describe session", &[]),
     ("describe work", &[]),
     ("describe provider", &[]),

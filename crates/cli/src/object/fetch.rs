@@ -17,6 +17,7 @@ use crate::object::list::ObjectList;
 use crate::policy::list_policy;
 use crate::providers::list_providers;
 use crate::sessions::list_sessions;
+use crate::shepherds::list_shepherds;
 use crate::tokens::get::list_tokens;
 use crate::update::list_updates;
 use crate::work::list_work;
@@ -36,6 +37,7 @@ pub(super) async fn fetch_objects(
         }
         ObjectKind::Machine => list_named_machines(client, &args.names).await?,
         ObjectKind::Cluster => list_clusters(client).await?,
+        ObjectKind::Shepherd => list_shepherds(client).await?,
         ObjectKind::Session => list_sessions(client, limit).await?,
         ObjectKind::Work => list_work(client, limit).await?,
         ObjectKind::Provider => list_providers(client).await?,

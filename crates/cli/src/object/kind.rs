@@ -11,6 +11,8 @@ pub enum ObjectKind {
     Machine,
     /// Clusters that operators have created of machines.
     Cluster,
+    /// Processes of `shepherd` that work on the BMDB.
+    Shepherd,
     /// Open sessions of the components of shepherds.
     Session,
     /// Work items that a session is carrying out.
@@ -69,7 +71,7 @@ pub struct KindRow {
 }
 
 /// All kinds, in the order of [`ObjectKind`].
-pub static KINDS: [KindRow; 16] = [
+pub static KINDS: [KindRow; 17] = [
     KindRow {
         kind: ObjectKind::Machine,
         plural: "machines",
@@ -106,6 +108,23 @@ Examples:
 Example:
   shepherdctl describe cluster ams",
         empty: "no clusters; create one with: shepherdctl cluster create NAME",
+    },
+    KindRow {
+        kind: ObjectKind::Shepherd,
+        plural: "shepherds",
+        singular: "shepherd",
+        noun: "shepherd",
+        foreign: &[],
+        key: "shepherds",
+        list_about: "Shepherds: a line per process, with its release, workers and components",
+        list_examples: "\
+Example:
+  shepherdctl get shepherds",
+        page_about: "A shepherd: HOST/PID, or its host if it is the only one there",
+        page_examples: "\
+Example:
+  shepherdctl describe shepherd rack1/4711",
+        empty: "no shepherd works on this BMDB",
     },
     KindRow {
         kind: ObjectKind::Session,

@@ -83,6 +83,7 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Logs/Request", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Logs/Read", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Sessions/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Shepherds/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Work/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Schedule/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Backoffs/List", AccessRole::Viewer, CallSubject::Fleet),

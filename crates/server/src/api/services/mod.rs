@@ -75,6 +75,7 @@ use proto::fleet::v1::policy_server::{self, PolicyServer};
 use proto::fleet::v1::providers_server::{self, ProvidersServer};
 use proto::fleet::v1::schedule_server::{self, ScheduleServer};
 use proto::fleet::v1::sessions_server::{self, SessionsServer};
+use proto::fleet::v1::shepherds_server::{self, ShepherdsServer};
 use proto::fleet::v1::statistics_server::{self, StatisticsServer};
 use proto::fleet::v1::updates_server::{self, UpdatesServer};
 use proto::fleet::v1::work_server::{self, WorkServer};
@@ -118,6 +119,7 @@ pub struct FleetServices {
     providers: ProvidersServer<FleetService>,
     schedule: ScheduleServer<FleetService>,
     sessions: SessionsServer<FleetService>,
+    shepherds: ShepherdsServer<FleetService>,
     statistics: StatisticsServer<FleetService>,
     updates: UpdatesServer<UpdatesService>,
     work: WorkServer<FleetService>,
@@ -165,6 +167,7 @@ impl FleetServices {
             providers: ProvidersServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             schedule: ScheduleServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             sessions: SessionsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
+            shepherds: ShepherdsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             statistics: StatisticsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             updates: UpdatesServer::new(UpdatesService { context: context() })
                 .max_decoding_message_size(REQUEST_LIMIT),
@@ -209,6 +212,7 @@ where
             providers_server::SERVICE_NAME => self.providers.call(request),
             schedule_server::SERVICE_NAME => self.schedule.call(request),
             sessions_server::SERVICE_NAME => self.sessions.call(request),
+            shepherds_server::SERVICE_NAME => self.shepherds.call(request),
             statistics_server::SERVICE_NAME => self.statistics.call(request),
             updates_server::SERVICE_NAME => self.updates.call(request),
             work_server::SERVICE_NAME => self.work.call(request),
