@@ -113,8 +113,17 @@ pub struct Cli {
     )]
     pub context: Option<String>,
 
-    /// Output format: a table for people, JSON or YAML for programs
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = GLOBAL_HEADING)]
+    /// Output: table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=COLUMNS
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        value_parser = Output::parse,
+        default_value = "table",
+        hide_default_value = true,
+        global = true,
+        help_heading = GLOBAL_HEADING
+    )]
     pub output: Output,
 
     /// Command to run, with its arguments

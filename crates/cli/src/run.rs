@@ -10,6 +10,7 @@ use clap::parser::ValueSource;
 use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
 use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
+use crate::cluster::command::ClusterCommand;
 use crate::command::{Cli, Command, FleetCommand, grammar};
 use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
@@ -24,7 +25,7 @@ use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::output::{Output, print_stderr, print_text, yaml};
+use crate::output::{Output, print_stderr, print_text};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use bmdb::connection::Bmdb;
@@ -99,12 +100,13 @@ async fn run_command(
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
+    check_output(command, &cli.output)?;
     let exit_record = ExitRecord::default();
     if let Some(answer) = run_local_command(cli, command, &exit_record) {
-        return format_answer(cli.output, answer?).map(|text| (text, exit_record.highest()));
+        return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
-    let (output, format) = (cli.output, cli.output.format());
+    let (output, format) = (cli.output.clone(), cli.output.format());
     let context = CommandContext { client, output, format, order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
@@ -118,19 +120,44 @@ async fn run_with_context(
 ) -> Result<String, CliError> {
     if let FleetCommand::Watch(filters) = command {
         // The watch has printed its output already.
-        return watch_machines(&context.client, filters, cli.output).await.map(|()| String::new());
+        return watch_machines(&context.client, filters, &cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
     {
-        return follow_log(context, args, cli.output).await.map(|()| String::new());
+        return follow_log(context, args, &cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Top(args) = command
-        && is_interactive(args, cli.output)
+        && is_interactive(args, &cli.output)
     {
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
-    format_answer(cli.output, run_fleet_command(command, context).await?)
+    let answer = run_fleet_command(command, context).await?;
+    if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+}
+
+/// Whether the command prints objects of a kind, in each output.
+fn prints_objects(command: &FleetCommand) -> bool {
+    matches!(
+        command,
+        FleetCommand::Get(_)
+            | FleetCommand::Describe(_)
+            | FleetCommand::Issues(_)
+            | FleetCommand::Cluster(ClusterCommand::Get(_) | ClusterCommand::Describe(_))
+    )
+}
+
+/// Rejects names as output of a command that prints none, before it does anything.
+fn check_output(command: &FleetCommand, output: &Output) -> Result<(), CliError> {
+    let has_names = prints_objects(command)
+        || matches!(command, FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_));
+    if *output == Output::Name && !has_names {
+        return Err(CliError::Invalid(
+            "-o name is for commands that print objects: get, describe, issues, why, timeline and watch"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 /// Runs a command about contexts: it needs no server and no database. `None` for another command.
@@ -139,26 +166,17 @@ fn run_local_command(
     command: &FleetCommand,
     exit_record: &ExitRecord,
 ) -> Option<Result<String, CliError>> {
-    let format = cli.output.format();
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
                 list.truncate(get.args.limit);
-                print_objects(list, &get.args, cli.output, exit_record)
+                print_objects(list, &get.args, &cli.output, exit_record)
             }))
         }
         FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
-            Some(list_contexts().and_then(|list| print_page(list, describe, format)))
+            Some(list_contexts().and_then(|list| print_page(list, describe, &cli.output)))
         }
         _ => None,
-    }
-}
-
-/// Converts the answer of a command into the format of the output.
-fn format_answer(output: Output, answer: String) -> Result<String, CliError> {
-    match output {
-        Output::Yaml => yaml::format_document(&serde_json::from_str(&answer)?),
-        Output::Table | Output::Wide | Output::Json => Ok(answer),
     }
 }
 

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
-use serde_json::Value;
+use serde_json::{Value, json};
+use shepherd::model::access::AccessRole;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
+use crate::api::same_answers::populate;
 use crate::harness::aloud::TestResult;
 use crate::harness::screen::Screen;
 
@@ -64,5 +66,79 @@ async fn list_is_whole_unless_a_limit_cuts_it() -> TestResult {
     let none = kim.run_command(&["get", "clusters"]).await?;
     let note = String::from_utf8(none.stderr)?;
     assert!(none.status.success() && none.stdout.is_empty() && note.starts_with("no clusters; "), "{note}");
+    Ok(api.stop().await?)
+}
+
+/// Fields that say when an answer was read.
+fn without_read_time(mut document: Value) -> Value {
+    if let Some(fields) = document.as_object_mut() {
+        fields.remove("readAt");
+    }
+    document
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_output_is_made_of_the_document_of_the_api() -> TestResult {
+    let api = Api::start("api_outputs").await?;
+    let machine = populate(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
+    for (kind, rpc) in [
+        ("machines", "Machines/List"),
+        ("clusters", "Clusters/List"),
+        ("shepherds", "Shepherds/List"),
+        ("loops", "Loops/List"),
+        ("budgets", "Budgets/List"),
+        ("providers", "Providers/List"),
+        ("artefacts", "Artefacts/List"),
+        ("updates", "Updates/List"),
+        ("approvals", "Approvals/List"),
+        ("policy", "Policy/Get"),
+    ] {
+        let answer = without_read_time(api.call(Some(&admin.token), rpc, json!({})).await?.ok()?);
+        assert_eq!(without_read_time(kim.json(&["get", kind])?), answer, "get {kind}");
+        let direct = serde_json::from_str(&kim.direct(&["get", kind, "-o", "json"])?)?;
+        assert_eq!(without_read_time(direct), answer, "get {kind} from the database");
+    }
+
+    // Each name that is printed names one object.
+    for kind in
+        ["machines", "clusters", "loops", "budgets", "brakes", "tokens", "artefacts", "updates", "issues"]
+    {
+        let names = kim.ask(&["get", kind, "-o", "name"])?;
+        assert!(!names.is_empty(), "there are no {kind}");
+        for name in names.lines() {
+            assert_eq!(kim.ask(&["get", kind, name, "-o", "name"])?, format!("{name}\n"), "{kind}");
+            kim.ask(&["describe", kind, name])?;
+        }
+    }
+    let name = kim.ask(&["get", "machine", &machine, "-o", "name"])?;
+    assert_eq!(name, format!("rack/{machine}\n"));
+    for (arguments, expected) in [
+        (&["why", &machine, "-o", "name"][..], name.as_str()),
+        (&["describe", "machine", &machine, "-o", "name"], name.as_str()),
+        (&["get", "machine", &machine, "-o", "jsonpath={.name.provider}"], "rack"),
+        (&["get", "clusters", "-o", "jsonpath={range .clusters[*]}{.name}{\"\\n\"}{end}"], "ams\n"),
+        (&["get", "clusters", "-o", "custom-columns=C:.name,W:.workers"], "C    W\nams  2\n"),
+        (&["hold", &machine, "--reason", "a disk", "--dry_run", "-o", "jsonpath={.outcome}"], "CHANGED"),
+    ] {
+        assert_eq!(kim.ask(arguments)?, expected, "{arguments:?}");
+    }
+    for arguments in [
+        &["get", "machines", "-o", "xml"][..],
+        &["get", "machines", "-o", "jsonpath={.machines[}"],
+        &["get", "machines", "-o", "jsonpath=.machines"],
+        &["get", "machines", "-o", "custom-columns="],
+        &["get", "machines", "-o", "custom-columns=NAME"],
+        &["plan", "-o", "name"],
+        &["hold", &machine, "--reason", "a disk", "-o", "name"],
+        &["watch", "-o", "custom-columns=P:.phase"],
+    ] {
+        let refused = kim.run_command(arguments).await?;
+        let sentence = String::from_utf8(refused.stderr)?;
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{arguments:?}: {sentence}");
+        assert_eq!(sentence.lines().count(), 1, "{arguments:?}: {sentence}");
+    }
     Ok(api.stop().await?)
 }

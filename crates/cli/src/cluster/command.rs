@@ -12,7 +12,7 @@ use crate::cluster::declare::{
     DECLARE_EXAMPLES, DeclareInCluster, UNDECLARE_EXAMPLES, UndeclareInCluster, declare_role, undeclare_role,
 };
 use crate::cluster::delete::{DELETE_EXAMPLES, delete_cluster};
-use crate::cluster::describe::{DESCRIBE_EXAMPLES, describe_cluster};
+use crate::cluster::describe::DESCRIBE_EXAMPLES;
 use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
 use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
@@ -30,7 +30,8 @@ use crate::cluster::upgrade::{UPGRADE_EXAMPLES, UpgradeCluster, run_upgrade_comm
 use crate::cluster::{ClusterArg, ClusterOrderArgs};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::object::command::{GetArgs, KindSelection};
+use crate::object::command::{DescribeCommand, GetArgs, KindSelection};
+use crate::object::describe::run_describe_command;
 use crate::object::get::run_get_command;
 use crate::object::kind::ObjectKind;
 use model::cluster::spec::ClusterSpecChange;
@@ -118,7 +119,10 @@ pub async fn run_cluster_command(
             let selection = KindSelection::default();
             run_get_command(context, ObjectKind::Cluster, args, &selection).await
         }
-        ClusterCommand::Describe(of) => describe_cluster(&context.client, &of.name, context.format).await,
+        ClusterCommand::Describe(of) => {
+            let describe = DescribeCommand { kind: ObjectKind::Cluster, name: Some(of.name.clone()) };
+            run_describe_command(context, &describe).await
+        }
         ClusterCommand::Plan(args) => plan_cluster(&context.client, args, context.format).await,
         ClusterCommand::Scale(args) => {
             let change = ClusterSpecChange {

@@ -297,10 +297,10 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
 }
 
 /// Runs `logs M LOG --follow`: prints lines as they arrive.
-pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Output) -> Result<(), CliError> {
-    if output == Output::Yaml {
+pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Output) -> Result<(), CliError> {
+    if matches!(output, Output::Yaml | Output::CustomColumns(_)) {
         return Err(CliError::Invalid(
-            "--follow cannot print YAML, because the output has no end; use -o json".to_owned(),
+            "--follow cannot print YAML or columns, because the output has no end; use -o json".to_owned(),
         ));
     }
     let mut reader = match request_log(context, args).await? {
@@ -317,11 +317,14 @@ pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Outpu
             noted = true;
             print_note(came.note.as_deref());
         }
-        let shown = match output.format() {
-            Format::Table => join_lines(&came.lines),
-            Format::Json => {
-                let objects: Vec<String> =
-                    came.lines.iter().map(|line| json!({ "line": line }).to_string()).collect();
+        let object = |line: &String| json!({ "line": line });
+        let shown = match (output, output.format()) {
+            (_, Format::Table) => join_lines(&came.lines),
+            (Output::JsonPath(template), _) => {
+                came.lines.iter().map(|line| template.render(&object(line))).collect()
+            }
+            _ => {
+                let objects: Vec<String> = came.lines.iter().map(|line| object(line).to_string()).collect();
                 join_lines(&objects)
             }
         };

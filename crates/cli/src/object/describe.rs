@@ -14,11 +14,12 @@ use crate::exit_code::ExitCode;
 use crate::machine::describe::describe_machine;
 use crate::object::command::{DescribeCommand, GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
+use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::ObjectList;
 use crate::object::page::format_page;
+use crate::output::Output;
 use crate::output::table::terminal_width;
-use crate::output::{Format, format_json};
 use crate::update::describe_update;
 use model::time::Timestamp;
 
@@ -27,25 +28,31 @@ pub(crate) async fn run_describe_command(
     context: &CommandContext,
     command: &DescribeCommand,
 ) -> Result<String, CliError> {
-    let (client, format) = (&context.client, context.format);
+    let (client, format, output) = (&context.client, context.format, &context.output);
     let name = command.name.as_deref().unwrap_or_default();
     match command.kind {
-        ObjectKind::Machine => describe_machine(client, name, format).await,
-        ObjectKind::Cluster => describe_cluster(client, name, format).await,
-        ObjectKind::Update => describe_update(client, name, format).await,
+        // A name is that of the list.
+        kind if *output == Output::Name => {
+            let args = GetArgs { names: command.name.iter().cloned().collect(), ..GetArgs::default() };
+            let list = fetch_objects(client, kind, &args, &KindSelection::default()).await?;
+            print_objects(list, &args, output, &context.exit_record)
+        }
+        ObjectKind::Machine => output.convert(describe_machine(client, name, format).await?),
+        ObjectKind::Cluster => output.convert(describe_cluster(client, name, format).await?),
+        ObjectKind::Update => output.convert(describe_update(client, name, format).await?),
         kind => {
             let (args, selection) = (GetArgs::default(), KindSelection::default());
             let list = fetch_objects(client, kind, &args, &selection).await?;
-            print_page(list, command, format)
+            print_page(list, command, output)
         }
     }
 }
 
-/// Prints the generic page of the object that the command names, or its JSON.
+/// Prints the generic page of the object that the command names, or the object in another output.
 pub(crate) fn print_page(
     mut list: ObjectList,
     command: &DescribeCommand,
-    format: Format,
+    output: &Output,
 ) -> Result<String, CliError> {
     let names: Vec<String> = command.name.iter().cloned().collect();
     if let Some(message) = list.select(&names).pop() {
@@ -55,9 +62,11 @@ pub(crate) fn print_page(
         return Err(CliError::Ended { exit: ExitCode::NotFound, message: list.kind.row().empty.to_owned() });
     };
     let json = object.document.to_json()?;
-    match format {
-        Format::Json => format_json(&json),
-        Format::Table => Ok(format_page(&json, read_time(&list)?, terminal_width())),
+    match output {
+        Output::Table | Output::Wide => Ok(format_page(&json, read_time(&list)?, terminal_width())),
+        Output::Name => Ok(format!("{}\n", object.names.name)),
+        Output::CustomColumns(columns) => Ok(columns.format([&json], true)),
+        Output::Json | Output::Yaml | Output::JsonPath(_) => output.convert_json(&json),
     }
 }
 
@@ -77,7 +86,7 @@ mod tests {
     use crate::object::document::ObjectDocument;
     use crate::object::list::{ListedObject, ObjectNames};
 
-    fn page(name: Option<&str>, format: Format) -> Result<String, CliError> {
+    fn page(name: Option<&str>, output: &str) -> Result<String, CliError> {
         let object = |name: &str| ListedObject {
             names: ObjectNames::of_name(name),
             rows: Vec::new(),
@@ -85,14 +94,23 @@ mod tests {
         };
         let response = ObjectDocument::Local(json!({ "loops": [], "readAt": "2026-11-20T18:00:07Z" }));
         let list = ObjectList::new(ObjectKind::Loop, response, &[], vec![object("a"), object("b")]);
-        print_page(list, &DescribeCommand { kind: ObjectKind::Loop, name: name.map(str::to_owned) }, format)
+        let command = DescribeCommand { kind: ObjectKind::Loop, name: name.map(str::to_owned) };
+        print_page(list, &command, &Output::parse(output).unwrap())
     }
 
     #[test]
     fn named_object_is_printed_alone() {
-        assert_eq!(page(Some("b"), Format::Table).unwrap(), "name  b\n");
-        assert_eq!(page(Some("b"), Format::Json).unwrap(), "{\n  \"name\": \"b\"\n}\n");
-        assert_eq!(page(None, Format::Table).unwrap(), "name  a\n", "a kind with one object has no names");
-        assert_eq!(page(Some("c"), Format::Table).unwrap_err().exit_code(), ExitCode::NotFound);
+        for (output, expected) in [
+            ("table", "name  b\n"),
+            ("json", "{\n  \"name\": \"b\"\n}\n"),
+            ("yaml", "name: b\n"),
+            ("name", "b\n"),
+            ("jsonpath={.name}", "b"),
+            ("custom-columns=LOOP:.name", "LOOP\nb\n"),
+        ] {
+            assert_eq!(page(Some("b"), output).unwrap(), expected, "{output}");
+        }
+        assert_eq!(page(None, "table").unwrap(), "name  a\n", "a kind with one object has no names");
+        assert_eq!(page(Some("c"), "table").unwrap_err().exit_code(), ExitCode::NotFound);
     }
 }

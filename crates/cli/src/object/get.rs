@@ -1,7 +1,7 @@
-//! `get KIND [NAME…]`: print objects as a table or as JSON.
+//! `get KIND [NAME…]`: print objects as a table, as JSON, or in another output.
 //!
 //! A name that fits no object does not hide the others: they are printed, standard error has a sentence for that name,
-//! and the exit code is that of an object that does not exist. So does an empty list, which is no error.
+//! and the exit code is that of an object that does not exist. It also says so if a list is empty, which is no error.
 
 use std::io::IsTerminal as _;
 
@@ -13,7 +13,7 @@ use crate::object::command::{GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ObjectList, TableStyle};
-use crate::output::{Format, Output, format_json, print_stderr};
+use crate::output::{Format, Output, print_stderr};
 
 /// Runs `get`: fetches the objects and prints them.
 pub(crate) async fn run_get_command(
@@ -34,14 +34,14 @@ pub(crate) async fn run_get_command(
     } else {
         String::new()
     };
-    Ok(print_objects(list, args, context.output, &context.exit_record)? + &footer)
+    Ok(print_objects(list, args, &context.output, &context.exit_record)? + &footer)
 }
 
 /// Prints the objects that `args` select. Notes go to standard error.
 pub(crate) fn print_objects(
     mut list: ObjectList,
     args: &GetArgs,
-    output: Output,
+    output: &Output,
     exit_record: &ExitRecord,
 ) -> Result<String, CliError> {
     let mut problems = list.select(&args.names);
@@ -58,13 +58,25 @@ pub(crate) fn print_objects(
     if let Some(note) = cut_note(&list, args.limit) {
         report(&[note]);
     }
-    match (output.format(), list.objects.as_slice()) {
-        // As in kubectl, one name gives the bare object.
-        (Format::Json, [object]) if args.names.len() == 1 => format_json(&object.document.to_json()?),
-        (Format::Json, _) => format_json(&list.to_json()?),
-        (Format::Table, _) => {
-            let style = TableStyle { wide: output == Output::Wide, headers: !args.no_headers };
+    if list.objects.is_empty() && matches!(output, Output::Name | Output::CustomColumns(_)) {
+        print_stderr(list.kind.row().empty);
+    }
+    match output {
+        Output::Table | Output::Wide => {
+            let style = TableStyle { wide: *output == Output::Wide, headers: !args.no_headers };
             Ok(table_with_appendix(&list, style, args.names.is_empty()))
+        }
+        Output::Name => Ok(list.objects.iter().map(|object| format!("{}\n", object.names.name)).collect()),
+        Output::CustomColumns(columns) => {
+            let objects = list.objects.iter().map(|object| object.document.to_json());
+            Ok(columns.format(&objects.collect::<Result<Vec<_>, _>>()?, !args.no_headers))
+        }
+        Output::Json | Output::Yaml | Output::JsonPath(_) => {
+            output.convert_json(&match list.objects.as_slice() {
+                // As in kubectl, one name gives the bare object.
+                [object] if args.names.len() == 1 => object.document.to_json()?,
+                _ => list.to_json()?,
+            })
         }
     }
 }
@@ -123,10 +135,10 @@ mod tests {
         }
     }
 
-    fn get(names: &[&str], output: Output) -> (Option<String>, u8) {
+    fn get(names: &[&str], output: &str) -> (Option<String>, u8) {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
         let (args, record) = (GetArgs { names, ..GetArgs::default() }, ExitRecord::default());
-        match print_objects(list(), &args, output, &record) {
+        match print_objects(list(), &args, &Output::parse(output).unwrap(), &record) {
             Ok(text) => (Some(text), record.highest()),
             Err(error) => (None, error.exit_code().number()),
         }
@@ -141,7 +153,7 @@ mod tests {
             (&["x"], (None, 3)),
             (&["x", "y"], (None, 3)),
         ] {
-            assert_eq!(get(names, Output::Table), expected, "{names:?}");
+            assert_eq!(get(names, "table"), expected, "{names:?}");
         }
     }
 
@@ -153,8 +165,23 @@ mod tests {
             (&["a", "x"], json!({ "loops": [{ "name": "a" }] })),
             (&[], json!({ "loops": [{ "name": "a" }, { "name": "b" }] })),
         ] {
-            let (text, _) = get(names, Output::Json);
+            let (text, _) = get(names, "json");
             assert_eq!(serde_json::from_str::<Value>(&text.unwrap()).unwrap(), expected, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn each_output_prints_the_selected_objects() {
+        for (names, output, expected) in [
+            (&[][..], "name", "a\nb\n"),
+            (&["b"], "name", "b\n"),
+            (&[], "jsonpath={.loops[*].name}", "a b"),
+            (&["b"], "jsonpath={.name}", "b"),
+            (&[], "custom-columns=LOOP:.name", "LOOP\na\nb\n"),
+            (&["b"], "custom-columns=LOOP:.name", "LOOP\nb\n"),
+            (&["b"], "yaml", "name: b\n"),
+        ] {
+            assert_eq!(get(names, output), (Some(expected.to_owned()), 0), "{names:?} {output}");
         }
     }
 

@@ -4,6 +4,8 @@
 //! needs no server: select objects by name, print a table, print JSON. A name is never guessed. One that fits several
 //! objects selects none of them, and the message lists them in a form that fits one alone.
 
+use std::collections::HashMap;
+
 use prost::{Message, Name};
 use serde_json::Value;
 
@@ -69,7 +71,7 @@ pub struct TableStyle {
 /// The names of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectNames {
-    /// The name to show.
+    /// The name to show; the id, if another object of the list has the same name.
     pub name: String,
     /// Other names, each of which several objects may have.
     pub others: Vec<String>,
@@ -175,6 +177,7 @@ impl ObjectList {
     /// Retains the objects that `names` select, each once and in the order of the names. Returns a sentence for each
     /// name that fits no object, or several.
     pub fn select(&mut self, names: &[String]) -> Vec<String> {
+        self.make_names_unique();
         if let Some(unresolved) = self.unresolved.take() {
             return unresolved;
         }
@@ -207,8 +210,9 @@ impl ObjectList {
             [one] => Ok(*one),
             [] => Err(format!("there is no {} {text:?}; run: shepherdctl get {}", row.noun, row.plural)),
             several => {
+                let candidates = several.iter().take(MAX_CANDIDATES);
                 let mut names: Vec<&str> =
-                    several.iter().take(MAX_CANDIDATES).map(|index| self.unique_name(*index)).collect();
+                    candidates.map(|index| self.objects[*index].names.name.as_str()).collect();
                 if several.len() > names.len() {
                     names.push("…");
                 }
@@ -217,12 +221,19 @@ impl ObjectList {
         }
     }
 
-    /// The name of an object, or its id if another object has the same name.
-    fn unique_name(&self, index: usize) -> &str {
-        let Some(object) = self.objects.get(index) else { return "" };
-        let alike = self.objects.iter().filter(|other| other.names.name == object.names.name).count();
-        let id = object.names.id.as_deref().filter(|_| alike > 1);
-        id.unwrap_or(&object.names.name)
+    /// Names objects after their ids where several have one name. That stays another name of each of them.
+    fn make_names_unique(&mut self) {
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        for object in self.objects.iter().filter(|object| object.names.id.is_some()) {
+            *counts.entry(object.names.name.clone()).or_default() += 1;
+        }
+        for object in &mut self.objects {
+            let ObjectNames { name, others, id } = &mut object.names;
+            let is_shared = counts.get(name.as_str()).is_some_and(|count| *count > 1);
+            if let Some(id) = id.as_ref().filter(|_| is_shared) {
+                others.push(std::mem::replace(name, id.clone()));
+            }
+        }
     }
 
     /// The response as JSON: that of the API, with the objects of all pages.
@@ -313,6 +324,10 @@ mod tests {
             (expected.to_vec(), vec![])
         );
         assert_eq!(selected(&[]).0.len(), 4);
+        let mut whole = list();
+        assert!(whole.select(&[]).is_empty());
+        let names: Vec<&str> = whole.objects.iter().map(|object| object.names.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "33333333-cc", "33333333-dd"]);
     }
 
     #[test]
