@@ -146,6 +146,11 @@ const THROUGH_THE_API: &[&str] = &[
     "allow host-key",
     "allow signing-keys",
     "tokens create",
+    "whoami",
+    "contexts",
+    "contexts use",
+    "contexts delete",
+    "version",
     "tokens revoke",
 ];
 
@@ -175,7 +180,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
 fn bash_completes_what_is_typed() -> TestResult {
     let place = Place::new()?;
     for (words, expected) in [
-        (&["shepherdctl", "wh"][..], &["why"][..]),
+        (&["shepherdctl", "wh"][..], &["whoami", "why"][..]),
         (&["shepherdctl", "get", "mach"], &["machine", "machines"]),
         (&["shepherdctl", "get", "machines", "--ph"], &["--phase"]),
         (&["shepherdctl", "get", "machines", "--phase", "Needs"], &["NeedsHuman"]),

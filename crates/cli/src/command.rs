@@ -11,6 +11,7 @@ use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
+use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
 use crate::exit_code::exit_status_text;
@@ -37,6 +38,8 @@ use crate::policy::PolicyCommand;
 use crate::tokens::TokensCommand;
 use crate::top::{TOP_EXAMPLES, TopArgs};
 use crate::update::{UPDATE_EXAMPLES, UpdateArgs};
+use crate::version::{VERSION_EXAMPLES, VersionArgs};
+use crate::whoami::WHOAMI_EXAMPLES;
 use bmdb::connection::dialect::Dialect;
 
 /// Help heading of the flags that every command accepts.
@@ -137,6 +140,12 @@ pub enum Command {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
     Fleet(Box<FleetCommand>),
+    /// List the contexts of this user, choose one, or delete one
+    #[command(after_help = CONTEXTS_EXAMPLES)]
+    Contexts(ContextsArgs),
+    /// Show the versions of this program and of the servers
+    #[command(after_help = VERSION_EXAMPLES)]
+    Version(VersionArgs),
     /// Print a completion script for a shell
     #[command(
         alias = "completion",
@@ -289,6 +298,9 @@ reboot order that has not started.",
     /// Create and revoke credentials for the API
     #[command(subcommand)]
     Tokens(TokensCommand),
+    /// Show who calls: the name, the role and the credential
+    #[command(after_help = WHOAMI_EXAMPLES)]
+    Whoami,
 }
 
 /// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to

@@ -39,6 +39,7 @@ use crate::tokens::create::create_token;
 use crate::tokens::revoke::revoke_token;
 use crate::top::render_once;
 use crate::update::run_update_command;
+use crate::whoami::show_caller;
 
 /// Runs one command for the fleet and returns its output.
 pub(crate) async fn run_fleet_command(
@@ -102,5 +103,6 @@ pub(crate) async fn run_fleet_command(
         }
         FleetCommand::Tokens(TokensCommand::Create(new)) => create_token(context, new).await,
         FleetCommand::Tokens(TokensCommand::Revoke(which)) => revoke_token(context, which).await,
+        FleetCommand::Whoami => show_caller(context).await,
     }
 }

@@ -25,7 +25,8 @@
 //! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`shepherds`][], [`sessions`][], [`providers`][], [`budgets`][] (with
 //!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
-//! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][].
+//! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
+//!   [`whoami`][], [`version`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
 //! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
@@ -87,4 +88,6 @@ pub mod suggestions;
 pub mod tokens;
 pub mod top;
 pub mod update;
+pub mod version;
+pub mod whoami;
 pub mod work;

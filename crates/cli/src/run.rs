@@ -14,12 +14,13 @@ use crate::cluster::command::ClusterCommand;
 use crate::command::{Cli, Command, FleetCommand, grammar};
 use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
-use crate::contexts::list_contexts;
+use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::ExitRecord;
+use crate::exit_code::{self, ExitRecord};
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
+use crate::object::command::GetArgs;
 use crate::object::describe::print_page;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
@@ -28,6 +29,7 @@ use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
+use crate::version::{VersionArgs, VersionReport};
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
@@ -95,14 +97,20 @@ async fn run_command(
     flags: ExplicitFlags,
     order_flags: OrderFlags,
 ) -> Result<(String, u8), CliError> {
+    let exit_record = ExitRecord::default();
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
+        Command::Contexts(args) => {
+            report_context_override(cli, flags);
+            return run_contexts_command(args, &cli.output, &exit_record);
+        }
+        Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
     check_output(command, &cli.output)?;
-    let exit_record = ExitRecord::default();
     if let Some(answer) = run_local_command(cli, command, &exit_record) {
+        report_context_override(cli, flags);
         return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
@@ -158,6 +166,56 @@ fn check_output(command: &FleetCommand, output: &Output) -> Result<(), CliError>
         ));
     }
     Ok(())
+}
+
+/// Reports on standard error what later commands use in place of the current context.
+fn report_context_override(cli: &Cli, flags: ExplicitFlags) {
+    let reason = match &cli.context {
+        Some(name) if !flags.context => format!("SHEPHERD_CONTEXT={name}"),
+        None if cli.bmdb_url.is_some() && !flags.bmdb_url => "SHEPHERD_BMDB_URL".to_owned(),
+        _ => return,
+    };
+    print_stderr(&format!("shepherdctl: {reason} in the environment overrides the current context"));
+}
+
+/// Runs `contexts`: lists the contexts, or changes them.
+fn run_contexts_command(
+    args: &ContextsArgs,
+    output: &Output,
+    exit_record: &ExitRecord,
+) -> Result<(String, u8), CliError> {
+    let text = match &args.command {
+        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record)?,
+        Some(command) => change_contexts(command, output)?,
+    };
+    Ok((text, exit_record.highest()))
+}
+
+/// Runs `version`: this program's version is printed, also if no server can be called.
+async fn run_version_command(
+    cli: &Cli,
+    flags: ExplicitFlags,
+    args: &VersionArgs,
+) -> Result<(String, u8), CliError> {
+    if cli.output == Output::Name {
+        return Err(CliError::Invalid("versions have no names; use -o jsonpath=TEMPLATE".to_owned()));
+    }
+    let mut report = VersionReport::of_client();
+    if !args.client {
+        match open_backend(cli, flags).await {
+            Ok(client) => {
+                report.add_servers(&client).await;
+                client.close().await;
+            }
+            Err(error) => {
+                print_text(&report.render(&cli.output)?)?;
+                return Err(error);
+            }
+        }
+    }
+    let exit =
+        if report.is_complete() { exit_code::ExitCode::Done } else { exit_code::ExitCode::Unreachable };
+    Ok((report.render(&cli.output)?, exit.number()))
 }
 
 /// Runs a command about contexts: it needs no server and no database. `None` for another command.

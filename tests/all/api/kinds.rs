@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
+use shepherd::cli::client::contexts::Contexts;
 use shepherd::model::access::AccessRole;
 
 use crate::api::Api;
@@ -140,5 +141,62 @@ async fn every_output_is_made_of_the_document_of_the_api() -> TestResult {
         assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{arguments:?}: {sentence}");
         assert_eq!(sentence.lines().count(), 1, "{arguments:?}: {sentence}");
     }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn caller_and_contexts_and_versions_are_shown() -> TestResult {
+    let api = Api::start("api_whoami").await?;
+    let (other, stop) = api.another().await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.reach(&[api.server.local_addr, other.local_addr])?;
+
+    let caller = kim.json(&["whoami"])?["credential"].clone();
+    assert_eq!((&caller["role"], &caller["kind"]), (&json!("admin"), &json!("token")), "{caller}");
+    let text = kim.ask(&["whoami"])?;
+    assert!(text.contains("admin") && text.contains(&api.server.local_addr.to_string()), "{text}");
+    let text = kim.direct(&["whoami"])?;
+    assert!(text.contains("database-login") && text.contains("the database"), "{text}");
+
+    let release = env!("CARGO_PKG_VERSION");
+    let text = kim.ask(&["version"])?;
+    let mut lines = vec![format!("shepherdctl {release}")];
+    let schema = api.count("SELECT max(version) FROM _sqlx_migrations").await?;
+    for server in [api.server.local_addr, other.local_addr] {
+        lines.push(format!("shepherd {release} at {server}, schema {schema}"));
+    }
+    assert_eq!(text.lines().collect::<Vec<_>>(), lines);
+    stop.cancel();
+    let gone = other.local_addr;
+    other.wait_until_stopped().await;
+    let partial = kim.run_command(&["version"]).await?;
+    let text = String::from_utf8(partial.stdout)?;
+    assert_eq!(partial.status.code(), Some(5), "{text}");
+    assert!(text.contains(&lines[1]) && text.contains(&format!("no version of {gone}: ")), "{text}");
+    kim.reach(&[gone])?;
+    let none = kim.run_command(&["version"]).await?;
+    assert_eq!((none.status.code(), String::from_utf8(none.stdout)?), (Some(5), format!("{}\n", lines[0])));
+    assert_eq!(kim.ask(&["version", "--client"])?, format!("{}\n", lines[0]), "without a call");
+
+    let path = kim.home.path().join(".config/shepherd/contexts.toml");
+    let mut contexts = Contexts::read(&path)?;
+    let home = contexts.contexts.get("home").context("the context")?.clone();
+    contexts.contexts.insert("lab".to_owned(), home);
+    contexts.write(&path)?;
+    assert_eq!(kim.ask(&["contexts", "use", "lab"])?, "lab is now the current context\n");
+    assert_eq!(Contexts::read(&path)?.current.as_deref(), Some("lab"));
+    assert_eq!(kim.ask(&["contexts", "-o", "name"])?, "home\nlab\n");
+    assert_eq!(kim.ask(&["contexts"])?, kim.ask(&["get", "contexts"])?);
+    let elsewhere = kim.command(&["contexts"]).env("SHEPHERD_CONTEXT", "home").output()?;
+    let note = String::from_utf8(elsewhere.stderr)?;
+    assert_eq!(note, "shepherdctl: SHEPHERD_CONTEXT=home in the environment overrides the current context\n");
+    assert!(kim.ask(&["contexts", "delete", "lab"])?.starts_with("lab is deleted; its token stays in "));
+    let unknown = kim.run_command(&["contexts", "use", "lab"]).await?;
+    assert_eq!(unknown.status.code(), Some(3));
+    assert_eq!(
+        String::from_utf8(unknown.stderr)?,
+        "shepherdctl: there is no context \"lab\"; the contexts are home\n"
+    );
     Ok(api.stop().await?)
 }

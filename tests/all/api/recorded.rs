@@ -61,6 +61,13 @@ const SCRIPT: &[&str] = &[
     "describe policy",
     "describe audit nobody",
     "describe context home",
+    "whoami",
+    "version",
+    "version --client",
+    "contexts",
+    "contexts use home",
+    "contexts use nowhere",
+    "contexts delete nowhere",
     "why M",
     "why N",
     "timeline N",
@@ -160,6 +167,8 @@ const SCRIPT: &[&str] = &[
     "manual HOME/manual",
     "debug bundle --output_file HOME/bundle.tar.gz",
     "no-such-command",
+    // Last, because the other commands use it.
+    "contexts delete home",
 ];
 /// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
 const ELSEWHERE: &[&str] =

@@ -94,14 +94,18 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("issues", &[&[]]),
     ("top", &[&["--once"]]),
 ];
-/// Commands that query only the database, that query nothing, that never end, or that collect the output of other
-/// commands.
+/// Commands that query only the database, that query nothing, that never end, that are about the caller or the server, or
+/// that collect the output of other commands.
 const OTHERS: &[&str] = &[
     "declare restored",
     "policy disable-two-person-rule",
     "tokens bootstrap",
     "get contexts",
     "describe context",
+    "contexts use",
+    "contexts delete",
+    "whoami",
+    "version",
     "completions",
     "manual",
     "watch",

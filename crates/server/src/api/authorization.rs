@@ -152,6 +152,7 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Plan/Get", AccessRole::Viewer, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Issues/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Statistics/Get", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.About/Get", AccessRole::Viewer, CallSubject::Caller),
     role_rule("shepherd.fleet.v1.Credentials/WhoAmI", AccessRole::Viewer, CallSubject::Caller),
     role_rule("shepherd.fleet.v1.Credentials/List", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Credentials/Create", AccessRole::Admin, CallSubject::Fleet),

@@ -56,6 +56,7 @@ use crate::api::services::machines::MachinesService;
 use crate::api::services::plan_service::PlanService;
 use crate::api::services::updates::UpdatesService;
 use model::cluster::declaration::MAX_DECLARATION_BYTES;
+use proto::fleet::v1::about_server::{self, AboutServer};
 use proto::fleet::v1::approvals_server::{self, ApprovalsServer};
 use proto::fleet::v1::artefacts_server::{self, ArtefactsServer};
 use proto::fleet::v1::audit_server::{self, AuditServer};
@@ -100,6 +101,7 @@ pub fn request_limit(rpc: &str) -> usize {
 /// All services of `shepherd.fleet.v1`; cheap to clone.
 #[derive(Clone)]
 pub struct FleetServices {
+    about: AboutServer<FleetService>,
     approvals: ApprovalsServer<ApprovalsService>,
     artefacts: ArtefactsServer<ArtefactsService>,
     audit: AuditServer<AuditService>,
@@ -134,6 +136,7 @@ impl FleetServices {
         // Plans and issues share the limit on queries over the whole fleet.
         let plan = PlanService { fleet_queries: FleetQueries::new(context()) };
         Self {
+            about: AboutServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             approvals: ApprovalsServer::new(ApprovalsService { context: context() })
                 .max_decoding_message_size(REQUEST_LIMIT),
             artefacts: ArtefactsServer::new(ArtefactsService { context: context() })
@@ -193,6 +196,7 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         // The path is `/SERVICE/METHOD`.
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
+            about_server::SERVICE_NAME => self.about.call(request),
             approvals_server::SERVICE_NAME => self.approvals.call(request),
             artefacts_server::SERVICE_NAME => self.artefacts.call(request),
             audit_server::SERVICE_NAME => self.audit.call(request),
