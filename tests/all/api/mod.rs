@@ -36,6 +36,7 @@ mod artefacts;
 mod bundle;
 mod command_line;
 mod crowd;
+mod habits;
 mod hidden_text;
 mod in_process;
 mod ipv6;
