@@ -34,6 +34,7 @@ start_own_shepherd() { # start_own_shepherd ROLE-SERVER SILENCE
         --agent_executable_path "$1" \
         --agent_endpoint 192.0.2.2:8443 --agent_listen_address 192.0.2.2:8443 \
         --ssh_user root --ssh_key_path "$image/ssh_key" --secrets_key_path "$scratch/secrets.key" \
+        --initializer_loop_parallelism 2 --recoverer_loop_parallelism 2 \
         --provisioner_max_machines 0 --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
         --allow_unsigned_releases true \
         --heartbeat_interval 2s --recovery_first_heartbeat_timeout 5m --recovery_silence_timeout "$2" \
