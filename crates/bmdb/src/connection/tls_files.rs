@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use trusted_file::private_file::read_private_file;
 use trusted_file::unchangeable_path::{ChangeableError, FileUse, check_unchangeable};
+use url::form_urlencoded;
 
 use crate::connection::error::BmdbError;
 use model::pem_blocks::{certificate_blocks, private_key_block};
@@ -46,13 +47,11 @@ pub struct TlsFile {
     content: Content,
 }
 
-/// The files of a URL, and those of variables that it does not replace.
+/// The files of a URL, and those of variables that it does not replace. The query is decoded as sqlx decodes it.
 pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String>) -> Vec<TlsFile> {
     let (url, _) = url.split_once('#').unwrap_or((url, ""));
     let (_, query) = url.split_once('?').unwrap_or((url, ""));
-    let decode_pair = |(name, value): (&str, &str)| (decode_form(name), decode_form(value));
-    let parts = query.split('&').filter_map(|part| part.split_once('='));
-    let pairs: Vec<(String, String)> = parts.map(decode_pair).collect();
+    let pairs: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let value_of = |names: &[&str]| {
         // The last one counts.
         let found = pairs.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
@@ -124,34 +123,6 @@ fn judge_content(content: Content, found: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Decodes a name or a value of a query as sqlx does, by the rules of `application/x-www-form-urlencoded`: a plus sign is a
-/// space, and what is no UTF-8 is replaced.
-fn decode_form(text: &str) -> String {
-    let text = text.replace('+', " ");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        match after.first_chunk().copied().and_then(parse_hexadecimal) {
-            Some(byte) if *first == b'%' => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The byte of two hexadecimal digits; `None` for other characters, such as a sign.
-fn parse_hexadecimal(digits: [u8; 2]) -> Option<u8> {
-    let is_number = digits.iter().all(u8::is_ascii_hexdigit);
-    let text = std::str::from_utf8(&digits).ok().filter(|_| is_number)?;
-    u8::from_str_radix(text, 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
@@ -174,6 +145,8 @@ mod tests {
                 vec![("sslrootcert", "/my ca.pem"), ("sslcert", "/a+b.pem"), ("sslkey", "/% 5%zz")],
             ),
             ("?sslcert=-----BEGIN%20CERTIFICATE-----&sslkey=100%", vec![("sslkey", "100%")]),
+            // A name alone has an empty value.
+            ("?sslcert&&sslkey=/own.key", vec![("sslcert", ""), ("sslkey", "/own.key")]),
         ] {
             let files = list_tls_files(&format!("postgres://kim@db/bmdb{query}"), variable);
             let found: Vec<(&str, &str)> =

@@ -320,6 +320,23 @@ mod tests {
         assert_eq!(bytes, b"new");
     }
 
+    /// The trial of the program `new` in place of `old`.
+    fn trial_of(stable: &Path, candidate: PathBuf) -> Trial {
+        Trial {
+            generation: 1,
+            sha256: digest(b"new"),
+            former: digest(b"old"),
+            stable: stable.to_owned(),
+            candidate,
+            boot_id: "b".to_owned(),
+            until_ms: 1,
+            patience_ms: 1,
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            minimum_version: None,
+            failure: None,
+        }
+    }
+
     #[test]
     fn candidate_replaces_the_stable_program_which_is_kept_as_previous() {
         let directory = tempfile::tempdir().unwrap();
@@ -341,19 +358,7 @@ mod tests {
         let candidate = files.stage_candidate(&stable, &digest(b"new"), None).unwrap().path;
         assert_eq!(std::fs::metadata(&candidate).unwrap().permissions().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read(&stable).unwrap(), b"old", "the stable path changes only when it is proven");
-        let trial = Trial {
-            generation: 1,
-            sha256: digest(b"new"),
-            former: digest(b"old"),
-            stable: stable.clone(),
-            candidate,
-            boot_id: "b".to_owned(),
-            until_ms: 1,
-            patience_ms: 1,
-            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
-            minimum_version: None,
-            failure: None,
-        };
+        let trial = trial_of(&stable, candidate);
         files.write_trial(&trial).unwrap();
         assert_eq!(files.read_trial(), Some(trial.clone()));
         promote_candidate(&trial).unwrap();
@@ -419,19 +424,7 @@ mod tests {
         let files = UpdateFiles::in_state_directory(directory.path());
         let stable = directory.path().join("roleserver");
         std::fs::write(&stable, "old").unwrap();
-        let trial = Trial {
-            generation: 1,
-            sha256: digest(b"new"),
-            former: digest(b"old"),
-            stable: stable.clone(),
-            candidate: sibling_path(&stable, ".candidate"),
-            boot_id: "b".to_owned(),
-            until_ms: 1,
-            patience_ms: 1,
-            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
-            minimum_version: None,
-            failure: None,
-        };
+        let trial = trial_of(&stable, sibling_path(&stable, ".candidate"));
         let promotions: [Promotion; 2] = [
             promote_candidate,
             // A file system without hard links.
