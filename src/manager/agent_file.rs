@@ -184,8 +184,11 @@ impl AgentFile {
             return Ok(());
         }
         let Err(reason) = check_path(self.path.clone()).await else { return Ok(()) };
-        // A program that is missing has an error of its own, with another remedy.
-        AgentBinary::load(&self.path).await?;
+        // A program that is missing has an error of its own, with another remedy. One that is there is not read, because
+        // nothing limits here how many copies workers that start together would read.
+        if !tokio::fs::metadata(&self.path).await.is_ok_and(|metadata| metadata.is_file()) {
+            AgentBinary::load(&self.path).await?;
+        }
         Err(AgentFileError::Changeable { path: self.path.clone(), reason })
     }
 
@@ -338,6 +341,17 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let error = checked.load(true).await.unwrap_err().to_string();
         assert!(error.starts_with("cannot read the agent program "), "{error}");
+    }
+
+    /// Each takeover and each check would read a copy of its own.
+    #[tokio::test]
+    async fn program_that_others_can_change_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("roleserver");
+        fs::write(&path, "no program").unwrap();
+        set_mode(&path, 0o666);
+        let error = new_file(&path, AgentTrust::Checked(Arc::default())).load(true).await.unwrap_err();
+        assert!(matches!(error, AgentFileError::Changeable { .. }), "{error}");
     }
 
     #[tokio::test]

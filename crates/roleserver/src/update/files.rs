@@ -418,6 +418,7 @@ mod tests {
     #[cfg(debug_assertions)]
     type Promotion = fn(&Trial) -> Result<(), PromotionError>;
 
+    #[cfg(debug_assertions)]
     #[test]
     fn program_is_durable_before_it_is_used() {
         let directory = tempfile::tempdir().unwrap();
