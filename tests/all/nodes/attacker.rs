@@ -58,6 +58,7 @@ mod kubernetes;
 pub(super) mod listeners;
 mod raft;
 mod restart;
+mod revocation_bound;
 mod theft;
 
 /// The only call that a node makes to a server with a certificate that it does not believe.

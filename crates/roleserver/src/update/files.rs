@@ -19,6 +19,7 @@ use crate::atomic_file::{self, Durability};
 use crate::disk;
 use crate::process::file_digest;
 use crate::signing_store::SignedBy;
+use crate::state_format::check_format;
 use crate::update::decision::{Trial, UpdateResult};
 
 /// The files in a state directory and beside a program.
@@ -262,19 +263,21 @@ fn remove_file(path: &Path) -> std::io::Result<()> {
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let bytes = std::fs::read(path).ok()?;
-    serde_json::from_slice(&bytes)
-        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged file is ignored"))
+    check_format(&bytes)
+        .and_then(|()| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
+        .inspect_err(|error| tracing::warn!(error, path = %path.display(), "a damaged file is ignored"))
         .ok()
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
-    atomic_file::replace_file(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
+    atomic_file::replace_hint(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
 }
 
 #[cfg(test)]
 mod tests {
     use model::signed_artefact::signature::ArtefactSignature;
     use model::signed_artefact::signing_key::SigningKey;
+    use testkit::damage::Damage;
 
     use super::*;
     use crate::process::ProcessInstance;
@@ -397,9 +400,19 @@ mod tests {
         let concluded = UpdateResult { generation: 1, ..UpdateResult::default() };
         files.write_result(&concluded).unwrap();
         assert_eq!(files.read_result(), concluded);
-        std::fs::write(directory.path().join("update.json"), "{").unwrap();
-        std::fs::write(directory.path().join("release.json"), "{").unwrap();
-        assert_eq!((files.read_trial(), files.read_result()), (None, UpdateResult::default()));
+        for damage in Damage::ALL {
+            files.write_trial(&trial).unwrap();
+            files.write_result(&concluded).unwrap();
+            let written = (Some(trial.clone()), concluded.clone());
+            assert_eq!((files.read_trial(), files.read_result()), written, "{damage:?}");
+            for path in [files.trial_path(), files.result_path()] {
+                damage.inflict(&path).unwrap();
+            }
+            let damaged = (files.read_trial(), files.read_result());
+            assert_eq!(damaged, (None, UpdateResult::default()), "{damage:?}");
+        }
+        files.write_trial(&trial).unwrap();
+        assert_eq!(files.read_trial(), Some(trial), "a directory was in its place");
     }
 
     /// Requires that the work waits for the disk below a directory.
