@@ -95,7 +95,7 @@ e2e-kubernetes: ## create a cluster of four machines in namespaces with real API
 e2e-kube-bundle: ## run everything in a bundle of Kubernetes until a pod answers (builds Kubernetes first)
 	tests/e2e_kube_bundle/run
 
-e2e-authority: ## replace the authority of a cluster under requests, kill everything at each stage: hours (E2E_PARTS=killed for one part; builds Kubernetes first unless E2E_KUBERNETES=no)
+e2e-authority: ## replace the authority of a cluster under requests, kill everything at each stage, but not after a theft, which is e2e-authority-theft: hours (E2E_PARTS=killed for one part; builds Kubernetes first unless E2E_KUBERNETES=no)
 	tests/e2e_authority/run
 
 e2e-authority-theft: ## replace the authority of a cluster after a theft under requests, kill everything after each step: half an hour (builds Kubernetes first unless E2E_KUBERNETES=no)

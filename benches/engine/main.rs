@@ -224,7 +224,7 @@ const NUMBERS: Page = Page {
                    Written by `make bench`; `benches/engine/` says how each number is made. `make bench ARGS=--full` takes longer, \
                    `make bench-compare` measures two other queues on the same server, and `make bench ARGS='--part watchers'` what \
                    nodes of a cluster cost [that watch their curator](docs/benchmarks/watchers.md). \
-                   `make bench ARGS='--part flood'` measures operators beside a flood of connections, and writes `docs/benchmarks/flood.md`.",
+                   `make bench ARGS='--part flood'` measures [operators beside a flood](docs/benchmarks/flood.md) of connections.",
 };
 
 const WATCHERS: Page = Page {

@@ -184,8 +184,11 @@ impl AgentFile {
             return Ok(());
         }
         let Err(reason) = check_path(self.path.clone()).await else { return Ok(()) };
-        // A program that is missing has an error of its own, with another remedy.
-        AgentBinary::load(&self.path).await?;
+        // A program that is missing has an error of its own, with another remedy. One that is there is not read, because
+        // nothing limits here how many copies workers that start together would read.
+        if !tokio::fs::metadata(&self.path).await.is_ok_and(|metadata| metadata.is_file()) {
+            AgentBinary::load(&self.path).await?;
+        }
         Err(AgentFileError::Changeable { path: self.path.clone(), reason })
     }
 
@@ -298,15 +301,20 @@ mod tests {
         AgentFile::new(path.to_owned(), trust)
     }
 
+    /// A file that a check takes for a role server, in a directory of its own.
+    fn write_role_server() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("roleserver");
+        let shell = fs::read("/bin/sh").unwrap();
+        fs::write(&path, [shell.as_slice(), &ROLE_SERVER_MARK].concat()).unwrap();
+        set_mode(&path, 0o644);
+        (directory, path)
+    }
+
     #[tokio::test]
     async fn program_is_checked_again_when_it_changes() {
-        let directory = tempfile::tempdir().unwrap();
+        let (directory, path) = write_role_server();
         let root = directory.path().canonicalize().unwrap();
-        let path = root.join("roleserver");
-        let shell = fs::read("/bin/sh").unwrap();
-        let role_server = [shell.as_slice(), &ROLE_SERVER_MARK].concat();
-        fs::write(&path, &role_server).unwrap();
-        set_mode(&path, 0o644);
         let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
         let refusal = checked.subscribe_refusal();
         let first = checked.load(false).await.unwrap();
@@ -335,18 +343,25 @@ mod tests {
         assert!(error.starts_with("cannot read the agent program "), "{error}");
     }
 
+    /// Each takeover and each check would read a copy of its own.
     #[tokio::test]
-    async fn program_that_becomes_another_one_than_a_role_server_is_refused() {
+    async fn program_that_others_can_change_is_not_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap().join("roleserver");
-        let shell = fs::read("/bin/sh").unwrap();
-        let role_server = [shell.as_slice(), &ROLE_SERVER_MARK].concat();
-        fs::write(&path, &role_server).unwrap();
-        set_mode(&path, 0o644);
+        fs::write(&path, "no program").unwrap();
+        set_mode(&path, 0o666);
+        let error = new_file(&path, AgentTrust::Checked(Arc::default())).load(true).await.unwrap_err();
+        assert!(matches!(error, AgentFileError::Changeable { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn program_that_becomes_another_one_than_a_role_server_is_refused() {
+        let (_directory, path) = write_role_server();
         let checked = new_file(&path, AgentTrust::Checked(Arc::default()));
         let refusal = checked.subscribe_refusal();
         checked.load(false).await.unwrap();
-        fs::write(&path, &shell).unwrap();
+        let role_server = fs::read(&path).unwrap();
+        fs::write(&path, fs::read("/bin/sh").unwrap()).unwrap();
         let error = checked.load(true).await.map(drop).map_err(|error| error.to_string());
         let expected = format!(
             "{} is not an agent program: it is another program than a role server; build one with `make roleserver` and \

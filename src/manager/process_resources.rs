@@ -7,8 +7,8 @@
 //! The session is that of the sampler: every shepherd has exactly one. What is published ends when the shortage does, or
 //! with the session.
 //!
-//! It also carries which of its files the process refuses: a certificate or an agent that has changed and cannot be used is
-//! left alone, and nothing else shows it before the former certificate ends or a machine needs the agent.
+//! It also carries which of its files the process refuses: a certificate, a key or an agent that has changed and cannot be used
+//! is left alone, and nothing else shows it before the former certificate ends or a machine needs the agent.
 //!
 //! It also carries when the metrics listener last turned a connection away. The callback and the API publish that in
 //! their own sessions, under the same name. The metrics listener publishes nothing else, and it works without the BMDB.

@@ -117,6 +117,7 @@ async fn start_components(
     let authorities = listeners.authorities.clone();
     let metrics_turned_away = listeners.metrics_turned_away();
     let mut file_refusals = listeners.certificate_refusals.clone();
+    file_refusals.push(bmdb.subscribe_tls_refusal());
     running.listeners = Some(listeners);
 
     let wake_ups = WakeUps::default();

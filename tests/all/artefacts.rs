@@ -15,7 +15,6 @@ use shepherd::model::issues::find_issues;
 use shepherd::model::kubernetes::bundle_manifest::BundleComponent;
 use shepherd::model::role_declaration::{RoleDeclaration, Sha256};
 use shepherd::proto::agent::v1::FetchArtefactRequest;
-use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::kubernetes::bundle_store::BundleStore;
 use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;
@@ -23,7 +22,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::{Code, Status};
 
-use crate::bmdb_kit::until;
+use crate::bmdb_kit::{until, web_role};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Client, Listener, TestAgent, provided, settings, untold};
 use crate::harness::kube_bundle;
@@ -368,18 +367,7 @@ async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_withou
     )
     .execute(&world.pool)
     .await?;
-    let digest = hex::encode(archive.0);
-    let of_an_archive = wire::RootFilesystem { archive: digest, program: "/bin/server".to_owned() };
-    let declared = wire::Declaration {
-        role: "web".to_owned(),
-        services: vec![wire::Service {
-            name: "server".to_owned(),
-            run: Some(wire::service::Run::RootFilesystem(of_an_archive)),
-            user: "1000".to_owned(),
-            ..wire::Service::default()
-        }],
-        ..wire::Declaration::default()
-    };
+    let declared = web_role(&hex::encode(archive.0), "1000");
     bmdb.declare_cluster_role(order(), "ams".to_owned(), RoleDeclaration::new(declared)?.into()).await?;
     let refused = bmdb.delete_artefact(order(), "one".to_owned()).await.err().context("it was removed")?;
     let text = refused.to_string();

@@ -3,7 +3,7 @@
 //! The server is one of our own with `ssl = on` and a certificate from a CA made for the test.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::Instant;
@@ -11,7 +11,9 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
+use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::connection::private_postgres::programs::{self, ServerUser};
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 
 use crate::harness::child::shell_arguments;
 use crate::harness::port::reserved;
@@ -84,7 +86,6 @@ impl Drop for TlsServer {
 }
 
 fn own(path: &Path, user: Option<&ServerUser>) -> anyhow::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
     let mode = if path.is_dir() { 0o700 } else { 0o600 };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     if let Some(user) = user {
@@ -223,4 +224,42 @@ fn a_server_is_verified_when_that_is_requested() {
     }
     let missing = check("localhost", Path::new("/nonexistent/ca.pem"));
     assert_eq!(missing.code, Some(2), "{}", last_line(&missing, &site));
+}
+
+/// A CA that is renewed counts for new connections. A user who can change the file cannot answer in place of the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ca_that_others_can_change_counts_for_no_new_connection() -> anyhow::Result<()> {
+    let site = Site::new()?;
+    let ca = site.place.path("ca.pem");
+    let (right, (wrong, ..)) = (fs::read_to_string(&ca)?, certificates()?);
+    let parameters = format!("?sslmode=verify-full&sslrootcert={}", ca.display());
+    let url = site.url(&format!("kim:{PASSWORD}"), "localhost", &parameters);
+    let bmdb = Bmdb::connect(ConnectionSettings::from_url(&url, "test")?).await?;
+    let refusal = bmdb.subscribe_tls_refusal();
+    let set_mode = |mode| fs::set_permissions(&ca, fs::Permissions::from_mode(mode));
+
+    // Each connection is held, so that the next one is a new one.
+    let first = bmdb.pool().acquire().await?;
+    set_mode(0o646)?;
+    fs::write(&ca, &wrong)?;
+    bmdb.refresh_tls_files().await;
+    let sentence = format!(
+        "the file {0} of sslrootcert in the BMDB URL cannot be used: {0} can be changed by other users (mode 0646); run: chmod \
+         go-w {0}",
+        ca.display()
+    );
+    assert_eq!(*refusal.borrow(), Some(sentence), "a refusal is published");
+    let second = bmdb.pool().acquire().await.context("the CA that others can change counts")?;
+
+    set_mode(0o644)?;
+    bmdb.refresh_tls_files().await;
+    assert_eq!(*refusal.borrow(), None);
+    let renewed = bmdb.pool().acquire().await;
+    assert!(renewed.is_err(), "a CA that was replaced counts still");
+    fs::write(&ca, &right)?;
+    bmdb.refresh_tls_files().await;
+    let third = bmdb.pool().acquire().await?;
+    drop((first, second, third));
+    bmdb.close().await;
+    Ok(())
 }

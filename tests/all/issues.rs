@@ -1,6 +1,8 @@
 //! Issues: each has its page, and a real service with real faults reports the right one.
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use testkit::flood::{Flood, FloodPlan, HALF_A_REQUEST};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::limit_files;
-use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
+use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, Program, endpoint};
 use crate::harness::source;
 
 /// Limits that are short enough for a test.
@@ -191,6 +193,29 @@ async fn agent_that_is_refused_when_it_changes_is_an_issue_until_it_is_repaired(
     let named = format!("{}", agent.display());
     assert!(found.iter().any(|issue| issue.0 == "file-refused" && issue.2.contains(&named)), "{found:#?}");
     std::fs::write(&agent, &program)?;
+    until_gone(&fleet, "file-refused").await?;
+    assert!(shepherd.terminate().await?.success());
+    Ok(())
+}
+
+/// The database has no TLS, so nothing but the check reads the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn file_of_the_database_url_that_is_refused_later_is_an_issue_until_it_is_repaired() -> TestResult {
+    let fleet = Fleet::start("issues_database_ca", &["--machine_count", "2"]).await?;
+    let ca = fleet.directory().canonicalize()?.join("database-ca.pem");
+    std::fs::write(&ca, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")?;
+    let set_mode = |mode| std::fs::set_permissions(&ca, Permissions::from_mode(mode));
+    set_mode(0o644)?;
+    let url = format!("{}&sslmode=prefer&sslrootcert={}", fleet.bmdb_url, ca.display());
+    let environment = vec![("SHEPHERD_BMDB_URL", url.into())];
+    let otherwise = Otherwise { environment, ..Otherwise::default() };
+    let mut shepherd = fleet.shepherd_otherwise(otherwise, "changed", &[endpoint()?], &[])?;
+    fleet.until("every machine is Ready", ALL_READY).await?;
+    until_gone(&fleet, "file-refused").await?;
+    set_mode(0o646)?;
+    let words = format!("the file {} of sslrootcert in the BMDB URL cannot be used: ", ca.display());
+    until(&fleet, "file-refused", &host_subject(), &words).await?;
+    set_mode(0o644)?;
     until_gone(&fleet, "file-refused").await?;
     assert!(shepherd.terminate().await?.success());
     Ok(())

@@ -24,6 +24,7 @@ mod cluster_model;
 mod cluster_peers;
 mod cluster_restore;
 mod cluster_secrets;
+mod cluster_sessions;
 mod cluster_space;
 mod cluster_theft;
 mod clusters;

@@ -1,12 +1,15 @@
 //! Promises of the documents: each claim of `docs/security.md`, each key's worst use and each former attack name tests
 //! that exist, each key has a worst use, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
-//! runs what its help states, and a command that would install an operating system states that this release has none.
+//! runs what its help states, pages name the bound of a revocation that the code has, and a command that would install an
+//! operating system states that this release has none.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use shepherd::curator_client::leader_channel::REVOCATION_BOUND;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
@@ -278,6 +281,25 @@ fn end_to_end_tests_that_run_together_are_those_without_kubernetes() -> TestResu
         together, without,
         "`make e2e` runs the tests that do not state in their help that they build Kubernetes"
     );
+    Ok(())
+}
+
+/// Each page that names the time within which a revoked curator is followed no more names that of the code.
+#[test]
+fn pages_name_the_bound_of_a_revocation() -> TestResult {
+    assert_eq!(REVOCATION_BOUND, Duration::from_mins(2), "name the other bound in these pages");
+    for (page, promise) in [
+        (
+            "docs/nodes.md",
+            "**within two minutes**, or half a minute later if another curator has to lead first",
+        ),
+        ("docs/keys.md", "within two minutes of the revocation"),
+        (PAGE, "`Credentials.Revoke` of the node: [within two minutes]("),
+        (PAGE, "it leads no node that reaches one honest curator after two minutes"),
+    ] {
+        let text = source::read(Path::new(page))?.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(promise), "{page} does not state: {promise}");
+    }
     Ok(())
 }
 

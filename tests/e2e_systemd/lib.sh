@@ -34,6 +34,7 @@ start_own_shepherd() { # start_own_shepherd ROLE-SERVER SILENCE
         --agent_executable_path "$1" \
         --agent_endpoint 192.0.2.2:8443 --agent_listen_address 192.0.2.2:8443 \
         --ssh_user root --ssh_key_path "$image/ssh_key" --secrets_key_path "$scratch/secrets.key" \
+        --initializer_loop_parallelism 2 --recoverer_loop_parallelism 2 \
         --provisioner_max_machines 0 --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
         --allow_unsigned_releases true \
         --heartbeat_interval 2s --recovery_first_heartbeat_timeout 5m --recovery_silence_timeout "$2" \
@@ -274,8 +275,10 @@ devices_are_refused() {
         # Besides those of runc, the two that systemd mounts over what is inaccessible.
         grep -q "^c 1:3 " "$list" && ! grep -vE "^(c (0:0|1:[35789]|5:[02]|136:[*])|b 0:0) " "$list"
     else
-        echo $$ >"$(ls -d shepherd.slice/*-web_rooted-*.scope/*.web_rooted)/cgroup.procs" && head -c 1 /dev/zero >/dev/null &&
-            ! head -c 1 /dev/vda >/dev/null
+        # Its own group, or that of runc: a move that was interrupted is completed with the container beside runc.
+        group=$(cut -d : -f 3 "/proc/$(pgrep -x hold)/cgroup")
+        case $group in /shepherd.slice/*-web_rooted-*.scope/*) ;; *) exit 1 ;; esac
+        echo $$ >"/sys/fs/cgroup$group/cgroup.procs" && head -c 1 /dev/zero >/dev/null && ! head -c 1 /dev/vda >/dev/null
     fi'
 }
 from_the_previous_release() {

@@ -31,6 +31,8 @@ use crate::tls::{
 
 /// How long one curator may take to send its statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time of a request for a statement: one that another authority answers is repeated without a certificate.
+pub(super) const REQUEST_LIMIT: Duration = STATEMENT_TIMEOUT.saturating_mul(2);
 
 /// Who may answer as a curator, and which identity this side shows.
 pub(super) enum CuratorAuthentication {

@@ -22,8 +22,8 @@
 //! the search for the leader as long as the tracker does, so a leader that ends its connections or reports dead addresses
 //! does not delay or end them. A random part of 15 s spreads them over all nodes (`rounds`). An address that is new in
 //! the directory is requested at once, so that its curator can prove itself before the leader leaves it out. So a node that
-//! reaches one honest curator gets a new statement within two minutes, however the leader behaves, and a node that
-//! reaches none follows nobody after a day.
+//! reaches one honest curator gets a new statement within two minutes ([`REVOCATION_BOUND`]), however the leader behaves,
+//! and a node that reaches none follows nobody after a day.
 //!
 //! Before the first statement, every node of the cluster may answer as a curator, and the epoch is believed as it is
 //! reported. The first statement lowers it to what is proved. From then on, only a curator's certificate that is not
@@ -58,11 +58,11 @@ use proto::curator::v1::leader_client::LeaderClient;
 use tokio_util::sync::CancellationToken;
 
 use crate::curator_addresses::CuratorAddresses;
-use crate::curator_authentication::CuratorAuthentication;
+use crate::curator_authentication::{CuratorAuthentication, REQUEST_LIMIT};
 use crate::curator_channel::open_channel_until;
 use crate::known_epoch::{EpochChange, KnownEpoch};
 use crate::leader_channel::follow_error::{FollowError, outdated_error};
-use crate::leader_channel::rounds::RoundSchedule;
+use crate::leader_channel::rounds::{ROUND_INTERVAL, ROUND_SPREAD, RoundSchedule};
 use crate::node_id::NodeId;
 use crate::statement::SignedStatement;
 use crate::statement_trust::StatementTrust;
@@ -72,6 +72,16 @@ mod follow_error;
 mod rounds;
 mod statements;
 
+/// Longest time from a revocation until a node follows the curator no more that reaches one of the others in each round.
+/// The documents promise it. If another curator has to lead first, to sign the statement, half a minute passes before.
+pub const REVOCATION_BOUND: Duration = Duration::from_mins(2);
+/// Longest time until a client has a statement after a curator has it that answers each of its requests, however the followed
+/// leader behaves.
+///
+/// The round before has just requested it. Then an interval with the longest random part passes. A request of addresses that
+/// are new in the directory may be under way at its end, and the last request is that of the round itself.
+pub const STATEMENT_ARRIVAL: Duration =
+    ROUND_INTERVAL.saturating_add(ROUND_SPREAD).saturating_add(REQUEST_LIMIT).saturating_add(REQUEST_LIMIT);
 /// How long a call waits until a leader is known.
 const LEADER_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one curator may take to name the leader.

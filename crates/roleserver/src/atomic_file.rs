@@ -5,6 +5,9 @@
 //!
 //! A write that fails, as on a full disk, removes its temporary file. One that a crash leaves is removed by the next
 //! start ([`leftovers`][crate::leftovers]).
+//!
+//! No file can take the place of a directory. A hint, which may be lost, moves it out of the way ([`replace_hint`]). Where
+//! truth should be, the directory stays for a person.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write as _};
@@ -22,6 +25,9 @@ pub enum Durability {
     /// The old file may be there instead: for records of running processes, none of which survives a loss of power.
     UntilPowerLoss,
 }
+
+/// What is added to the name of a directory that was in the place of a hint.
+const MOVED_DIRECTORY: &str = ".damaged";
 
 /// Distinguishes the temporary files of this process.
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -54,6 +60,27 @@ pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result
     disk::run_beside(path, write).inspect_err(|_| {
         // No half-written file stays. If the removal fails too, that adds nothing to the first error.
         let _ = std::fs::remove_file(&temporary);
+    })
+}
+
+/// Replaces a hint, also if a directory is in its place ([`clear_directory`]).
+pub fn replace_hint(path: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
+    match replace_file(path, bytes, durability) {
+        Err(error) if error.kind() == ErrorKind::IsADirectory => {
+            disk::run_beside(path, || clear_directory(path))?;
+            replace_file(path, bytes, durability)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Removes an empty directory. Another one gets the name with `.damaged` at its end, where a person finds what is in it. If
+/// such a one is there already, the directory stays, and that is the error.
+pub fn clear_directory(path: &Path) -> Result<()> {
+    std::fs::remove_dir(path).or_else(|_| {
+        let mut moved = path.as_os_str().to_owned();
+        moved.push(MOVED_DIRECTORY);
+        std::fs::rename(path, moved)
     })
 }
 
@@ -106,6 +133,31 @@ mod tests {
         std::fs::create_dir_all(taken.join("full")).unwrap();
         assert!(replace_file(&taken, b"x", Durability::Durable).is_err());
         assert!(replace_file(Path::new("/"), b"x", Durability::Durable).is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "no temporary file stays");
+    }
+
+    #[test]
+    fn directory_in_the_place_of_a_hint_makes_room_and_nothing_in_it_is_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("hint");
+        std::fs::create_dir(&path).unwrap();
+        replace_hint(&path, b"one", Durability::Durable).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"one");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "an empty one is removed");
+        let fill = |text: &str| {
+            std::fs::remove_file(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("file"), text).unwrap();
+        };
+        fill("first");
+        replace_hint(&path, b"two", Durability::UntilPowerLoss).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        let moved = directory.path().join("hint.damaged/file");
+        assert_eq!(std::fs::read_to_string(&moved).unwrap(), "first");
+        fill("second");
+        assert!(replace_hint(&path, b"three", Durability::Durable).is_err(), "one is there already");
+        assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "second");
+        assert_eq!(std::fs::read_to_string(&moved).unwrap(), "first");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "no temporary file stays");
     }
 

@@ -33,7 +33,7 @@
 //! * What the machine reports: [`hardware`][], [`host_findings`][], [`file_systems`][] (space and inodes), [`logs`][], [`metrics`][], [`status_socket`][].
 //! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`bounded_command`][] (other programs, within a time
 //!   limit), [`atomic_file`][] (files are replaced as a
-//!   whole), [`leftovers`][] (what a crash left half written), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
+//!   whole), [`leftovers`][] (what a crash left half written), [`state_format`][] (files of a newer release), [`disk`][], [`state_writer`][] and [`settings_store`][] (a slow disk holds up no lease, and hides nothing
 //!   that was learned).
 //!
 //! # Invariants
@@ -56,7 +56,8 @@
 //! * The simulator runs thousands of agents in one process. So [`agent`][], [`enrolment`][] and [`logs`][] take their
 //!   clock, hardware, identity and files as values. Its nodes run [`cluster`][] with real files.
 //! * Machines of a fleet do not change their release at the same moment. Names in stored files and in messages stay,
-//!   and new fields have a default: a release that is rolled back reads what a later one has written.
+//!   and new fields have a default: a release that is rolled back reads what a later one has written. If that is not
+//!   possible, raise the format of the file ([`state_format`][]), so that the other release refuses it in words.
 //! * What a child is started with has a digest. If a release changes it, the update restarts that program on every
 //!   node.
 //! * The feature `reconciler` has everything that needs the Kubernetes API. Role servers with and without it must
@@ -90,6 +91,7 @@ pub mod server_verifier;
 pub mod settings_store;
 pub mod signing_store;
 pub mod state_directory;
+pub mod state_format;
 pub mod state_writer;
 pub mod status_socket;
 pub mod systemd_manager;

@@ -26,10 +26,6 @@ use tokio::sync::watch;
 
 use crate::state_directory::{Lock, StateDirectory, StateError, StoredSigningTrust};
 
-/// Name of the file in the state directory.
-const FILE_NAME: &str = "signing.json";
-/// What a person writes into a damaged file: no keys, and that declarations must be signed.
-const EMPTY_TRUST: &str = r#"{"keys":[],"requires_signed_declarations":true}"#;
 /// Longest wait for another process that writes the file. Tests do not wait.
 const LOCK_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 5 });
 
@@ -67,20 +63,10 @@ impl SigningStore {
     /// Reads the stored keys.
     #[must_use]
     pub fn open(state: StateDirectory) -> Self {
-        let path = state.path().join(FILE_NAME);
-        let damaged = |flaw: &str| {
-            format!(
-                "{} is damaged ({flaw}); look at it, write {EMPTY_TRUST} into it, with false where declarations need no \
-                 signature, and restart the role server, which pins the keys of its shepherd again (without the file, it \
-                 would run what it has refused)",
-                path.display()
-            )
-        };
-        let trust = match state.read_signing_trust() {
-            Ok(stored) => parse_trust(&stored.unwrap_or_default()).map_err(|flaw| damaged(&flaw)),
-            Err(StateError::Damaged { reason, .. }) => Err(damaged(&reason)),
-            Err(error) => Err(format!("{error}; repair that, then restart the role server")),
-        };
+        let trust = read_trust(&state).map_err(|error| match error {
+            StateError::DamagedSigningTrust { .. } => error.to_string(),
+            error => format!("{error}; repair that, then restart the role server"),
+        });
         if let Err(error) = &trust {
             tracing::error!(error, "no release is accepted, because the pinned signing keys cannot be read");
         }
@@ -188,8 +174,7 @@ impl SigningStore {
         self.trust()?;
         let locked = self.state.wait_for_lock(Lock::SigningKeys, LOCK_PATIENCE);
         let _held = locked.map_err(|error| error.to_string())?;
-        let stored = self.state.read_signing_trust().map_err(|error| error.to_string())?;
-        let stored = parse_trust(&stored.unwrap_or_default())?;
+        let stored = read_trust(&self.state).map_err(|error| error.to_string())?;
         let next = stored
             .with_replaced_keys(&keys, &rotations)
             .with_signed_declarations(requires_signed_declarations || stored.requires_signed_declarations());
@@ -240,9 +225,7 @@ impl SigningStore {
             return Ok(());
         }
         let _held = self.state.wait_for_lock(Lock::SigningKeys, LOCK_PATIENCE)?;
-        let stored = self.state.read_signing_trust()?.unwrap_or_default();
-        let damaged = |reason| StateError::Damaged { path: self.state.path().join(FILE_NAME), reason };
-        let stored = parse_trust(&stored).map_err(damaged)?;
+        let stored = read_trust(&self.state)?;
         let trust = {
             let mut state = self.lock();
             let Ok(own) = &state.trust else { return Ok(()) };
@@ -302,6 +285,12 @@ fn store_trust(trust: &SigningTrust) -> StoredSigningTrust {
     }
 }
 
+/// The stored trust; the default one if no file exists.
+fn read_trust(state: &StateDirectory) -> Result<SigningTrust, StateError> {
+    let stored = state.read_signing_trust()?.unwrap_or_default();
+    parse_trust(&stored).map_err(|reason| state.damaged_signing_trust(reason))
+}
+
 /// The trust that its file has. The error is what is wrong with the file.
 fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
     let version = |text: &str| text.parse::<ReleaseVersion>().map_err(|error| error.to_string());
@@ -321,6 +310,7 @@ fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_directory::EMPTY_SIGNING_TRUST;
 
     const FIRST: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
     const SECOND: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";
@@ -445,7 +435,7 @@ mod tests {
             let error = store.trust().unwrap_err();
             let path = directory.path().join("signing.json").display().to_string();
             assert!(error.starts_with(&format!("{path} is damaged (")), "{text}: {error}");
-            assert!(error.contains(&format!("write {EMPTY_TRUST} into it")), "{text}: {error}");
+            assert!(error.contains(&format!("write {EMPTY_SIGNING_TRUST} into it")), "{text}: {error}");
             assert!(
                 store.replace_keys(&offered(FIRST), &[], false).unwrap_err().contains("is damaged"),
                 "{text}"
@@ -455,7 +445,7 @@ mod tests {
             store.save().unwrap();
             assert_eq!(std::fs::read_to_string(directory.path().join("signing.json")).unwrap(), text);
         }
-        stored(EMPTY_TRUST);
+        stored(EMPTY_SIGNING_TRUST);
         let store = SigningStore::open(state.clone());
         assert_eq!(store.trust(), Ok(SigningTrust::default().with_signed_declarations(true)));
         assert!(store.accept_offer(&offered(FIRST), &[]), "the keys of the shepherd are pinned");

@@ -24,15 +24,19 @@
 //! # Truth and hints
 //!
 //! Nothing can replace *truth*: without the key it is another machine, and a guessed fence would obey a shepherd that
-//! was replaced. Damaged truth is an error that names the file and the way back.
+//! was replaced. Damaged truth is an error that names the file and the way back, and stays as it is.
 //!
 //! A *hint* saves time, and is found out or learnt again without it: the process that holds a lock
 //! ([`StateDirectory::find_agent_process`]), the settings of the enrolment, the machine's own clock. A damaged hint
 //! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
 //! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
+//! A file is also damaged if its format is that of a newer release ([`state_format`][]), or if a directory is in its
+//! place. A hint that is written moves such a directory out of the way ([`atomic_file::replace_hint`]).
+//!
 //! [`own_log`]: crate::logs::own_log
 //! [`signing_store`]: crate::signing_store
+//! [`state_format`]: crate::state_format
 //! [`update`]: crate::update
 
 use std::collections::BTreeMap;
@@ -55,8 +59,13 @@ use crate::atomic_file::{self, Durability};
 use crate::enrolment::Enrolment;
 use crate::lock_holder;
 use crate::process::ProcessRecord;
+use crate::state_format::check_format;
 use crate::trusted_time::TimeSample;
 
+/// What a person writes into a damaged file of signing keys: no keys, and that declarations must be signed.
+pub const EMPTY_SIGNING_TRUST: &str = r#"{"keys":[],"requires_signed_declarations":true}"#;
+/// Name of the file with the pinned signing keys.
+const SIGNING_FILE: &str = "signing.json";
 /// The largest state file that is read. Settings with 4 MiB of certificates, twice, fit.
 const FILE_LIMIT_BYTES: u64 = 16 << 20;
 /// Time between two attempts to take a lock.
@@ -178,6 +187,19 @@ pub enum StateError {
         /// What is wrong with its content.
         reason: String,
     },
+    /// The content of the file with the pinned signing keys is not what this program writes. It has a way back of its own:
+    /// without the file, the machine would run what it has refused.
+    #[error(
+        "{path} is damaged ({reason}); look at it, write {empty} into it, with false where declarations need no signature, \
+         and restart the role server, which pins the keys of its shepherd again (without the file, it would run what it \
+         has refused)", path = path.display(), empty = EMPTY_SIGNING_TRUST
+    )]
+    DamagedSigningTrust {
+        /// The path of the damaged file.
+        path: PathBuf,
+        /// What is wrong with its content.
+        reason: String,
+    },
     /// The private key cannot be read, or other users can read or write it.
     #[error(transparent)]
     KeyFile(PrivateFileError),
@@ -249,7 +271,7 @@ impl StateDirectory {
 
     /// Writes an enrolment; it is durable when this returns.
     pub fn write_enrolment(&self, enrolment: &Enrolment) -> Result<(), StateError> {
-        self.write_json("enrolment.json", enrolment, Durability::Durable)
+        self.write_truth("enrolment.json", enrolment)
     }
 
     /// Reads the settings learned since the enrolment of that revision; `None` if there are none.
@@ -259,17 +281,26 @@ impl StateDirectory {
 
     /// Writes settings that came with a response.
     pub fn write_learned_settings(&self, learned: &LearnedSettings) -> Result<(), StateError> {
-        self.write_json("learned.json", learned, Durability::Durable)
+        self.write_hint("learned.json", learned, Durability::Durable)
     }
 
     /// Reads the pinned signing keys; `None` if none were ever pinned.
     pub fn read_signing_trust(&self) -> Result<Option<StoredSigningTrust>, StateError> {
-        self.read_json("signing.json")
+        self.read_json(SIGNING_FILE).map_err(|error| match error {
+            StateError::Damaged { reason, .. } => self.damaged_signing_trust(reason),
+            error => error,
+        })
+    }
+
+    /// The error for pinned signing keys that cannot be used.
+    #[must_use]
+    pub fn damaged_signing_trust(&self, reason: String) -> StateError {
+        StateError::DamagedSigningTrust { path: self.path.join(SIGNING_FILE), reason }
     }
 
     /// Writes the pinned signing keys; they are durable when this returns.
     pub fn write_signing_trust(&self, trust: &StoredSigningTrust) -> Result<(), StateError> {
-        self.write_json("signing.json", trust, Durability::Durable)
+        self.write_truth(SIGNING_FILE, trust)
     }
 
     /// Reads the time that a shepherd last reported.
@@ -279,7 +310,7 @@ impl StateDirectory {
 
     /// Writes the time that a shepherd reported; after a loss of power it is the lower bound.
     pub fn write_time_sample(&self, sample: &TimeSample) -> Result<(), StateError> {
-        self.write_json("time.json", sample, Durability::Durable)
+        self.write_hint("time.json", sample, Durability::Durable)
     }
 
     /// The agent process: by its record, or as the holder of its lock if there is no record that can be read. It may not
@@ -305,7 +336,12 @@ impl StateDirectory {
             tracing::warn!(%error, "the record of a process is ignored, and replaced when one starts");
             if let StateError::Damaged { path, .. } = &error {
                 // Another process may have replaced or removed it. If it stays, it is ignored again.
-                let _ = std::fs::remove_file(path);
+                let _ = match std::fs::remove_file(path) {
+                    Err(error) if error.kind() == ErrorKind::IsADirectory => {
+                        atomic_file::clear_directory(path)
+                    }
+                    removed => removed,
+                };
             }
             None
         });
@@ -323,7 +359,7 @@ impl StateDirectory {
 
     /// Writes the record of the agent process.
     pub fn record_agent(&self, process: &ProcessRecord) -> Result<(), StateError> {
-        self.write_json("agent.json", process, Durability::Durable)
+        self.write_hint("agent.json", process, Durability::Durable)
     }
 
     /// Reads the record of the supervisor process.
@@ -333,7 +369,7 @@ impl StateDirectory {
 
     /// Writes the record of the supervisor process.
     pub fn record_supervisor(&self, process: &ProcessRecord) -> Result<(), StateError> {
-        self.write_json("supervisor.json", process, Durability::Durable)
+        self.write_hint("supervisor.json", process, Durability::Durable)
     }
 
     /// Reads the outcome of the newest heartbeat.
@@ -343,18 +379,24 @@ impl StateDirectory {
 
     /// Writes the outcome of a heartbeat. After a loss of power it would say nothing, so it does not wait for the disk.
     pub fn write_last_heartbeat(&self, last: &LastHeartbeat) -> Result<(), StateError> {
-        self.write_json("last_heartbeat.json", last, Durability::UntilPowerLoss)
+        self.write_hint("last_heartbeat.json", last, Durability::UntilPowerLoss)
     }
 
     /// Reads the private key; `None` before the first enrolment.
     pub fn read_identity(&self) -> Result<Option<Identity>, StateError> {
         let path = self.path.join("identity.pk8");
+        let damaged = |reason| StateError::Damaged { path: path.clone(), reason };
         let pkcs8 = match read_private_file("the key of this machine", &path) {
             Err(error) if error.is_not_found() => return Ok(None),
+            Err(PrivateFileError::NotAFile { .. }) => {
+                return Err(damaged("it is not a regular file".to_owned()));
+            }
+            Err(PrivateFileError::TooLarge { .. }) => {
+                return Err(damaged("it is larger than a key".to_owned()));
+            }
             read => read.map_err(StateError::KeyFile)?,
         };
-        let damaged = |error: IdentityError| StateError::Damaged { path, reason: error.to_string() };
-        Identity::from_pkcs8(&pkcs8).map(Some).map_err(damaged)
+        Identity::from_pkcs8(&pkcs8).map(Some).map_err(|error| damaged(error.to_string()))
     }
 
     /// Reads the private key, generating one if there is none.
@@ -363,7 +405,9 @@ impl StateDirectory {
             return Ok(identity);
         }
         let identity = Identity::generate()?;
-        self.write_bytes("identity.pk8", identity.pkcs8(), Durability::Durable)?;
+        let path = self.path.join("identity.pk8");
+        let written = atomic_file::replace_file(&path, identity.pkcs8(), Durability::Durable);
+        written.map_err(|source| writing_failed(path, source))?;
         Ok(identity)
     }
 
@@ -407,31 +451,44 @@ impl StateDirectory {
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.path.join(name);
         let Some(bytes) = read_optional(&path)? else { return Ok(None) };
-        serde_json::from_slice(&bytes)
+        check_format(&bytes)
+            .and_then(|()| serde_json::from_slice(&bytes).map_err(|error| printable_error(&error)))
             .map(Some)
-            .map_err(|error| StateError::Damaged { path, reason: printable_error(&error) })
+            .map_err(|reason| StateError::Damaged { path, reason })
     }
 
-    fn write_json(
+    /// Replaces truth; it is durable when this returns. A directory in its place is an error.
+    fn write_truth(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
+        let (path, bytes) = self.encode_json(name, value)?;
+        atomic_file::replace_file(&path, &bytes, Durability::Durable)
+            .map_err(|source| writing_failed(path, source))
+    }
+
+    /// Replaces a hint. A directory in its place is moved away.
+    fn write_hint(
         &self,
         name: &str,
         value: &impl Serialize,
         durability: Durability,
     ) -> Result<(), StateError> {
-        let mut bytes = serde_json::to_vec_pretty(value)
-            .map_err(|error| StateError::Damaged { path: self.path.join(name), reason: error.to_string() })?;
-        bytes.push(b'\n');
-        self.write_bytes(name, &bytes, durability)
+        let (path, bytes) = self.encode_json(name, value)?;
+        atomic_file::replace_hint(&path, &bytes, durability).map_err(|source| writing_failed(path, source))
     }
 
-    fn write_bytes(&self, name: &str, bytes: &[u8], durability: Durability) -> Result<(), StateError> {
+    fn encode_json(&self, name: &str, value: &impl Serialize) -> Result<(PathBuf, Vec<u8>), StateError> {
         let path = self.path.join(name);
-        atomic_file::replace_file(&path, bytes, durability).map_err(|source| StateError::Io {
-            operation: "writing",
-            path,
-            source,
-        })
+        match serde_json::to_vec_pretty(value) {
+            Ok(mut bytes) => {
+                bytes.push(b'\n');
+                Ok((path, bytes))
+            }
+            Err(error) => Err(StateError::Damaged { path, reason: error.to_string() }),
+        }
     }
+}
+
+const fn writing_failed(path: PathBuf, source: std::io::Error) -> StateError {
+    StateError::Io { operation: "writing", path, source }
 }
 
 fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
@@ -441,7 +498,15 @@ fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
         opened => opened.map_err(reading)?,
     };
     let mut bytes = Vec::new();
-    let read = file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(reading)?;
+    let read = match file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes) {
+        Err(error) if error.kind() == ErrorKind::IsADirectory => {
+            return Err(StateError::Damaged {
+                path: path.to_owned(),
+                reason: "it is a directory".to_owned(),
+            });
+        }
+        read => read.map_err(reading)?,
+    };
     if u64::try_from(read).unwrap_or(u64::MAX) > FILE_LIMIT_BYTES {
         let reason = format!("it has more than {FILE_LIMIT_BYTES} bytes");
         return Err(StateError::Damaged { path: path.to_owned(), reason });

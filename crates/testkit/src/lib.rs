@@ -7,6 +7,7 @@
 //! * [`aloud`][]: the result of a test, and reports of failures that do not wait for the end of the run.
 //! * [`child`][]: programs that end with the test process, however that ends.
 //! * [`port`][]: ports that stay reserved while nothing listens on them.
+//! * [`damage`][]: what a loss of power, a disk error or a newer release makes of a state file.
 //! * [`flood`][]: connections from many addresses that send nothing or too little.
 //! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
@@ -40,6 +41,7 @@ pub mod bmdb_kit;
 pub mod child;
 #[cfg(feature = "curator")]
 pub mod curators;
+pub mod damage;
 #[cfg(feature = "postgres")]
 pub mod dialect;
 pub mod etcd_program;

@@ -8,12 +8,11 @@
 //! From the first statement of the cluster's authority on, only a curator's certificate that is not revoked is followed
 //! ([`statements`](crate::manager::cluster::statements)).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chrono::DateTime;
 use prost::Message as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::{Code, Status};
@@ -38,11 +37,9 @@ use crate::curator_client::status_text::describe_status;
 use crate::curator_client::tls::certified_key;
 use crate::manager::cluster::curator_responses::{parse_authority, parse_node};
 use crate::manager::cluster::statements::{is_about, is_change_due};
-use crate::model::cluster::certificate_request::SignedCertificate;
-use crate::model::cluster::credential::IssuedCertificate;
 use crate::model::cluster::declaration::digests_by_role;
 use crate::model::cluster::kubernetes::ObservedKubernetes;
-use crate::model::cluster::owner_key::{OwnerKeySlot, OwnerPublicKey};
+use crate::model::cluster::owner_key::OwnerKeySlot;
 use crate::model::cluster::state::{ClusterIdentity, EtcdMember, ObservedCluster};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::credentials_client::CredentialsClient;
@@ -395,64 +392,6 @@ impl CuratorClient {
             ));
         }
         Ok((ClusterSnapshot::decode(&encoded)?, encoded))
-    }
-
-    /// Has a client certificate of a person signed.
-    pub async fn issue_owner_certificate(
-        &self,
-        name: &str,
-        public_key: &[u8],
-        lifetime: Duration,
-    ) -> Result<IssuedCertificate, CuratorCallError> {
-        let request = wire::IssueOwnerRequest {
-            public_key: public_key.to_vec(),
-            name: name.to_owned(),
-            lifetime_ms: u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX),
-        };
-        let mut credentials = CredentialsClient::new(self.channel());
-        let response = call_curator("having a certificate signed", credentials.issue_owner(request)).await?;
-        let invalid =
-            || CuratorCallError::InvalidResponse("a certificate without a number or an end".to_owned());
-        let credential = response.credential.ok_or_else(invalid)?;
-        let expires_at = DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(invalid)?;
-        let signed = SignedCertificate { certificate: response.certificate, expires_at };
-        Ok(IssuedCertificate { signed, serial: credential.serial })
-    }
-
-    /// Revokes every certificate for that key, and the one with that serial number even if the curators do not know it.
-    pub async fn revoke_owner_certificates(
-        &self,
-        public_key: &[u8],
-        serial: Option<&str>,
-    ) -> Result<(), CuratorCallError> {
-        use wire::revoke_credentials_request::Target;
-        let mut credentials = CredentialsClient::new(self.channel());
-        let listed = credentials.list(wire::ListCredentialsRequest {});
-        let listed = call_curator("listing certificates", listed).await?.credentials;
-        let of_the_key = listed.iter().filter(|listed| listed.public_key == public_key && !listed.revoked);
-        let mut serials: BTreeSet<&str> = of_the_key.map(|listed| listed.serial.as_str()).collect();
-        serials.extend(serial);
-        for serial in serials {
-            let request = wire::RevokeCredentialsRequest { target: Some(Target::Serial(serial.to_owned())) };
-            call_curator("having a certificate refused", credentials.revoke(request)).await?;
-        }
-        Ok(())
-    }
-
-    /// Adds an owner key that may claim certificates from now on, beside the present ones.
-    pub async fn add_owner_key(&self, key: OwnerPublicKey) -> Result<(), CuratorCallError> {
-        let request = wire::AddOwnerKeyRequest { public_key: key.to_vec() };
-        let mut credentials = CredentialsClient::new(self.channel());
-        let added = credentials.add_owner_key(request);
-        call_curator("having another key of the shepherd taken", added).await.map(drop)
-    }
-
-    /// Removes an owner key for ever, and revokes every certificate for it.
-    pub async fn remove_owner_key(&self, key: OwnerPublicKey) -> Result<(), CuratorCallError> {
-        let request = wire::RemoveOwnerKeyRequest { public_key: key.to_vec() };
-        let mut credentials = CredentialsClient::new(self.channel());
-        let removed = credentials.remove_owner_key(request);
-        call_curator("having a former key of the shepherd refused", removed).await.map(drop)
     }
 
     /// Has the authority with this digest replaced. Curators that have begun already are no error.

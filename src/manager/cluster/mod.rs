@@ -36,6 +36,7 @@ mod curator_responses;
 pub mod curators;
 mod images;
 mod kubernetes;
+mod owner_calls;
 mod owner_keys;
 mod peer_renewal;
 mod secret_keys;

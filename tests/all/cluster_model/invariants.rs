@@ -10,8 +10,8 @@ use shepherd::curator_client::node_id::NodeId;
 use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{LEADER, NODES};
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::files::EtcdMembership;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use shepherd::roleserver::cluster::startup::ControlPlaneStartup;
 
 use super::curators::Leading;

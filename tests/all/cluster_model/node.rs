@@ -14,7 +14,7 @@ use shepherd::curator_client::node_id::{NodeId, PublicKey};
 use shepherd::curator_client::peer_identity::Peer;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::certificate_renewal::{self, RenewalAction};
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use shepherd::roleserver::cluster::node_enrolment::{self, EnrolmentState, EnrolmentStep};
 use shepherd::roleserver::cluster::node_facts::ControlPlane;
 use shepherd::roleserver::cluster::node_status;

@@ -16,6 +16,6 @@ pub(crate) mod small_etcd;
 
 // Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{
-    aloud, child, curators, dialect, etcd_program, etcd_servers, forged_access, key_holder, memory, port,
-    postgres, skip, source, statement,
+    aloud, child, curators, damage, dialect, etcd_program, etcd_servers, forged_access, key_holder, memory,
+    port, postgres, skip, source, statement,
 };

@@ -31,9 +31,9 @@ use shepherd::curator_client::tls::certified_key;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member::read_peer_certificate;
 use shepherd::roleserver::cluster::files::ClusterFiles;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use shepherd::roleserver::cluster::peer_restart::StartRecord;
 use tonic::transport::Channel;
 use uuid::Uuid;
@@ -58,6 +58,7 @@ mod kubernetes;
 pub(super) mod listeners;
 mod raft;
 mod restart;
+mod revocation_bound;
 mod theft;
 
 /// The only call that a node makes to a server with a certificate that it does not believe.

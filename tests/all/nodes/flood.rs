@@ -20,7 +20,7 @@ use shepherd::etcd::client::Client;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use testkit::flood::{Flood, FloodPlan, HALF_A_RECORD};
 
 use super::node::{Node, election_keys};

@@ -19,7 +19,7 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use shepherd::roleserver::cluster::node_order::OrderKind;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};

@@ -18,7 +18,7 @@ use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::proto::curator::v1::revoke_credentials_request::Target;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 
 use super::node::Node;
 use super::owner::{Owner, patiently};

@@ -14,8 +14,8 @@ use shepherd::model::ids::MachineId;
 use shepherd::proto::agent::v1 as agent;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member::client_endpoint;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use shepherd::roleserver::cluster::node_order::{EtcdImage, OrderKind};
 use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 

@@ -12,6 +12,12 @@ use shepherd::proto::agent::v1::enroll_response::Result as Answer;
 use super::callback::{Callback, curious};
 use super::{Machine, files, request, signal, wait_for};
 use crate::harness::aloud::TestResult;
+use crate::harness::damage::{Damage, restore, snapshot};
+
+/// A public key of minisign.
+const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+/// A time that a shepherd reports, in milliseconds since 1970.
+const SHEPHERD_TIME: i64 = 1_700_000_000_000;
 
 #[test]
 fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestResult {
@@ -158,25 +164,96 @@ fn refused_enrolment_changes_nothing() -> TestResult {
     Ok(())
 }
 
-/// As a loss of power, a disk error, or a release that writes other records leaves them.
+/// As a loss of power, a disk error, another program or a newer release leaves them.
 #[test]
 fn damaged_hint_never_refuses_an_enrolment() -> TestResult {
-    let hints = ["agent.json", "supervisor.json", "learned.json", "last_heartbeat.json", "time.json"];
+    let hints = [
+        "agent.json",
+        "supervisor.json",
+        "learned.json",
+        "last_heartbeat.json",
+        "time.json",
+        "update.json",
+        "release.json",
+    ];
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
-    let contents = ["", "{\"pid\": 47", "{\"process\": {\"pid\": 7}, \"format\": 9}"];
-    for (fence, content) in (2..).zip(contents) {
+    for (fence, damage) in (2..).zip(Damage::ALL) {
         let before = (machine.supervisor()?, machine.agent()?);
         for name in hints {
-            std::fs::write(machine.path().join(name), content)?;
+            damage.inflict(&machine.path().join(name))?;
         }
-        machine.enroll(&request(&callback, fence))?;
+        machine
+            .enroll(&wire::EnrollRequest { shepherd_time_ms: SHEPHERD_TIME, ..request(&callback, fence) })?;
         let after = (machine.supervisor()?, machine.agent()?);
-        assert!(after.0.is_alive() && after.1.is_alive(), "{content:?}");
+        assert!(after.0.is_alive() && after.1.is_alive(), "{damage:?}");
         // Those of before had no record any more, and were found by their locks.
-        assert!(!before.0.is_alive() && !before.1.is_alive(), "{content:?}: two agents run");
+        assert!(!before.0.is_alive() && !before.1.is_alive(), "{damage:?}: two agents run");
+        let state = machine.state();
+        assert!(state.read_time_sample()?.is_some(), "{damage:?}");
+        wait_for("the outcome of a heartbeat is stored again", || {
+            Ok(state.read_last_heartbeat().is_ok_and(|last| last.is_some()).then_some(()))
+        })?;
     }
+    Ok(())
+}
+
+/// Each file of truth is named with its way back, and stays. So does everything
+/// else: the enrolment is refused before anything is written.
+#[test]
+fn damaged_truth_refuses_an_enrolment_with_the_way_back_and_stays() -> TestResult {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let keyed =
+        |fence| wire::EnrollRequest { signing_keys: vec![KEY.to_owned()], ..request(&callback, fence) };
+    machine.enroll(&keyed(1))?;
+    let agent = machine.agent()?;
+    // Only an order to replace the keys needs the file of them. Without one, the agent reports the damage.
+    let replacing = wire::EnrollRequest { replace_signing_keys: true, ..keyed(2) };
+    let names = ["enrolment.json", "identity.pk8", "signing.json"];
+    let again = "remove it and let the shepherd enrol this machine again";
+    let cases = [
+        (names[0], keyed(2), again),
+        (names[1], keyed(2), again),
+        (
+            names[2],
+            replacing,
+            "look at it, write {\"keys\":[],\"requires_signed_declarations\":true} into it",
+        ),
+    ];
+    let truth = || {
+        let mut found = snapshot(&machine.path())?;
+        found.retain(|path, _| names.iter().any(|name| path.starts_with(machine.path().join(name))));
+        anyhow::Ok(found)
+    };
+    for (name, refused, way_back) in cases {
+        let path = machine.path().join(name);
+        for damage in Damage::ALL {
+            let whole = damage.inflict(&path)?;
+            let before = truth()?;
+            let error = machine.refusal(&refused)?;
+            assert_eq!(error.kind(), Kind::Failed, "{name} {damage:?}");
+            let text = error.message;
+            assert!(text.contains(&format!("{} is damaged (", path.display())), "{damage:?}: {text}");
+            assert!(text.contains(way_back) && text.lines().count() == 1, "{name} {damage:?}: {text}");
+            assert_eq!(truth()?, before, "{name} {damage:?}");
+            assert!(agent.is_alive(), "{name} {damage:?}");
+            restore(&path, &whole)?;
+        }
+    }
+    assert_eq!(machine.state().read_enrolment()?.context("not enrolled")?.access_fence(), 1);
+    assert_eq!(machine.agent()?, agent, "it was restarted");
+
+    // Also a machine that has lost its enrolment is not enrolled with a key that it cannot use.
+    machine.end_role_server()?;
+    std::fs::remove_file(machine.path().join("enrolment.json"))?;
+    let whole = Damage::Truncated.inflict(&machine.path().join("identity.pk8"))?;
+    let before = truth()?;
+    assert!(machine.refusal(&keyed(3))?.message.contains("identity.pk8 is damaged ("));
+    assert_eq!(truth()?, before);
+    restore(&machine.path().join("identity.pk8"), &whole)?;
+    machine.enroll(&keyed(3))?;
     Ok(())
 }
 

@@ -324,7 +324,21 @@ pub fn describe_error(error: &sqlx::Error) -> String {
             let words = words_with_hint(refusal.message(), hint_of(refusal.as_ref()));
             format!("the database refused it: {words}{advice}")
         }
+        sqlx::Error::Tls(_) => without_blocks(&error.to_string()),
         other => other.to_string(),
+    }
+}
+
+/// The message of TLS without the content of a file, which it repeats if a certificate there is damaged.
+pub(super) fn without_blocks(message: &str) -> String {
+    match message.split_once("-----BEGIN") {
+        None => message.to_owned(),
+        Some((start, _)) => {
+            format!(
+                "{} in a file that the URL names; copy it again from where it was issued",
+                start.trim_end()
+            )
+        }
     }
 }
 

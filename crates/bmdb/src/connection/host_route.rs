@@ -10,12 +10,13 @@
 //! is connected to: its addresses are tried until one takes connections.
 //!
 //! A pool of sqlx opens its connections itself, to one host. So the route sets the options of the pool whenever another
-//! server is used ([`HostRoute::attach_pool`]), and `pool` searches when it waits for a connection.
+//! server is used ([`HostRoute::attach_pool`]), and `pool` searches when it waits for a connection. It also sets them when the
+//! files of certificates have other contents ([`HostRoute::use_tls_contents`]).
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex as PlainMutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -26,6 +27,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::connection::settings::{ConnectionSettings, format_place};
+use crate::connection::tls_files::TlsContents;
 use crate::connection::unreachable::unreachable_reason;
 
 /// How long a host is tried alone before the next one is tried beside it.
@@ -49,6 +51,9 @@ struct Inner {
     hosts: Vec<PgConnectOptions>,
     /// Whether each address of a name counts as a host.
     by_address: bool,
+    /// What new connections use in place of the files of certificates. It is locked before `used`, and while the options of
+    /// the pool are set.
+    contents: PlainMutex<TlsContents>,
     used: watch::Sender<UsedHost>,
     /// When the hosts were searched for a pool the last time.
     searched: Mutex<Option<Instant>>,
@@ -99,7 +104,8 @@ impl HostRoute {
 
     fn new(hosts: Vec<PgConnectOptions>, by_address: bool) -> Self {
         let used = watch::Sender::new(UsedHost::default());
-        let inner = Inner { hosts, by_address, used, searched: Mutex::new(None), pool: OnceLock::new() };
+        let (contents, searched) = (PlainMutex::default(), Mutex::new(None));
+        let inner = Inner { hosts, by_address, contents, used, searched, pool: OnceLock::new() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -115,14 +121,32 @@ impl HostRoute {
 
     /// The options that lead to the server in use.
     pub(super) fn used_options(&self) -> PgConnectOptions {
-        self.options_of(*self.inner.used.borrow())
+        let used = *self.inner.used.borrow();
+        self.options_of(used)
     }
 
     /// Lets new connections of this pool go to the server in use from now on.
     pub(super) fn attach_pool(&self, pool: &PgPool) {
-        if self.has_choice() && self.inner.pool.set(pool.clone()).is_ok() {
+        if self.inner.pool.set(pool.clone()).is_ok() {
             pool.set_connect_options(self.used_options());
         }
+    }
+
+    /// Lets new connections use these contents from now on, in place of the files of certificates.
+    pub(super) fn use_tls_contents(&self, contents: TlsContents) {
+        let mut known = self.lock_contents();
+        if *known == contents {
+            return;
+        }
+        *known = contents;
+        if let Some(pool) = self.inner.pool.get() {
+            let used = *self.inner.used.borrow();
+            pool.set_connect_options(known.apply(self.place_of(used)));
+        }
+    }
+
+    fn lock_contents(&self) -> MutexGuard<'_, TlsContents> {
+        self.inner.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens a connection to the first host with one that can be used. With several hosts the error names each with its
@@ -183,6 +207,11 @@ impl HostRoute {
     }
 
     fn options_of(&self, target: UsedHost) -> PgConnectOptions {
+        self.lock_contents().apply(self.place_of(target))
+    }
+
+    /// The options without the contents of files.
+    fn place_of(&self, target: UsedHost) -> PgConnectOptions {
         let options = self.inner.hosts[target.host].clone();
         match target.address {
             Some(address) => options.host(&address.to_string()),
@@ -195,7 +224,8 @@ impl HostRoute {
         if *self.inner.used.borrow() == target {
             return;
         }
-        let options = self.options_of(target);
+        let contents = self.lock_contents();
+        let options = contents.apply(self.place_of(target));
         tracing::info!(host = format_place(&options), "the BMDB is on another host of its URL now");
         if let Some(pool) = self.inner.pool.get() {
             pool.set_connect_options(options);
@@ -298,7 +328,10 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+    use crate::connection::tls_files::read_tls_files;
 
     #[test]
     fn host_in_use_is_tried_first_and_the_others_in_the_order_of_the_list() {
@@ -356,6 +389,32 @@ mod tests {
             let has_silent = candidates.iter().any(|candidate| matches!(candidate, Silent));
             assert!(has_silent || began.elapsed() < HEAD_START, "{candidates:?}: {:?}", began.elapsed());
         }
+    }
+
+    #[tokio::test]
+    async fn pool_gets_other_contents_of_the_files_and_keeps_its_server() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("ca.pem");
+        let url = format!("postgres://kim@127.0.0.1:1,127.0.0.1:2/bmdb?sslrootcert={}", path.display());
+        let settings = ConnectionSettings::from_url(&url, "test").unwrap();
+        let route = HostRoute::of_pool(&settings);
+        let pool = PgPool::connect_lazy_with(route.used_options());
+        route.attach_pool(&pool);
+        let other = UsedHost { host: 1, address: None };
+        for (line, used) in [("AAAA", UsedHost::default()), ("BBBB", other)] {
+            route.follow(used);
+            let content = format!("-----BEGIN CERTIFICATE-----\n{line}\n-----END CERTIFICATE-----\n");
+            std::fs::write(&path, &content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+            route.use_tls_contents(read_tls_files(&settings.tls_files).await.unwrap());
+            let options = pool.connect_options();
+            assert!(format!("{options:?}").contains(&format!("{:?}", content.as_bytes())), "{options:?}");
+            assert_eq!(usize::from(options.get_port()), used.host + 1);
+            assert_eq!(format!("{:?}", route.used_options()), format!("{options:?}"));
+        }
+        // Another server gets the same contents.
+        route.follow(UsedHost::default());
+        assert!(format!("{:?}", pool.connect_options()).contains("Inline("));
     }
 
     #[test]

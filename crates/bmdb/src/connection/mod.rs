@@ -6,8 +6,8 @@
 //! # How it works
 //!
 //! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
-//!   is. [`url`] finds and masks passwords in URLs, `url_parameters` adapts URLs to sqlx, and [`tls_files`] judges the files
-//!   of certificates that they name.
+//!   is. [`url`] finds and masks passwords in URLs, `url_parameters` adapts URLs to sqlx, and [`tls_files`] reads and judges
+//!   the files of certificates that they name.
 //! * [`access`]: whether a server takes writes, and what happens to a connection to one that does not. `unreachable`
 //!   states why a server cannot be reached.
 //! * `durability` warns about a server that loses commits that it answered.
@@ -60,7 +60,7 @@ use crate::connection::pooler::{probe_server, session_fault};
 use crate::connection::session_plan::{SessionPlan, UnmetSetting};
 use crate::connection::session_state::{SessionFault, SessionState};
 use crate::connection::settings::ConnectionSettings;
-use crate::connection::tls_files::check_tls_files;
+use crate::connection::tls_files::{read_tls_files, spawn_reads};
 use crate::connection::unreachable::unreachable_reason;
 use crate::metrics::database::BmdbMetrics;
 use model::kubernetes::version::ReleaseVersion;
@@ -111,6 +111,8 @@ struct Inner {
     policy: watch::Sender<(i64, Arc<Policy>)>,
     metrics: BmdbMetrics,
     server_version: Option<ReleaseVersion>,
+    /// Why the files of certificates that the URLs name are refused, as a sentence.
+    tls_refusal: watch::Sender<Option<String>>,
 }
 
 /// How connections outside the pool are opened.
@@ -131,10 +133,11 @@ impl Bmdb {
     ///
     /// Touches nothing: the schema may be missing or of any version.
     pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
-        for url in std::iter::once(&settings).chain(settings.direct.as_deref()) {
-            check_tls_files(&url.tls_files).await?;
+        let (route, direct) = (HostRoute::of_pool(&settings), HostRoute::of_direct_url(&settings));
+        route.use_tls_contents(read_tls_files(&settings.tls_files).await?);
+        if let (Some(url), Some(direct)) = (&settings.direct, &direct) {
+            direct.use_tls_contents(read_tls_files(&url.tls_files).await?);
         }
-        let route = HostRoute::of_pool(&settings);
         let plan = SessionPlan::new(&settings);
         // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let accept = accept_unprepared(if route.has_choice() { settings.access } else { Access::Any });
@@ -176,22 +179,24 @@ impl Bmdb {
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let metrics = BmdbMetrics::default();
                 let dedicated = DedicatedRoute {
-                    route: HostRoute::of_direct_url(&settings).unwrap_or_else(|| route.clone()),
+                    route: direct.unwrap_or_else(|| route.clone()),
                     plan: plan.with_comparison(ServerComparison::new(&settings, &route)),
                 };
-                return Ok(Self {
-                    inner: Arc::new(Inner {
-                        pool,
-                        route,
-                        settings,
-                        plan,
-                        dedicated,
-                        failure,
-                        policy,
-                        metrics,
-                        server_version,
-                    }),
-                });
+                let inner = Inner {
+                    pool,
+                    route,
+                    settings,
+                    plan,
+                    dedicated,
+                    failure,
+                    policy,
+                    metrics,
+                    server_version,
+                    tls_refusal: watch::Sender::new(None),
+                };
+                let bmdb = Self { inner: Arc::new(inner) };
+                spawn_reads(&bmdb);
+                return Ok(bmdb);
             }
             Ok(Err(error)) => unreachable_reason(&error),
             Err(_) => "no answer within 10 seconds".to_owned(),

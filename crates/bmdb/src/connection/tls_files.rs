@@ -1,26 +1,42 @@
-//! TLS files of a connection URL: the CA, the client's certificate and its key are judged before sqlx reads them.
+//! TLS files of a connection URL: the CA, the client's certificate and its key are judged here, and sqlx gets their contents.
 //!
-//! sqlx reads them whenever it opens a connection, so that a renewed file counts. Its parser passes over a certificate behind
-//! a byte order mark and over blocks with other labels, and then a connection fails for another reason, or trusts other CAs
-//! than the file has. So a handle reads the files when it connects, by the rules of [`model::pem_blocks`]. A mark is refused:
-//! sqlx would not pass over it.
+//! sqlx would read them whenever it opens a connection. Its parser passes over a certificate behind a byte order mark and over
+//! blocks with other labels, and then a connection fails for another reason, or trusts other CAs than the file has. So a handle
+//! reads the files itself, by the rules of [`model::pem_blocks`], and passes on the blocks that are used. A mark is refused.
 //!
 //! A user who can change the CA file can answer in place of the database. So nobody else may be able to change a file of
-//! certificates, or a directory on the way to it. Then what sqlx reads later is trusted, too.
+//! certificates, or a directory on the way to it.
+//!
+//! The files are read again every few seconds, so that a renewed one counts for new connections. If one is refused then, new
+//! connections use the former contents of all of them, and the reason is published until they are accepted.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use sqlx::postgres::PgConnectOptions;
+use tokio::sync::watch;
 use trusted_file::private_file::read_private_file;
 use trusted_file::unchangeable_path::{ChangeableError, FileUse, check_unchangeable};
+use url::form_urlencoded;
 
 use crate::connection::error::BmdbError;
-use model::pem_blocks::{certificate_blocks, private_key_block};
+use crate::connection::{Bmdb, Inner};
+use model::pem_blocks::{PemBlock, certificate_blocks, private_key_block};
 use model::text_file::skip_mark;
+
+/// Time between two reads of the files.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What a file must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
+    /// Certificates of authorities that verify the server.
+    Authorities,
+    /// The client's certificate, with those between it and its authority.
     Certificates,
+    /// The key of the client's certificate.
     PrivateKey,
 }
 
@@ -28,7 +44,7 @@ enum Content {
 type Parameter = (&'static str, &'static [&'static str], &'static str, Content);
 
 const PARAMETERS: [Parameter; 3] = [
-    ("sslrootcert", &["ssl-root-cert", "ssl-ca"], "PGSSLROOTCERT", Content::Certificates),
+    ("sslrootcert", &["ssl-root-cert", "ssl-ca"], "PGSSLROOTCERT", Content::Authorities),
     ("sslcert", &["ssl-cert"], "PGSSLCERT", Content::Certificates),
     ("sslkey", &["ssl-key"], "PGSSLKEY", Content::PrivateKey),
 ];
@@ -46,13 +62,11 @@ pub struct TlsFile {
     content: Content,
 }
 
-/// The files of a URL, and those of variables that it does not replace.
+/// The files of a URL, and those of variables that it does not replace. The query is decoded as sqlx decodes it.
 pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String>) -> Vec<TlsFile> {
     let (url, _) = url.split_once('#').unwrap_or((url, ""));
     let (_, query) = url.split_once('?').unwrap_or((url, ""));
-    let decode_pair = |(name, value): (&str, &str)| (decode_form(name), decode_form(value));
-    let parts = query.split('&').filter_map(|part| part.split_once('='));
-    let pairs: Vec<(String, String)> = parts.map(decode_pair).collect();
+    let pairs: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let value_of = |names: &[&str]| {
         // The last one counts.
         let found = pairs.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
@@ -71,30 +85,97 @@ pub(super) fn list_tls_files(url: &str, variable: impl Fn(&str) -> Option<String
     PARAMETERS.into_iter().filter_map(file).collect()
 }
 
+/// What was read of the files, and is used for connections. It has a private key, so it is not shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct TlsContents(Vec<(Content, Vec<u8>)>);
+
+impl TlsContents {
+    /// The options with these contents in place of the files: sqlx reads none then.
+    pub(super) fn apply(&self, options: PgConnectOptions) -> PgConnectOptions {
+        self.0.iter().fold(options, |options, (content, blocks)| match content {
+            Content::Authorities => options.ssl_root_cert_from_pem(blocks.clone()),
+            Content::Certificates => options.ssl_client_cert_from_pem(blocks),
+            Content::PrivateKey => options.ssl_client_key_from_pem(blocks),
+        })
+    }
+}
+
 /// Reads the files. Fails for one with a block that would be passed over, for certificates that others can change, and for a
 /// private key that others can read or write.
-pub(super) async fn check_tls_files(files: &[TlsFile]) -> Result<(), BmdbError> {
+pub(super) async fn read_tls_files(files: &[TlsFile]) -> Result<TlsContents, BmdbError> {
+    let mut contents = Vec::with_capacity(files.len());
     for file in files {
         let (path, content) = (file.path.clone(), file.content);
         // The file system may be one of the network that does not answer.
         let judged = tokio::task::spawn_blocking(move || {
-            read_content(content, &path).and_then(|found| judge_content(content, &found))
+            read_content(content, &path).and_then(|found| find_blocks(content, &found))
         });
         let judged = judged.await.unwrap_or_else(|error| Err(format!("the check failed: {error}")));
-        judged.map_err(|reason| BmdbError::TlsFile {
+        let blocks = judged.map_err(|reason| BmdbError::TlsFile {
             parameter: file.parameter,
             path: file.path.clone(),
             reason,
         })?;
+        contents.push((content, blocks));
     }
-    Ok(())
+    Ok(TlsContents(contents))
+}
+
+/// Reads the files of a handle again and again, until it and its clones are gone. Does nothing if its URLs name none.
+pub(super) fn spawn_reads(bmdb: &Bmdb) {
+    let settings = &bmdb.inner.settings;
+    let mut urls = std::iter::once(settings).chain(settings.direct.as_deref());
+    if urls.all(|url| url.tls_files.is_empty()) {
+        return;
+    }
+    let handle = Arc::downgrade(&bmdb.inner);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(READ_INTERVAL).await;
+            let Some(inner) = handle.upgrade() else { return };
+            Bmdb { inner }.refresh_tls_files().await;
+        }
+    });
+}
+
+impl Bmdb {
+    /// Why the files of certificates that its URLs name are refused at the moment, as a sentence; `None` if they are used.
+    #[must_use]
+    pub fn subscribe_tls_refusal(&self) -> watch::Receiver<Option<String>> {
+        self.inner.tls_refusal.subscribe()
+    }
+
+    /// Reads the files of certificates again, for new connections. If one of a URL is refused, new connections use the former
+    /// contents of all of them.
+    pub async fn refresh_tls_files(&self) {
+        let Inner { settings, route, dedicated, tls_refusal, .. } = &*self.inner;
+        let direct = settings.direct.as_deref().map(|direct| (direct, &dedicated.route));
+        let mut refusals = BTreeSet::new();
+        for (url, route) in std::iter::once((settings, route)).chain(direct) {
+            match read_tls_files(&url.tls_files).await {
+                Ok(contents) => route.use_tls_contents(contents),
+                Err(error) => {
+                    refusals.insert(error.to_string());
+                }
+            }
+        }
+        let refusal = (!refusals.is_empty()).then(|| refusals.into_iter().collect::<Vec<_>>().join("; "));
+        tls_refusal.send_if_modified(|published| {
+            let is_changed = *published != refusal;
+            if is_changed && let Some(reason) = &refusal {
+                tracing::warn!(reason, "new connections to the BMDB use what its files had before");
+            }
+            *published = refusal;
+            is_changed
+        });
+    }
 }
 
 /// Reads a file. A private key is refused if other users can read or write it, as libpq refuses it, and certificates if
 /// other users can change them. The error is a sentence.
 fn read_content(content: Content, path: &Path) -> Result<Vec<u8>, String> {
     match content {
-        Content::Certificates => {
+        Content::Authorities | Content::Certificates => {
             check_unchangeable(path, FileUse::Configuration).map_err(|error| match error {
                 ChangeableError::Read { source, .. } => source.to_string(),
                 error => error.to_string(),
@@ -105,51 +186,23 @@ fn read_content(content: Content, path: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Why sqlx would not read a file as it was meant.
-fn judge_content(content: Content, found: &[u8]) -> Result<(), String> {
+/// Finds the blocks of a file that are used. The error is why it is none that was meant, as a sentence.
+fn find_blocks(content: Content, found: &[u8]) -> Result<Vec<u8>, String> {
     let text = skip_mark(found).map_err(|error| error.to_string())?;
     if text.len() < found.len() {
-        return Err(
-            "it begins with a byte order mark, which is not passed over there; save it without".to_owned()
-        );
+        return Err("it begins with a byte order mark; save it without".to_owned());
     }
-    let (block, is_there) = match content {
-        Content::Certificates => ("CERTIFICATE", certificate_blocks(text).map(|blocks| !blocks.is_empty())),
-        Content::PrivateKey => ("PRIVATE KEY", private_key_block(text).map(|key| key.is_some())),
-    };
-    match is_there {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(format!("it must be a PEM file with a block -----BEGIN {block}-----")),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Decodes a name or a value of a query as sqlx does, by the rules of `application/x-www-form-urlencoded`: a plus sign is a
-/// space, and what is no UTF-8 is replaced.
-fn decode_form(text: &str) -> String {
-    let text = text.replace('+', " ");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        match after.first_chunk().copied().and_then(parse_hexadecimal) {
-            Some(byte) if *first == b'%' => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
+    let (label, blocks) = match content {
+        Content::Authorities | Content::Certificates => ("CERTIFICATE", certificate_blocks(text)),
+        Content::PrivateKey => {
+            ("PRIVATE KEY", private_key_block(text).map(|key| key.into_iter().collect::<Vec<PemBlock<'_>>>()))
         }
+    };
+    let blocks = blocks.map_err(|error| error.to_string())?;
+    if blocks.is_empty() {
+        return Err(format!("it must be a PEM file with a block -----BEGIN {label}-----"));
     }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The byte of two hexadecimal digits; `None` for other characters, such as a sign.
-fn parse_hexadecimal(digits: [u8; 2]) -> Option<u8> {
-    let is_number = digits.iter().all(u8::is_ascii_hexdigit);
-    let text = std::str::from_utf8(&digits).ok().filter(|_| is_number)?;
-    u8::from_str_radix(text, 16).ok()
+    Ok(blocks.iter().flat_map(|block| block.text).copied().collect())
 }
 
 #[cfg(test)]
@@ -157,6 +210,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::connection::settings::ConnectionSettings;
 
     #[test]
     fn files_are_those_of_the_url_and_then_those_of_variables() {
@@ -174,6 +228,8 @@ mod tests {
                 vec![("sslrootcert", "/my ca.pem"), ("sslcert", "/a+b.pem"), ("sslkey", "/% 5%zz")],
             ),
             ("?sslcert=-----BEGIN%20CERTIFICATE-----&sslkey=100%", vec![("sslkey", "100%")]),
+            // A name alone has an empty value.
+            ("?sslcert&&sslkey=/own.key", vec![("sslcert", ""), ("sslkey", "/own.key")]),
         ] {
             let files = list_tls_files(&format!("postgres://kim@db/bmdb{query}"), variable);
             let found: Vec<(&str, &str)> =
@@ -212,9 +268,49 @@ mod tests {
         }
     }
 
+    fn pem_block(label: &str, line: &str) -> String {
+        format!("-----BEGIN {label}-----\n{line}\n-----END {label}-----\n")
+    }
+
+    /// How the options show these bytes.
+    fn inline_debug(text: &str) -> String {
+        format!("Inline({:?})", text.as_bytes())
+    }
+
+    #[tokio::test]
+    async fn connection_uses_the_blocks_that_were_judged_and_reads_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        let (certificate, key) = (pem_block("CERTIFICATE", "AAAA"), pem_block("PRIVATE KEY", "BBBB"));
+        let mut query = Vec::new();
+        for (parameter, content, mode) in [
+            ("sslrootcert", format!("of kim\n{key}{certificate}"), 0o644),
+            ("sslcert", certificate.clone(), 0o644),
+            ("sslkey", format!("{certificate}{key}"), 0o600),
+        ] {
+            let path = root.join(parameter);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            query.push(format!("{parameter}={}", path.display()));
+        }
+        let url = format!("postgres://kim@db/bmdb?{}", query.join("&"));
+        let settings = ConnectionSettings::from_url(&url, "test").unwrap();
+        let contents = read_tls_files(&settings.tls_files).await.unwrap();
+        let options = format!("{:?}", contents.apply(settings.options));
+        assert!(!options.contains("File("), "{options}");
+        for (field, text) in
+            [("ssl_root_cert", &certificate), ("ssl_client_cert", &certificate), ("ssl_client_key", &key)]
+        {
+            assert!(
+                options.contains(&format!("{field}: Some({})", inline_debug(text))),
+                "{field}: {options}"
+            );
+        }
+    }
+
     #[test]
     fn file_that_would_be_read_otherwise_is_refused() {
-        let block = |label: &str| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+        let block = |label: &str| pem_block(label, "AAAA");
         let (certificate, key) = (block("CERTIFICATE"), block("PRIVATE KEY"));
         for (content, text, part) in [
             (Content::Certificates, certificate.clone(), None),
@@ -236,7 +332,7 @@ mod tests {
             (Content::PrivateKey, block("ENCRYPTED PRIVATE KEY"), Some("its private key is encrypted")),
             (Content::PrivateKey, key.clone() + &key, Some("it has 2 private keys")),
         ] {
-            let judged = judge_content(content, text.as_bytes()).err();
+            let judged = find_blocks(content, text.as_bytes()).err();
             assert_eq!(judged.is_some(), part.is_some(), "{text}: {judged:?}");
             assert!(judged.unwrap_or_default().contains(part.unwrap_or_default()), "{text}");
         }

@@ -1,6 +1,6 @@
 //! Why a server cannot be reached, in words for the person who wrote its address.
 
-use crate::connection::error::server_words;
+use crate::connection::error::{server_words, without_blocks};
 
 /// Why the server cannot be reached, without the password that some messages repeat.
 pub(super) fn unreachable_reason(error: &sqlx::Error) -> String {
@@ -12,7 +12,7 @@ pub(super) fn unreachable_reason(error: &sqlx::Error) -> String {
             ),
             None => io.to_string(),
         },
-        sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        sqlx::Error::Tls(tls) => format!("TLS failed: {}", without_blocks(&tls.to_string())),
         sqlx::Error::Database(refusal) => refusal_reason(&server_words(refusal.message())),
         other => other.to_string(),
     }
@@ -38,7 +38,17 @@ fn refusal_reason(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::error::BmdbError;
+    use crate::connection::error::{BmdbError, describe_error};
+
+    #[test]
+    fn damaged_certificate_of_a_file_is_not_repeated() {
+        let damaged = sqlx::Error::Tls("Invalid certificate -----BEGIN CERTIFICATE-----\nAA".into());
+        let expected = "TLS failed: Invalid certificate in a file that the URL names; copy it again from where it was issued";
+        assert_eq!(unreachable_reason(&damaged), expected);
+        assert!(!describe_error(&damaged).contains("-----"), "{}", describe_error(&damaged));
+        let other = sqlx::Error::Tls("server does not support TLS".into());
+        assert_eq!(unreachable_reason(&other), "TLS failed: server does not support TLS");
+    }
 
     #[test]
     fn pooler_that_refuses_connection_options_is_named_with_what_to_do() {

@@ -17,6 +17,7 @@ mod newer_fence;
 mod outages;
 mod peer_renewal_orders;
 mod phase_twin;
+mod poolers;
 mod priority;
 mod proxy;
 mod races;

@@ -13,7 +13,6 @@ use model::retirement::RetirementStage;
 use model::role_declaration::RoleDeclaration;
 use model::time::Span;
 use model::two_person_rule::{CANCEL_RETIRE_RPC, Principal, WAIVE_RPC};
-use proto::curator::v1 as wire;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
@@ -27,7 +26,7 @@ use shepherd_bmdb::orders::retirement;
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::Kit;
+use testkit::bmdb_kit::{Kit, web_role};
 
 const SET: &str = "shepherd.fleet.v1.Budgets/Set";
 
@@ -387,19 +386,6 @@ async fn approval_of_a_credential_that_was_revoked_since_counts_for_nothing() ->
     Ok(())
 }
 
-/// A role with one service, which runs as this user.
-fn declaration(user: &str) -> Result<RoleDeclaration> {
-    let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
-    let service = wire::Service {
-        name: "server".to_owned(),
-        run: Some(wire::service::Run::RootFilesystem(run)),
-        user: user.to_owned(),
-        ..wire::Service::default()
-    };
-    let services = vec![service];
-    Ok(RoleDeclaration::new(wire::Declaration { role: "web".to_owned(), services, ..Default::default() })?)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn add_on_that_is_new_or_has_other_objects_needs_two() -> TestResult {
     let kit = with_two("second_person_add_ons").await?;
@@ -456,8 +442,9 @@ async fn declaration_that_gives_root_needs_two() -> TestResult {
     kit.founded_cluster(1, 0).await?;
     let declare = async |user: &str, key: &str| {
         let given = order("kim@a", "shepherd.fleet.v1.Clusters/DeclareRole", Some(key), user);
+        let declaration = RoleDeclaration::new(web_role(&"ab".repeat(32), user))?;
         kit.bmdb
-            .declare_cluster_role(given, "ams".to_owned(), declaration(user)?.into())
+            .declare_cluster_role(given, "ams".to_owned(), declaration.into())
             .await
             .map_err(anyhow::Error::from)
     };

@@ -6,14 +6,13 @@ use model::role_declaration::RoleDeclaration;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signing_key::SigningKey;
 use model::signed_artefact::signing_trust::SigningTrust;
-use proto::curator::v1 as wire;
 use shepherd_bmdb::cluster::declaration::NewDeclaration;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::Kit;
+use testkit::bmdb_kit::{Kit, web_role};
 
 const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
 /// A signature of a declaration with the name `web`. A shepherd verifies it before it stores anything.
@@ -63,17 +62,9 @@ async fn role_that_gives_root_is_signed_or_approved() -> TestResult {
     let kit = Kit::new("signed_roles").await?;
     kit.founded_cluster(1, 0).await?;
     let declare = async |user: &str, signature: Option<&str>, trust: SigningTrust, key: &str| {
-        let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
-        let service = wire::Service {
-            name: "server".to_owned(),
-            run: Some(wire::service::Run::RootFilesystem(run)),
-            user: user.to_owned(),
-            // Each declaration is another one.
-            arguments: vec![key.to_owned()],
-            ..wire::Service::default()
-        };
-        let declared =
-            wire::Declaration { role: "web".to_owned(), services: vec![service], ..Default::default() };
+        let mut declared = web_role(&"ab".repeat(32), user);
+        // Each declaration is another one.
+        declared.services[0].arguments = vec![key.to_owned()];
         // Only what the shepherd verified is stored.
         let declared = attach_signature(&declared, "forged");
         let signature = signature.map(ArtefactSignature::parse).transpose()?;

@@ -490,3 +490,20 @@ async fn load_nodes(client: &Client) -> Result<Nodes, ServiceError> {
     });
     nodes.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use curator_client::leader_channel::{REVOCATION_BOUND, STATEMENT_ARRIVAL};
+
+    use super::*;
+
+    /// The documents promise the bound, and half a minute more if another curator has to lead first.
+    #[test]
+    fn statement_reaches_every_node_within_the_promised_time() {
+        // A leader that has missed the revocation signs at its next tick.
+        let longest = SYNC_INTERVAL + STATEMENT_ARRIVAL;
+        assert!(longest <= REVOCATION_BOUND, "{longest:?}");
+        let with_election = LEADER_TTL + longest;
+        assert!(with_election <= REVOCATION_BOUND + Duration::from_secs(30), "{with_election:?}");
+    }
+}

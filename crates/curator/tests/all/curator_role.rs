@@ -13,7 +13,6 @@ use proto::curator::v1::leader_client::LeaderClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
 use proto::curator::v1::registration_client::RegistrationClient;
-use proto::curator::v1::revoke_credentials_request::Target;
 use shepherd_curator::bootstrap::issue_curator_from_local_etcd;
 use shepherd_curator::service::gate_monitor::GateMonitor;
 use tokio::task::JoinSet;
@@ -25,7 +24,7 @@ use testkit::curators::{Cluster, ClusterOptions, certificate, refusal, status};
 use testkit::etcd_servers::{in_time, until};
 use testkit::key_holder::Holder;
 
-use crate::leading::{call_leader, way, way_of};
+use crate::leading::{call_leader, revoke_node, way, way_of};
 
 const REQUEST: wire::IssueCuratorCertificateRequest = wire::IssueCuratorCertificateRequest {};
 
@@ -196,10 +195,7 @@ async fn removed_member_is_given_no_other_one() -> TestResult {
 
     // A member with revoked credentials gets none either.
     let revoked = &cluster.nodes[(leader + 2) % 3];
-    let target = Some(Target::NodeId(revoked.id.to_string()));
-    let (credentials, revoke) =
-        (CredentialsClient::new(curators.channel()), wire::RevokeCredentialsRequest { target });
-    call_leader("a revocation", async || credentials.clone().revoke(revoke.clone()).await).await?;
+    revoke_node(&curators, revoked).await?;
     let (code, text) =
         refusal(nodes_of(&cluster, revoked, leader)?.issue_curator_certificate(REQUEST).await)?;
     assert_eq!(code, Code::Unauthenticated, "{text}");

@@ -10,9 +10,11 @@ use curator_client::leader_channel::LeaderTracker;
 use etcd::key_space::TICKETS;
 use etcd::namespace::KeySelector;
 use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::leader_client::LeaderClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::revoke_credentials_request::Target;
 use proto::curator::v1::tickets_client::TicketsClient;
 use rustls::sign::CertifiedKey;
 use tokio::task::JoinSet;
@@ -30,6 +32,15 @@ pub(super) fn three() -> ClusterOptions {
         deadline: Duration::from_secs(3),
         ..ClusterOptions::default()
     }
+}
+
+/// Starts three curators, and waits until one leads and its member of etcd is connected to the others. Returns its number.
+pub(super) async fn start_connected(options: ClusterOptions) -> Result<(Cluster, usize)> {
+    let cluster = Cluster::start_with(options).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let client = cluster.client_of(leader);
+    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
+    Ok((cluster, leader))
 }
 
 /// A tracker of the leader with an owner's certificate, which runs in the background.
@@ -72,6 +83,15 @@ pub(super) async fn call_leader<T>(
         }
     };
     in_time(what, calling).await?
+}
+
+/// Has the leader revoke the credentials of a node. The call is repeated while none is found.
+pub(super) async fn revoke_node(curators: &LeaderTracker, node: &Holder) -> Result<()> {
+    let credentials = CredentialsClient::new(curators.channel());
+    let target = Some(Target::NodeId(node.id.to_string()));
+    let request = wire::RevokeCredentialsRequest { target };
+    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    Ok(())
 }
 
 /// Every place with an address of a curator has one of IPv6: the listeners, the directory, the status of each node and the

@@ -7,10 +7,8 @@ use curator_client::authority_ring::{AuthorityRing, ReplacementStage};
 use curator_client::cluster::authority_record_key;
 use curator_client::node::{ConsensusMember, Node};
 use proto::curator::v1 as wire;
-use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::nodes_client::NodesClient;
-use proto::curator::v1::revoke_credentials_request::Target;
 use tonic::transport::Channel;
 
 use testkit::aloud::TestResult;
@@ -19,7 +17,7 @@ use testkit::etcd_servers::until;
 use testkit::key_holder::Holder;
 
 use crate::authority_rotation::{report, until_listed};
-use crate::leading::{call_leader, three, way};
+use crate::leading::{revoke_node, start_connected, three, way};
 
 /// The record of the authorities, as it is stored.
 async fn stored_ring(cluster: &Cluster) -> Result<AuthorityRing> {
@@ -151,16 +149,11 @@ async fn removal_before_the_first_statement_replaces_nothing() -> TestResult {
 /// A list of revoked peers would not be enough: the other members connect to this one, too.
 #[tokio::test]
 async fn membership_of_a_revoked_node_ends_and_begins_a_replacement() -> TestResult {
-    let cluster = Cluster::start_with(three()).await?;
-    let leader = cluster.until_one_leads(None).await?;
+    let (cluster, leader) = start_connected(three()).await?;
     let client = cluster.client_of(leader);
-    until("all are connected", async || Ok(client.connected_peers().await?.len() == 2)).await?;
     let (revoked, key) = (&cluster.nodes[(leader + 1) % 3], authority_record_key()?);
     let (curators, _following) = way(&cluster)?;
-    let target = Some(Target::NodeId(revoked.id.to_string()));
-    let (credentials, request) =
-        (CredentialsClient::new(curators.channel()), wire::RevokeCredentialsRequest { target });
-    call_leader("a revocation", async || credentials.clone().revoke(request.clone()).await).await?;
+    revoke_node(&curators, revoked).await?;
 
     let management = ManagementClient::new(curators.channel());
     let get = async || management.clone().get_consensus(wire::GetConsensusRequest {}).await;

@@ -348,8 +348,8 @@ fn process_issues(evidence: &IssueInputs) -> Vec<Issue> {
             (
                 IssueKind::FileRefused,
                 &session.file_refused,
-                "repair the file and run `shepherd --check` there; an agent is read again within seconds, and a certificate within \
-                 an hour",
+                "repair the file and run `shepherd --check` there; an agent and a file of the database's URL are read again within \
+                 seconds, and another certificate within an hour",
             ),
         ];
         for (kind, message, remedy) in problems {

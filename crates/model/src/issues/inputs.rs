@@ -181,7 +181,7 @@ pub struct SessionIssueInputs {
     pub storage_low: Option<String>,
     /// The sentence that its process has nearly as many open files as it may have, in the same session.
     pub open_files_low: Option<String>,
-    /// The sentence that its process refuses a certificate or an agent that it has read again, in the same session.
+    /// The sentence that its process refuses a certificate, a key or an agent that it has read again, in the same session.
     pub file_refused: Option<String>,
 }
 

@@ -330,4 +330,4 @@ pub fn is_fetchable_url(url: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

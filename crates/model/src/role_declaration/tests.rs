@@ -7,7 +7,8 @@ fn program() -> wire::service::Run {
     wire::service::Run::Program(wire::Program { source, url: String::new() })
 }
 
-fn rootfs() -> wire::service::Run {
+/// A program in a root file system.
+pub(crate) fn rootfs() -> wire::service::Run {
     wire::service::Run::RootFilesystem(wire::RootFilesystem {
         archive: "ab".repeat(32),
         program: "/bin/server".to_owned(),
@@ -337,14 +338,8 @@ fn root_filesystem_runs_as_a_number_and_may_have_files_anywhere_in_it() {
 
 #[test]
 fn privileges_are_root_programs_of_the_node_and_what_goes_beyond_the_confinement() {
-    let in_root = |user: &str| wire::Service {
-        run: Some(wire::service::Run::RootFilesystem(wire::RootFilesystem {
-            archive: "ab".repeat(32),
-            program: "/bin/server".to_owned(),
-        })),
-        user: user.to_owned(),
-        ..service("web", &[])
-    };
+    let in_root =
+        |user: &str| wire::Service { run: Some(rootfs()), user: user.to_owned(), ..service("web", &[]) };
     let privileges =
         |declared: wire::Service| RoleDeclaration::new(role([declared])).unwrap().list_privileges();
     assert_eq!(privileges(in_root("1000")), Vec::<String>::new());

@@ -164,6 +164,7 @@ mod tests {
     use proto::curator::v1 as wire;
 
     use super::*;
+    use crate::role_declaration::tests::rootfs;
     use crate::signed_artefact::tests::{BY_FIRST, FIRST_KEY, PROGRAM, SECOND_KEY, key, signature};
 
     /// Signature of the program with the first key, as the declaration of a role.
@@ -231,10 +232,9 @@ mod tests {
     );
 
     fn declared(user: &str, signature: &str) -> RoleDeclaration {
-        let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
         let service = wire::Service {
             name: "server".to_owned(),
-            run: Some(wire::service::Run::RootFilesystem(run)),
+            run: Some(rootfs()),
             user: user.to_owned(),
             ..wire::Service::default()
         };

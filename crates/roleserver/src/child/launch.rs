@@ -99,7 +99,7 @@ impl ChildRecord {
 
     /// Replaces the record at this path.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        atomic_file::replace_file(path, &serde_json::to_vec(self)?, Durability::UntilPowerLoss)
+        atomic_file::replace_hint(path, &serde_json::to_vec(self)?, Durability::UntilPowerLoss)
     }
 }
 

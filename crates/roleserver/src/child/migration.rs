@@ -14,6 +14,8 @@
 //! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
 //!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
 //!    Processes that were started meanwhile follow, in the old group or in that of the scope.
+//!    After an interruption between steps 2 and 3, nobody knows which processes were in an inner group: all go into
+//!    [`LEAF`]. The scope limits them, and refuses them devices, in either group.
 //! 4. The old group is removed.
 //! 5. The state of runc names the new groups, and the scope refuses devices to a container as its group did.
 //! 6. The record names the old group no more. From now on it is a child like one that was started in a scope.

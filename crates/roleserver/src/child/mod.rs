@@ -31,7 +31,7 @@
 //!
 //! * [`spec`][]: what to run. Its digest shows whether the running program still matches.
 //! * [`cgroup`][]: control groups, version 1, 2 or both, as the host has them. [`limits`][]: which limits a group can
-//!   hold (pure).
+//!   hold (pure). `running_limits`: applies the limits of a running child.
 //! * [`confinement`][]: the capabilities that a declared service keeps, and `no_new_privs`.
 //! * [`launch`][]: the steps from this program to the other one.
 //! * [`scope`][]: whether children get scopes of systemd, their names and properties (pure). [`placement`][]: puts a
@@ -80,6 +80,7 @@ pub mod migration;
 pub mod placement;
 mod process_move;
 mod runc_state;
+mod running_limits;
 pub mod scope;
 pub mod spec;
 mod unit_group;

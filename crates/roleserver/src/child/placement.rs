@@ -16,14 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::child::cgroup::{Cgroup, CgroupError, io_error};
-use crate::child::launch::{ChildRecord, read_record};
+use crate::child::launch::read_record;
 use crate::child::lifecycle::ChildContext;
-use crate::child::limits::{
-    find_missing_limits, missed_limits_message, name_limits, scope_limits_message, split_limits,
-};
+use crate::child::limits::{find_missing_limits, name_limits, split_limits};
 use crate::child::scope::{
-    LEAF, SLICE, ScopeRecord, StartFacts, StartingUnit, find_starting_unit, limit_properties, scope_name,
-    scope_number, scope_properties,
+    LEAF, SLICE, ScopeRecord, StartFacts, StartingUnit, find_starting_unit, scope_name, scope_number,
+    scope_properties,
 };
 use crate::child::spec::ResourceLimits;
 use crate::child::unit_group::lock_layout;
@@ -156,7 +154,7 @@ impl Scopes {
     }
 
     /// Remembers the limits of a child that have to be set once systemd answers, or that there are none.
-    fn remember_missed(&self, child: &str, limits: Option<ResourceLimits>) {
+    pub(super) fn remember_missed(&self, child: &str, limits: Option<ResourceLimits>) {
         let mut missed = self.missed_limits.lock().unwrap_or_else(PoisonError::into_inner);
         match limits {
             Some(limits) => missed.insert(child.to_owned(), limits),
@@ -164,7 +162,8 @@ impl Scopes {
         };
     }
 
-    fn first_missed(&self) -> Option<(String, ResourceLimits)> {
+    /// The first child with such limits; `None` if there is none.
+    pub(super) fn first_missed(&self) -> Option<(String, ResourceLimits)> {
         let missed = self.missed_limits.lock().unwrap_or_else(PoisonError::into_inner);
         missed.first_key_value().map(|(child, limits)| (child.clone(), *limits))
     }
@@ -236,7 +235,7 @@ impl Scopes {
 
 /// Waits until the group of a scope has these limits. Returns those that it does not have in time; `None` if there are
 /// none. Blocks, for [`LIMITS_TIMEOUT`] at most, and not after `until`.
-fn wait_for_limits(
+pub(super) fn wait_for_limits(
     group: &Cgroup,
     limits: &ResourceLimits,
     until: Option<Instant>,
@@ -276,7 +275,8 @@ pub fn find_scopes(
 }
 
 impl ChildContext {
-    fn mountinfo(&self) -> String {
+    /// The mounts of this host, by which groups are found.
+    pub(super) fn mountinfo(&self) -> String {
         match &self.scopes {
             Some(scopes) => scopes.mountinfo.clone(),
             None => mountinfo::read_mountinfo().unwrap_or_default(),
@@ -351,98 +351,6 @@ impl ChildContext {
         // As in a scope, so that the path of a group inside it is the same for runc.
         let group = if self.scopes.is_some() { group.with_leaf(LEAF) } else { group };
         Ok(CreatedGroup { group, missed_limits })
-    }
-
-    /// Applies limits to a running child.
-    ///
-    /// In a scope they are properties of the scope, so that they survive a `daemon-reload`. While systemd does not
-    /// answer they are written to the group, which holds until the next `daemon-reload`, and are set as soon as it
-    /// answers ([`Self::set_missed_limits`]).
-    pub fn apply_limits(&self, name: &str, limits: &ResourceLimits) -> Result<(), CgroupError> {
-        let record = read_record(&self.record_path(name));
-        let scope = record.as_ref().and_then(|record| record.scope.clone());
-        let Some(ScopeRecord { unit, control_group }) = scope else {
-            let CreatedGroup { missed_limits, .. } = self.create_group(name, limits)?;
-            // Without systemd there is no scope that could have them later.
-            if let Some(record) = record {
-                self.record_missed_limits(name, record, missed_limits.filter(|_| self.scopes.is_some()));
-            }
-            return Ok(());
-        };
-        if let Some(scopes) = &self.scopes {
-            match scopes.manager.set_properties(&unit, &limit_properties(limits)) {
-                Ok(()) => {
-                    scopes.remember_missed(name, None);
-                    let group = Cgroup::at_path(&self.mountinfo(), &control_group);
-                    if let Some(record) = record {
-                        let missed = wait_for_limits(&group, limits, scopes.manager.until);
-                        self.record_missed_limits(name, record, missed);
-                    }
-                    return Ok(());
-                }
-                Err(error) => {
-                    scopes.remember_missed(name, error.is_silence().then_some(*limits));
-                    tracing::warn!(%error, unit, "the limits of a scope are written to its control group instead");
-                }
-            }
-        }
-        Cgroup::at_path(&self.mountinfo(), &control_group).set_limits(limits)
-    }
-
-    /// Records which limits of a running child do not hold, and warns if these are others than before.
-    fn record_missed_limits(&self, name: &str, record: ChildRecord, missed_limits: Option<ResourceLimits>) {
-        if record.missed_limits == missed_limits {
-            return;
-        }
-        match &missed_limits {
-            Some(missed) if record.scope.is_some() => {
-                tracing::warn!("{}", scope_limits_message(name, missed));
-            }
-            Some(missed) => tracing::warn!("{}", missed_limits_message(name, missed)),
-            None => {}
-        }
-        if let Err(error) = (ChildRecord { missed_limits, ..record }).write(&self.record_path(name)) {
-            tracing::warn!(%error, name, "the record of a program does not have its new limits");
-        }
-    }
-
-    /// Reads again which recorded limits of a running child its scope does not have; `None` if it has all of them.
-    pub(super) fn refresh_missed_limits(&self, name: &str) -> Option<ResourceLimits> {
-        let record = read_record(&self.record_path(name)).filter(|record| record.instance.is_alive())?;
-        let (scope, missed) = record.scope.as_ref().zip(record.missed_limits)?;
-        let group = Cgroup::at_path(&self.mountinfo(), &scope.control_group);
-        let missing = find_missing_limits(&missed, &group.read_limits());
-        let missing = Some(missing).filter(|missing| *missing != ResourceLimits::default());
-        self.record_missed_limits(name, record, missing);
-        missing
-    }
-
-    /// Sets the limits that systemd did not take. Stops at the first that it does not take now either, because each
-    /// would take the whole deadline. Blocks.
-    pub fn set_missed_limits(&self) {
-        let Some(scopes) = &self.scopes else { return };
-        while let Some((name, _)) = scopes.first_missed() {
-            let lock = scopes.lock_of(&name);
-            let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-            // Somebody may have set others before the lock was free.
-            let Some((_, limits)) = scopes.first_missed().filter(|(first, _)| *first == name) else {
-                continue;
-            };
-            let record = read_record(&self.record_path(&name));
-            let record = record.filter(|record| record.instance.is_alive());
-            if let Some((record, scope)) = record.and_then(|record| Some((record.clone(), record.scope?))) {
-                match scopes.manager.set_properties(&scope.unit, &limit_properties(&limits)) {
-                    Err(error) if error.is_silence() => return,
-                    Err(error) => tracing::warn!(%error, name, "the limits of a scope were not set"),
-                    Ok(()) => {
-                        let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group);
-                        let missed = wait_for_limits(&group, &limits, scopes.manager.until);
-                        self.record_missed_limits(&name, record, missed);
-                    }
-                }
-            }
-            scopes.remember_missed(&name, None);
-        }
     }
 
     /// The number for the next scope of a child.

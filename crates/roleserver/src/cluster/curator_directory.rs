@@ -218,8 +218,9 @@ mod tests {
     fn curators_that_cannot_be_stored_are_followed_all_the_same() {
         let (directory, files) = files();
         let (tracker, facts) = (start(&files), NodeFacts::default());
-        // No file can be made where a directory is, as on a full disk.
+        // No file can be made where a directory is that cannot be moved away, as on a full disk.
         std::fs::create_dir_all(directory.path().join("cluster/curators.json/full")).unwrap();
+        std::fs::create_dir_all(directory.path().join("cluster/curators.json.damaged/full")).unwrap();
         for curators in [list(&["a:1"]), list(&["a:1", "b:1"])] {
             assert!(adopt_curators(&files, &tracker, &facts, &curators));
             assert_eq!(tracker.directory(), curators);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use curator::service::gate_monitor::{GateMonitor, GateNumbers};
 use model::host_finding::{HostFinding, HostFindingKind};
 
-use crate::cluster::control_plane::CURATOR_PORT;
+use crate::cluster::local_curator::CURATOR_PORT;
 use crate::host_findings::HostFindings;
 
 /// The source of the finding of this file.

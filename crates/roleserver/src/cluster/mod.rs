@@ -16,12 +16,13 @@
 //! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster. [`node_address`][]: the address of the node.
 //!   `host_addresses`: the addresses of the host.
-//! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
-//!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_data`][]: which member has data
-//!   on the disk. [`etcd_program`][]: the version of etcd. [`etcd_space`][]: makes room in an etcd that is full.
-//!   [`etcd_image`][]: restores an image of a whole etcd. [`peer_certificate`][]: renews the certificate of etcd.
-//!   [`peer_revocation`][]: the list of the certificates that etcd rejects. [`member_address`][]: follows a member that
-//!   comes back with another address. `beside_etcd`: steps that need the running etcd, and stop nothing when they fail.
+//! * [`control_plane`][]: etcd as a child, and the curator in this process. [`local_curator`][]: that curator.
+//!   [`startup`][]: decides whether both run, from founding or from roles (pure). [`etcd_member`][]: how etcd is
+//!   started. [`etcd_data`][]: which member has data on the disk. [`etcd_program`][]: the version of etcd.
+//!   [`etcd_space`][]: makes room in an etcd that is full. [`etcd_image`][]: restores an image of a whole etcd.
+//!   [`peer_certificate`][]: renews the certificate of etcd. [`peer_revocation`][]: the list of the certificates that
+//!   etcd rejects. [`member_address`][]: follows a member that comes back with another address. `beside_etcd`: steps
+//!   that need the running etcd, and stop nothing when they fail.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_problems`][]: what a person has to know, by the part that reports it.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
@@ -82,6 +83,7 @@ pub mod etcd_start;
 pub mod files;
 mod host_addresses;
 pub mod kubernetes;
+pub mod local_curator;
 pub mod member_address;
 pub mod node_address;
 pub mod node_enrolment;

@@ -6,45 +6,36 @@
 //! Transient errors are retried here. Any other error ends this runnable with a sentence. The supervisor restarts it
 //! after a backoff, because an operator may have fixed the cause.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use curator::bootstrap::{BootstrapRequest, create_authority};
-use curator::restore::RestoreSource;
 use curator_client::certificate::{Renewal, RenewalPoint, Validity, decide_renewal};
 use curator_client::clock::Clock;
-use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::identity::Identity;
-use curator_client::pki::Authority;
 use curator_client::status_text::describe_status;
 use curator_client::tls::certified_key;
-use etcd::snapshot_file::verify_snapshot;
-use model::role_declaration::Sha256;
 use proto::curator::v1 as wire;
 use proto::curator::v1::commit_response::Result as Committed;
 use proto::curator::v1::registration_client::RegistrationClient;
 use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
 use tonic::{Code, Status};
-use uuid::Uuid;
 
 use crate::child::lifecycle::ChildContext;
-use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
+use crate::cluster::files::{ClusterFiles, Credentials};
 use crate::cluster::member_address::running_member_address;
 use crate::cluster::node_address::{host_has, node_address, restart_address};
 use crate::cluster::node_facts::{
-    ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate,
-    curator_channel, node_id_of_key,
+    CuratorConnection, CurrentCertificate, NodeFacts, check_own_certificate, curator_channel, node_id_of_key,
 };
-use crate::cluster::node_order::{
-    NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_statement, parse_ticket,
-};
+use crate::cluster::node_order::{NodeOrder, OrderKind, parse_anchor, parse_statement, parse_ticket};
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::order_inbox::adopt_epoch;
 use crate::cluster::services::persisted::read_node_info;
 use crate::cluster::stored_authorities::authorities_above;
 use crate::server_pool::ServerPool;
+
+mod founding;
 
 /// Pause between two attempts, and the shortest pause that a curator can request.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -176,121 +167,6 @@ impl NodeEnroller {
             // The order was withdrawn in the meantime.
             _ => Err(RunnableError::msg("this machine has no order any more")),
         }
-    }
-
-    async fn found_cluster(&self, order: &NodeOrder) -> Result<(), RunnableError> {
-        let OrderKind::Found { cluster, name, owner_keys, snapshot, image, revocations, epoch } = &order.what
-        else {
-            return Ok(());
-        };
-        self.files.raise_epoch(*cluster, *epoch)?;
-        let key = self.files.read_or_create_key()?;
-        let restoring = match snapshot {
-            Some(known_by) => Some(self.fetch_snapshot(*cluster, parse_snapshot(known_by)?, *epoch).await?),
-            None => None,
-        };
-        if let Some(image) = image {
-            self.fetch_image(parse_snapshot(&image.sha256)?).await?;
-        }
-        let mut revoked = BTreeMap::new();
-        for (key, value) in revocations {
-            revoked.insert(key.clone(), hex::decode(value)?);
-        }
-        let restoring = restoring.map(|restoring| RestoreSource {
-            over_image: image.is_some(),
-            revocations: revoked,
-            ..restoring
-        });
-        let kept = if let Some(kept) = self.files.read_authority()? {
-            kept
-        } else {
-            let made = match &restoring {
-                Some(restoring) => restoring.snapshot.cluster_and_authority()?.1,
-                None => create_authority(*cluster, self.clock.now())?,
-            };
-            let kept = StoredAuthority {
-                certificate: hex::encode(&made.anchor().certificate),
-                private_key: hex::encode(made.pkcs8()),
-            };
-            self.files.write_authority(&kept)?;
-            kept
-        };
-        let authority = Authority::load(&hex::decode(&kept.certificate)?, &hex::decode(&kept.private_key)?)?;
-        let address = self.scope.until_cancelled(node_address(Some(order), [])).await??;
-        let founding = BootstrapRequest {
-            authority: Arc::new(authority),
-            name: name.clone(),
-            owner_keys: owner_keys.iter().map(|key| parse_key(key)).collect::<Result<_, _>>()?,
-            node_key: curator_client::node_id::PublicKey(key.public_key()),
-            machine: order.machine,
-            labels: order.labels.clone(),
-            address: Some(address),
-            restore: restoring,
-        };
-        self.facts.address.set(address);
-        self.facts.founding.set(Some(ClusterFounding {
-            founding: Arc::new(founding),
-            address,
-            image: image.clone(),
-        }));
-        Ok(())
-    }
-
-    /// The snapshot to restore: the stored one if its digest is right, or else fetched from a shepherd. A partial
-    /// download is resumed. A file with another digest is removed and fetched again.
-    async fn fetch_snapshot(
-        &self,
-        cluster: Uuid,
-        known_by: Sha256,
-        epoch: u64,
-    ) -> Result<RestoreSource, RunnableError> {
-        let path = self.files.snapshot_path();
-        for _ in 0..2 {
-            let read = tokio::fs::read(&path).await;
-            if let Some(encoded) = read.ok().filter(|encoded| snapshot_digest(encoded) == known_by.0) {
-                let snapshot = ClusterSnapshot::decode(&encoded)?;
-                if snapshot.cluster != cluster || snapshot.epoch >= epoch {
-                    return Err(RunnableError::msg(format!(
-                        "the snapshot is of epoch {} of cluster {}, and cannot become epoch {epoch} of cluster {cluster}",
-                        snapshot.epoch, snapshot.cluster
-                    )));
-                }
-                return Ok(RestoreSource {
-                    snapshot: Arc::new(snapshot),
-                    epoch,
-                    over_image: false,
-                    revocations: BTreeMap::new(),
-                });
-            }
-            let fetched =
-                self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;
-            fetched.map_err(|error| RunnableError::msg(format!("the snapshot is not here: {error}")))?;
-            let fetched = tokio::fs::read(&path).await.unwrap_or_default();
-            if snapshot_digest(&fetched) != known_by.0 {
-                self.files.remove_snapshot()?;
-            }
-        }
-        Err(RunnableError::msg("shepherds send another snapshot than the one to restore from"))
-    }
-
-    /// Fetches the image of etcd to restore, unless it is here and its digest is right. A partial download is resumed. A
-    /// file with another digest is removed and fetched again.
-    async fn fetch_image(&self, known_by: Sha256) -> Result<(), RunnableError> {
-        let path = self.files.image_path();
-        let is_here = async || verify_snapshot(&path).await.is_ok_and(|image| image.sha256 == known_by.0);
-        for _ in 0..2 {
-            if is_here().await {
-                return Ok(());
-            }
-            let fetched =
-                self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;
-            fetched.map_err(|error| RunnableError::msg(format!("the image of etcd is not here: {error}")))?;
-            if is_here().await {
-                return Ok(());
-            }
-            self.files.remove_image()?;
-        }
-        Err(RunnableError::msg("shepherds send another image of etcd than the one to restore"))
     }
 
     async fn join_cluster(&self, order: &NodeOrder) -> Result<EnrolmentResult, RunnableError> {

@@ -62,6 +62,7 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::node_problems::NodePart;
 use crate::cluster::peer_revocation::is_pair_revoked;
 use crate::cluster::stored_authorities::{encode_bundle, read_anchor};
+use crate::state_format::check_format;
 
 /// File with what the running etcd was started with.
 const START_RECORD: &str = "started.json";
@@ -149,8 +150,7 @@ pub fn decide_restart(
 pub(super) fn record_start(files: &ClusterFiles) -> Result<(), RunnableError> {
     let had_list = has_had_list(files);
     let record = StartRecord { had_list, ..read_inputs(files)? };
-    files.write_etcd_file(START_RECORD, &serde_json::to_vec_pretty(&record)?)?;
-    Ok(())
+    Ok(files.write_etcd_hint(START_RECORD, &serde_json::to_vec_pretty(&record)?)?)
 }
 
 /// Whether this node has or has had a list of revoked peers, by its files and by the record of the last start. A record of a
@@ -195,7 +195,11 @@ fn find_start(files: &ClusterFiles) -> Result<Option<StartRecord>, ClusterFilesE
 
 /// The record of the last start; `None` if there is none, or if it is damaged.
 fn read_start_record(files: &ClusterFiles) -> Result<Option<StartRecord>, ClusterFilesError> {
-    let bytes = files.read_etcd_file(START_RECORD)?;
+    let bytes = match files.read_etcd_file(START_RECORD) {
+        Err(error) if error.is_directory() => None,
+        read => read?,
+    };
+    let bytes = bytes.filter(|bytes| check_format(bytes).is_ok());
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
@@ -351,6 +355,7 @@ mod tests {
     use curator_client::certificate::Serial;
     use curator_client::pki_revocation_list::PeerRevocations;
     use curator_client::testing::{at, authority, serial};
+    use testkit::damage::Damage;
 
     use super::*;
     use crate::cluster::files::tests::files;
@@ -405,8 +410,13 @@ mod tests {
         let started = read_start_record(&files).unwrap();
         assert_eq!(decide_restart(started.as_ref(), &present, running), None);
 
-        files.write_etcd_file(START_RECORD, b"{torn").unwrap();
-        assert_eq!(read_start_record(&files).unwrap(), None, "a damaged one counts as none");
+        let path = files.etcd_directory().join(START_RECORD);
+        for damage in Damage::ALL {
+            damage.inflict(&path).unwrap();
+            assert_eq!(read_start_record(&files).unwrap(), None, "{damage:?} counts as none");
+            record_start(&files).unwrap();
+            assert_eq!(read_start_record(&files).unwrap(), started, "{damage:?}");
+        }
     }
 
     #[test]

@@ -15,9 +15,9 @@ use proto::curator::v1::nodes_client::NodesClient;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 
-use crate::cluster::files::{ClusterFiles, EtcdMembership};
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, EtcdMembership};
 use crate::cluster::node_facts::NodeFacts;
-use crate::cluster::services::desired::{DeclarationMap, NodeInfo, RetainedRoles};
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo, REFUSED_DECLARATIONS, RetainedRoles};
 use crate::cluster::services::persisted::write_declarations;
 
 /// Makes the runnable. Its child watches the curator and may be restarted often; the stored roles are published only
@@ -74,6 +74,15 @@ fn node_info(node: &wire::Node) -> NodeInfo {
     NodeInfo { machine: node.machine_id.clone(), labels: node.labels.clone().into_iter().collect() }
 }
 
+/// Forgets the declarations of a node that was deleted, with those that it refused: no curator will send it any again.
+fn forget_declarations(files: &ClusterFiles, facts: &NodeFacts) -> Result<(), ClusterFilesError> {
+    write_declarations(files, &DeclarationMap::new(), &RetainedRoles::new())?;
+    facts.host_findings.set(REFUSED_DECLARATIONS, Vec::new());
+    facts.retained_roles.set(RetainedRoles::new());
+    facts.declarations.set(DeclarationMap::new());
+    Ok(())
+}
+
 fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts) = (files.clone(), facts.clone());
@@ -110,10 +119,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 }
                 if deleted {
                     tracing::warn!("this node was deleted from its cluster; it stops what it ran for it");
-                    // No curator will send it declarations again.
-                    write_declarations(&files, &DeclarationMap::new(), &RetainedRoles::new())?;
-                    facts.retained_roles.set(RetainedRoles::new());
-                    facts.declarations.set(DeclarationMap::new());
+                    forget_declarations(&files, &facts)?;
                 }
                 // Compare with the file and not only with the cell: the file may be lost while the restored roles equal
                 // the new ones.
@@ -132,8 +138,11 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
 #[cfg(test)]
 mod tests {
     use curator_client::testing::{member, node_id, up};
+    use model::host_finding::{HostFinding, HostFindingKind};
 
     use super::*;
+    use crate::cluster::files::tests::files;
+    use crate::cluster::services::persisted::read_declarations;
 
     fn roles_from(event: Event) -> Result<Option<NodeRoles>, String> {
         roles_from_event(node_id(1), Some(wire::NodeEvent { event: Some(event) }))
@@ -153,6 +162,19 @@ mod tests {
             Ok(None),
             "an empty event differs from an event without roles"
         );
+    }
+
+    #[test]
+    fn deleted_node_forgets_its_declarations_and_what_it_refused() {
+        let ((_directory, files), facts) = (files(), NodeFacts::default());
+        let kind = HostFindingKind::DeclarationRefused;
+        facts.host_findings.set(REFUSED_DECLARATIONS, vec![HostFinding { kind, message: "web".to_owned() }]);
+        facts.retained_roles.set(RetainedRoles::from(["web".to_owned()]));
+        forget_declarations(&files, &facts).unwrap();
+        assert_eq!(facts.host_findings.collect(), [], "a role that it does not have is an issue for good");
+        let none = (DeclarationMap::new(), RetainedRoles::new());
+        assert_eq!(facts.declarations.latest().zip(facts.retained_roles.latest()), Some(none.clone()));
+        assert_eq!(read_declarations(&files), Some(none));
     }
 
     #[test]

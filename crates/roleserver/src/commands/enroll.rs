@@ -111,7 +111,9 @@ fn enroll_machine(
     let mut enrolment = enrolment::accept_enrolment(kept.as_ref(), &request)?;
     let plan =
         init_system::choose_supervision(mode, init_system::detect_host()).map_err(|error| failed(&error))?;
-    if kept.is_some() && state.read_identity().map_err(|error| failed(&error))?.is_none() {
+    // Before anything is written: a damaged key refuses the request, and nothing has changed then.
+    let is_keyless = state.read_identity().map_err(|error| failed(&error))?.is_none();
+    if kept.is_some() && is_keyless {
         // The key was removed; an agent that still runs has the old one in memory.
         enrolment.revision = enrolment.revision.wrapping_add(1);
     }

@@ -1,7 +1,11 @@
 //! Tests of the state directory.
 
-use super::*;
 use std::os::unix::fs::PermissionsExt as _;
+
+use testkit::damage::{Damage, restore, snapshot};
+
+use super::*;
+use crate::signing_store::SigningStore;
 
 fn directory() -> (tempfile::TempDir, StateDirectory) {
     let parent = tempfile::tempdir().unwrap();
@@ -29,17 +33,89 @@ fn key_is_created_once_and_is_private() {
     assert_eq!(permissions(state.path()), 0o700);
 }
 
-#[test]
-fn damaged_file_says_which_and_what_to_do() {
-    let (_parent, state) = directory();
-    for name in ["enrolment.json", "identity.pk8"] {
-        let path = state.path().join(name);
-        std::fs::write(&path, "{\"machine_id\": ").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+fn enrolment() -> Enrolment {
+    Enrolment {
+        machine_id: "0b1a4a52-4a5c-4b66-8a5e-000000000001".parse().unwrap(),
+        bmdb_id: Uuid::from_u128(7),
+        fences: BTreeMap::new(),
+        holders: BTreeMap::new(),
+        settings: AgentSettings::new(&["a:1".to_owned()], &[], 0).unwrap(),
+        revision: 1,
     }
-    for error in [state.read_enrolment().unwrap_err(), state.read_or_create_identity().unwrap_err()] {
-        let text = error.to_string();
-        assert!(text.contains("is damaged") && text.contains("enrol this machine again"), "{text}");
+}
+
+/// A file of truth, what reads it, and the way back that its error names.
+type TruthCase = (&'static str, fn(&StateDirectory) -> Result<(), String>, &'static str);
+
+/// Each damage to truth is one sentence that names the file and the way back. Nothing changes on the disk, also
+/// by what makes the file if there is none.
+#[test]
+fn damaged_truth_is_a_sentence_with_the_way_back_and_stays() {
+    let cases: [TruthCase; 3] = [
+        (
+            "enrolment.json",
+            |state| state.read_enrolment().map(drop).map_err(|error| error.to_string()),
+            "let the shepherd enrol this machine again",
+        ),
+        (
+            "identity.pk8",
+            |state| state.read_or_create_identity().map(drop).map_err(|error| error.to_string()),
+            "let the shepherd enrol this machine again",
+        ),
+        (
+            "signing.json",
+            |state| {
+                let store = SigningStore::open(state.clone());
+                assert!(!store.accept_offer(&["x".to_owned()], &[]) && store.key_ids().is_empty());
+                store.save().unwrap();
+                store.trust().map(drop)
+            },
+            "and restart the role server",
+        ),
+    ];
+    let (_parent, state) = directory();
+    state.write_enrolment(&enrolment()).unwrap();
+    state.read_or_create_identity().unwrap();
+    state.write_signing_trust(&StoredSigningTrust::default()).unwrap();
+    for (name, read, way_back) in cases {
+        let path = state.path().join(name);
+        for damage in Damage::ALL {
+            let whole = damage.inflict(&path).unwrap();
+            let before = snapshot(state.path()).unwrap();
+            let error = read(&state).unwrap_err();
+            assert!(error.contains(&format!("{} is damaged (", path.display())), "{damage:?}: {error}");
+            assert!(error.contains(way_back) && !error.contains('\n'), "{name} {damage:?}: {error}");
+            if damage == Damage::Newer && name != "identity.pk8" {
+                assert!(error.contains("format 9 of a newer release"), "{name}: {error}");
+            }
+            assert_eq!(snapshot(state.path()).unwrap(), before, "{name} {damage:?}");
+            restore(&path, &whole).unwrap();
+            assert_eq!(read(&state), Ok(()), "{name} {damage:?}");
+        }
+    }
+}
+
+/// Signing keys that were damaged while the role server runs. Without the file, it would run what it has refused, so the
+/// error must not say that the file may be removed.
+#[test]
+fn signing_keys_that_were_damaged_meanwhile_are_not_written_over() {
+    let (_parent, state) = directory();
+    state.write_signing_trust(&StoredSigningTrust::default()).unwrap();
+    let path = state.path().join("signing.json");
+    // The lock file is made once.
+    drop(state.acquire_lock(Lock::SigningKeys).unwrap());
+    for damage in Damage::ALL {
+        let store = SigningStore::open(state.clone());
+        store.require_signed_declarations();
+        let whole = damage.inflict(&path).unwrap();
+        let before = snapshot(state.path()).unwrap();
+        let error = store.save().unwrap_err().to_string();
+        assert!(
+            error.contains(EMPTY_SIGNING_TRUST) && !error.contains("then remove it"),
+            "{damage:?}: {error}"
+        );
+        assert_eq!(snapshot(state.path()).unwrap(), before, "{damage:?}");
+        restore(&path, &whole).unwrap();
     }
 }
 
@@ -47,19 +123,59 @@ fn damaged_file_says_which_and_what_to_do() {
 fn damaged_record_of_a_process_is_ignored_and_replaced() {
     let (_parent, state) = directory();
     let own = ProcessRecord::current(1, "00".to_owned()).unwrap();
-    let newer = r#"{"process": {"pid": 7}, "format": 9}"#;
-    for content in ["", "{\"pid\": 4711, \"start", newer, "[]"] {
-        for name in ["agent.json", "supervisor.json"] {
-            std::fs::write(state.path().join(name), content).unwrap();
+    let records = ["agent.json", "supervisor.json"].map(|name| state.path().join(name));
+    for damage in Damage::ALL {
+        state.record_agent(&own).unwrap();
+        state.record_supervisor(&own).unwrap();
+        for path in &records {
+            damage.inflict(path).unwrap();
         }
-        assert_eq!(state.find_agent_process(), None, "{content:?}");
-        assert_eq!(state.find_supervisor_process(), None, "{content:?}");
+        assert_eq!(state.find_agent_process(), None, "{damage:?}");
+        assert_eq!(state.find_supervisor_process(), None, "{damage:?}");
+        for path in &records {
+            assert!(!path.exists(), "{damage:?}: it is in the way of the next process");
+        }
         // A process that runs nevertheless is found by its lock.
         let _lock = state.acquire_lock(Lock::Agent).unwrap();
         let found = state.find_agent_process().unwrap();
-        assert_eq!((&found.instance, found.program_sha256.as_str()), (&own.instance, ""), "{content:?}");
+        assert_eq!((&found.instance, found.program_sha256.as_str()), (&own.instance, ""), "{damage:?}");
         state.record_agent(&own).unwrap();
         assert_eq!(state.find_agent_process(), Some(own.clone()));
+    }
+    // Of a release that stored something else.
+    std::fs::write(&records[0], "[]").unwrap();
+    assert_eq!(state.find_agent_process(), None);
+}
+
+#[test]
+fn damaged_hint_is_replaced_with_its_next_value() {
+    let learned = || LearnedSettings { revision: 1, settings: enrolment().settings, fallback: None };
+    let heartbeat = || LastHeartbeat {
+        boot_id: "b".to_owned(),
+        at_milliseconds: 1,
+        incarnation: Uuid::nil(),
+        endpoint: "a:1".to_owned(),
+        error: None,
+        delivered_at_milliseconds: Some(1),
+    };
+    let sample = || TimeSample { unix_ms: 1, boot_id: "b".to_owned(), boot_ms: 1 };
+    let (_parent, state) = directory();
+    for damage in Damage::ALL {
+        state.write_learned_settings(&learned()).unwrap();
+        state.write_last_heartbeat(&heartbeat()).unwrap();
+        state.write_time_sample(&sample()).unwrap();
+        for name in ["learned.json", "last_heartbeat.json", "time.json"] {
+            damage.inflict(&state.path().join(name)).unwrap();
+        }
+        assert!(state.read_learned_settings(1).is_err(), "{damage:?}");
+        assert!(state.read_last_heartbeat().is_err(), "{damage:?}");
+        assert!(state.read_time_sample().is_err(), "{damage:?}");
+        state.write_learned_settings(&learned()).unwrap();
+        state.write_last_heartbeat(&heartbeat()).unwrap();
+        state.write_time_sample(&sample()).unwrap();
+        assert_eq!(state.read_learned_settings(1).unwrap(), Some(learned()), "{damage:?}");
+        assert_eq!(state.read_last_heartbeat().unwrap(), Some(heartbeat()), "{damage:?}");
+        assert_eq!(state.read_time_sample().unwrap(), Some(sample()), "{damage:?}");
     }
 }
 
@@ -131,8 +247,8 @@ fn second_holder_is_refused_until_the_first_lets_go() {
 #[test]
 fn failed_write_leaves_nothing_behind() {
     let (_parent, state) = directory();
-    std::fs::create_dir(state.path().join("agent.json")).unwrap();
-    let process = ProcessRecord::current(1, "00".to_owned()).unwrap();
-    assert!(state.record_agent(&process).is_err());
+    // No file can be made where a directory is, and truth moves none away.
+    std::fs::create_dir(state.path().join("enrolment.json")).unwrap();
+    assert!(state.write_enrolment(&enrolment()).is_err());
     assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 1);
 }

@@ -19,6 +19,7 @@ use crate::atomic_file::{self, Durability};
 use crate::disk;
 use crate::process::file_digest;
 use crate::signing_store::SignedBy;
+use crate::state_format::check_format;
 use crate::update::decision::{Trial, UpdateResult};
 
 /// The files in a state directory and beside a program.
@@ -262,19 +263,21 @@ fn remove_file(path: &Path) -> std::io::Result<()> {
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let bytes = std::fs::read(path).ok()?;
-    serde_json::from_slice(&bytes)
-        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged file is ignored"))
+    check_format(&bytes)
+        .and_then(|()| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
+        .inspect_err(|error| tracing::warn!(error, path = %path.display(), "a damaged file is ignored"))
         .ok()
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
-    atomic_file::replace_file(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
+    atomic_file::replace_hint(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
 }
 
 #[cfg(test)]
 mod tests {
     use model::signed_artefact::signature::ArtefactSignature;
     use model::signed_artefact::signing_key::SigningKey;
+    use testkit::damage::Damage;
 
     use super::*;
     use crate::process::ProcessInstance;
@@ -320,6 +323,23 @@ mod tests {
         assert_eq!(bytes, b"new");
     }
 
+    /// The trial of the program `new` in place of `old`.
+    fn trial_of(stable: &Path, candidate: PathBuf) -> Trial {
+        Trial {
+            generation: 1,
+            sha256: digest(b"new"),
+            former: digest(b"old"),
+            stable: stable.to_owned(),
+            candidate,
+            boot_id: "b".to_owned(),
+            until_ms: 1,
+            patience_ms: 1,
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            minimum_version: None,
+            failure: None,
+        }
+    }
+
     #[test]
     fn candidate_replaces_the_stable_program_which_is_kept_as_previous() {
         let directory = tempfile::tempdir().unwrap();
@@ -341,19 +361,7 @@ mod tests {
         let candidate = files.stage_candidate(&stable, &digest(b"new"), None).unwrap().path;
         assert_eq!(std::fs::metadata(&candidate).unwrap().permissions().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read(&stable).unwrap(), b"old", "the stable path changes only when it is proven");
-        let trial = Trial {
-            generation: 1,
-            sha256: digest(b"new"),
-            former: digest(b"old"),
-            stable: stable.clone(),
-            candidate,
-            boot_id: "b".to_owned(),
-            until_ms: 1,
-            patience_ms: 1,
-            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
-            minimum_version: None,
-            failure: None,
-        };
+        let trial = trial_of(&stable, candidate);
         files.write_trial(&trial).unwrap();
         assert_eq!(files.read_trial(), Some(trial.clone()));
         promote_candidate(&trial).unwrap();
@@ -392,9 +400,19 @@ mod tests {
         let concluded = UpdateResult { generation: 1, ..UpdateResult::default() };
         files.write_result(&concluded).unwrap();
         assert_eq!(files.read_result(), concluded);
-        std::fs::write(directory.path().join("update.json"), "{").unwrap();
-        std::fs::write(directory.path().join("release.json"), "{").unwrap();
-        assert_eq!((files.read_trial(), files.read_result()), (None, UpdateResult::default()));
+        for damage in Damage::ALL {
+            files.write_trial(&trial).unwrap();
+            files.write_result(&concluded).unwrap();
+            let written = (Some(trial.clone()), concluded.clone());
+            assert_eq!((files.read_trial(), files.read_result()), written, "{damage:?}");
+            for path in [files.trial_path(), files.result_path()] {
+                damage.inflict(&path).unwrap();
+            }
+            let damaged = (files.read_trial(), files.read_result());
+            assert_eq!(damaged, (None, UpdateResult::default()), "{damage:?}");
+        }
+        files.write_trial(&trial).unwrap();
+        assert_eq!(files.read_trial(), Some(trial), "a directory was in its place");
     }
 
     /// Requires that the work waits for the disk below a directory.
@@ -413,25 +431,14 @@ mod tests {
     #[cfg(debug_assertions)]
     type Promotion = fn(&Trial) -> Result<(), PromotionError>;
 
+    #[cfg(debug_assertions)]
     #[test]
     fn program_is_durable_before_it_is_used() {
         let directory = tempfile::tempdir().unwrap();
         let files = UpdateFiles::in_state_directory(directory.path());
         let stable = directory.path().join("roleserver");
         std::fs::write(&stable, "old").unwrap();
-        let trial = Trial {
-            generation: 1,
-            sha256: digest(b"new"),
-            former: digest(b"old"),
-            stable: stable.clone(),
-            candidate: sibling_path(&stable, ".candidate"),
-            boot_id: "b".to_owned(),
-            until_ms: 1,
-            patience_ms: 1,
-            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
-            minimum_version: None,
-            failure: None,
-        };
+        let trial = trial_of(&stable, sibling_path(&stable, ".candidate"));
         let promotions: [Promotion; 2] = [
             promote_candidate,
             // A file system without hard links.

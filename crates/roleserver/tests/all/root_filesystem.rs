@@ -34,6 +34,7 @@ fn service_with_capabilities(names: &[&str]) -> Result<DesiredService> {
         revision: 1,
         rendered: Ok((rendered, digest)),
         declared: None,
+        former: None,
         limits: ResourceLimits::default(),
         depends_on: BTreeSet::new(),
         check: None,

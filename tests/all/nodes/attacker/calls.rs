@@ -16,7 +16,7 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::declarations_client::DeclarationsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
-use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::local_curator::CURATOR_PORT;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};

@@ -27,7 +27,7 @@ impl ClusterFiles {
 
     /// Stores the certificate of this node's curator.
     pub fn write_curator_certificate(&self, certificate: &[u8]) -> Result<(), ClusterFilesError> {
-        self.write_json(NAME, &StoredCertificate { certificate: hex::encode(certificate) })
+        self.write_hint(NAME, &StoredCertificate { certificate: hex::encode(certificate) })
     }
 
     /// Removes the certificate of this node's curator, once no curator runs here any more.

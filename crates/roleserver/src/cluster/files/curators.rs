@@ -26,7 +26,7 @@ impl ClusterFiles {
 
     /// Stores the addresses of curators.
     pub fn write_curators(&self, curators: &BTreeSet<String>) -> Result<(), ClusterFilesError> {
-        self.write_json(LISTED, curators)
+        self.write_hint(LISTED, curators)
     }
 
     /// Reads the addresses of former curators; empty also for a damaged file.
@@ -37,7 +37,7 @@ impl ClusterFiles {
 
     /// Stores the addresses of former curators.
     pub fn write_former_curators(&self, former: &BTreeSet<String>) -> Result<(), ClusterFilesError> {
-        self.write_json(FORMER, former)
+        self.write_hint(FORMER, former)
     }
 
     /// Reads the addresses at which curators have proved themselves; empty also for a damaged file.
@@ -51,7 +51,7 @@ impl ClusterFiles {
     pub fn write_proved_curators(&self, proved: &ProvedAddresses) -> Result<(), ClusterFilesError> {
         let stored: BTreeMap<&str, String> =
             proved.iter().map(|(address, node)| (address.as_str(), node.to_string())).collect();
-        self.write_json(PROVED, &stored)
+        self.write_hint(PROVED, &stored)
     }
 
     /// Removes the addresses of former curators.

@@ -18,7 +18,7 @@ impl ClusterFiles {
 
     /// Reads a file in etcd's directory; `None` if it does not exist.
     pub fn read_etcd_file(&self, name: &str) -> Result<Option<Vec<u8>>, ClusterFilesError> {
-        self.read_bytes(&format!("etcd/{name}"), FILE_LIMIT)
+        self.read_file(&format!("etcd/{name}"), FILE_LIMIT)
     }
 
     /// Reads the version of the etcd that last answered; `None` if none is recorded.
@@ -28,7 +28,7 @@ impl ClusterFiles {
 
     /// Stores the version of the etcd that answers.
     pub fn write_etcd_version(&self, record: &EtcdVersionRecord) -> Result<(), ClusterFilesError> {
-        self.write_json(ETCD_VERSION, record)
+        self.write_hint(ETCD_VERSION, record)
     }
 
     /// Removes the pair of the last membership, if it is there. etcd must not run.

@@ -31,14 +31,17 @@
 //! | `etcd/` | etcd, `control_plane`, `peer_*` | its data, sockets, TLS files, revoked peers, last start |
 //!
 //! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch,
-//! the statement, the keys of Secrets and etcd's data: nothing here can replace them. Damaged truth is an error that names the file and the way
-//! back. Another key would make it another node, and a guessed epoch or a lost statement could make it follow the wrong
-//! curators.
+//! the statement, the keys of Secrets and etcd's data: nothing here can replace them. Damaged truth is an error that names
+//! the file and the way back, and stays as it is. Another key would make it another node, and a guessed epoch or a lost
+//! statement could make it follow the wrong curators.
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
 //! absent and never as "no roles": a node that read them so would stop its part of the control plane. A damaged list of
 //! curators counts as empty, and a damaged certificate of a curator as absent. A curator itself stores nothing here: its
 //! records are in etcd.
+//!
+//! A file is also damaged if its format is that of a newer release ([`state_format`][crate::state_format]), or if a
+//! directory is in its place. A hint that is written moves such a directory out of the way.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -52,6 +55,7 @@ use serde::{Deserialize, Serialize};
 use crate::atomic_file::{self, Durability};
 use crate::cluster::node_order::NodeOrder;
 use crate::disk::{self, PendingWrite};
+use crate::state_format::check_format;
 
 mod curator_certificate;
 mod curators;
@@ -67,6 +71,8 @@ pub use next_authority::NextAuthority;
 pub(super) use secret_keys::tests as secret_keys_tests;
 pub use secret_keys::{SecretKeysOrder, SecretKeysStatus, SecretsProvider};
 
+/// File with the key of the node.
+const NODE_KEY: &str = "node_key.pk8";
 /// Largest file that is read, in bytes.
 const FILE_LIMIT: u64 = 4 << 20;
 
@@ -114,9 +120,17 @@ pub enum ClusterFilesError {
         /// What is wrong with the content.
         reason: String,
     },
-    /// The node's key cannot be made or read.
+    /// The node's key cannot be made.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+}
+
+impl ClusterFilesError {
+    /// Whether a directory is in the place of the file.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == ErrorKind::IsADirectory)
+    }
 }
 
 /// A node's certificate and its issuer's. DER in hexadecimal digits.
@@ -237,8 +251,9 @@ impl ClusterFiles {
 
     /// Reads the key of the node; `None` if it has none.
     pub fn read_key(&self) -> Result<Option<Identity>, ClusterFilesError> {
-        let Some(bytes) = self.read_bytes("node_key.pk8", FILE_LIMIT)? else { return Ok(None) };
-        Ok(Some(Identity::from_pkcs8(&bytes)?))
+        let Some(bytes) = self.read_bytes(NODE_KEY, FILE_LIMIT)? else { return Ok(None) };
+        let key = Identity::from_pkcs8(&bytes);
+        key.map(Some).map_err(|error| self.damaged_error(NODE_KEY, error.to_string()))
     }
 
     /// Reads the key of the node, and creates it if it does not exist.
@@ -247,7 +262,7 @@ impl ClusterFiles {
             return Ok(key);
         }
         let key = Identity::generate()?;
-        self.replace_file("node_key.pk8", key.pkcs8())?;
+        self.replace_file(NODE_KEY, key.pkcs8())?;
         Ok(key)
     }
 
@@ -338,7 +353,29 @@ impl ClusterFiles {
         Ok(path)
     }
 
+    /// Replaces a hint in etcd's directory.
+    pub(super) fn write_etcd_hint(&self, name: &str, bytes: &[u8]) -> Result<(), ClusterFilesError> {
+        let path = self.etcd_directory().join(name);
+        create_directory(&self.etcd_directory())?;
+        atomic_file::replace_hint(&path, bytes, Durability::Durable).map_err(|source| ClusterFilesError::Io {
+            operation: "writing",
+            path,
+            source,
+        })
+    }
+
+    /// Reads a file of the node. A directory in its place is damage.
     fn read_bytes(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ClusterFilesError> {
+        self.read_file(name, limit).map_err(|error| {
+            if error.is_directory() {
+                self.damaged_error(name, "it is a directory".to_owned())
+            } else {
+                error
+            }
+        })
+    }
+
+    fn read_file(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ClusterFilesError> {
         use std::io::Read as _;
         let path = self.path.join(name);
         let read = std::fs::File::open(&path).and_then(|file| {
@@ -366,7 +403,10 @@ impl ClusterFiles {
         let Some(bytes) = self.read_bytes(name, limit)? else { return Ok(None) };
         // The position only: the content may be secret.
         let place = |error: serde_json::Error| format!("line {}, column {}", error.line(), error.column());
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.damaged_error(name, place(error)))
+        check_format(&bytes)
+            .and_then(|()| serde_json::from_slice(&bytes).map_err(place))
+            .map(Some)
+            .map_err(|reason| self.damaged_error(name, reason))
     }
 
     /// The error for a file whose content is not what this program writes.
@@ -374,13 +414,21 @@ impl ClusterFiles {
         ClusterFilesError::Damaged { path: self.path.join(name), reason }
     }
 
-    /// Replaces a JSON file durably.
-    pub(super) fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<(), ClusterFilesError> {
-        let bytes = serde_json::to_vec_pretty(value).map_err(|error| ClusterFilesError::Damaged {
-            path: self.path.join(name),
-            reason: error.to_string(),
-        })?;
+    /// Replaces a JSON file that is truth durably. A directory in its place is an error.
+    fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<(), ClusterFilesError> {
+        let bytes =
+            serde_json::to_vec_pretty(value).map_err(|error| self.damaged_error(name, error.to_string()))?;
         self.replace_file(name, &bytes)
+    }
+
+    /// Replaces a JSON file that is a hint durably. A directory in its place is moved away.
+    pub(super) fn write_hint<T: Serialize>(&self, name: &str, value: &T) -> Result<(), ClusterFilesError> {
+        let path = self.path.join(name);
+        let bytes =
+            serde_json::to_vec_pretty(value).map_err(|error| self.damaged_error(name, error.to_string()))?;
+        create_directory(&self.path)?;
+        atomic_file::replace_hint(&path, &bytes, Durability::Durable)
+            .map_err(|source| ClusterFilesError::Io { operation: "writing", path, source })
     }
 
     fn replace_file(&self, name: &str, bytes: &[u8]) -> Result<(), ClusterFilesError> {
@@ -410,55 +458,4 @@ fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    pub(in crate::cluster) fn files() -> (tempfile::TempDir, ClusterFiles) {
-        let directory = tempfile::tempdir().unwrap();
-        let files = ClusterFiles::in_state_directory(directory.path());
-        (directory, files)
-    }
-
-    pub(in crate::cluster) fn membership() -> EtcdMembership {
-        EtcdMembership {
-            member: Some(7),
-            data: "member-7".to_owned(),
-            address: "10.0.0.1".parse().unwrap(),
-            initial_cluster: String::new(),
-            new_cluster: false,
-            epoch: 0,
-        }
-    }
-
-    #[test]
-    fn key_is_made_once_and_a_damaged_one_is_never_replaced() {
-        let (directory, files) = files();
-        assert!(files.read_key().unwrap().is_none());
-        let key = files.read_or_create_key().unwrap().public_key();
-        assert_eq!(files.read_or_create_key().unwrap().public_key(), key);
-        std::fs::write(directory.path().join("cluster/node_key.pk8"), b"very secret").unwrap();
-        let error = files.read_or_create_key().unwrap_err().to_string();
-        assert!(error.contains("no Ed25519 key") && !error.contains("secret"), "{error}");
-    }
-
-    #[test]
-    fn damaged_file_error_names_the_file_and_not_its_content() {
-        let (directory, files) = files();
-        std::fs::create_dir(directory.path().join("cluster")).unwrap();
-        std::fs::write(directory.path().join("cluster/order.json"), "{\"ticket\": \"c0ffee").unwrap();
-        let error = files.read_order().unwrap_err().to_string();
-        assert!(error.contains("order.json is damaged (line 1") && !error.contains("c0ffee"), "{error}");
-    }
-
-    #[test]
-    fn end_of_a_membership_removes_its_data_first() {
-        let (_directory, files) = files();
-        let membership = membership();
-        files.write_membership(&membership).unwrap();
-        std::fs::create_dir_all(files.etcd_directory().join("member-7/member/wal")).unwrap();
-        files.remove_membership(&membership).unwrap();
-        assert!(!files.etcd_directory().join("member-7").exists());
-        assert_eq!(files.read_membership().unwrap(), None);
-        files.remove_membership(&membership).unwrap();
-    }
-}
+pub(super) mod tests;

@@ -76,7 +76,7 @@ impl ClusterFiles {
             kubernetes_worker: roles.kubernetes_worker,
             declared: roles.declared.iter().map(ToString::to_string).collect(),
         };
-        self.write_json("roles.json", &kept)
+        self.write_hint("roles.json", &kept)
     }
 }
 

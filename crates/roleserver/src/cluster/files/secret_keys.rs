@@ -83,7 +83,7 @@ impl ClusterFiles {
 
     /// Stores what was done with the keys.
     pub fn write_secret_keys_status(&self, status: &SecretKeysStatus) -> Result<(), ClusterFilesError> {
-        self.write_json(STATUS_FILE_NAME, status)
+        self.write_hint(STATUS_FILE_NAME, status)
     }
 }
 

@@ -58,7 +58,7 @@ impl CgroupDriver {
 
     /// Stores the driver, so that later starts use the same one.
     pub fn write(self, files: &ClusterFiles) -> Result<(), ClusterFilesError> {
-        files.write_json(NAME, &DriverRecord { driver: self })
+        files.write_hint(NAME, &DriverRecord { driver: self })
     }
 }
 

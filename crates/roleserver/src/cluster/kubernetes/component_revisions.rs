@@ -42,7 +42,7 @@ impl RevisionHistory {
 
     /// Stores the history in `kubernetes-runs.json`.
     pub fn write(&self, files: &ClusterFiles) -> Result<(), ClusterFilesError> {
-        files.write_json(NAME, self)
+        files.write_hint(NAME, self)
     }
 
     /// The number of this combination; a new combination gets a new number. A new number is at least `now`, in

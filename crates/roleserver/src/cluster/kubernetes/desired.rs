@@ -35,6 +35,8 @@ const IMAGE_PREFIX: &str = "image-";
 
 /// Renders what a component is started with.
 type RenderFn = Box<dyn Fn(&ComponentContext<'_>) -> Result<RenderedService, String>>;
+/// Renders what a former release started a component with.
+type FormerFn = fn(&ComponentContext<'_>) -> Result<RenderedService, String>;
 /// Makes the health check of a component.
 type HealthCheckFn = fn(&ComponentContext<'_>) -> RenderedHealthCheck;
 
@@ -42,6 +44,8 @@ type HealthCheckFn = fn(&ComponentContext<'_>) -> RenderedHealthCheck;
 struct Component {
     name: String,
     render: RenderFn,
+    /// What a release before digests of the inputs rendered; `None` if that is the same.
+    render_former: Option<FormerFn>,
     /// `None` for a one-shot.
     health_check: Option<HealthCheckFn>,
     needs: Vec<String>,
@@ -106,7 +110,7 @@ pub fn desired_components(
             KubernetesDuty::Controller => controller_components(),
             KubernetesDuty::Worker => worker_components(known.bundle),
         };
-        for Component { name, render, health_check: look, needs, is_gated } in components {
+        for Component { name, render, render_former, health_check: look, needs, is_gated } in components {
             let rendered = match (part, &context) {
                 (RoleStartup::Paused(why) | RoleStartup::Draining(why), _) | (_, Err(why)) => {
                     Err(why.clone())
@@ -118,6 +122,8 @@ pub fn desired_components(
                 let digest = rendered.digest();
                 (rendered, digest)
             });
+            let former = context.as_ref().ok().zip(render_former);
+            let former = former.and_then(|(context, render)| render(context).ok());
             let declared = context.as_ref().ok().zip(rendered.as_ref().ok());
             let declared = declared.map(|(context, (rendered, _))| context.declaration_digest(rendered));
             let (id, is_task) = (service_id(duty, &name), is_one_shot(&name));
@@ -126,6 +132,7 @@ pub fn desired_components(
                 revision,
                 rendered,
                 declared,
+                former: former.map(|rendered| rendered.digest()),
                 limits: ResourceLimits::default(),
                 depends_on: needs.iter().map(|name| self::service_id(duty, name)).collect(),
                 check: context.as_ref().ok().and_then(|context| look.map(|look| look(context))),
@@ -146,26 +153,34 @@ fn component(
     needs: &[&str],
 ) -> Component {
     let needs = needs.iter().map(|&name| name.to_owned()).collect();
-    Component { name: name.to_owned(), render: Box::new(render), health_check: look, needs, is_gated: false }
+    let (name, render) = (name.to_owned(), Box::new(render));
+    Component { name, render, render_former: None, health_check: look, needs, is_gated: false }
 }
 
 fn controller_components() -> Vec<Component> {
     let (api_server, manager) = (api_server::NAME, controller_manager::NAME);
-    let gated = |component| Component { is_gated: true, ..component };
+    let gated =
+        |component, former: FormerFn| Component { is_gated: true, render_former: Some(former), ..component };
     vec![
         component(api_server, api_server::render_component, Some(api_server::health_check), &[]),
-        gated(component(
-            manager,
-            controller_manager::render_component,
-            Some(controller_manager::health_check),
-            &[api_server],
-        )),
-        gated(component(
-            scheduler::NAME,
-            scheduler::render_component,
-            Some(scheduler::health_check),
-            &[api_server, manager],
-        )),
+        gated(
+            component(
+                manager,
+                controller_manager::render_component,
+                Some(controller_manager::health_check),
+                &[api_server],
+            ),
+            controller_manager::render_former,
+        ),
+        gated(
+            component(
+                scheduler::NAME,
+                scheduler::render_component,
+                Some(scheduler::health_check),
+                &[api_server, manager],
+            ),
+            scheduler::render_former,
+        ),
     ]
 }
 

@@ -173,7 +173,7 @@ pub fn write_setup(files: &ClusterFiles, node_setup: Option<&NodeSetup>) -> Resu
     };
     let bytes = setup.0.wire.encode_to_vec();
     files
-        .write_json(NAME, &StoredSetup { sha256: sha256(&bytes, over), setup: STANDARD.encode(&bytes), over })
+        .write_hint(NAME, &StoredSetup { sha256: sha256(&bytes, over), setup: STANDARD.encode(&bytes), over })
 }
 
 #[cfg(test)]

@@ -142,7 +142,8 @@ fn merge_declarations(
     trust: &Result<SigningTrust, String>,
 ) -> MergedDeclarations {
     let (mut merged, mut unread) = (MergedDeclarations::default(), response.unreadable.clone());
-    let trust = trust.as_ref().map_err(String::as_str);
+    // Each version counts at once: a stolen curator could send an older declaration of a role behind a newer one.
+    let mut trust = trust.clone();
     for declared in &response.declarations {
         let declaration = match RoleDeclaration::new(declared.clone()) {
             Ok(declaration) => declaration,
@@ -153,8 +154,12 @@ fn merge_declarations(
             }
         };
         let role = declaration.role().clone();
-        match decide_machine_declaration(&declaration, trust) {
+        let decided = decide_machine_declaration(&declaration, trust.as_ref().map_err(String::as_str));
+        match decided {
             Ok(version) => {
+                if let (Ok(known), Some(version)) = (&mut trust, version) {
+                    *known = known.with_minimum(ArtefactKind::Declaration, &role.to_string(), version);
+                }
                 merged.versions.extend(version.map(|version| (role.clone(), version)));
                 drop(merged.declarations.insert(role, Arc::new(declaration)));
             }
@@ -165,8 +170,11 @@ fn merge_declarations(
         }
     }
     for role in unread.iter().filter_map(|role| role.parse::<DeclaredRole>().ok()) {
+        if merged.declarations.contains_key(&role) {
+            continue;
+        }
         if let Some(declaration) = before.get(&role) {
-            merged.declarations.entry(role).or_insert_with(|| declaration.clone());
+            merged.declarations.insert(role, declaration.clone());
         } else {
             merged.retained.insert(role.to_string());
         }
@@ -182,6 +190,7 @@ fn merge_declarations(
 mod tests {
     use super::*;
     use crate::state_directory::{Lock, StateDirectory};
+    use model::signed_artefact::signing_key::collect_signing_keys;
 
     fn declared(role: &str, revision: u64, user: &str) -> wire::Declaration {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
@@ -256,6 +265,42 @@ mod tests {
         let merged = merge_declarations(&message(&["disk", "web"], 2), (&first, &none), &lenient);
         assert_eq!(merged.declarations.len(), 2);
         assert!(merged.refusals.is_empty() && merged.retained.is_empty());
+    }
+
+    const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
+    /// The signature of [`declared_rootfs`] for the user `root`, with the version 1.4.0.
+    const OF_ROOT: &str = concat!(
+        "untrusted comment: signature from minisign secret key\n",
+        "RUQBAQEBAQEBALACN7DK57YKqtVeI7AfVMkelM48VNZAE5U9+W4YvfWwWGkvQoL9KpI73QWR2YIIneddUlp3o++TnlvokplpMAI=\n",
+        "trusted comment: shepherd kind=declaration name=web version=1.4.0 architecture=any minimum-version=1.2.0\n",
+        "567PDagns1iWuZOfprb+qoGnSYoUezjhxhSwweu0owrzF+l6tXZ2ieGptqJMUdlju/v+hQaMc9xsQpfm/r26Dg==\n",
+    );
+
+    fn declared_rootfs(revision: u64, user: &str, signature: &str) -> wire::Declaration {
+        let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
+        let service = wire::Service {
+            name: "server".to_owned(),
+            run: Some(wire::service::Run::RootFilesystem(run)),
+            user: user.to_owned(),
+            ..Default::default()
+        };
+        let (role, signature) = ("web".to_owned(), signature.to_owned());
+        wire::Declaration { role, services: vec![service], revision, signature }
+    }
+
+    /// A stolen curator sends both.
+    #[test]
+    fn declaration_is_judged_by_the_one_before_it_in_the_same_message() {
+        let keys = collect_signing_keys([KEY]).unwrap();
+        let trust = Ok(SigningTrust::pinning(keys).with_signed_declarations(true));
+        let (signed, unsigned) = (declared_rootfs(2, "root", OF_ROOT), declared_rootfs(1, "1000", ""));
+        let message = watch_response(vec![signed, unsigned], &[]);
+        let nothing = (&DeclarationMap::new(), &RetainedRoles::new());
+        let merged = merge_declarations(&message, nothing, &trust);
+        assert_eq!(revisions(&merged.declarations), [("web".to_owned(), 2)], "the unsigned one counts");
+        let [refusal] = &merged.refusals[..] else { panic!("{:?}", merged.refusals) };
+        assert!(refusal.contains("this machine has accepted its signed version 1.4.0"), "{refusal}");
+        assert_eq!((merged.versions.len(), merged.retained.len()), (1, 0));
     }
 
     #[test]

@@ -203,6 +203,8 @@ pub struct DesiredService {
     pub rendered: Result<(RenderedService, String), String>,
     /// Digest of what the rendering follows from; `None` if the release adds nothing to what operators declare.
     pub declared: Option<String>,
+    /// Digest of what a release without such digests rendered for the same declaration, if it differs.
+    pub former: Option<String>,
     /// Limits of its control group.
     pub limits: ResourceLimits,
     /// Services that must be healthy before it starts.
@@ -285,6 +287,7 @@ fn desired_service(
         revision: declaration.revision(),
         rendered,
         declared: None,
+        former: None,
         limits: ResourceLimits {
             memory_bytes: service.limits.memory,
             cpu_millis: service.limits.processor_milli.map(u64::from),

@@ -92,7 +92,7 @@ pub fn write_declarations(
     let unreadable = retained.iter().cloned().collect();
     let response = wire::WatchOwnDeclarationsResponse { declarations, unreadable };
     let bytes = response.encode_to_vec();
-    files.write_json(
+    files.write_hint(
         DECLARATIONS_FILE,
         &PersistedDeclarations { sha256: sha256(&bytes), declarations: STANDARD.encode(&bytes) },
     )
@@ -110,7 +110,7 @@ pub fn read_node_info(files: &ClusterFiles) -> PersistedNodeInfo {
 
 /// Stores the facts of the node.
 pub fn write_node_info(files: &ClusterFiles, about: &PersistedNodeInfo) -> Result<(), ClusterFilesError> {
-    files.write_json(NODE_INFO_FILE, about)
+    files.write_hint(NODE_INFO_FILE, about)
 }
 
 fn sha256(bytes: &[u8]) -> String {

@@ -179,7 +179,7 @@ impl ServiceRuntime {
         let path = directory.join(RECORD_FILE);
         let write = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-            atomic_file::replace_file(&path, &serde_json::to_vec(note)?, durability)
+            atomic_file::replace_hint(&path, &serde_json::to_vec(note)?, durability)
         };
         write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
     }

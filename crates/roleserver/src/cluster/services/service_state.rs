@@ -122,7 +122,11 @@ impl RunRecord {
     /// cannot be rendered.
     #[must_use]
     pub fn satisfies(&self, wanted: &DesiredService) -> bool {
-        let same_declaration = wanted.declared.is_some() && wanted.declared == self.declared;
+        let same_declaration = match &self.declared {
+            Some(declared) => wanted.declared.as_ref() == Some(declared),
+            // A release before these digests started it.
+            None => wanted.former.as_ref() == Some(&self.digest),
+        };
         wanted.digest().is_some_and(|digest| same_declaration || digest == self.digest)
     }
 

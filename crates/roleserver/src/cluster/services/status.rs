@@ -220,6 +220,7 @@ mod tests {
             revision: 3,
             rendered: Ok((made, rendered.to_owned())),
             declared: None,
+            former: None,
             limits: ResourceLimits::default(),
             depends_on: depends_on.iter().map(|name| id(name)).collect(),
             check: None,

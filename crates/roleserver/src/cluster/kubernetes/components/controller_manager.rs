@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{
-    ComponentContext, KUBECONFIG, close_plain_port, format_flags, https_check, service_id,
+    ComponentContext, KUBECONFIG, close_plain_port, format_flags, former_arguments, https_check, service_id,
 };
 use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
@@ -21,6 +21,18 @@ pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedServic
     let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
     let read_once = [SERVER_CAS, SIGNING_KEY, CLIENT_CAS, FRONT_PROXY_CAS];
     context.render_component(BundleComponent::KubeControllerManager, arguments(context), files, &read_once)
+}
+
+/// What a release before digests of the inputs rendered. It read the authorities of clients from no file.
+pub fn render_former(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
+    let arguments = former_arguments(arguments(context));
+    context.render_component(
+        BundleComponent::KubeControllerManager,
+        arguments,
+        files,
+        &[SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS],
+    )
 }
 
 fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
@@ -83,5 +95,18 @@ mod tests {
         --use-service-account-credentials=true
         --port=0
         ");
+    }
+
+    /// A release before digests of the inputs neither had these flags nor restarted it for other authorities of clients.
+    #[test]
+    fn former_rendering_is_without_later_flags() {
+        let (present, former) =
+            with_context(|context| (render_component(context).unwrap(), render_former(context).unwrap()));
+        let later = ["--client-ca-file=/state/cluster/kubernetes/x/clients.crt", "--port=0"];
+        assert!(later.iter().all(|flag| present.arguments.iter().any(|argument| argument == flag)));
+        let kept: Vec<String> =
+            present.arguments.iter().filter(|one| !later.contains(&one.as_str())).cloned().collect();
+        assert_eq!((former.arguments, &former.files), (kept, &present.files));
+        assert_ne!(former.environment, present.environment);
     }
 }

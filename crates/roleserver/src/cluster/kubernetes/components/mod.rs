@@ -15,8 +15,8 @@
 //!
 //! * The same inputs give the same command line, files and environment. Their digest decides whether a running
 //!   component is restarted, together with the digest of the inputs: a change here counts from the component's next
-//!   start, and an update of the role server restarts none. The release before has no digest of the inputs, so an update
-//!   from it restarts each component that is rendered differently.
+//!   start, and an update of the role server restarts none. A release before digests of the inputs is recognized by what
+//!   it rendered: `render_former` of a component leaves out what came later.
 //! * No key is in an argument or in a configuration file: they name the files of
 //!   [`key_material`][crate::cluster::kubernetes::key_material].
 //! * Files that a component reads only once are listed in `read_once`, so that a change restarts it. A component
@@ -267,6 +267,16 @@ pub fn close_plain_port(mut arguments: Vec<String>, version: ReleaseVersion) -> 
     if version < PLAIN_PORT_REMOVED {
         arguments.push("--port=0".to_owned());
     }
+    arguments
+}
+
+/// Flags that the controller manager and the scheduler had in no release before digests of the inputs.
+const LATER_FLAGS: [&str; 2] = ["--client-ca-file=", "--port="];
+
+/// The arguments without flags that came later: those of a release before digests of the inputs.
+#[must_use]
+pub fn former_arguments(mut arguments: Vec<String>) -> Vec<String> {
+    arguments.retain(|argument| !LATER_FLAGS.iter().any(|flag| argument.starts_with(flag)));
     arguments
 }
 

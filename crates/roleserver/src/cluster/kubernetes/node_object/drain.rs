@@ -45,7 +45,7 @@ pub(super) async fn drain_node(
     let now = || context.clock.now().timestamp_millis();
     let kept: Option<DrainStart> = context.files.read_json_limited(DRAIN_FILE, 1 << 10).ok().flatten();
     let since = kept.map(|kept| kept.milliseconds).filter(|since| *since <= now()).unwrap_or_else(now);
-    context.files.write_json(DRAIN_FILE, &DrainStart { milliseconds: since })?;
+    context.files.write_hint(DRAIN_FILE, &DrainStart { milliseconds: since })?;
     if setup::read_last(&context.files).is_none_or(|setup| setup.api_servers().is_empty()) {
         tracing::info!("no API server is known, so the pods of this node are not evicted");
         context.files.remove_file(DRAIN_FILE)?;

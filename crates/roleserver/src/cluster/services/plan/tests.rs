@@ -28,6 +28,7 @@ fn service(name: &str, argument: &str, depends_on: &[&str]) -> DesiredService {
         revision: 1,
         rendered: Ok((rendered, digest)),
         declared: None,
+        former: None,
         limits: ResourceLimits::default(),
         depends_on: depends_on.iter().map(|name| id(name)).collect(),
         check: None,
@@ -280,6 +281,12 @@ fn what_another_release_renders_differently_counts_from_the_next_start() {
     };
     let web = declared("a", "1");
     let by_previous_release = DesiredService { declared: None, ..web.clone() };
+    // What that release rendered is known, and is the digest of `web`, or another one.
+    let with_former = |former: &DesiredService| DesiredService {
+        former: former.digest().map(str::to_owned),
+        ..declared("b", "1")
+    };
+    let other = declared("c", "1");
     let (adjusted, stopped) = ([ServiceAction::Adjust(id("web"))], [ServiceAction::Stop(id("web"))]);
     for (running, wanted, expected) in [
         (&web, declared("a", "1"), &[][..]),
@@ -290,6 +297,10 @@ fn what_another_release_renders_differently_counts_from_the_next_start() {
         // A record of the release before learns what it was declared as.
         (&by_previous_release, declared("a", "1"), &adjusted[..]),
         (&by_previous_release, declared("b", "1"), &stopped[..]),
+        (&by_previous_release, with_former(&web), &adjusted[..]),
+        (&by_previous_release, with_former(&other), &stopped[..]),
+        // A release with these digests started it, for another declaration.
+        (&declared("a", "2"), with_former(&web), &stopped[..]),
     ] {
         let running = [observed_as(running, up(Health::Healthy))];
         assert_eq!(actions(&all([wanted.clone()]), running), expected, "{wanted:?}");
