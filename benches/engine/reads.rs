@@ -117,8 +117,11 @@ impl ApiFixture {
 
     /// A page of machines.
     async fn page(&self, filter: v1::MachineFilter) -> Result<usize> {
-        let request =
-            v1::ListMachinesRequest { filter: Some(filter), page_size: PAGE, page_token: String::new() };
+        let request = v1::ListMachinesRequest {
+            filter: Some(filter),
+            page_size: PAGE,
+            ..v1::ListMachinesRequest::default()
+        };
         let answer = MachinesClient::new(self.channel.clone()).list(self.with_token(request)).await?;
         Ok(answer.into_inner().machines.len())
     }

@@ -12,7 +12,7 @@ use crate::harness::source;
 /// Packages of the service alone. A role server that linked them would be larger, and could reach what it must not.
 const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
 /// Packages that a server of the API needs besides its services.
-const LISTENERS: &[&str] = &["axum", "prost-reflect", "tonic-health", "tonic-reflection"];
+const LISTENERS: &[&str] = &["axum", "tonic-health", "tonic-reflection"];
 /// Packages of a node with Kubernetes: they have thousands of types.
 const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
 /// The service's: no other program exports traces.

@@ -1,7 +1,7 @@
 //! Habits of kubectl and systemctl: the lines of `tests/data/habits/lines.txt`.
 //!
-//! The list is fixed. Lines that are expected to work are not run yet: most need `get KIND NAME`, output formats or
-//! selectors that this release does not have. The others end with exit code 2 and name the command of `shepherdctl`.
+//! The list is fixed. Lines that are expected to work are run on a fleet in `tests/all/api/habits.rs`. The others end with
+//! exit code 2 and name the command of `shepherdctl`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ const LINES: &str = "tests/data/habits/lines.txt";
 const UNNAMED: [&str; 1] = ["get machines -l row=7"];
 
 /// The lines, each with whether it is expected to work as it is typed.
-fn read_lines() -> anyhow::Result<Vec<(String, bool)>> {
+pub(crate) fn read_lines() -> anyhow::Result<Vec<(String, bool)>> {
     let text = source::read(Path::new(LINES))?;
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines

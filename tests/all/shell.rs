@@ -65,7 +65,7 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The commands of `shepherdctl` that use a context's API.
+/// The commands of `shepherdctl` that use a context's API, or show the contexts.
 const THROUGH_THE_API: &[&str] = &[
     "get machines",
     "get sessions",
@@ -78,12 +78,36 @@ const THROUGH_THE_API: &[&str] = &[
     "issues",
     "watch",
     "top",
-    "policy get",
     "get loops",
     "get approvals",
     "approve",
     "get budgets",
     "get brakes",
+    "get clusters",
+    "get shepherds",
+    "get issues",
+    "get tokens",
+    "get artefacts",
+    "get updates",
+    "get policy",
+    "get audit",
+    "get contexts",
+    "describe cluster",
+    "describe shepherd",
+    "describe session",
+    "describe work",
+    "describe provider",
+    "describe loop",
+    "describe budget",
+    "describe brake",
+    "describe approval",
+    "describe issue",
+    "describe token",
+    "describe artefact",
+    "describe update",
+    "describe policy",
+    "describe audit",
+    "describe context",
     "budget set",
     "cluster create",
     "cluster get",
@@ -106,10 +130,7 @@ const THROUGH_THE_API: &[&str] = &[
     "cluster upgrade",
     "cluster delete",
     "artefacts add",
-    "artefacts get",
     "artefacts delete",
-    "update get",
-    "update describe",
     "update pause",
     "update resume",
     "update abort",
@@ -125,7 +146,11 @@ const THROUGH_THE_API: &[&str] = &[
     "allow host-key",
     "allow signing-keys",
     "tokens create",
-    "tokens get",
+    "whoami",
+    "contexts",
+    "contexts use",
+    "contexts delete",
+    "version",
     "tokens revoke",
 ];
 
@@ -155,7 +180,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
 fn bash_completes_what_is_typed() -> TestResult {
     let place = Place::new()?;
     for (words, expected) in [
-        (&["shepherdctl", "wh"][..], &["why"][..]),
+        (&["shepherdctl", "wh"][..], &["whoami", "why"][..]),
         (&["shepherdctl", "get", "mach"], &["machine", "machines"]),
         (&["shepherdctl", "get", "machines", "--ph"], &["--phase"]),
         (&["shepherdctl", "get", "machines", "--phase", "Needs"], &["NeedsHuman"]),
@@ -183,6 +208,8 @@ fn every_shell_completes_every_command() -> TestResult {
             assert!(script.contains(word.as_str()), "the completions of {shell} lack {word}");
         }
     }
+    // As kubectl has it.
+    assert_eq!(read_stdout(&["completion", "bash"])?, read_stdout(&["completions", "bash"])?);
     let wrong = shepherdctl(&["completions", "csh"])?;
     assert_eq!(wrong.status.code(), Some(2));
     Ok(())

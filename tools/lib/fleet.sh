@@ -90,8 +90,8 @@ role_server() { in_machine "$(number_of "$1")" pgrep -f '^[^ ]*roleserver[^ /]* 
 is_true() { is "$(query "$1")" t; }
 
 # The most recent update.
-last_update() { ctl update get -o json | jq '[.updates[]] | max_by(.created_at)'; }
-stage_of_update() { last_update | jq -r '.outcome // (if .pause_reason then "paused" else "rolling" end)'; }
+last_update() { ctl get updates -o json | jq '[.updates[]] | max_by(.createdAt)'; }
+stage_of_update() { last_update | jq -r '.outcome // (if .pauseReason then "paused" else "rolling" end)'; }
 update_is() { is "$(stage_of_update)" "$1"; }
 # run_release FILE COUNT: whether exactly COUNT machines report that they run that release.
 run_release() {

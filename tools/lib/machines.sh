@@ -195,7 +195,7 @@ in_machine() {
 # All output for operators is also written to one file, which is searched for secrets later.
 ctl() { "${programs:?}/shepherdctl" "$@" 2>&1 | tee -a "$scratch/answers"; }
 
-phase() { ctl get machines -o json | jq -r --arg name "$1" '.machines[] | select(.provider_id == $name) | .phase'; }
+phase() { ctl get machines -o json | jq -r --arg name "$1" '.machines[] | select(.name.providerId == $name) | .phase'; }
 in_phase() { is "$(phase "$1")" "$2"; }
 fact() { query "SELECT $2 FROM machine_provided JOIN $1 USING (machine_id) WHERE provider_id = '$3'"; }
 # ready_count N: exactly N machines are Ready.

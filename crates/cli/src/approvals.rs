@@ -8,19 +8,28 @@ use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use bmdb::orders::approval::ApprovalRecord;
 use model::humanize::relative_time;
+use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::approvals_client::ApprovalsClient;
 
-pub(crate) const GET_APPROVALS_EXAMPLES: &str = "\
-Example:
-  shepherdctl get approvals -o json | jq -r '.approvals[] | select(.state == \"waiting\").approval_id'";
+const COLUMNS: [Column; 8] = [
+    Column::always("APPROVAL"),
+    Column::always("STATE"),
+    Column::always("ENDS"),
+    Column::always("REQUESTED BY"),
+    Column::always("ORDER"),
+    Column::always("ABOUT"),
+    Column::always("APPROVED BY"),
+    Column::always("REASON"),
+];
 
 pub(crate) const APPROVE_EXAMPLES: &str = "\
 Example:
@@ -40,35 +49,32 @@ pub struct ApproveArgs {
     pub reason: String,
 }
 
-/// Runs `get approvals`: lists orders with the state of their approval.
-pub async fn show_approvals(client: &FleetClient, format: Format) -> Result<String, CliError> {
+/// Lists orders with the state of their approval, newest first.
+pub(crate) async fn list_approvals(client: &FleetClient) -> Result<ObjectList, CliError> {
     let result = ApprovalsClient::new(client.channel()).list(v1::ListApprovalsRequest {}).await;
-    let response = result.map_err(status_to_error)?.into_inner();
-    let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
+    let mut response = result.map_err(status_to_error)?.into_inner();
     let now = require_timestamp(response.read_at, "its read time")?;
-    if format == Format::Json {
-        return format_json(&json!({ "approvals": found }));
+    let mut objects = Vec::new();
+    for approval in std::mem::take(&mut response.approvals) {
+        let document = ObjectDocument::of_message(&approval);
+        let line = decode_approval(approval)?;
+        let names = ObjectNames::of_id(line.approval_id.to_string());
+        objects.push(ListedObject { names, rows: vec![approval_row(line, now)], document });
     }
-    if found.is_empty() {
-        return Ok("no approvals were requested\n".to_owned());
-    }
-    let rows: Vec<Vec<String>> = found
-        .into_iter()
-        .map(|line| {
-            vec![
-                line.approval_id.to_string(),
-                line.state,
-                relative_time(line.expires_at, now),
-                line.requested_by,
-                line.rpc.rsplit('.').next().unwrap_or(&line.rpc).to_owned(),
-                line.target,
-                line.approved_by.unwrap_or_else(|| "-".to_owned()),
-                line.reason,
-            ]
-        })
-        .collect();
-    let headers = ["APPROVAL", "STATE", "ENDS", "REQUESTED BY", "ORDER", "ABOUT", "APPROVED BY", "REASON"];
-    Ok(format_table(&headers, &rows, terminal_width()))
+    Ok(ObjectList::of_response(ObjectKind::Approval, &response, &COLUMNS, objects))
+}
+
+fn approval_row(line: ApprovalRecord, now: Timestamp) -> Vec<String> {
+    vec![
+        line.approval_id.to_string(),
+        line.state,
+        relative_time(line.expires_at, now),
+        line.requested_by,
+        line.rpc.rsplit('.').next().unwrap_or(&line.rpc).to_owned(),
+        line.target,
+        line.approved_by.unwrap_or_else(|| "-".to_owned()),
+        line.reason,
+    ]
 }
 
 fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {

@@ -8,12 +8,12 @@ use crate::client::decode::{decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
-use bmdb::orders::budget::BudgetsAndBrakes;
 use model::budget::{BrakeState, BudgetKind, BudgetStatus};
 use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::process::UnknownName;
@@ -21,13 +21,22 @@ use model::time::{Span, Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::budgets_client::BudgetsClient;
 
-pub(crate) const GET_BUDGETS_EXAMPLES: &str = "\
-Example:
-  shepherdctl get budgets -o json | jq -r '.budgets[] | select(.available | not) | .budget'";
+const BUDGET_COLUMNS: [Column; 5] = [
+    Column::always("NAME"),
+    Column::always("MAX"),
+    Column::always("WINDOW"),
+    Column::always("USED"),
+    Column::always("NEXT"),
+];
 
-pub(crate) const GET_BRAKES_EXAMPLES: &str = "\
-Example:
-  shepherdctl get brakes                        which are engaged, and what engages each";
+const BRAKE_COLUMNS: [Column; 6] = [
+    Column::always("BRAKE"),
+    Column::always("SCOPE"),
+    Column::always("STATE"),
+    Column::always("FOR"),
+    Column::always("REASON"),
+    Column::always("ENGAGED WHEN"),
+];
 
 const BUDGET_SET_EXAMPLES: &str = "\
 Examples:
@@ -67,14 +76,12 @@ pub struct SetBudget {
     pub reason: String,
 }
 
-async fn fetch_budgets_and_brakes(client: &FleetClient) -> Result<BudgetsAndBrakes, CliError> {
+/// Fetches all budgets and brakes, and the time at which they were read.
+async fn fetch_budgets(client: &FleetClient) -> Result<(v1::ListBudgetsResponse, Timestamp), CliError> {
     let result = BudgetsClient::new(client.channel()).list(v1::ListBudgetsRequest {}).await;
     let response = result.map_err(status_to_error)?.into_inner();
-    Ok(BudgetsAndBrakes {
-        budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
-        brakes: response.brakes.into_iter().map(decode_brake).collect(),
-        at: require_timestamp(response.read_at, "its read time")?,
-    })
+    let now = require_timestamp(response.read_at, "its read time")?;
+    Ok((response, now))
 }
 
 fn decode_budget(budget: v1::Budget) -> Result<BudgetStatus, CliError> {
@@ -100,14 +107,17 @@ fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
     }
 }
 
-/// Runs `get budgets`: lists each budget and its use.
-pub async fn show_budgets(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(client).await?;
-    if format == Format::Json {
-        return format_json(&json!({ "budgets": budgets }));
+/// Lists each budget and its use.
+pub(crate) async fn list_budgets(client: &FleetClient) -> Result<ObjectList, CliError> {
+    let (mut response, now) = fetch_budgets(client).await?;
+    let mut objects = Vec::new();
+    for budget in std::mem::take(&mut response.budgets) {
+        let document = ObjectDocument::of_message(&budget);
+        let line = decode_budget(budget)?;
+        let rows = vec![budget_row(&line, now)];
+        objects.push(ListedObject { names: ObjectNames::of_name(line.budget), rows, document });
     }
-    let rows: Vec<Vec<String>> = budgets.iter().map(|line| budget_row(line, at)).collect();
-    Ok(format_table(&["BUDGET", "MAX", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
+    Ok(ObjectList::of_response(ObjectKind::Budget, &response, &BUDGET_COLUMNS, objects))
 }
 
 fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
@@ -124,27 +134,32 @@ fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
     ]
 }
 
-/// Runs `get brakes`: lists each brake and its state.
-pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(client).await?;
-    if format == Format::Json {
-        return format_json(&json!({ "brakes": brakes }));
-    }
+/// Lists each brake and its state.
+pub(crate) async fn list_brakes(client: &FleetClient) -> Result<ObjectList, CliError> {
+    let (mut response, now) = fetch_budgets(client).await?;
+    let objects = std::mem::take(&mut response.brakes).into_iter().map(|brake| {
+        let document = ObjectDocument::of_message(&brake);
+        let names = ObjectNames {
+            name: format!("{}/{}", brake.kind, brake.scope),
+            others: vec![brake.kind.clone()],
+            id: None,
+        };
+        ListedObject { names, rows: vec![brake_row(decode_brake(brake), now)], document }
+    });
+    let objects = objects.collect();
+    Ok(ObjectList::of_response(ObjectKind::Brake, &response, &BRAKE_COLUMNS, objects))
+}
+
+fn brake_row(brake: BrakeState, now: Timestamp) -> Vec<String> {
     let dash = || "-".to_owned();
-    let rows: Vec<Vec<String>> = brakes
-        .into_iter()
-        .map(|brake| {
-            vec![
-                brake.kind,
-                if brake.scope == "*" { "all".to_owned() } else { brake.scope },
-                if brake.engaged { "holds".to_owned() } else { "off".to_owned() },
-                brake.since.map_or_else(dash, |since| humanize_duration(between(since, at))),
-                brake.reason.unwrap_or_else(dash),
-                brake.engages_when,
-            ]
-        })
-        .collect();
-    Ok(format_table(&["BRAKE", "SCOPE", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, terminal_width()))
+    vec![
+        brake.kind,
+        if brake.scope == "*" { "all".to_owned() } else { brake.scope },
+        if brake.engaged { "holds".to_owned() } else { "off".to_owned() },
+        brake.since.map_or_else(dash, |since| humanize_duration(between(since, now))),
+        brake.reason.unwrap_or_else(dash),
+        brake.engages_when,
+    ]
 }
 
 /// Runs `budget set`: changes the limits of a budget.

@@ -7,19 +7,17 @@ use std::path::PathBuf;
 
 use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 
-use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs, GET_APPROVALS_EXAMPLES};
+use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
-use crate::budgets::{BudgetCommand, GET_BRAKES_EXAMPLES, GET_BUDGETS_EXAMPLES};
-use crate::client::pagination::LimitArgs;
+use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
+use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
 use crate::exit_code::exit_status_text;
 use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
-use crate::loops::{GET_LOOPS_EXAMPLES, LoopsCommand};
+use crate::loops::LoopsCommand;
 use crate::machine::allow_host_key::AllowCommand;
-use crate::machine::describe::DescribeCommand;
-use crate::machine::get::{GET_MACHINES_EXAMPLES, ListMachinesArgs};
 use crate::machine::hold::{HOLD_EXAMPLES, HoldArgs, RELEASE_EXAMPLES, ReleaseArgs};
 use crate::machine::label::{LABEL_EXAMPLES, LabelArgs, UNLABEL_EXAMPLES, UnlabelArgs};
 use crate::machine::logs::{LOGS_EXAMPLES, LogsArgs};
@@ -32,16 +30,16 @@ use crate::machine::selection::MachineArg;
 use crate::machine::timeline::{TIMELINE_EXAMPLES, TimelineArgs};
 use crate::machine::watch::{WATCH_EXAMPLES, WatchArgs};
 use crate::machine::why::WHY_EXAMPLES;
+use crate::object::command::{DescribeCommand, GetCommand};
 use crate::order::{dry_run, idempotency_key};
 use crate::output::Output;
 use crate::plan::{PLAN_EXAMPLES, PlanArgs};
 use crate::policy::PolicyCommand;
-use crate::providers::GET_PROVIDERS_EXAMPLES;
-use crate::sessions::GET_SESSIONS_EXAMPLES;
 use crate::tokens::TokensCommand;
 use crate::top::{TOP_EXAMPLES, TopArgs};
 use crate::update::{UPDATE_EXAMPLES, UpdateArgs};
-use crate::work::GET_WORK_EXAMPLES;
+use crate::version::{VERSION_EXAMPLES, VersionArgs};
+use crate::whoami::WHOAMI_EXAMPLES;
 use bmdb::connection::dialect::Dialect;
 
 /// Help heading of the flags that every command accepts.
@@ -65,7 +63,7 @@ Examples:
   shepherdctl issues                            what is wrong, and what to do
   shepherdctl plan --horizon 30m                what the loops would do next, and when
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
-  shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
+  shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeatAt == null) | .name.machine'
 
 A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
 The password of the database is read from ~/.pgpass."
@@ -118,8 +116,17 @@ pub struct Cli {
     )]
     pub context: Option<String>,
 
-    /// Output format: a table for people, JSON or YAML for programs
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = GLOBAL_HEADING)]
+    /// Output: table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=COLUMNS
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        value_parser = Output::parse,
+        default_value = "table",
+        hide_default_value = true,
+        global = true,
+        help_heading = GLOBAL_HEADING
+    )]
     pub output: Output,
 
     /// Command to run, with its arguments
@@ -133,12 +140,21 @@ pub enum Command {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
     Fleet(Box<FleetCommand>),
+    /// List the contexts of this user, choose one, or delete one
+    #[command(after_help = CONTEXTS_EXAMPLES)]
+    Contexts(ContextsArgs),
+    /// Show the versions of this program and of the servers
+    #[command(after_help = VERSION_EXAMPLES)]
+    Version(VersionArgs),
     /// Print a completion script for a shell
-    #[command(after_help = "\
+    #[command(
+        alias = "completion",
+        after_help = "\
 Examples:
   shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
   shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
-  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish")]
+  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
+    )]
     Completions(CompletionsArgs),
     /// Write man pages, one for each command
     Manual(ManualArgs),
@@ -163,10 +179,10 @@ pub struct ManualArgs {
 /// Commands about a fleet.
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
-    /// List machines, sessions, work, providers, loops, approvals, budgets or brakes
+    /// List objects of a kind: machines, clusters, issues, work and more
     #[command(subcommand)]
     Get(GetCommand),
-    /// Show all details of one machine
+    /// Show all details of one object
     #[command(subcommand)]
     Describe(DescribeCommand),
     /// Explain the state of a machine: why, what it waits for, and what would help
@@ -205,7 +221,7 @@ brakes, pauses, failing providers. With --once, or if standard output is not a t
 once."
     )]
     Top(TopArgs),
-    /// Show the policy of the fleet, or switch its two-person rule off
+    /// Switch the two-person rule of the fleet off
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Stop work on a machine until it is released
@@ -241,7 +257,7 @@ once."
     /// Create, change and delete clusters
     #[command(subcommand)]
     Cluster(ClusterCommand),
-    /// Add, list and delete files that machines fetch from any shepherd
+    /// Add and delete files that machines fetch from any shepherd
     #[command(subcommand)]
     Artefacts(ArtefactsCommand),
     /// Roll out a release of the role server to machines, a few at a time
@@ -279,38 +295,12 @@ reboot order that has not started.",
     /// Declare a fact that the BMDB cannot find out
     #[command(subcommand)]
     Declare(DeclareCommand),
-    /// Create, list and revoke credentials for the API
+    /// Create and revoke credentials for the API
     #[command(subcommand)]
     Tokens(TokensCommand),
-}
-
-/// Lists that `get` prints, one per subcommand.
-#[derive(Debug, Subcommand)]
-pub enum GetCommand {
-    /// Machines by phase, provider and id
-    #[command(visible_alias = "machine", after_help = GET_MACHINES_EXAMPLES)]
-    Machines(ListMachinesArgs),
-    /// Open sessions of shepherds
-    #[command(visible_alias = "session", after_help = GET_SESSIONS_EXAMPLES)]
-    Sessions(LimitArgs),
-    /// Work in progress, longest running first
-    #[command(after_help = GET_WORK_EXAMPLES)]
-    Work(LimitArgs),
-    /// Providers with the result of their last call, and engaged brakes
-    #[command(visible_alias = "provider", after_help = GET_PROVIDERS_EXAMPLES)]
-    Providers,
-    /// Control loops, and their pauses
-    #[command(visible_alias = "loop", after_help = GET_LOOPS_EXAMPLES)]
-    Loops,
-    /// Orders that need the approval of another admin, and their state
-    #[command(visible_alias = "approval", after_help = GET_APPROVALS_EXAMPLES)]
-    Approvals,
-    /// Budgets: limits, use, and when the next machine may be disrupted
-    #[command(visible_alias = "budget", after_help = GET_BUDGETS_EXAMPLES)]
-    Budgets,
-    /// Brakes: which are engaged, since when, why, and what engages each
-    #[command(visible_alias = "brake", after_help = GET_BRAKES_EXAMPLES)]
-    Brakes,
+    /// Show who calls: the name, the role and the credential
+    #[command(after_help = WHOAMI_EXAMPLES)]
+    Whoami,
 }
 
 /// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to

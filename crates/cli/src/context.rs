@@ -14,7 +14,7 @@ use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
 use crate::order::{dry_run, idempotency_key};
-use crate::output::{Format, format_json};
+use crate::output::{Format, Output, format_json};
 
 /// The flags that every order has, `--idempotency_key` and `--dry_run`.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,9 @@ impl OrderFlags {
 pub struct CommandContext {
     /// The client of the fleet API.
     pub client: FleetClient,
-    /// The format of the output.
+    /// The output that the command line requests.
+    pub output: Output,
+    /// The format in which the command renders it.
     pub format: Format,
     /// The flags of the orders that the command gives.
     pub order_flags: OrderFlags,

@@ -3,24 +3,21 @@
 //! Commands that print while they run are not here but in [`crate::run`]: `watch`, `logs --follow`, and `top` on a
 //! terminal.
 
-use crate::approvals::{approve_order, show_approvals};
+use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
-use crate::artefacts::get::show_artefacts;
 use crate::artefacts::orders::{add_artefact, delete_artefact};
-use crate::budgets::{BudgetCommand, set_budget, show_brakes, show_budgets};
+use crate::budgets::{BudgetCommand, set_budget};
 use crate::cluster::command::run_cluster_command;
-use crate::command::{FleetCommand, GetCommand};
+use crate::command::FleetCommand;
 use crate::context::CommandContext;
 use crate::debug::DebugCommand;
 use crate::debug::bundle::write_debug_bundle;
 use crate::declare_restored::{DeclareCommand, declare_restored};
 use crate::error::CliError;
-use crate::issues::show_issues;
-use crate::loops::{LoopsCommand, pause_loop, resume_loop, show_loops};
+use crate::issues::list_issues;
+use crate::loops::{LoopsCommand, pause_loop, resume_loop};
 use crate::machine::allow_host_key::{AllowCommand, allow_host_key};
 use crate::machine::allow_signing_keys::allow_signing_keys;
-use crate::machine::describe::{DescribeCommand, describe_machine};
-use crate::machine::get::show_machines;
 use crate::machine::hold::{hold_machine, release_machine};
 use crate::machine::label::{label_machines, unlabel_machines};
 use crate::machine::logs::show_log;
@@ -31,18 +28,18 @@ use crate::machine::retire::run_retire_command;
 use crate::machine::retry::retry_machine;
 use crate::machine::timeline::show_timeline;
 use crate::machine::why::show_explanation;
+use crate::object::command::GetArgs;
+use crate::object::describe::run_describe_command;
+use crate::object::get::{print_objects, run_get_command};
 use crate::plan::show_plan;
-use crate::policy::{PolicyCommand, disable_two_person_rule, show_policy};
-use crate::providers::show_providers;
-use crate::sessions::show_sessions;
+use crate::policy::{PolicyCommand, disable_two_person_rule};
 use crate::tokens::TokensCommand;
 use crate::tokens::bootstrap::bootstrap_token;
 use crate::tokens::create::create_token;
-use crate::tokens::get::show_tokens;
 use crate::tokens::revoke::revoke_token;
 use crate::top::render_once;
 use crate::update::run_update_command;
-use crate::work::show_work;
+use crate::whoami::show_caller;
 
 /// Runs one command for the fleet and returns its output.
 pub(crate) async fn run_fleet_command(
@@ -51,24 +48,12 @@ pub(crate) async fn run_fleet_command(
 ) -> Result<String, CliError> {
     let (client, format) = (&context.client, context.format);
     match command {
-        FleetCommand::Get(GetCommand::Machines(filters)) => show_machines(client, filters, format).await,
-        FleetCommand::Get(GetCommand::Sessions(limited)) => {
-            show_sessions(client, limited.limit, format).await
-        }
-        FleetCommand::Get(GetCommand::Work(limited)) => show_work(client, limited.limit, format).await,
-        FleetCommand::Get(GetCommand::Providers) => show_providers(client, format).await,
-        FleetCommand::Describe(DescribeCommand::Machine(of)) => {
-            describe_machine(client, &of.machine, format).await
-        }
-        FleetCommand::Get(GetCommand::Loops) => show_loops(client, format).await,
-        FleetCommand::Get(GetCommand::Approvals) => show_approvals(client, format).await,
+        FleetCommand::Get(get) => run_get_command(context, get.kind, &get.args, &get.selection).await,
+        FleetCommand::Describe(describe) => run_describe_command(context, describe).await,
         FleetCommand::Approve(args) => approve_order(context, args).await,
-        FleetCommand::Get(GetCommand::Budgets) => show_budgets(client, format).await,
-        FleetCommand::Get(GetCommand::Brakes) => show_brakes(client, format).await,
         FleetCommand::Budget(BudgetCommand::Set(args)) => set_budget(context, args).await,
         FleetCommand::Cluster(command) => run_cluster_command(context, command).await,
         FleetCommand::Artefacts(ArtefactsCommand::Add(args)) => add_artefact(context, args).await,
-        FleetCommand::Artefacts(ArtefactsCommand::Get) => show_artefacts(client, format).await,
         FleetCommand::Artefacts(ArtefactsCommand::Delete(args)) => delete_artefact(context, args).await,
         FleetCommand::Update(args) => run_update_command(context, args).await,
         FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
@@ -76,9 +61,12 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, &of.machine, of.limit, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
-        FleetCommand::Issues(args) => show_issues(context, args).await,
+        FleetCommand::Issues(args) => {
+            let (list, exit) = list_issues(client, args).await?;
+            context.exit_record.record(exit);
+            print_objects(list, &GetArgs::default(), &context.output, &context.exit_record)
+        }
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
-        FleetCommand::Policy(PolicyCommand::Get) => show_policy(client, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {
             disable_two_person_rule(context, args).await
         }
@@ -114,7 +102,7 @@ pub(crate) async fn run_fleet_command(
             .await
         }
         FleetCommand::Tokens(TokensCommand::Create(new)) => create_token(context, new).await,
-        FleetCommand::Tokens(TokensCommand::Get) => show_tokens(client, format).await,
         FleetCommand::Tokens(TokensCommand::Revoke(which)) => revoke_token(context, which).await,
+        FleetCommand::Whoami => show_caller(context).await,
     }
 }

@@ -1,4 +1,4 @@
-//! `issues`: list problems of the fleet, most urgent first.
+//! `issues`, `get issues`: list problems of the fleet, most urgent first.
 //!
 //! [`model::issues`] derives the issues. The API streams them in chunks, and this module fetches and prints them.
 
@@ -6,16 +6,16 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use serde::Serialize;
 
 use crate::client::decode::{decode_machine_name, decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::next_chunk;
-use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::output::table::terminal_width;
 use model::humanize::humanize_duration;
 use model::issues::{Issue, IssueKind, Severity};
 use model::text_layout::format_labelled;
@@ -29,7 +29,7 @@ Examples:
   shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .subject'";
 
 /// Arguments of `issues`: what makes the command fail.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct IssuesArgs {
     /// Exit with 1 if there is an issue of this severity, or of a higher one: critical, warning or notice
     #[arg(
@@ -45,20 +45,51 @@ pub struct IssuesArgs {
 /// All severities, the most urgent one first.
 const SEVERITIES: [Severity; 3] = [Severity::Critical, Severity::Warning, Severity::Notice];
 
-#[derive(Serialize)]
-struct IssuesOutput {
-    at: Timestamp,
-    /// Current issues, most urgent first.
-    issues: Vec<Issue>,
+const COLUMNS: [Column; 5] = [
+    Column::always("SEVERITY"),
+    Column::always("ISSUE"),
+    Column::always("ABOUT"),
+    Column::always("SINCE"),
+    Column::always("EVIDENCE"),
+];
+
+/// Lists the current issues, and returns the exit code for them.
+pub(crate) async fn list_issues(
+    client: &FleetClient,
+    args: &IssuesArgs,
+) -> Result<(ObjectList, ExitCode), CliError> {
+    let request = v1::ListIssuesRequest {};
+    let mut pieces =
+        IssuesClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
+    let (mut read_at, mut messages) = (None, Vec::new());
+    while let Some(piece) = next_chunk(&mut pieces, client).await? {
+        read_at = read_at.or(piece.read_at);
+        messages.extend(piece.issues);
+    }
+    let now = require_timestamp(read_at, "its read time")?;
+    let (mut issues, mut objects) = (Vec::new(), Vec::new());
+    for message in messages {
+        let document = ObjectDocument::of_message(&message);
+        let issue = decode_issue(message)?;
+        objects.push(ListedObject {
+            names: issue_names(&issue),
+            rows: vec![issue_row(&issue, now)],
+            document,
+        });
+        issues.push(issue);
+    }
+    let response = v1::ListIssuesResponse { read_at, issues: Vec::new() };
+    let list = ObjectList::of_response(ObjectKind::Issue, &response, &COLUMNS, objects);
+    let exit = issues_exit_code(args.fail_on.as_deref(), &issues);
+    Ok((ObjectList { appendix: format_remedies(&issues), ..list }, exit))
 }
 
-/// Runs `issues`: fetches and prints the issues.
-pub async fn show_issues(context: &CommandContext, args: &IssuesArgs) -> Result<String, CliError> {
-    let (at, issues) = fetch_issues(&context.client).await?;
-    context.exit_record.record(issues_exit_code(args.fail_on.as_deref(), &issues));
-    match context.format {
-        Format::Json => format_json(&IssuesOutput { at, issues }),
-        Format::Table => Ok(render_issues(&issues, at)),
+/// An issue is named after its kind and its subject, or after one of them.
+fn issue_names(issue: &Issue) -> ObjectNames {
+    ObjectNames {
+        name: format!("{}/{}", issue.id, issue.subject),
+        others: vec![issue.id.to_owned(), issue.subject.clone()],
+        id: None,
     }
 }
 
@@ -70,21 +101,6 @@ fn issues_exit_code(fail_on: Option<&str>, issues: &[Issue]) -> ExitCode {
     // The most urgent severity is the least one.
     let fails = limit.is_some_and(|limit| issues.iter().any(|issue| issue.severity <= limit));
     if fails { ExitCode::Failed } else { ExitCode::Done }
-}
-
-/// Fetches the current issues, and the moment at which they were read.
-async fn fetch_issues(client: &FleetClient) -> Result<(Timestamp, Vec<Issue>), CliError> {
-    let request = v1::ListIssuesRequest {};
-    let mut pieces =
-        IssuesClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
-    let (mut now, mut issues) = (None, Vec::new());
-    while let Some(piece) = next_chunk(&mut pieces, client).await? {
-        now = now.or(piece.read_at);
-        for issue in piece.issues {
-            issues.push(decode_issue(issue)?);
-        }
-    }
-    Ok((require_timestamp(now, "its read time")?, issues))
 }
 
 fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
@@ -106,14 +122,12 @@ fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
     })
 }
 
-fn render_issues(issues: &[Issue], now: Timestamp) -> String {
+/// What to do about each kind of these issues; empty without issues.
+fn format_remedies(issues: &[Issue]) -> String {
     if issues.is_empty() {
-        return "no issues\n".to_owned();
+        return String::new();
     }
-    let rows: Vec<Vec<String>> = issues.iter().map(|issue| issue_row(issue, now)).collect();
-    let mut text =
-        format_table(&["SEVERITY", "ISSUE", "ABOUT", "SINCE", "EVIDENCE"], &rows, terminal_width());
-    text.push_str("\nWhat to do:\n");
+    let mut text = "What to do:\n".to_owned();
     let mut messages: Vec<&str> = Vec::new();
     for issue in issues {
         // Issues of one kind differ only by the name in a command, so each kind is explained once.

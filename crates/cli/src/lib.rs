@@ -20,11 +20,13 @@
 //! There is a module per noun and a file per verb, or per few verbs that belong together. A noun with few verbs is one
 //! file. A file has the arguments of its verbs, the examples of their help, and the code that runs them.
 //!
+//! * Every kind of objects, by one table: [`object`][].
 //! * Machines: [`machine`][]. Clusters: [`cluster`][].
-//! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`sessions`][], [`providers`][], [`budgets`][] (with
+//! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`shepherds`][], [`sessions`][], [`providers`][], [`budgets`][] (with
 //!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
-//! * Operators: [`tokens`][], [`approvals`][] (two-person rule).
+//! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
+//!   [`whoami`][], [`version`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
 //! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
@@ -36,7 +38,8 @@
 //!   may do it ([`client::fleet_client::FleetClient::require_bmdb`][]).
 //! * An order is sent with one idempotency key, however often it is repeated ([`order::retry`][]). When the outcome
 //!   stays unknown, the error contains the key.
-//! * In JSON, fields are added and never renamed. Tables are for people.
+//! * What `get` prints as JSON is the JSON of the API ([`object::document`][]). In the JSON of other commands, fields are
+//!   added and never renamed. Tables are for people.
 //! * A token is printed once, or written into a file that only its owner can read. Private keys for clusters are made
 //!   on this host, and only their public halves are sent.
 //! * Imports go one way: from [`run`][] over the verbs to [`exit_code`][]. One pair of files imports each other:
@@ -44,6 +47,7 @@
 //!
 //! # Notes for the next implementor
 //!
+//! * A new kind of objects is a row of a table: see [`object`][].
 //! * A new verb is a variant in the enum of its noun or in [`command`][], a function in the file of the verb, and an
 //!   arm in [`dispatch`][] or in the noun's own dispatch (such as [`cluster::command`][]).
 //!   `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
@@ -55,12 +59,14 @@
 
 pub mod approvals;
 pub mod artefacts;
+pub mod audit;
 pub mod budgets;
 pub mod client;
 pub mod cluster;
 pub mod command;
 pub mod completions;
 pub mod context;
+pub mod contexts;
 pub mod debug;
 pub mod declare_restored;
 pub mod dispatch;
@@ -69,6 +75,7 @@ pub mod exit_code;
 pub mod issues;
 pub mod loops;
 pub mod machine;
+pub mod object;
 pub mod order;
 pub mod output;
 pub mod plan;
@@ -76,8 +83,11 @@ pub mod policy;
 pub mod providers;
 pub mod run;
 pub mod sessions;
+pub mod shepherds;
 pub mod suggestions;
 pub mod tokens;
 pub mod top;
 pub mod update;
+pub mod version;
+pub mod whoami;
 pub mod work;

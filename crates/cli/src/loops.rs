@@ -9,12 +9,13 @@ use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
-use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use bmdb::orders::order::Expiry;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::pause::{LoopKind, describe_target};
@@ -22,9 +23,16 @@ use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::loops_client::LoopsClient;
 
-pub(crate) const GET_LOOPS_EXAMPLES: &str = "\
-Example:
-  shepherdctl get loops                         which are paused, by whom and why";
+const COLUMNS: [Column; 8] = [
+    Column::always("NAME"),
+    Column::always("WORKERS"),
+    Column::always("STATE"),
+    Column::always("PROVIDER"),
+    Column::always("BY"),
+    Column::always("SINCE"),
+    Column::always("UNTIL"),
+    Column::always("REASON"),
+];
 
 const LOOPS_PAUSE_EXAMPLES: &str = "\
 Examples:
@@ -107,21 +115,19 @@ pub struct PauseSummary {
     pub until: Option<Timestamp>,
 }
 
-/// Runs `get loops`: lists the loops and their pauses.
-pub async fn show_loops(client: &FleetClient, format: Format) -> Result<String, CliError> {
+/// Lists the loops and their pauses.
+pub(crate) async fn list_loops(client: &FleetClient) -> Result<ObjectList, CliError> {
     let result = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await;
-    let response = result.map_err(status_to_error)?.into_inner();
-    let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
+    let mut response = result.map_err(status_to_error)?.into_inner();
     let now = require_timestamp(response.read_at, "its read time")?;
-    if format == Format::Json {
-        return format_json(&json!({ "loops": loops }));
+    let mut objects = Vec::new();
+    for one in std::mem::take(&mut response.loops) {
+        let document = ObjectDocument::of_message(&one);
+        let line = decode_loop(one)?;
+        let rows = loop_rows(&line, now);
+        objects.push(ListedObject { names: ObjectNames::of_name(line.name), rows, document });
     }
-    let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| loop_rows(line, now)).collect();
-    Ok(format_table(
-        &["LOOP", "WORKERS", "STATE", "PROVIDER", "BY", "SINCE", "UNTIL", "REASON"],
-        &rows,
-        terminal_width(),
-    ))
+    Ok(ObjectList::of_response(ObjectKind::Loop, &response, &COLUMNS, objects))
 }
 
 fn loop_rows(line: &LoopSummary, now: Timestamp) -> Vec<Vec<String>> {

@@ -1,11 +1,11 @@
-//! `policy get|disable-two-person-rule`: show the fleet policy, as the BMDB stores it, and end the two-person rule.
+//! `get policy`, `policy disable-two-person-rule`: show the fleet policy, as the BMDB stores it, and end the two-person
+//! rule.
 //!
 //! The flags and the configuration of a shepherd write the policy; `plan --diff` shows what a new configuration would
 //! change. The two-person rule is an exception: flags only switch it on, and no call switches it off. The way back is
 //! here, for a person who reaches the database.
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::client::decode::{decode_struct, missing_field};
@@ -13,30 +13,24 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::{CommandEnd, exit_code};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::operator::current_user;
 use crate::order::reason::require_audit_reason;
-use crate::output::table::terminal_width;
-use crate::output::{Format, format_json};
 use model::plain_text::visible_text;
-use model::policy::Policy;
-use model::text_layout::format_labelled;
 use proto::fleet::v1;
 use proto::fleet::v1::policy_client::PolicyClient;
 
-const POLICY_GET_EXAMPLES: &str = "\
-Example:
-  shepherdctl policy get -o json | jq .policy.ladder";
+const COLUMNS: [Column; 2] = [Column::always("SETTING"), Column::always("VALUE")];
 
 const DISABLE_RULE_EXAMPLES: &str = "\
 Example:
   shepherdctl policy disable-two-person-rule --direct --reason 'lee left, and nobody else is an admin'";
 
-/// Subcommands of `policy`: they read the fleet policy, and end the two-person rule.
+/// Subcommands of `policy`: they end the two-person rule.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// Show the policy and its version
-    #[command(after_help = POLICY_GET_EXAMPLES)]
-    Get,
     /// Switch the two-person rule off, in the database itself
     #[command(
         after_help = DISABLE_RULE_EXAMPLES,
@@ -58,24 +52,19 @@ pub struct DisableRuleArgs {
     pub reason: String,
 }
 
-#[derive(Serialize)]
-struct PolicyOutput {
-    version: i64,
-    policy: Policy,
-}
-
-/// Runs `policy get`: prints the fleet policy.
-pub async fn show_policy(client: &FleetClient, format: Format) -> Result<String, CliError> {
+/// The fleet policy as a list of one object, with a row for each setting.
+pub(crate) async fn list_policy(client: &FleetClient) -> Result<ObjectList, CliError> {
     let request = v1::GetPolicyRequest {};
     let response =
         PolicyClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
-    let policy = response.policy.map(decode_struct).and_then(|policy| serde_json::from_value(policy).ok());
-    let policy = policy.ok_or_else(|| missing_field("a policy that this release can read"))?;
-    let answer = PolicyOutput { version: response.version, policy };
-    match format {
-        Format::Json => format_json(&answer),
-        Format::Table => render_policy(&answer),
-    }
+    let document = ObjectDocument::of_message(&response);
+    let policy = response.policy.map(decode_struct).ok_or_else(|| missing_field("the policy"))?;
+    let object = ListedObject {
+        names: ObjectNames::of_name("policy"),
+        rows: policy_rows(response.version, &policy),
+        document: document.clone(),
+    };
+    Ok(ObjectList::new(ObjectKind::Policy, document, &COLUMNS, vec![object]))
 }
 
 /// Runs `policy disable-two-person-rule`: switches the rule off in the database.
@@ -98,14 +87,15 @@ pub async fn disable_two_person_rule(
     )
 }
 
-fn render_policy(answer: &PolicyOutput) -> Result<String, CliError> {
-    let mut lines = vec![("version".to_owned(), answer.version.to_string())];
-    if let Value::Object(policy) = serde_json::to_value(&answer.policy)? {
-        for (key, value) in &policy {
+/// A row for each setting, with the version first.
+fn policy_rows(version: i64, policy: &Value) -> Vec<Vec<String>> {
+    let mut lines = vec![("version".to_owned(), version.to_string())];
+    if let Value::Object(policy) = policy {
+        for (key, value) in policy {
             add_value_lines(key, value, &mut lines);
         }
     }
-    Ok(format_labelled(0, &lines, terminal_width()))
+    lines.into_iter().map(|(setting, value)| vec![setting, value]).collect()
 }
 
 /// Adds a line for each value: `budgets.reboot.most  20`.
@@ -140,13 +130,15 @@ fn format_value(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::policy::Policy;
 
     #[test]
-    fn every_value_has_a_line() {
-        let text = render_policy(&PolicyOutput { version: 3, policy: Policy::default() }).unwrap();
-        for line in ["version", "recovery_silence_timeout", "ladder.1.step", "priority_weights"] {
-            assert!(text.lines().any(|message| message.starts_with(line)), "{line}: {text}");
+    fn every_value_has_a_row() {
+        let policy = serde_json::to_value(Policy::default()).unwrap();
+        let rows = policy_rows(3, &policy);
+        for setting in ["version", "recovery_silence_timeout", "ladder.1.step", "priority_weights"] {
+            assert!(rows.iter().any(|row| row[0].starts_with(setting)), "{setting}: {rows:?}");
         }
-        assert!(!text.contains('{'), "{text}");
+        assert!(rows.iter().all(|row| !row[1].contains('{')), "{rows:?}");
     }
 }

@@ -1,12 +1,12 @@
 //! `get providers`: providers with the result of their last call, and engaged brakes.
 
-use serde::Serialize;
-
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::output::table::{format_table, or_dash, terminal_width};
-use crate::output::{Format, format_json};
 use bmdb::fleet::provider::ProviderSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::machine_view::EngagedBrake;
@@ -14,50 +14,49 @@ use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::providers_client::ProvidersClient;
 
-pub(crate) const GET_PROVIDERS_EXAMPLES: &str = "\
-Example:
-  shepherdctl get providers -o yaml";
+const COLUMNS: [Column; 5] = [
+    Column::always("NAME"),
+    Column::always("KIND"),
+    Column::always("MACHINES"),
+    Column::always("LISTED"),
+    Column::always("STATE"),
+];
 
-#[derive(Serialize)]
-struct ProvidersOutput {
-    providers: Vec<ProviderSummary>,
-    brakes: Vec<EngagedBrake>,
-}
-
-/// Runs `get providers`: lists providers and their brakes.
-pub async fn show_providers(client: &FleetClient, format: Format) -> Result<String, CliError> {
+/// Lists providers, with the engaged brakes below them.
+pub(crate) async fn list_providers(client: &FleetClient) -> Result<ObjectList, CliError> {
     let request = v1::ListProvidersRequest {};
-    let response =
+    let mut response =
         ProvidersClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
+    let now = require_timestamp(response.read_at, "its read time")?;
+    let objects = std::mem::take(&mut response.providers).into_iter().map(|provider| {
+        let document = ObjectDocument::of_message(&provider);
+        let line = decode_provider(provider);
+        let row = provider_row(&line, now);
+        ListedObject { names: ObjectNames::of_name(line.provider), rows: vec![row], document }
+    });
+    let list = ObjectList::of_response(ObjectKind::Provider, &response, &COLUMNS, objects.collect());
     let brakes: Vec<EngagedBrake> =
         response.brakes.into_iter().map(decode_brake).collect::<Result<_, _>>()?;
-    let providers: Vec<ProviderSummary> = response.providers.into_iter().map(decode_provider).collect();
-    let now = require_timestamp(response.read_at, "its read time")?;
-    if format == Format::Json {
-        return format_json(&ProvidersOutput { providers, brakes });
+    Ok(ObjectList { appendix: format_brakes(&brakes, now), ..list })
+}
+
+/// Table of the engaged brakes; empty if none is.
+fn format_brakes(brakes: &[EngagedBrake], now: Timestamp) -> String {
+    if brakes.is_empty() {
+        return String::new();
     }
-    let mut text = if providers.is_empty() {
-        "no provider was queried yet\n".to_owned()
-    } else {
-        let rows: Vec<Vec<String>> = providers.iter().map(|line| provider_row(line, now)).collect();
-        format_table(&["PROVIDER", "KIND", "MACHINES", "LISTED", "STATE"], &rows, terminal_width())
-    };
-    if !brakes.is_empty() {
-        let rows: Vec<Vec<String>> = brakes
-            .iter()
-            .map(|line| {
-                vec![
-                    line.kind.clone(),
-                    line.scope.clone(),
-                    humanize_duration(between(line.engaged_at, now)),
-                    line.reason.clone(),
-                ]
-            })
-            .collect();
-        text.push('\n');
-        text.push_str(&format_table(&["BRAKE", "SCOPE", "FOR", "REASON"], &rows, terminal_width()));
-    }
-    Ok(text)
+    let rows: Vec<Vec<String>> = brakes
+        .iter()
+        .map(|line| {
+            vec![
+                line.kind.clone(),
+                line.scope.clone(),
+                humanize_duration(between(line.engaged_at, now)),
+                line.reason.clone(),
+            ]
+        })
+        .collect();
+    format_table(&["BRAKE", "SCOPE", "FOR", "REASON"], &rows, terminal_width())
 }
 
 fn provider_row(line: &ProviderSummary, now: Timestamp) -> Vec<String> {

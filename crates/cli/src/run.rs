@@ -10,19 +10,26 @@ use clap::parser::ValueSource;
 use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
 use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
+use crate::cluster::command::ClusterCommand;
 use crate::command::{Cli, Command, FleetCommand, grammar};
 use crate::completions::{completion_script, write_man_pages};
 use crate::context::{CommandContext, OrderFlags};
+use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::ExitRecord;
+use crate::exit_code::{self, ExitRecord};
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
+use crate::object::command::GetArgs;
+use crate::object::describe::print_page;
+use crate::object::get::print_objects;
+use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::output::{Output, print_stderr, print_text, yaml};
+use crate::output::{Output, print_stderr, print_text};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
+use crate::version::{VersionArgs, VersionReport};
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
@@ -90,14 +97,25 @@ async fn run_command(
     flags: ExplicitFlags,
     order_flags: OrderFlags,
 ) -> Result<(String, u8), CliError> {
+    let exit_record = ExitRecord::default();
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
+        Command::Contexts(args) => {
+            report_context_override(cli, flags);
+            return run_contexts_command(args, &cli.output, &exit_record);
+        }
+        Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
+    check_output(command, &cli.output)?;
+    if let Some(answer) = run_local_command(cli, command, &exit_record) {
+        report_context_override(cli, flags);
+        return answer.map(|text| (text, exit_record.highest()));
+    }
     let client = open_backend(cli, flags).await?;
-    let exit_record = ExitRecord::default();
-    let context = CommandContext { client, format: cli.output.format(), order_flags, exit_record };
+    let (output, format) = (cli.output.clone(), cli.output.format());
+    let context = CommandContext { client, output, format, order_flags, exit_record };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -110,22 +128,113 @@ async fn run_with_context(
 ) -> Result<String, CliError> {
     if let FleetCommand::Watch(filters) = command {
         // The watch has printed its output already.
-        return watch_machines(&context.client, filters, cli.output).await.map(|()| String::new());
+        return watch_machines(&context.client, filters, &cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
     {
-        return follow_log(context, args, cli.output).await.map(|()| String::new());
+        return follow_log(context, args, &cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Top(args) = command
-        && is_interactive(args, cli.output)
+        && is_interactive(args, &cli.output)
     {
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
-    match cli.output {
-        Output::Yaml => yaml::format_document(&serde_json::from_str(&answer)?),
-        Output::Table | Output::Json => Ok(answer),
+    if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+}
+
+/// Whether the command prints objects of a kind, in each output.
+fn prints_objects(command: &FleetCommand) -> bool {
+    matches!(
+        command,
+        FleetCommand::Get(_)
+            | FleetCommand::Describe(_)
+            | FleetCommand::Issues(_)
+            | FleetCommand::Cluster(ClusterCommand::Get(_) | ClusterCommand::Describe(_))
+    )
+}
+
+/// Rejects names as output of a command that prints none, before it does anything.
+fn check_output(command: &FleetCommand, output: &Output) -> Result<(), CliError> {
+    let has_names = prints_objects(command)
+        || matches!(command, FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_));
+    if *output == Output::Name && !has_names {
+        return Err(CliError::Invalid(
+            "-o name is for commands that print objects: get, describe, issues, why, timeline and watch"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// Reports on standard error what later commands use in place of the current context.
+fn report_context_override(cli: &Cli, flags: ExplicitFlags) {
+    let reason = match &cli.context {
+        Some(name) if !flags.context => format!("SHEPHERD_CONTEXT={name}"),
+        None if cli.bmdb_url.is_some() && !flags.bmdb_url => "SHEPHERD_BMDB_URL".to_owned(),
+        _ => return,
+    };
+    print_stderr(&format!("shepherdctl: {reason} in the environment overrides the current context"));
+}
+
+/// Runs `contexts`: lists the contexts, or changes them.
+fn run_contexts_command(
+    args: &ContextsArgs,
+    output: &Output,
+    exit_record: &ExitRecord,
+) -> Result<(String, u8), CliError> {
+    let text = match &args.command {
+        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record)?,
+        Some(command) => change_contexts(command, output)?,
+    };
+    Ok((text, exit_record.highest()))
+}
+
+/// Runs `version`: this program's version is printed, also if no server can be called.
+async fn run_version_command(
+    cli: &Cli,
+    flags: ExplicitFlags,
+    args: &VersionArgs,
+) -> Result<(String, u8), CliError> {
+    if cli.output == Output::Name {
+        return Err(CliError::Invalid("versions have no names; use -o jsonpath=TEMPLATE".to_owned()));
+    }
+    let mut report = VersionReport::of_client();
+    if !args.client {
+        match open_backend(cli, flags).await {
+            Ok(client) => {
+                report.add_servers(&client).await;
+                client.close().await;
+            }
+            Err(error) => {
+                print_text(&report.render(&cli.output)?)?;
+                return Err(error);
+            }
+        }
+    }
+    let exit =
+        if report.is_complete() { exit_code::ExitCode::Done } else { exit_code::ExitCode::Unreachable };
+    Ok((report.render(&cli.output)?, exit.number()))
+}
+
+/// Runs a command about contexts: it needs no server and no database. `None` for another command.
+fn run_local_command(
+    cli: &Cli,
+    command: &FleetCommand,
+    exit_record: &ExitRecord,
+) -> Option<Result<String, CliError>> {
+    match command {
+        FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
+            Some(list_contexts().and_then(|mut list| {
+                list.truncate(get.args.limit);
+                print_objects(list, &get.args, &cli.output, exit_record)
+            }))
+        }
+        FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
+            Some(list_contexts().and_then(|list| print_page(list, describe, &cli.output)))
+        }
+        _ => None,
     }
 }
 

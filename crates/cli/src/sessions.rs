@@ -1,74 +1,63 @@
 //! `get sessions`: sessions of the shepherds that work on the BMDB.
 
-use serde::Serialize;
-
 use crate::client::decode::{parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::{more_note, page_size};
+use crate::client::pagination::page_size;
 use crate::error::CliError;
-use crate::output::table::{format_table, or_dash, terminal_width};
-use crate::output::{Format, format_json};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::output::table::or_dash;
 use bmdb::fleet::sessions::SessionSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::sessions_client::SessionsClient;
 
-pub(crate) const GET_SESSIONS_EXAMPLES: &str = "\
-Example:
-  shepherdctl get sessions --context prod";
+const COLUMNS: [Column; 8] = [
+    Column::always("SESSION"),
+    Column::always("COMPONENT"),
+    Column::always("HOST"),
+    Column::always("PID"),
+    Column::always("VERSION"),
+    Column::always("AGE"),
+    Column::always("ENDS"),
+    Column::always("WORK"),
+];
 
-#[derive(Serialize)]
-struct SessionsOutput {
-    sessions: Vec<SessionSummary>,
-    more: bool,
-}
-
-/// Runs `get sessions`: lists the open sessions.
-pub async fn show_sessions(client: &FleetClient, limit: u32, format: Format) -> Result<String, CliError> {
-    let (sessions, more, now) = fetch_sessions(client, limit).await?;
-    if format == Format::Json {
-        return format_json(&SessionsOutput { sessions, more });
-    }
-    if sessions.is_empty() {
-        return Ok("no open sessions: no shepherd works on this BMDB\n".to_owned());
-    }
-    let rows: Vec<Vec<String>> = sessions
-        .iter()
-        .map(|line| {
-            vec![
-                line.session.to_string(),
-                line.component.clone(),
-                or_dash(line.host.as_deref()),
-                or_dash(line.pid.map(|pid| pid.to_string()).as_deref()),
-                or_dash(line.version.as_deref()),
-                humanize_duration(between(line.started_at, now)),
-                relative_time(line.deadline, now),
-                line.work.to_string(),
-            ]
-        })
-        .collect();
-    let headers = ["SESSION", "COMPONENT", "HOST", "PID", "VERSION", "AGE", "ENDS", "WORK"];
-    Ok(format_table(&headers, &rows, terminal_width()) + &more_note(more, limit))
-}
-
-async fn fetch_sessions(
-    client: &FleetClient,
-    limit: u32,
-) -> Result<(Vec<SessionSummary>, bool, Timestamp), CliError> {
+/// Lists the open sessions, oldest first.
+pub(crate) async fn list_sessions(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
     let mut service = SessionsClient::new(client.channel());
-    let (mut sessions, mut page_token) = (Vec::new(), String::new());
+    let (mut objects, mut page_token) = (Vec::new(), String::new());
     loop {
-        let request = v1::ListSessionsRequest { page_size: page_size(limit, sessions.len()), page_token };
-        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        for session in page.sessions {
-            sessions.push(decode_session(session)?);
+        let request = v1::ListSessionsRequest { page_size: page_size(limit, objects.len()), page_token };
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(page.read_at, "its read time")?;
+        for session in std::mem::take(&mut page.sessions) {
+            objects.push(session_object(session, now)?);
         }
-        page_token = page.next_page_token;
-        if page_size(limit, sessions.len()) == 0 || page_token.is_empty() {
-            return Ok((sessions, !page_token.is_empty(), require_timestamp(page.read_at, "its read time")?));
+        page_token = page.next_page_token.clone();
+        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
+            let list = ObjectList::of_response(ObjectKind::Session, &page, &COLUMNS, objects);
+            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
         }
     }
+}
+
+fn session_object(session: v1::Session, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&session);
+    let line = decode_session(session)?;
+    let row = vec![
+        line.session.to_string(),
+        line.component,
+        or_dash(line.host.as_deref()),
+        or_dash(line.pid.map(|pid| pid.to_string()).as_deref()),
+        or_dash(line.version.as_deref()),
+        humanize_duration(between(line.started_at, now)),
+        relative_time(line.deadline, now),
+        line.work.to_string(),
+    ];
+    Ok(ListedObject { names: ObjectNames::of_id(line.session.to_string()), rows: vec![row], document })
 }
 
 /// Decodes an open session of a process.

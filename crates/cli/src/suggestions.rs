@@ -1,12 +1,15 @@
 //! Suggestions for what users of kubectl and systemctl type: the command of `shepherdctl` that does it.
 //!
 //! A user who types `cordon` wants to stop work on a machine, and the edit distance to our commands does not help. So
-//! each verb and each kind of those tools that has another name here is a row of `SUGGESTIONS`. A test parses each
-//! command that a row names.
+//! each verb of those tools that has another name here is a row of `SUGGESTIONS`, and the words for kinds are in the table
+//! of kinds ([`crate::object::kind`]). A verb that exists in some group only is found there. A test parses each command
+//! that is suggested.
 
 use std::ffi::OsString;
 
 use clap::Command;
+
+use crate::object::kind::{KINDS, KindRow, ObjectKind};
 
 /// What a user may type, and what to run in its place.
 struct Suggestion {
@@ -35,24 +38,10 @@ const RETIRE_MACHINE: Suggestion = suggestion(
 
 /// All suggestions. Of two rows that match, the one with more words counts.
 const SUGGESTIONS: &[Suggestion] = &[
-    // Kinds.
-    suggestion(&["get", "nodes"], "list machines", "shepherdctl get machines"),
-    suggestion(&["get", "node"], "list machines", "shepherdctl get machines"),
-    suggestion(&["get", "pods"], "list machines", "shepherdctl get machines"),
-    suggestion(&["get", "clusters"], "list clusters", "shepherdctl cluster get"),
-    suggestion(&["get", "cluster"], "list clusters", "shepherdctl cluster get"),
-    suggestion(&["get", "tokens"], "list credentials", "shepherdctl tokens get"),
-    suggestion(&["get", "token"], "list credentials", "shepherdctl tokens get"),
-    suggestion(&["get", "issues"], "list problems of the fleet", "shepherdctl issues"),
-    suggestion(&["get", "issue"], "list problems of the fleet", "shepherdctl issues"),
-    suggestion(&["get", "artefacts"], "list files for machines", "shepherdctl artefacts get"),
-    suggestion(&["get", "updates"], "list updates of the role server", "shepherdctl update get"),
-    suggestion(&["get", "policy"], "show the policy", "shepherdctl policy get"),
+    // What is no kind here.
     suggestion(&["get", "events"], "show what happened to a machine", "shepherdctl timeline M"),
+    suggestion(&["get", "logs"], "read a machine's logs", "shepherdctl logs M"),
     suggestion(&["get", "all"], "show the fleet on one page", "shepherdctl top --once"),
-    suggestion(&["describe", "node"], "describe a machine", "shepherdctl describe machine M"),
-    suggestion(&["describe", "cluster"], "describe a cluster", "shepherdctl cluster describe NAME"),
-    suggestion(&["describe", "update"], "describe an update", "shepherdctl update describe UPDATE"),
     // Verbs of kubectl.
     suggestion(&["cordon"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
     suggestion(&["drain"], "stop work on a machine", "shepherdctl hold M --reason TEXT"),
@@ -69,12 +58,19 @@ const SUGGESTIONS: &[Suggestion] = &[
         "shepherdctl tokens revoke CREDENTIAL --reason TEXT",
     ),
     suggestion(&["delete", "update"], "end an update", "shepherdctl update abort UPDATE --reason TEXT"),
-    suggestion(&["config"], "use another context", "shepherdctl --context NAME get machines"),
-    suggestion(&["contexts"], "use another context", "shepherdctl --context NAME get machines"),
-    suggestion(&["auth"], "list credentials and their roles", "shepherdctl tokens get"),
-    suggestion(&["whoami"], "list credentials and their roles", "shepherdctl tokens get"),
-    suggestion(&["rollout"], "list updates of the role server", "shepherdctl update get"),
-    suggestion(&["rollout", "status"], "list updates of the role server", "shepherdctl update get"),
+    suggestion(&["config"], "list contexts", "shepherdctl contexts"),
+    suggestion(&["config", "use-context"], "use another context", "shepherdctl contexts use NAME"),
+    suggestion(&["config", "delete-context"], "delete a context", "shepherdctl contexts delete NAME"),
+    suggestion(&["config", "get-contexts"], "list contexts", "shepherdctl get contexts"),
+    suggestion(&["config", "current-context"], "list contexts", "shepherdctl get contexts"),
+    suggestion(&["config", "view"], "list contexts", "shepherdctl get contexts"),
+    suggestion(&["auth"], "list credentials and their roles", "shepherdctl get tokens"),
+    suggestion(&["auth", "whoami"], "show who calls", "shepherdctl whoami"),
+    suggestion(&["auth", "can-i"], "show who calls, and with which role", "shepherdctl whoami"),
+    suggestion(&["api-versions"], "show the versions of the servers", "shepherdctl version"),
+    suggestion(&["rollout"], "list updates of the role server", "shepherdctl get updates"),
+    suggestion(&["rollout", "status"], "show an update", "shepherdctl describe update UPDATE"),
+    suggestion(&["rollout", "history"], "list updates of the role server", "shepherdctl get updates"),
     suggestion(&["rollout", "pause"], "pause an update", "shepherdctl update pause UPDATE --reason TEXT"),
     suggestion(&["rollout", "resume"], "resume an update", "shepherdctl update resume UPDATE --reason TEXT"),
     suggestion(
@@ -106,7 +102,6 @@ const SUGGESTIONS: &[Suggestion] = &[
     suggestion(&["explain"], "explain the state of a machine", "shepherdctl why M"),
     suggestion(&["wait"], "print machines as they change", "shepherdctl watch"),
     suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),
-    suggestion(&["completion"], "print a completion script", "shepherdctl completions bash"),
     // Verbs of systemctl.
     suggestion(&["restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),
     suggestion(&["start"], "switch a machine on", "shepherdctl power on M --reason TEXT"),
@@ -128,18 +123,88 @@ pub fn suggest_command(grammar: &Command, word: &str, arguments: &[OsString]) ->
     let place = words.iter().position(|found| *found == word)?;
     let before = place.checked_sub(1).and_then(|place| words.get(place)).copied();
     let after = words.get(place + 1).copied();
-    let found = match before.filter(|before| grammar.find_subcommand(before).is_some()) {
-        Some(before) => find_suggestion(&[before, word])?,
-        None => {
-            after.and_then(|after| find_suggestion(&[word, after])).or_else(|| find_suggestion(&[word]))?
-        }
-    };
-    let typed = found.typed.join(" ");
-    Some(format!("there is no command {typed:?}; to {}, run: {}", found.purpose, found.command))
+    match before.filter(|before| grammar.find_subcommand(before).is_some()) {
+        Some(before) => find_suggestion(&[before, word]).or_else(|| suggest_kind(before, word)),
+        None => after
+            .and_then(|after| find_suggestion(&[word, after]))
+            .or_else(|| find_suggestion(&[word]))
+            .or_else(|| suggest_group(grammar, word, after))
+            .or_else(|| suggest_verb_of_groups(grammar, word)),
+    }
 }
 
-fn find_suggestion(typed: &[&str]) -> Option<&'static Suggestion> {
-    SUGGESTIONS.iter().find(|known| known.typed == typed)
+fn find_suggestion(typed: &[&str]) -> Option<String> {
+    let found = SUGGESTIONS.iter().find(|known| known.typed == typed)?;
+    Some(sentence(&typed.join(" "), found.purpose, found.command))
+}
+
+fn sentence(typed: &str, purpose: &str, command: &str) -> String {
+    format!("there is no command {typed:?}; to {purpose}, run: {command}")
+}
+
+/// For `get` or `describe` with another tool's word for a kind, and for a group of ours with a verb that reads.
+fn suggest_kind(before: &str, word: &str) -> Option<String> {
+    let typed = format!("{before} {word}");
+    if let Some(kind) = ObjectKind::find(before) {
+        return match word {
+            "get" | "list" | "ls" => Some(list_sentence(&typed, kind.row())),
+            "describe" | "show" => Some(page_sentence(&typed, kind.row())),
+            _ => None,
+        };
+    }
+    let row = KINDS.iter().find(|row| row.foreign.contains(&word))?;
+    match before {
+        "get" => Some(list_sentence(&typed, row)),
+        "describe" => Some(page_sentence(&typed, row)),
+        _ => None,
+    }
+}
+
+fn list_sentence(typed: &str, row: &KindRow) -> String {
+    sentence(typed, &format!("list {}", row.plural), &format!("shepherdctl get {}", row.plural))
+}
+
+fn page_sentence(typed: &str, row: &KindRow) -> String {
+    let name = if row.kind == ObjectKind::Policy { "" } else { " NAME" };
+    sentence(typed, "show all of it", &format!("shepherdctl describe {}{name}", row.singular))
+}
+
+/// For the word of a kind in the place of a verb: the group of that kind if it has the next word, or its list.
+fn suggest_group(grammar: &Command, word: &str, after: Option<&str>) -> Option<String> {
+    let row = ObjectKind::find(word)?.row();
+    let groups = [row.singular, row.plural].into_iter().filter(|group| *group != word);
+    let found = groups.filter_map(|group| grammar.find_subcommand(group)).find_map(|group| {
+        let verb = group.find_subcommand(after?)?;
+        Some((group.get_name(), verb.get_name()))
+    });
+    Some(match found {
+        Some((group, verb)) => {
+            sentence(&format!("{word} {verb}"), "do that", &format!("shepherdctl {group} {verb}"))
+        }
+        None => list_sentence(word, row),
+    })
+}
+
+/// For a verb that only groups have, such as `revoke`: all commands with that verb.
+fn suggest_verb_of_groups(grammar: &Command, word: &str) -> Option<String> {
+    let mut found = Vec::new();
+    add_commands(grammar, "shepherdctl", word, &mut found);
+    if found.is_empty() {
+        return None;
+    }
+    Some(sentence(word, &format!("{word} something"), &found.join(", or ")))
+}
+
+/// Adds the path of each command below `command` that has this name.
+fn add_commands(command: &Command, path: &str, name: &str, found: &mut Vec<String>) {
+    for below in command.get_subcommands() {
+        let path = format!("{path} {}", below.get_name());
+        // The words of kinds are no verbs.
+        if below.get_name() == name && ObjectKind::find(name).is_none() {
+            found.push(path.clone());
+        }
+        add_commands(below, &path, name, found);
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +218,16 @@ mod tests {
 
     #[test]
     fn every_suggestion_names_a_command_that_exists() {
+        let kinds = KINDS.iter().flat_map(|row| {
+            let name = if row.kind == ObjectKind::Policy { "" } else { " NAME" };
+            [
+                format!("shepherdctl get {}", row.plural),
+                format!("shepherdctl describe {}{name}", row.singular),
+            ]
+        });
+        for command in kinds {
+            assert!(grammar().try_get_matches_from(command.split(' ')).is_ok(), "{command}");
+        }
         for found in SUGGESTIONS {
             let fill = |word: &'static str| {
                 if word == "CREDENTIAL" { "0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10" } else { word }
@@ -175,6 +250,21 @@ mod tests {
     }
 
     #[test]
+    fn every_word_of_another_tool_is_none_of_ours() {
+        for row in &KINDS {
+            for (verb, word) in
+                row.foreign.iter().copied().flat_map(|word| [("get", word), ("describe", word)])
+            {
+                let error = grammar().try_get_matches_from(["shepherdctl", verb, word]).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidSubcommand, "{verb} {word}: {error}");
+                let arguments = ["shepherdctl", verb, word].map(OsString::from);
+                let found = suggest_command(&grammar(), word, &arguments);
+                assert!(found.is_some_and(|found| found.contains(", run: shepherdctl ")), "{verb} {word}");
+            }
+        }
+    }
+
+    #[test]
     fn command_is_suggested_by_the_words_around_the_unknown_one() {
         for (line, word, expected) in [
             ("cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
@@ -185,14 +275,30 @@ mod tests {
             ("delete node sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
             ("delete token 7", "delete", Some("shepherdctl tokens revoke CREDENTIAL --reason TEXT")),
             ("delete update u1", "delete", Some("shepherdctl update abort UPDATE --reason TEXT")),
-            // No kind of ours, and no kind at all.
-            ("delete pod web", "delete", None),
-            ("delete sim-0007", "delete", None),
+            // No kind of ours, and no kind at all: what can be deleted.
+            ("delete pod web", "delete", Some("shepherdctl cluster delete, or shepherdctl artefacts delete")),
+            (
+                "delete sim-0007",
+                "delete",
+                Some("shepherdctl cluster delete, or shepherdctl artefacts delete"),
+            ),
+            ("revoke lee", "revoke", Some("credentials revoke, or shepherdctl tokens revoke")),
             ("create token", "create", Some("shepherdctl tokens create NAME --role viewer --reason TEXT")),
             ("create -f prod.toml", "create", Some("cluster create NAME --workers 3 --reason TEXT")),
-            ("config use-context prod", "config", Some("shepherdctl --context NAME get machines")),
-            ("rollout status prod", "rollout", Some("shepherdctl update get")),
+            ("config use-context prod", "config", Some("shepherdctl contexts use NAME")),
+            ("auth whoami", "auth", Some("shepherdctl whoami")),
+            ("context use prod", "context", Some("shepherdctl contexts use")),
+            ("config get-contexts", "config", Some("shepherdctl get contexts")),
+            ("rollout status prod", "rollout", Some("shepherdctl describe update UPDATE")),
             ("get nodes -o wide", "nodes", Some("shepherdctl get machines")),
+            ("describe pod web", "pod", Some("shepherdctl describe machine NAME")),
+            ("tokens get", "get", Some("shepherdctl get tokens")),
+            ("update describe u1", "describe", Some("shepherdctl describe update NAME")),
+            ("policy get", "get", Some("shepherdctl get policy")),
+            ("machines", "machines", Some("shepherdctl get machines")),
+            ("token create lee", "token", Some("shepherdctl tokens create")),
+            ("budgets set reboot", "budgets", Some("shepherdctl budget set")),
+            ("get frobs", "frobs", None),
             // `status` of something else than a machine.
             ("cluster status prod", "status", None),
             ("frobnicate", "frobnicate", None),

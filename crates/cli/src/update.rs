@@ -1,4 +1,4 @@
-//! `update ...`: roll out a release of the role server.
+//! `update ...`, `get updates`, `describe update`: roll out a release of the role server.
 
 use std::fmt::Write as _;
 
@@ -10,6 +10,9 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -33,13 +36,14 @@ that run beside the role server continue. A machine that then reaches no shepher
 release automatically. The next machine gets the order when the machines before it run the release and are
 healthy. The first failure pauses the update.";
 
-const UPDATE_GET_EXAMPLES: &str = "\
-Example:
-  shepherdctl update get -o json | jq -r '.updates[] | select(.pause_reason != null) | .id'";
-
-const UPDATE_DESCRIBE_EXAMPLES: &str = "\
-Example:
-  shepherdctl update describe 3f9a12bc          its machines, and what each waits for";
+const COLUMNS: [Column; 6] = [
+    Column::always("NAME"),
+    Column::always("STAGE"),
+    Column::always("RELEASE"),
+    Column::always("MACHINES"),
+    Column::always("AGE"),
+    Column::always("ORDERED BY"),
+];
 
 const UPDATE_PAUSE_EXAMPLES: &str = "\
 Example:
@@ -81,12 +85,6 @@ pub struct UpdateArgs {
 /// Subcommands of `update`, about roll-outs that were ordered.
 #[derive(Debug, Subcommand)]
 pub enum UpdateCommand {
-    /// List updates, those under way first
-    #[command(after_help = UPDATE_GET_EXAMPLES)]
-    Get,
-    /// Show an update, its machines, and what each waits for
-    #[command(after_help = UPDATE_DESCRIBE_EXAMPLES)]
-    Describe(UpdateIdArg),
     /// Pause the update: send no more orders to machines until it is resumed
     #[command(after_help = UPDATE_PAUSE_EXAMPLES)]
     Pause(ChangeUpdate),
@@ -98,18 +96,10 @@ pub enum UpdateCommand {
     Abort(ChangeUpdate),
 }
 
-/// Arguments of `update describe`: the id of the update.
-#[derive(Debug, Args)]
-pub struct UpdateIdArg {
-    /// Id of the update, as `update get` lists it
-    #[arg(value_name = "UPDATE")]
-    pub id: String,
-}
-
 /// Arguments of verbs that change an update: its id, and the reason.
 #[derive(Debug, Args)]
 pub struct ChangeUpdate {
-    /// Id of the update, as `update get` lists it
+    /// Id of the update, as `get updates` lists it
     #[arg(value_name = "UPDATE")]
     pub id: String,
     /// Why, for the audit
@@ -121,24 +111,26 @@ pub struct ChangeUpdate {
 pub async fn run_update_command(context: &CommandContext, args: &UpdateArgs) -> Result<String, CliError> {
     match &args.command {
         None => create_update(context, args).await,
-        Some(UpdateCommand::Get) => show_updates(&context.client, context.format).await,
-        Some(UpdateCommand::Describe(of)) => describe_update(&context.client, &of.id, context.format).await,
         Some(UpdateCommand::Pause(of)) => change_update(context, of, RollOutChange::Pause).await,
         Some(UpdateCommand::Resume(of)) => change_update(context, of, RollOutChange::Resume).await,
         Some(UpdateCommand::Abort(of)) => change_update(context, of, RollOutChange::Abort).await,
     }
 }
 
-/// The update of that id, or all of them, and the time at which they were read.
+/// All updates or, with an id, that update with its machines.
 async fn fetch_updates(
     client: &FleetClient,
     id: Option<&str>,
-) -> Result<(Vec<RollOutView>, Timestamp), CliError> {
+) -> Result<(v1::ListUpdatesResponse, Timestamp), CliError> {
     let request = v1::ListUpdatesRequest { id: id.unwrap_or_default().to_owned() };
     let result = UpdatesClient::new(client.channel()).list(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
-    let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
-    Ok((found, require_timestamp(response.read_at, "its read time")?))
+    let now = require_timestamp(response.read_at, "its read time")?;
+    Ok((response, now))
+}
+
+fn no_such_update(id: &str) -> String {
+    format!("there is no update {id:?}; run: shepherdctl get updates")
 }
 
 fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
@@ -173,41 +165,61 @@ fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliE
     })
 }
 
-async fn show_updates(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let (found, now) = fetch_updates(client, None).await?;
-    if format == Format::Json {
-        return format_json(&json!({ "updates": found }));
+/// Lists updates, those under way first. Named ones are fetched one by one, because only then the API returns their
+/// machines.
+pub(crate) async fn list_updates(client: &FleetClient, ids: &[String]) -> Result<ObjectList, CliError> {
+    if ids.is_empty() {
+        let (mut response, now) = fetch_updates(client, None).await?;
+        let objects = std::mem::take(&mut response.updates).into_iter();
+        let objects = objects.map(|update| update_object(update, now)).collect::<Result<_, _>>()?;
+        return Ok(ObjectList::of_response(ObjectKind::Update, &response, &COLUMNS, objects));
     }
-    if found.is_empty() {
-        return Ok("no updates; shepherdctl update --release RELEASE orders one\n".to_owned());
+    let mut distinct: Vec<&String> = Vec::new();
+    for id in ids {
+        if !distinct.contains(&id) {
+            distinct.push(id);
+        }
     }
-    let rows: Vec<Vec<String>> = found
-        .iter()
-        .map(|update| {
-            vec![
-                update.id.clone(),
-                update.stage().to_owned(),
-                update.release.clone(),
-                update.format_counts(),
-                humanize_duration(between(update.created_at, now)),
-                update.created_by.clone(),
-            ]
-        })
-        .collect();
-    Ok(format_table(
-        &["UPDATE", "STAGE", "RELEASE", "MACHINES", "AGE", "ORDERED BY"],
-        &rows,
-        terminal_width(),
-    ))
+    let (mut objects, mut unresolved) = (Vec::new(), Vec::new());
+    let mut last = v1::ListUpdatesResponse::default();
+    for id in distinct {
+        let (mut response, now) = fetch_updates(client, Some(id)).await?;
+        match std::mem::take(&mut response.updates).into_iter().find(|update| update.id == *id) {
+            Some(update) => objects.push(update_object(update, now)?),
+            None => unresolved.push(no_such_update(id)),
+        }
+        last = response;
+    }
+    let list = ObjectList::of_response(ObjectKind::Update, &last, &COLUMNS, objects);
+    Ok(ObjectList { unresolved: Some(unresolved), ..list })
 }
 
-async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Result<String, CliError> {
-    let (found, now) = fetch_updates(client, Some(id)).await?;
+fn update_object(message: v1::Update, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&message);
+    let update = decode_update(message)?;
+    let row = vec![
+        update.id.clone(),
+        update.stage().to_owned(),
+        update.release.clone(),
+        update.format_counts(),
+        humanize_duration(between(update.created_at, now)),
+        update.created_by.clone(),
+    ];
+    Ok(ListedObject { names: ObjectNames::of_name(update.id), rows: vec![row], document })
+}
+
+/// Runs `describe update`: prints an update and its machines.
+pub(crate) async fn describe_update(
+    client: &FleetClient,
+    id: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    let (response, now) = fetch_updates(client, Some(id)).await?;
     // The API returns all updates for an empty id.
-    let update = found.into_iter().find(|update| update.id == id).ok_or_else(|| {
-        let message = format!("there is no update {id:?}; run: shepherdctl update get");
-        CliError::Ended { exit: ExitCode::NotFound, message }
-    })?;
+    let found = response.updates.into_iter().find(|update| update.id == id);
+    let message =
+        found.ok_or_else(|| CliError::Ended { exit: ExitCode::NotFound, message: no_such_update(id) })?;
+    let update = decode_update(message)?;
     if format == Format::Json {
         return format_json(&json!({ "update": update }));
     }

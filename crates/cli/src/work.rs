@@ -1,16 +1,15 @@
 //! `get work`: live work items, and who holds them.
 
-use serde::Serialize;
-
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, parse_uuid, require_timestamp,
 };
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::{more_note, page_size};
+use crate::client::pagination::page_size;
 use crate::error::CliError;
-use crate::machine::summary::name_or_dash;
-use crate::output::table::{format_table, or_dash, terminal_width};
-use crate::output::{Format, format_json};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::output::table::or_dash;
 use bmdb::fleet::sessions::WorkSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::machine_view::WorkHolder;
@@ -18,67 +17,67 @@ use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::work_client::WorkClient;
 
-pub(crate) const GET_WORK_EXAMPLES: &str = "\
-Example:
-  shepherdctl get work --limit 20";
+const COLUMNS: [Column; 9] = [
+    Column::always("NAME"),
+    Column::always("PROCESS"),
+    Column::always("FOR"),
+    Column::always("FENCE"),
+    Column::always("COMPONENT"),
+    Column::always("HOST"),
+    Column::always("PID"),
+    Column::wide("UUID"),
+    Column::always("SESSION ENDS"),
+];
 
-#[derive(Serialize)]
-struct WorkOutput {
-    work: Vec<WorkSummary>,
-    more: bool,
-}
-
-/// Runs `get work`: lists the live work items.
-pub async fn show_work(client: &FleetClient, limit: u32, format: Format) -> Result<String, CliError> {
-    let (work, more, now) = fetch_work(client, limit).await?;
-    if format == Format::Json {
-        return format_json(&WorkOutput { work, more });
-    }
-    if work.is_empty() {
-        return Ok("no live work\n".to_owned());
-    }
-    let rows: Vec<Vec<String>> = work
-        .iter()
-        .map(|line| {
-            let who = &line.work;
-            vec![
-                line.name.machine.to_string()[..8].to_owned(),
-                name_or_dash(&line.name),
-                who.process.clone(),
-                humanize_duration(between(who.since, now)),
-                who.fence.to_string(),
-                or_dash(who.component.as_deref()),
-                or_dash(who.host.as_deref()),
-                or_dash(who.pid.map(|pid| pid.to_string()).as_deref()),
-                match (who.session_closed_at, who.session_deadline) {
-                    (Some(at), _) => format!("lost {}", relative_time(at, now)),
-                    (None, Some(at)) => relative_time(at, now),
-                    (None, None) => "-".to_owned(),
-                },
-            ]
-        })
-        .collect();
-    let headers = ["MACHINE", "NAME", "PROCESS", "FOR", "FENCE", "COMPONENT", "HOST", "PID", "SESSION ENDS"];
-    Ok(format_table(&headers, &rows, terminal_width()) + &more_note(more, limit))
-}
-
-async fn fetch_work(
-    client: &FleetClient,
-    limit: u32,
-) -> Result<(Vec<WorkSummary>, bool, Timestamp), CliError> {
+/// Lists the live work items, longest running first.
+pub(crate) async fn list_work(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
     let mut service = WorkClient::new(client.channel());
-    let (mut work, mut page_token) = (Vec::new(), String::new());
+    let (mut objects, mut page_token) = (Vec::new(), String::new());
     loop {
-        let request = v1::ListWorkRequest { page_size: page_size(limit, work.len()), page_token };
-        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        for item in page.work {
-            work.push(decode_work(item)?);
+        let request = v1::ListWorkRequest { page_size: page_size(limit, objects.len()), page_token };
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(page.read_at, "its read time")?;
+        for item in std::mem::take(&mut page.work) {
+            objects.push(work_object(item, now)?);
         }
-        page_token = page.next_page_token;
-        if page_size(limit, work.len()) == 0 || page_token.is_empty() {
-            return Ok((work, !page_token.is_empty(), require_timestamp(page.read_at, "its read time")?));
+        page_token = page.next_page_token.clone();
+        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
+            let list = ObjectList::of_response(ObjectKind::Work, &page, &COLUMNS, objects);
+            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
         }
     }
+}
+
+fn work_object(item: v1::WorkItem, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&item);
+    let line = decode_work(item)?;
+    let who = &line.work;
+    let row = vec![
+        line.name.short_name(),
+        who.process.clone(),
+        humanize_duration(between(who.since, now)),
+        who.fence.to_string(),
+        or_dash(who.component.as_deref()),
+        or_dash(who.host.as_deref()),
+        or_dash(who.pid.map(|pid| pid.to_string()).as_deref()),
+        line.name.machine.to_string(),
+        match (who.session_closed_at, who.session_deadline) {
+            (Some(at), _) => format!("lost {}", relative_time(at, now)),
+            (None, Some(at)) => relative_time(at, now),
+            (None, None) => "-".to_owned(),
+        },
+    ];
+    Ok(ListedObject { names: work_names(&line), rows: vec![row], document })
+}
+
+/// A work item is named after its machine and its lane, or after the machine alone.
+fn work_names(line: &WorkSummary) -> ObjectNames {
+    let machine = line.name.short_name();
+    let mut names = vec![machine.clone(), line.name.machine.to_string()];
+    if let Some(id) = &line.name.provider_id {
+        names.extend([id.clone(), format!("{id}/{}", line.lane)]);
+    }
+    ObjectNames { name: format!("{machine}/{}", line.lane), others: names, id: None }
 }
 
 /// Decodes a live work item.

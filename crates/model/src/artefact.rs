@@ -159,7 +159,7 @@ pub fn find_artefact<'a>(artefacts: &'a [ArtefactView], text: &str) -> Result<&'
     match meant.as_slice() {
         [one] => Ok(one),
         [] => Err(format!(
-            "there is no artefact {text:?}; shepherdctl artefacts get lists them, by name and digest"
+            "there is no artefact {text:?}; shepherdctl get artefacts lists them, by name and digest"
         )),
         several => {
             let digests: Vec<&str> = several.iter().map(|artefact| &artefact.sha256[..16]).collect();
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(digit("eeeeeeeee"), Ok(Some('e')));
         assert!(digit("twice").unwrap_err().contains("bbbbbbbbbbbbbbbb…, cccccccccccccccc…"));
         for nothing in ["nobody", "ccccccc", "", "zzzzzzzz"] {
-            assert!(digit(nothing).unwrap_err().contains("artefacts get"), "{nothing}");
+            assert!(digit(nothing).unwrap_err().contains("get artefacts"), "{nothing}");
         }
     }
 }

@@ -32,6 +32,9 @@ pub const RULES_VERSION: i32 = 4;
 /// Number of buckets that the due rows of one (process, provider, priority) spread over.
 pub const BUCKETS: i16 = 8;
 
+/// How the reason of a machine begins that needs nothing.
+const HEALTHY_REASON: &str = "healthy; recovery begins when its agent is silent for ";
+
 /// What a lane of a machine is due for next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueWork {
@@ -202,6 +205,12 @@ fn due_key_replacement(
     })
 }
 
+/// Whether the reason of an access lane is that of a machine which needs nothing.
+#[must_use]
+pub fn is_healthy_reason(reason: &str) -> bool {
+    reason.starts_with(HEALTHY_REASON)
+}
+
 /// A machine with an agent: due for recovery when the agent will have been silent for too long.
 fn due_recovery(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy, now: Timestamp) -> DueWork {
     let limit = match facts.heartbeat {
@@ -233,7 +242,7 @@ fn due_recovery(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy, now:
         Process::Recovery,
         silent,
         match facts.heartbeat {
-            Some(_) => format!("healthy; recovery begins when its agent is silent for {limit}"),
+            Some(_) => format!("{HEALTHY_REASON}{limit}"),
             None => format!("its agent was started; recovery begins when it does not report within {limit}"),
         },
     );

@@ -42,7 +42,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     api.call(Some(&deployer.token), "Artefacts/PutPiece", put).await?.ok()?;
     let begun = api.call(Some(&deployer.token), "Artefacts/BeginUpload", begin).await?.ok()?;
     assert_eq!(begun["missingPieces"], json!(["0", "2", "3"]));
-    let listed = kim.ask(&["artefacts", "get"])?;
+    let listed = kim.ask(&["get", "artefacts"])?;
     assert!(listed.contains("1 of 4 pieces"), "{listed}");
 
     let output = kim.ask(&add)?;
@@ -66,7 +66,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let refused = refused.err().context("one of two was removed")?.to_string();
     assert!(refused.contains("is 2 artefacts"), "{refused}");
     kim.ask(&["artefacts", "delete", &sha256[..12], "--reason", "it is old"])?;
-    let listed = kim.json(&["artefacts", "get"])?;
+    let listed = kim.json(&["get", "artefacts"])?;
     assert_eq!(listed["artefacts"][0]["sha256"], digest(b"another"));
     assert_eq!(listed["artefacts"].as_array().map(Vec::len), Some(1));
     assert_eq!(api.count("SELECT count(*) FROM artefact_chunk").await?, 1);
@@ -81,7 +81,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
         (vec!["artefacts", "add", "/nowhere", "--reason", "r"], "cannot read /nowhere"),
         (vec!["artefacts", "add", "/", "--name", "n", "--reason", "r"], "/ is not a regular file"),
         (vec!["artefacts", "add", "/dev/null", "--reason", "r"], "is not a regular file"),
-        (vec!["artefacts", "delete", "nobody", "--reason", "r"], "artefacts get lists them"),
+        (vec!["artefacts", "delete", "nobody", "--reason", "r"], "get artefacts lists them"),
     ] {
         let refused = kim.ask(&arguments).err().with_context(|| format!("{arguments:?}"))?.to_string();
         assert!(refused.contains(part), "{refused}");

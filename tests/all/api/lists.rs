@@ -17,7 +17,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::api::{Api, order};
+use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 
@@ -62,6 +62,19 @@ async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
         assert_eq!(found.len(), expected, "{filter}");
         assert_eq!(found.len(), found.iter().collect::<BTreeSet<_>>().len(), "{filter} gives one twice");
     }
+    sqlx::query("UPDATE machine_due SET phase_index = 'Retired' WHERE machine_id = $1")
+        .bind(machines[0].0)
+        .execute(&api.pool)
+        .await?;
+    for (body, expected) in [
+        (json!({}), 11),
+        (json!({ "omitRetired": true }), 10),
+        (json!({ "omitRetired": true, "filter": { "phases": ["retired"] } }), 1),
+        (json!({ "omitRetired": true, "names": [machines[0]] }), 1),
+    ] {
+        let page = api.call(Some(&operator.token), "Machines/List", body.clone()).await?.ok()?;
+        assert_eq!(page["machines"].as_array().map(Vec::len), Some(expected), "{body}");
+    }
     for body in [
         json!({ "filter": { "phases": ["Rady"] } }),
         json!({ "filter": { "tags": ["x; DROP TABLE audit"] } }),
@@ -70,6 +83,36 @@ async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
         json!({ "filter": { "tags": ["\u{0}"] } }),
     ] {
         assert_eq!(api.call(Some(&operator.token), "Machines/List", body.clone()).await?.code, 400, "{body}");
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn named_machines_are_listed_in_the_order_of_their_names() -> TestResult {
+    let api = Api::start("api_named").await?;
+    let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
+    let elsewhere = api.key(AccessRole::Viewer, &["another"], None).await?;
+    let list = async |key: &Key, names: &[&str]| {
+        let page = api.call(Some(&key.token), "Machines/List", json!({ "names": names })).await?.ok()?;
+        let machines = page["machines"].as_array().context("a list")?.iter();
+        let machines: Vec<Value> = machines.map(|line| line["name"]["machine"].clone()).collect();
+        anyhow::Ok((machines, page["unresolved"].clone()))
+    };
+    let unknown = "00000000-0000-4000-8000-000000000000";
+    let (machines, unresolved) = list(&viewer, &[&second, unknown, &first, &second]).await?;
+    assert_eq!(machines, [json!(second), json!(first)], "each once");
+    assert_eq!((unresolved.as_array().map(Vec::len), &unresolved[0]["name"]), (Some(1), &json!(unknown)));
+    let message = unresolved[0]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("knows no machine"), "{unresolved}");
+    let (machines, unresolved) = list(&elsewhere, &[&first]).await?;
+    assert_eq!((machines, &unresolved[0]["name"]), (Vec::new(), &json!(first)), "it is out of scope");
+    for body in [
+        json!({ "names": [first, ""] }),
+        json!({ "names": [first], "filter": { "phases": ["Ready"] } }),
+        json!({ "names": vec!["x"; 101] }),
+    ] {
+        assert_eq!(api.call(Some(&viewer.token), "Machines/List", body.clone()).await?.code, 400, "{body}");
     }
     Ok(api.stop().await?)
 }
@@ -101,6 +144,10 @@ async fn every_request_gets_a_response() -> TestResult {
     assert_eq!(due["due"][0]["name"]["machine"], machine.to_string());
     let sessions = ask("Sessions/List", json!({})).await?;
     assert_eq!(sessions["sessions"][0]["component"], "api");
+    let shepherds = ask("Shepherds/List", json!({})).await?["shepherds"].clone();
+    assert_eq!(shepherds.as_array().map(Vec::len), Some(1), "one process: {shepherds}");
+    let components = json!([{ "component": "api", "sessions": "1" }]);
+    assert_eq!((&shepherds[0]["components"], &shepherds[0]["workers"]), (&components, &json!("0")));
     assert_eq!(ask("Work/List", json!({})).await?["work"], json!([]));
     assert_eq!(ask("Providers/List", json!({})).await?["providers"], json!([]));
     assert_eq!(ask("Policy/Get", json!({})).await?["policy"]["recovery_silence_timeout"], "10m");

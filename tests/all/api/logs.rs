@@ -81,7 +81,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     // The error for an unknown log lists the known ones.
     for odd in ["web/other", "../../identity.pk8"] {
         let unknown = kim.run_command(&["logs", &name, odd]).await?;
-        assert_eq!(unknown.status.code(), Some(1), "{}", format_output(&unknown));
+        assert_eq!(unknown.status.code(), Some(3), "{}", format_output(&unknown));
         let expected = format!("this machine has no log {odd:?}; there are: roleserver, web/server");
         assert!(format_output(&unknown).contains(&expected), "{}", format_output(&unknown));
     }

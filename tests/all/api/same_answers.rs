@@ -26,7 +26,12 @@ use crate::harness::program::PATIENCE;
 const READS: &[(&str, &[&[&str]])] = &[
     (
         "get machines",
-        &[&[], &["--phase", "New", "--limit", "1"], &["--product", "nothing", "--manufacturer", "nobody"]],
+        &[
+            &[],
+            &["M"],
+            &["--phase", "New", "--limit", "1"],
+            &["--product", "nothing", "--manufacturer", "nobody"],
+        ],
     ),
     ("get sessions", &[&["--limit", "700"], &["--limit", "1"]]),
     ("get work", &[&["--limit", "700"], &["--limit", "501"]]),
@@ -36,9 +41,30 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get budgets", &[&[]]),
     ("get brakes", &[&[]]),
     ("cluster get", &[&[]]),
-    ("artefacts get", &[&[]]),
-    ("update get", &[&[]]),
-    ("update describe", &[&["u1"]]),
+    ("get shepherds", &[&[]]),
+    ("get clusters", &[&[], &["ams"]]),
+    ("get issues", &[&[]]),
+    ("get tokens", &[&[], &["--limit", "1"]]),
+    ("get artefacts", &[&[], &["one"]]),
+    ("get updates", &[&[], &["u1"]]),
+    ("get policy", &[&[]]),
+    ("get audit", &[&[], &["--limit", "1"], &["--machine", "M"]]),
+    ("describe cluster", &[&["ams"]]),
+    // No object of these kinds has a fixed name there.
+    ("describe shepherd", &[]),
+    ("describe session", &[]),
+    ("describe work", &[]),
+    ("describe provider", &[]),
+    ("describe approval", &[]),
+    ("describe audit", &[]),
+    ("describe loop", &[&["recoverer"]]),
+    ("describe budget", &[&["reboot"]]),
+    ("describe brake", &[&["recovery"]]),
+    ("describe issue", &[&["work-fails"]]),
+    ("describe token", &[&["admin's"]]),
+    ("describe artefact", &[&["one"]]),
+    ("describe update", &[&["u1"]]),
+    ("describe policy", &[&[]]),
     ("cluster describe", &[&["ams"]]),
     (
         "cluster plan",
@@ -67,15 +93,19 @@ const READS: &[(&str, &[&[&str]])] = &[
     ),
     ("issues", &[&[]]),
     ("top", &[&["--once"]]),
-    ("policy get", &[&[]]),
-    ("tokens get", &[&[]]),
 ];
-/// Commands that query only the database, that query nothing, that never end, or that collect the output of other
-/// commands.
+/// Commands that query only the database, that query nothing, that never end, that are about the caller or the server, or
+/// that collect the output of other commands.
 const OTHERS: &[&str] = &[
     "declare restored",
     "policy disable-two-person-rule",
     "tokens bootstrap",
+    "get contexts",
+    "describe context",
+    "contexts use",
+    "contexts delete",
+    "whoami",
+    "version",
     "completions",
     "manual",
     "watch",
@@ -119,7 +149,7 @@ fn steady(text: &str) -> anyhow::Result<String> {
         return Ok(words.join(" "));
     };
     let fields = answer.as_object_mut().context("an object")?;
-    for field in ["at", "until", "notes"] {
+    for field in ["at", "readAt", "until", "notes"] {
         fields.remove(field);
     }
     for list in ["rows", "differences"] {

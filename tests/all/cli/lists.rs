@@ -34,6 +34,9 @@ async fn lists_show_what_is_there() -> TestResult {
     .await?;
     site.advance(Duration::from_mins(5)).await?;
     golden("machines", &sorted(&site.ask(&["get", "machines"])?));
+    let wide = site.ask(&["get", "machines", "-o", "wide", "--no-headers", "--phase", "Ready"])?;
+    assert!(wide.starts_with("sim-0003  Ready  ") && wide.contains(&ready.to_string()), "{wide}");
+    assert_eq!(wide.lines().count(), 1, "{wide}");
     golden(
         "machines_filtered",
         &site.ask(&["get", "machines", "--phase", "needshuman", "--provider=rack-a"])?,
@@ -75,7 +78,7 @@ async fn lists_show_what_is_there() -> TestResult {
 /// Machines of one class are listed by id, which is random: sorted for comparison.
 fn sorted(text: &str) -> String {
     let mut lines: Vec<&str> = text.lines().collect();
-    lines[1..].sort_by_key(|line| line.get(8..).unwrap_or_default().to_owned());
+    lines[1..].sort_unstable();
     lines.join("\n")
 }
 
@@ -101,9 +104,9 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
         let machines = page["machines"].as_array().context("no list")?;
         assert!(machines.len() <= 2, "more than the limit: {page}");
         for machine in machines {
-            seen.push(machine["machine"].as_str().context("no id")?.to_owned());
+            seen.push(machine["name"]["machine"].as_str().context("no id")?.to_owned());
         }
-        match page["next"].as_str() {
+        match page["nextPageToken"].as_str().filter(|token| !token.is_empty()) {
             Some(next) => after = Some(next.to_owned()),
             None => break,
         }
@@ -113,7 +116,7 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
         .as_array()
         .context("no list")?
         .iter()
-        .filter_map(|m| m["machine"].as_str())
+        .filter_map(|m| m["name"]["machine"].as_str())
         .collect();
     assert_eq!(seen, order, "pages differ from the whole");
     seen.sort();

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use prost::Message as _;
+use shepherd::cli::output::json_path::JsonPathTemplate;
 use shepherd::model::kubernetes::archive::{self, TarHeader};
 use shepherd::model::kubernetes::bundle_manifest::{BundleManifest, MAX_BUNDLE_BYTES};
 use shepherd::model::log_request::MAX_PART_BYTES;
@@ -53,6 +54,8 @@ pub(super) const DECODERS: &[(&str, Decode)] = &[
     ("provider-answer", provider_answer::decode),
     ("ssh-probe", |bytes| stringify_error(steps::parse_probe(&answer(bytes)))),
     ("ssh-upload", |bytes| stringify_error(steps::parse_upload(&answer(bytes), "00"))),
+    // What operators type.
+    ("jsonpath-template", |bytes| stringify_error(JsonPathTemplate::parse(&String::from_utf8_lossy(bytes)))),
     // Files that operators of the shepherd write.
     ("certificate-files", certificate_files),
     ("configuration", |bytes| {

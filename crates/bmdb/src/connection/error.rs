@@ -227,7 +227,7 @@ pub enum BmdbError {
     #[error("the same order was given several times at once; give it again to get its outcome")]
     DuplicateOrderInProgress,
     /// The BMDB has no such credential.
-    #[error("the BMDB knows no credential {0}; `shepherdctl tokens get` lists those it knows")]
+    #[error("the BMDB knows no credential {0}; `shepherdctl get tokens` lists those it knows")]
     NoSuchCredential(String),
     /// A value in the database is impossible.
     #[error("the BMDB contains an impossible value: {0}")]

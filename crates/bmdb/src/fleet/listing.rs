@@ -46,6 +46,8 @@ pub struct Filter {
     pub products: Vec<String>,
     /// Labels that a machine must all have.
     pub labels: Vec<LabelFilter>,
+    /// Whether retired machines are left out. It does not count if `phases` is set.
+    pub omit_retired: bool,
 }
 
 /// A machine in the list of machines.
@@ -196,7 +198,12 @@ impl Filter {
     /// Whether machines of this phase and provider may match.
     #[must_use]
     fn matches_class(&self, phase: &str, provider: &str, scope: &AccessScope) -> bool {
-        (self.phases.is_empty() || self.phases.iter().any(|query| query.eq_ignore_ascii_case(phase)))
+        let in_phase = if self.phases.is_empty() {
+            !self.omit_retired || phase != Phase::Retired.as_str()
+        } else {
+            self.phases.iter().any(|query| query.eq_ignore_ascii_case(phase))
+        };
+        in_phase
             && (self.providers.is_empty() || self.providers.iter().any(|query| query == provider))
             && scope.includes_provider(Some(provider).filter(|provider| !provider.is_empty()))
     }
@@ -488,6 +495,18 @@ mod tests {
             ("Ready", "a", &only_b, false),
         ] {
             assert_eq!(filter.matches_class(phase, provider, scope), wanted, "{phase} {provider} {scope:?}");
+        }
+        let present = Filter { omit_retired: true, ..Filter::default() };
+        let retired = Filter { phases: vec!["retired".into()], ..present.clone() };
+        for (filter, phase, wanted) in [
+            (&Filter::default(), "Retired", true),
+            (&present, "Retired", false),
+            (&present, "Retiring", true),
+            (&present, "AsYetUnknown", true),
+            (&retired, "Retired", true),
+            (&retired, "Ready", false),
+        ] {
+            assert_eq!(filter.matches_class(phase, "a", &AccessScope::Fleet), wanted, "{phase} {filter:?}");
         }
         assert!(
             !Filter::default().matches_class("Ready", "", &only_b),

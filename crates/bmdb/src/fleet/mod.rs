@@ -6,7 +6,7 @@
 //! # How it works
 //!
 //! * **Lists** for people come in pages with a cursor: machines by filter ([`listing`]), what is due and what failed
-//!   ([`queues`]), sessions and work ([`sessions`]).
+//!   ([`queues`]), sessions and work ([`sessions`]), and the processes of the sessions ([`shepherds`]).
 //! * **Counts** for people are taken from indexes up to a bound, or from the newest sample ([`statistics`]). One
 //!   shepherd stores a sample once a minute ([`sample`]). [`counts`] has counts for a demo and for tests, without a
 //!   bound.
@@ -54,6 +54,7 @@ pub mod sample;
 #[cfg(feature = "sealing")]
 pub mod secret;
 pub mod sessions;
+pub mod shepherds;
 pub mod statistics;
 pub mod vacuum_stats;
 pub mod view;

@@ -419,7 +419,7 @@ async fn way_that_versions_do_not_allow_is_refused_in_words() -> TestResult {
         ("k-1.32.0", "SKEW", "upgrade to a 1.31 first"),
         ("k-1.29.9", "SKEW", "is older than 1.30.1"),
         ("text", "NO_BUNDLE", "is not a bundle of Kubernetes"),
-        ("nothing", "NO_SUCH_ARTEFACT", "artefacts get"),
+        ("nothing", "NO_SUCH_ARTEFACT", "get artefacts"),
     ] {
         let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to(requested)).await;
         let refused = split_order_result(upgrade, |carried| carried.outcome.message)?;

@@ -1,8 +1,7 @@
-//! `artefacts add|get|delete`: files that machines download.
+//! `artefacts add|delete`: files that machines download. `get artefacts` lists them.
 
 use clap::Subcommand;
 
-use crate::artefacts::get::GET_EXAMPLES;
 use crate::artefacts::orders::{ADD_EXAMPLES, AddArtefact, DELETE_EXAMPLES, DeleteArtefact};
 
 pub mod get;
@@ -15,9 +14,6 @@ pub enum ArtefactsCommand {
     /// Add a file that machines can fetch from any shepherd
     #[command(after_help = ADD_EXAMPLES)]
     Add(AddArtefact),
-    /// List artefacts, newest first
-    #[command(after_help = GET_EXAMPLES)]
-    Get,
     /// Remove an artefact; machines that have fetched it keep it
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(DeleteArtefact),

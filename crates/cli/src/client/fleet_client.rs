@@ -178,6 +178,15 @@ impl FleetClient {
         }
     }
 
+    /// The number of servers that [`FleetClient::connect_to_next`] goes through. The database is one.
+    #[must_use]
+    pub fn server_count(&self) -> usize {
+        match &self.access {
+            Access::Network(connection) => connection.servers.len(),
+            Access::Database { .. } => 1,
+        }
+    }
+
     /// Reconnects to the next of the context's servers, or to the same if there is only one. The connection to the
     /// database is replaced by its pool when it is used again.
     pub async fn connect_to_next(&mut self) -> Result<(), Status> {

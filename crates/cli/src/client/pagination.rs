@@ -1,12 +1,11 @@
 //! Pagination of lists, and timeouts of answers that the API sends in chunks.
 //!
-//! A list ends at the limit of the command. A response has at most `API_PAGE_SIZE` lines, so a command fetches pages
-//! until it has as many lines as the limit, or there are no more. Plans and issues are streams: the API sends them in
-//! chunks.
+//! A list is whole, unless the command has a limit. A response has at most `API_PAGE_SIZE` lines, so a command fetches
+//! pages until it has as many lines as the limit, or there are no more. Plans and issues are streams: the API sends them
+//! in chunks.
 
 use std::time::Duration;
 
-use clap::Args;
 use tonic::Streaming;
 
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -19,24 +18,12 @@ const API_PAGE_SIZE: i32 = 500;
 /// fleet.
 const CHUNK_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// The limit of a list.
-#[derive(Debug, Args)]
-pub struct LimitArgs {
-    /// Maximum number of lines to list
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub limit: u32,
-}
-
-/// Size of the next page of a list with this limit, after `listed` lines: at most what one response contains, and 0 at
-/// the end.
+/// Size of the next page of a list after `listed` lines: at most what one response contains, and 0 at the limit. Without
+/// a limit the list is whole.
 #[must_use]
-pub fn page_size(limit: u32, listed: usize) -> i32 {
-    let missing = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(listed);
-    i32::try_from(missing).unwrap_or(i32::MAX).min(API_PAGE_SIZE)
-}
-
-pub(crate) fn more_note(more: bool, limit: u32) -> String {
-    if more { format!("\nfirst {limit}, and there are more: raise --limit\n") } else { String::new() }
+pub fn page_size(limit: Option<u32>, listed: usize) -> i32 {
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    i32::try_from(limit.saturating_sub(listed)).unwrap_or(i32::MAX).min(API_PAGE_SIZE)
 }
 
 /// The next chunk of a stream, or `None` at its end. A server that sends nothing for too long is an error.
@@ -67,14 +54,15 @@ mod tests {
     #[test]
     fn pages_end_at_the_limit() {
         for (limit, listed, expected) in [
-            (100, 0, 100),
-            (1000, 0, 500),
-            (1000, 500, 500),
-            (501, 500, 1),
-            (500, 500, 0),
-            (u32::MAX, 0, 500),
+            (Some(100), 0, 100),
+            (Some(1000), 0, 500),
+            (Some(1000), 500, 500),
+            (Some(501), 500, 1),
+            (Some(500), 500, 0),
+            (Some(u32::MAX), 0, 500),
+            (None, 1_000_000, 500),
         ] {
-            assert_eq!(page_size(limit, listed), expected, "{listed} of {limit}");
+            assert_eq!(page_size(limit, listed), expected, "{listed} of {limit:?}");
         }
     }
 }

@@ -12,8 +12,7 @@ use crate::cluster::declare::{
     DECLARE_EXAMPLES, DeclareInCluster, UNDECLARE_EXAMPLES, UndeclareInCluster, declare_role, undeclare_role,
 };
 use crate::cluster::delete::{DELETE_EXAMPLES, delete_cluster};
-use crate::cluster::describe::{DESCRIBE_EXAMPLES, describe_cluster};
-use crate::cluster::get::{GET_EXAMPLES, show_clusters};
+use crate::cluster::describe::DESCRIBE_EXAMPLES;
 use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
 use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
@@ -31,7 +30,15 @@ use crate::cluster::upgrade::{UPGRADE_EXAMPLES, UpgradeCluster, run_upgrade_comm
 use crate::cluster::{ClusterArg, ClusterOrderArgs};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::command::{DescribeCommand, GetArgs, KindSelection};
+use crate::object::describe::run_describe_command;
+use crate::object::get::run_get_command;
+use crate::object::kind::ObjectKind;
 use model::cluster::spec::ClusterSpecChange;
+
+const GET_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster get prod                  the same as get clusters prod";
 
 /// Subcommands of `cluster`, one per verb.
 #[derive(Debug, Subcommand)]
@@ -39,9 +46,9 @@ pub enum ClusterCommand {
     /// Create a cluster of machines of the fleet
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateCluster),
-    /// List clusters with their stage, size, health and votes
+    /// List clusters with their stage, size, health and votes, as `get clusters` does
     #[command(after_help = GET_EXAMPLES)]
-    Get,
+    Get(GetArgs),
     /// Show a cluster, its machines, and what each waits for
     #[command(after_help = DESCRIBE_EXAMPLES)]
     Describe(ClusterArg),
@@ -108,8 +115,14 @@ pub async fn run_cluster_command(
 ) -> Result<String, CliError> {
     match command {
         ClusterCommand::Create(args) => create_cluster(context, args).await,
-        ClusterCommand::Get => show_clusters(&context.client, context.format).await,
-        ClusterCommand::Describe(of) => describe_cluster(&context.client, &of.name, context.format).await,
+        ClusterCommand::Get(args) => {
+            let selection = KindSelection::default();
+            run_get_command(context, ObjectKind::Cluster, args, &selection).await
+        }
+        ClusterCommand::Describe(of) => {
+            let describe = DescribeCommand { kind: ObjectKind::Cluster, name: Some(of.name.clone()) };
+            run_describe_command(context, &describe).await
+        }
         ClusterCommand::Plan(args) => plan_cluster(&context.client, args, context.format).await,
         ClusterCommand::Scale(args) => {
             let change = ClusterSpecChange {

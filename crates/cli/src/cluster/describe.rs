@@ -1,4 +1,4 @@
-//! `cluster describe`: one cluster, its machines, and what each waits for.
+//! `describe cluster`, `cluster describe`: one cluster, its machines, and what each waits for.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ pub(crate) const DESCRIBE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster describe ams              its machines, and what each waits for";
 
-pub(super) async fn describe_cluster(
+pub(crate) async fn describe_cluster(
     client: &FleetClient,
     name: &str,
     format: Format,
@@ -31,7 +31,7 @@ pub(super) async fn describe_cluster(
     let (clusters, now) = fetch_clusters(client, Some(name)).await?;
     // The API lists every cluster if the name is empty.
     let cluster = clusters.into_iter().find(|cluster| cluster.name == name).ok_or_else(|| {
-        let message = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
+        let message = format!("there is no cluster {name:?}; run: shepherdctl get clusters");
         CliError::Ended { exit: ExitCode::NotFound, message }
     })?;
     if format == Format::Json {

@@ -23,7 +23,7 @@ pub(super) async fn fetch_clusters(
     Ok((clusters, require_timestamp(response.read_at, "its read time")?))
 }
 
-fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
+pub(super) fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
     Ok(ClusterView {
         name: cluster.name,
         id: cluster.id,

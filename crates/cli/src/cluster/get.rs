@@ -1,44 +1,55 @@
-//! `cluster get`: list of clusters.
+//! `get clusters`, `cluster get`: list of clusters.
 
-use serde_json::json;
-
-use crate::client::fleet_client::FleetClient;
-use crate::cluster::fetch::fetch_clusters;
+use crate::client::decode::require_timestamp;
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::cluster::fetch::decode_cluster;
 use crate::cluster::view::ClusterView;
 use crate::error::CliError;
-use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use model::humanize::humanize_duration;
-use model::time::between;
+use model::time::{Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
 
-pub(crate) const GET_EXAMPLES: &str = "\
-Example:
-  shepherdctl cluster get -o json | jq -r '.clusters[] | select(.stage != \"converged\") | .name'";
+const COLUMNS: [Column; 7] = [
+    Column::always("NAME"),
+    Column::always("STAGE"),
+    Column::always("CONTROL PLANE"),
+    Column::always("WORKERS"),
+    Column::always("HEALTHY"),
+    Column::always("VOTES"),
+    Column::always("AGE"),
+];
 
-pub(super) async fn show_clusters(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let (clusters, now) = fetch_clusters(client, None).await?;
-    if format == Format::Json {
-        return format_json(&json!({ "clusters": clusters }));
+/// Lists all clusters, ordered by name.
+pub(crate) async fn list_clusters(client: &FleetClient) -> Result<ObjectList, CliError> {
+    let request = v1::ListClustersRequest { name: String::new() };
+    let result = ClustersClient::new(client.channel()).list(request).await;
+    let mut response = result.map_err(status_to_error)?.into_inner();
+    let now = require_timestamp(response.read_at, "its read time")?;
+    let mut objects = Vec::new();
+    for message in std::mem::take(&mut response.clusters) {
+        let document = ObjectDocument::of_message(&message);
+        let cluster = decode_cluster(message)?;
+        let names =
+            ObjectNames { name: cluster.name.clone(), others: Vec::new(), id: Some(cluster.id.clone()) };
+        objects.push(ListedObject { names, rows: vec![cluster_row(&cluster, now)], document });
     }
-    if clusters.is_empty() {
-        return Ok("no clusters; create one with: shepherdctl cluster create NAME\n".to_owned());
-    }
-    let rows: Vec<Vec<String>> = clusters
-        .iter()
-        .map(|cluster| {
-            vec![
-                cluster.name.clone(),
-                cluster.stage.clone(),
-                cluster.control_plane.to_string(),
-                cluster.workers.to_string(),
-                format!("{}/{}", cluster.healthy_nodes(), cluster.machines.len()),
-                format_votes(cluster),
-                humanize_duration(between(cluster.created_at, now)),
-            ]
-        })
-        .collect();
-    let head = ["CLUSTER", "STAGE", "CONTROL PLANE", "WORKERS", "HEALTHY", "VOTES", "AGE"];
-    Ok(format_table(&head, &rows, terminal_width()))
+    Ok(ObjectList::of_response(ObjectKind::Cluster, &response, &COLUMNS, objects))
+}
+
+fn cluster_row(cluster: &ClusterView, now: Timestamp) -> Vec<String> {
+    vec![
+        cluster.name.clone(),
+        cluster.stage.clone(),
+        cluster.control_plane.to_string(),
+        cluster.workers.to_string(),
+        format!("{}/{}", cluster.healthy_nodes(), cluster.machines.len()),
+        format_votes(cluster),
+        humanize_duration(between(cluster.created_at, now)),
+    ]
 }
 
 pub(super) fn format_votes(cluster: &ClusterView) -> String {

@@ -1,4 +1,4 @@
-//! A cluster as commands print it: the JSON output has these fields.
+//! A cluster as commands print it: the JSON output of `cluster describe` has these fields.
 //!
 //! Kubernetes has types of its own here, not those of [`model::cluster::kubernetes`]: their names in JSON are those of
 //! stored state, some of which are older than the terms that the API and its users have.

@@ -27,7 +27,7 @@ use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
-use crate::output::{Format, format_json, print_stderr};
+use crate::output::{Format, Output, format_json, print_stderr};
 use model::time::Timestamp;
 
 /// Most machines that are fully described because they have an issue.
@@ -36,16 +36,16 @@ const MAX_MACHINES: usize = 50;
 /// Queries about the fleet: name of the file, command line.
 const FLEET_QUERIES: &[(&str, &[&str])] = &[
     ("issues", &["issues"]),
-    ("machines", &["get", "machines", "--limit", "100000"]),
+    ("machines", &["get", "machines"]),
     ("providers", &["get", "providers"]),
-    ("sessions", &["get", "sessions", "--limit", "100000"]),
-    ("work", &["get", "work", "--limit", "100000"]),
+    ("sessions", &["get", "sessions"]),
+    ("work", &["get", "work"]),
     ("loops", &["get", "loops"]),
     ("approvals", &["get", "approvals"]),
     ("budgets", &["get", "budgets"]),
     ("brakes", &["get", "brakes"]),
     ("plan", &["plan", "--limit", "100000"]),
-    ("policy", &["policy", "get"]),
+    ("policy", &["get", "policy"]),
 ];
 
 /// Queries about each selected machine: name of the file, command line.
@@ -186,6 +186,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
     // Queries give no orders.
     let context = CommandContext {
         client: client.clone(),
+        output: Output::Json,
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),

@@ -5,7 +5,6 @@
 
 use std::fmt::Write as _;
 
-use clap::Subcommand;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -16,7 +15,6 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::hardware_report::describe_report;
 use crate::machine::history::{EVENT_HEADERS, decode_event, event_rows};
-use crate::machine::selection::MachineArg;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use crate::work::decode_holder;
@@ -31,20 +29,8 @@ use model::waits::ProcessWait;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 
-const DESCRIBE_MACHINE_EXAMPLES: &str = "\
-Example:
-  shepherdctl describe machine sim-0007 -o yaml";
-
 /// Longest value, in bytes, that is shown in full.
 const MAX_SHOWN_BYTES: usize = 64;
-
-/// Subcommands of `describe`, one for each kind of object.
-#[derive(Debug, Subcommand)]
-pub enum DescribeCommand {
-    /// Facts, schedule, work, waits and last events of a machine
-    #[command(after_help = DESCRIBE_MACHINE_EXAMPLES)]
-    Machine(MachineArg),
-}
 
 /// The description of a machine.
 struct MachineDescription {

@@ -1,9 +1,8 @@
 //! `get machines`: list of machines.
 
-use std::fmt::Write as _;
+use std::collections::HashSet;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -11,134 +10,224 @@ use crate::client::pagination::page_size;
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
-use crate::output::table::{format_table, or_dash, terminal_width};
-use crate::output::{Format, format_json};
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::output::table::or_dash;
 use bmdb::fleet::listing::MachineSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::label;
+use model::schedule::is_healthy_reason;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 
-pub(crate) const GET_MACHINES_EXAMPLES: &str = "\
-Examples:
-  shepherdctl get machines --phase NeedsHuman --phase Quarantined
-  shepherdctl get machines --label row=7
-  shepherdctl get machines --provider rack-a --limit 1000 -o json";
+/// Most names that one call of the API takes.
+const MAX_NAMES: usize = 100;
 
-/// Arguments of `get machines`: filters, limit and cursor.
-#[derive(Debug, Args)]
-pub struct ListMachinesArgs {
+/// Place of the phase in a row.
+pub(super) const PHASE_COLUMN: usize = 1;
+
+const COLUMNS: [Column; 10] = [
+    Column::always("NAME"),
+    Column::always("PHASE"),
+    Column::always("SINCE"),
+    Column::always("HEARTBEAT"),
+    Column::always("ADDRESS"),
+    Column::if_any("LOCATION"),
+    Column::if_any("PRIORITY"),
+    Column::if_any("LABELS"),
+    Column::wide("UUID"),
+    Column::always("WHY"),
+];
+
+/// Which machines `get machines` lists, unless it names them.
+#[derive(Debug, Default, Args)]
+pub struct MachineListArgs {
     /// Filters that select the machines to list.
     #[command(flatten)]
     pub filters: MachineFilters,
-    /// Maximum number of machines to list
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub limit: u32,
-    /// Continue after an earlier list; its last lines show the cursor
+    /// List retired machines, too
+    #[arg(long)]
+    pub all: bool,
+    /// Continue after an earlier list; the message after it shows the cursor
     #[arg(long, value_name = "CURSOR")]
     pub cursor: Option<String>,
 }
 
-#[derive(Serialize)]
-struct MachinesOutput {
-    machines: Vec<MachineSummary>,
-    /// Value of `--cursor` for the next page; `null` on the last page.
-    next: Option<String>,
+impl MachineListArgs {
+    /// Whether retired machines are left out: they are only records.
+    #[must_use]
+    pub fn omits_retired(&self) -> bool {
+        !self.all && !self.filters.selects_phases()
+    }
 }
 
-/// Runs `get machines`: sorted by phase in the order of a machine's life, then provider, then id.
-pub async fn show_machines(
+/// Lists machines by phase in the order of a machine's life, then provider, then id.
+pub(crate) async fn list_machines(
     client: &FleetClient,
-    filters: &ListMachinesArgs,
-    format: Format,
-) -> Result<String, CliError> {
-    let (machines, next, now) = fetch_machines(client, filters).await?;
-    if format == Format::Json {
-        return format_json(&MachinesOutput { machines, next });
-    }
-    if machines.is_empty() {
-        return Ok("no machines\n".to_owned());
-    }
-    // The columns for labels and priorities are shown only if some machine has one.
-    let columns = OptionalColumns {
-        labels: machines.iter().any(|line| !line.labels.is_empty()),
-        priority: machines.iter().any(|line| line.priority.is_some()),
-    };
-    let mut headers =
-        vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "PRIORITY", "LABELS", "WHY"];
-    headers.retain(|header| {
-        (columns.labels || *header != "LABELS") && (columns.priority || *header != "PRIORITY")
-    });
-    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, columns, now)).collect();
-    let mut text = format_table(&headers, &rows, terminal_width());
-    if let Some(next) = next {
-        let limit = filters.limit;
-        let _ = write!(
-            text,
-            "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or continue \
-             with\n  --cursor '{next}'\n"
-        );
-    }
-    Ok(text)
-}
-
-/// Machines, cursor of the next page, and when they were read.
-type MachineList = (Vec<MachineSummary>, Option<String>, Timestamp);
-
-async fn fetch_machines(client: &FleetClient, filters: &ListMachinesArgs) -> Result<MachineList, CliError> {
-    let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
+    args: &MachineListArgs,
+    limit: Option<u32>,
+) -> Result<ObjectList, CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let (mut machines, mut token) = (Vec::new(), filters.cursor.clone().unwrap_or_default());
+    let (mut machines, mut page_token) = (Vec::new(), args.cursor.clone().unwrap_or_default());
     loop {
         let request = v1::ListMachinesRequest {
-            filter: Some(filters.filters.to_proto()),
-            page_size: page_size(filters.limit, machines.len()),
-            page_token: token,
+            filter: Some(args.filters.to_proto()),
+            page_size: page_size(limit, machines.len()),
+            page_token,
+            omit_retired: args.omits_retired(),
+            ..v1::ListMachinesRequest::default()
         };
-        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        for line in page.machines {
-            machines.push(decode_machine(line)?);
-        }
-        token = page.next_page_token;
-        if token.is_empty() || machines.len() >= limit {
-            let next = Some(token).filter(|token| !token.is_empty());
-            return Ok((machines, next, require_timestamp(page.read_at, "its read time")?));
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        machines.extend(take_machines(&mut page)?);
+        page_token = page.next_page_token.clone();
+        if page_size(limit, machines.len()) == 0 || page_token.is_empty() {
+            let objects = machine_objects(machines);
+            let list = ObjectList::of_response(ObjectKind::Machine, &page, &COLUMNS, objects);
+            let cursor = Some(page_token).filter(|token| !token.is_empty());
+            return Ok(ObjectList { has_more: cursor.is_some(), cursor, ..list });
         }
     }
 }
 
-/// Columns that only some lists have.
-#[derive(Clone, Copy)]
-struct OptionalColumns {
-    labels: bool,
-    priority: bool,
+/// Lists these machines, in the order of their names. The API finds them.
+pub(crate) async fn list_named_machines(
+    client: &FleetClient,
+    names: &[String],
+) -> Result<ObjectList, CliError> {
+    let mut service = MachinesClient::new(client.channel());
+    let (mut machines, mut all) = (Vec::new(), v1::ListMachinesResponse::default());
+    for names in names.chunks(MAX_NAMES) {
+        let request = v1::ListMachinesRequest { names: names.to_vec(), ..v1::ListMachinesRequest::default() };
+        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+        machines.extend(take_machines(&mut page)?);
+        all.unresolved.append(&mut page.unresolved);
+        all.read_at = page.read_at;
+    }
+    // Another chunk may name a machine again.
+    let mut listed = HashSet::new();
+    machines.retain(|machine: &FetchedMachine| listed.insert(machine.summary.name.machine));
+    let messages = all.unresolved.iter().map(|name| name.message.clone()).collect();
+    let list = ObjectList::of_response(ObjectKind::Machine, &all, &COLUMNS, machine_objects(machines));
+    Ok(ObjectList { unresolved: Some(messages), ..list })
 }
 
-fn machine_row(line: &MachineSummary, columns: OptionalColumns, now: Timestamp) -> Vec<String> {
-    let mut row = vec![
-        line.name.machine.to_string()[..8].to_owned(),
-        match &line.name.provider_id {
-            Some(_) => line.name.short_name(),
-            None => "-".to_owned(),
-        },
-        line.phase.clone(),
+/// A machine of a response, and when it was read.
+struct FetchedMachine {
+    summary: MachineSummary,
+    document: ObjectDocument,
+    read_at: Timestamp,
+}
+
+/// Moves the machines out of a response.
+fn take_machines(page: &mut v1::ListMachinesResponse) -> Result<Vec<FetchedMachine>, CliError> {
+    let read_at = require_timestamp(page.read_at, "its read time")?;
+    let machines = std::mem::take(&mut page.machines).into_iter();
+    let fetched = machines.map(|machine| {
+        let document = ObjectDocument::of_message(&machine);
+        Ok(FetchedMachine { summary: decode_machine(machine)?, document, read_at })
+    });
+    fetched.collect()
+}
+
+/// The machines as objects. Their rows have the provider in the name if there are several providers.
+fn machine_objects(machines: Vec<FetchedMachine>) -> Vec<ListedObject> {
+    let providers: HashSet<&Option<String>> =
+        machines.iter().map(|machine| &machine.summary.name.provider).collect();
+    let with_provider = providers.len() > 1;
+    let object = |machine: FetchedMachine| {
+        let name = machine.summary.name.short_name();
+        let shown = match &machine.summary.name.provider_id {
+            Some(id) if !with_provider => id.clone(),
+            _ => name.clone(),
+        };
+        let row = machine_row(shown, machine.summary, machine.read_at);
+        ListedObject { names: ObjectNames::of_name(name), rows: vec![row], document: machine.document }
+    };
+    machines.into_iter().map(object).collect()
+}
+
+fn machine_row(name: String, line: MachineSummary, now: Timestamp) -> Vec<String> {
+    let labels = label::format_labels(&line.labels);
+    let uuid = line.name.machine.to_string();
+    vec![
+        name,
+        line.phase,
         humanize_duration(between(line.phase_since, now)),
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative_time(at, now)),
-        line.address.clone().unwrap_or_else(|| "-".to_owned()),
-    ];
-    if columns.priority {
-        row.push(or_dash(line.priority.as_deref()));
+        or_dash(line.address.as_deref()),
+        or_dash(line.location.as_deref()),
+        or_dash(line.priority.as_deref()),
+        if labels.is_empty() { "-".to_owned() } else { labels },
+        uuid,
+        match line.working {
+            Some(process) => format!("{process} is under way"),
+            None if is_healthy_reason(&line.reason) => String::new(),
+            None => line.reason,
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::machine_view::MachineName;
+    use uuid::Uuid;
+
+    fn machine(number: u128, provider: Option<&str>, reason: &str) -> FetchedMachine {
+        let provider_id = provider.map(|_| format!("sim-{number}"));
+        let name = MachineName {
+            machine: Uuid::from_u128(number),
+            provider: provider.map(str::to_owned),
+            provider_id,
+        };
+        let summary = MachineSummary {
+            name,
+            phase: "Ready".to_owned(),
+            phase_since: Timestamp::UNIX_EPOCH,
+            address: None,
+            location: None,
+            heartbeat_at: None,
+            working: None,
+            process: None,
+            ready_at: None,
+            reason: reason.to_owned(),
+            labels: label::Labels::new(),
+            priority: None,
+        };
+        let document = ObjectDocument::Local(serde_json::Value::Null);
+        FetchedMachine { summary, document, read_at: Timestamp::UNIX_EPOCH }
     }
-    if columns.labels {
-        row.push(match label::format_labels(&line.labels) {
-            none if none.is_empty() => "-".to_owned(),
-            text => text,
-        });
+
+    fn column(machines: Vec<FetchedMachine>, index: usize) -> Vec<String> {
+        machine_objects(machines).into_iter().map(|object| object.rows[0][index].clone()).collect()
     }
-    row.push(match &line.working {
-        Some(process) => format!("{process} is under way"),
-        None => line.reason.clone(),
-    });
-    row
+
+    #[test]
+    fn name_has_the_provider_if_there_are_several() {
+        let uuid = Uuid::from_u128(3).to_string();
+        for (providers, expected) in [
+            (vec![Some("a"), Some("a")], vec!["sim-1".to_owned(), "sim-2".to_owned()]),
+            (vec![Some("a"), Some("b")], vec!["a/sim-1".to_owned(), "b/sim-2".to_owned()]),
+            (vec![Some("a"), Some("a"), None], vec!["a/sim-1".to_owned(), "a/sim-2".to_owned(), uuid]),
+        ] {
+            let numbered = providers.into_iter().zip(1..);
+            let machines = numbered.map(|(provider, number)| machine(number, provider, "r")).collect();
+            assert_eq!(column(machines, 0), expected);
+        }
+    }
+
+    #[test]
+    fn healthy_machine_has_no_why() {
+        let healthy = "healthy; recovery begins when its agent is silent for 10m";
+        let machines = vec![machine(1, Some("a"), healthy), machine(2, Some("a"), "held by kim: a disk")];
+        assert_eq!(column(machines, COLUMNS.len() - 1), ["", "held by kim: a disk"]);
+    }
+
+    #[test]
+    fn phase_is_where_the_footer_looks_for_it() {
+        assert_eq!(COLUMNS[PHASE_COLUMN].header, "PHASE");
+        assert_eq!(column(vec![machine(1, Some("a"), "r")], PHASE_COLUMN), ["Ready"]);
+    }
 }

@@ -17,6 +17,7 @@ use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::machine::outcome::format_outcome;
 use crate::order::expiry::parse_lifetime;
 use crate::order::outcome::decode_outcome;
@@ -229,9 +230,20 @@ impl LogReader {
         }
     }
 
-    fn failure(&self, text: &str) -> CliError {
-        CliError::Failed(format!("{}: {text}", self.name.short_name()))
+    /// The error of a request for `log` that ended with `text`. A machine without such a log sends a list of those that
+    /// it has.
+    fn failure(&self, log: Option<&str>, text: &str, available_logs: &[AvailableLog]) -> CliError {
+        let message = format!("{}: {text}", self.name.short_name());
+        if is_unknown(log, available_logs) {
+            return CliError::Ended { exit: ExitCode::NotFound, message };
+        }
+        CliError::Failed(message)
     }
+}
+
+/// Whether a machine that has these logs lacks the requested one.
+fn is_unknown(log: Option<&str>, available_logs: &[AvailableLog]) -> bool {
+    log.is_some_and(|log| !available_logs.is_empty() && available_logs.iter().all(|there| there.log != log))
 }
 
 /// Runs `logs` without `--follow`: waits for the whole log and prints it.
@@ -255,7 +267,7 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
             // Print the lines that arrived before the failure.
             print_chunk(&join_lines(&lines))?;
         }
-        return Err(reader.failure(&text));
+        return Err(reader.failure(args.log.as_deref(), &text, &came.available_logs));
     }
     let named = &reader.name;
     match (&args.log, context.format) {
@@ -285,10 +297,10 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
 }
 
 /// Runs `logs M LOG --follow`: prints lines as they arrive.
-pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Output) -> Result<(), CliError> {
-    if output == Output::Yaml {
+pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Output) -> Result<(), CliError> {
+    if matches!(output, Output::Yaml | Output::CustomColumns(_)) {
         return Err(CliError::Invalid(
-            "--follow cannot print YAML, because the output has no end; use -o json".to_owned(),
+            "--follow cannot print YAML or columns, because the output has no end; use -o json".to_owned(),
         ));
     }
     let mut reader = match request_log(context, args).await? {
@@ -305,11 +317,14 @@ pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Outpu
             noted = true;
             print_note(came.note.as_deref());
         }
-        let shown = match output.format() {
-            Format::Table => join_lines(&came.lines),
-            Format::Json => {
-                let objects: Vec<String> =
-                    came.lines.iter().map(|line| json!({ "line": line }).to_string()).collect();
+        let object = |line: &String| json!({ "line": line });
+        let shown = match (output, output.format()) {
+            (_, Format::Table) => join_lines(&came.lines),
+            (Output::JsonPath(template), _) => {
+                came.lines.iter().map(|line| template.render(&object(line))).collect()
+            }
+            _ => {
+                let objects: Vec<String> = came.lines.iter().map(|line| object(line).to_string()).collect();
                 join_lines(&objects)
             }
         };
@@ -319,7 +334,9 @@ pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Outpu
         }
         match came.state {
             LogRequestState::Ended(None) => return Ok(()),
-            LogRequestState::Ended(Some(text)) => return Err(reader.failure(&text)),
+            LogRequestState::Ended(Some(text)) => {
+                return Err(reader.failure(args.log.as_deref(), &text, &came.available_logs));
+            }
             LogRequestState::Waiting(_) | LogRequestState::Receiving => {}
         }
         sleep(POLL_INTERVAL).await;
@@ -333,5 +350,24 @@ fn join_lines(lines: &[String]) -> String {
 fn print_note(note: Option<&str>) {
     if let Some(note) = note {
         print_stderr(&format!("shepherdctl: {note}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_is_unknown_if_the_machine_lists_others_alone() {
+        let logs = [AvailableLog { log: "roleserver".to_owned(), bytes: 7 }];
+        for (log, available_logs, expected) in [
+            (Some("etcd"), &logs[..], true),
+            (Some("roleserver"), &logs, false),
+            // A failure of another kind, or a role server of an earlier release.
+            (Some("etcd"), &[], false),
+            (None, &logs, false),
+        ] {
+            assert_eq!(is_unknown(log, available_logs), expected, "{log:?} {available_logs:?}");
+        }
     }
 }

@@ -10,6 +10,7 @@ pub mod allow_host_key;
 pub mod allow_signing_keys;
 pub mod bulk_order;
 pub mod describe;
+pub mod footer;
 pub mod get;
 pub mod hardware_report;
 pub mod history;

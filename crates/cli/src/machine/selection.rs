@@ -47,6 +47,20 @@ pub struct MachineFilters {
 }
 
 impl MachineFilters {
+    /// Whether the filters name phases.
+    #[must_use]
+    pub fn selects_phases(&self) -> bool {
+        !self.phase.is_empty()
+    }
+
+    /// The providers that are selected, if nothing else is; all for an empty list.
+    #[must_use]
+    pub fn providers_alone(&self) -> Option<&[String]> {
+        let others =
+            [&self.phase, &self.location, &self.manufacturer, &self.product, &self.fact, &self.label];
+        others.iter().all(|values| values.is_empty()).then_some(self.provider.as_slice())
+    }
+
     /// The filter for a call of the API.
     #[must_use]
     pub fn to_proto(&self) -> v1::MachineFilter {

@@ -3,7 +3,6 @@
 use crate::client::decode::{decode_machine_name, decode_timestamp, require_timestamp};
 use crate::error::CliError;
 use bmdb::fleet::listing::MachineSummary;
-use model::machine_view::MachineName;
 use proto::fleet::v1;
 
 /// Decodes a machine of a list.
@@ -25,10 +24,6 @@ pub fn decode_machine(machine: v1::Machine) -> Result<MachineSummary, CliError> 
         labels: machine.labels.into_iter().collect(),
         priority: machine.priority,
     })
-}
-
-pub(crate) fn name_or_dash(name: &MachineName) -> String {
-    if name.provider_id.is_some() { name.short_name() } else { "-".to_owned() }
 }
 
 #[cfg(test)]

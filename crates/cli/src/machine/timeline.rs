@@ -76,13 +76,13 @@ async fn fetch_timeline(
     let (mut events, mut page_token) = (Vec::new(), String::new());
     loop {
         let machine = machine.to_owned();
-        let request = TimelineRequest { machine, limit: page_size(limit, events.len()), page_token };
+        let request = TimelineRequest { machine, limit: page_size(Some(limit), events.len()), page_token };
         let page = service.timeline(request).await.map_err(status_to_error)?.into_inner();
         for event in page.events {
             events.push(decode_event(event)?);
         }
         page_token = page.next_page_token;
-        if page_size(limit, events.len()) == 0 || page_token.is_empty() {
+        if page_size(Some(limit), events.len()) == 0 || page_token.is_empty() {
             return Ok((decode_machine_name(page.name)?, events, !page_token.is_empty()));
         }
     }

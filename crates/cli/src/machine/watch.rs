@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::output::table::pad_right;
-use crate::output::{Output, print_chunk, print_stderr, yaml};
+use crate::output::{Format, Output, print_chunk, print_stderr, yaml};
 use bmdb::fleet::listing::MachineSummary;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -159,12 +159,17 @@ impl From<CliError> for WatchEnd {
 pub async fn watch_machines(
     client: &FleetClient,
     filters: &WatchArgs,
-    output: Output,
+    output: &Output,
 ) -> Result<(), CliError> {
+    if matches!(output, Output::CustomColumns(_)) {
+        return Err(CliError::Invalid(
+            "a watch cannot align columns, because it has no end; use -o jsonpath=TEMPLATE".to_owned(),
+        ));
+    }
     let mut watching = WatchSession {
         client: client.clone(),
         filter: filters.filters.to_proto(),
-        output,
+        output: output.clone(),
         printed: PrintedMachines::default(),
         resume_token: String::new(),
         last_message_at: Instant::now(),
@@ -231,11 +236,10 @@ impl WatchSession {
     }
 
     fn print_machine(&self, line: &MachineSummary) -> Result<(), WatchEnd> {
-        let text = match self.output {
-            Output::Table => machine_row(line),
-            Output::Json | Output::Yaml => {
-                self.format_line(&WatchLine { event: "machine", summary: Some(line), removed: None })?
-            }
+        let text = match (&self.output, self.output.format()) {
+            (_, Format::Table) => machine_row(line),
+            (Output::Name, _) => format!("{}\n", line.name.short_name()),
+            _ => self.format_line(&WatchLine { event: "machine", summary: Some(line), removed: None })?,
         };
         print_or_end(&text)
     }
@@ -244,21 +248,21 @@ impl WatchSession {
         if !self.printed.remove(machine) {
             return Ok(());
         }
-        let text = match self.output {
-            Output::Table => {
+        let text = match (&self.output, self.output.format()) {
+            (_, Format::Table) => {
                 format!("{:.8}  {:<24}  removed, or no longer matched\n", machine.to_string(), "-")
             }
-            Output::Json | Output::Yaml => {
-                self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?
-            }
+            (Output::Name, _) => format!("{machine}\n"),
+            _ => self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?,
         };
         print_or_end(&text)
     }
 
     fn format_line(&self, line: &WatchLine<'_>) -> Result<String, CliError> {
-        Ok(match self.output {
+        Ok(match &self.output {
             Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)?),
-            Output::Table | Output::Json => format!("{}\n", serde_json::to_string(line)?),
+            Output::JsonPath(template) => template.render(&serde_json::to_value(line)?),
+            _ => format!("{}\n", serde_json::to_string(line)?),
         })
     }
 

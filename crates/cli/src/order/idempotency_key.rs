@@ -114,7 +114,7 @@ mod tests {
             "why",
             "declare restored",
             "policy disable-two-person-rule",
-            "tokens get",
+            "get tokens",
             "tokens bootstrap",
         ] {
             assert_eq!(keyed(&format!("shepherdctl {other}")), Some(false), "{other}");

@@ -1,37 +1,115 @@
 //! Output formats: text for people, JSON and YAML for programs; standard output and standard error.
 //!
-//! A command renders its result as text or as JSON ([`Format`][]), and YAML is converted from the JSON ([`yaml`][]).
-//! There are no colours, so that output reads the same in a terminal, a file and a chat.
+//! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
+//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. There are no colours,
+//! so that output reads the same in a terminal, a file and a chat.
 
 use std::io::Write as _;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::CliError;
+use crate::output::custom_columns::CustomColumns;
+use crate::output::json_path::JsonPathTemplate;
 
+pub mod custom_columns;
 pub mod file;
+pub mod json_path;
 pub mod table;
 pub mod yaml;
 
 /// Format of a command's answer, as `--output` selects it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// For people: tables and text.
     Table,
+    /// The same, and more columns in lists.
+    Wide,
     /// For programs: fields are added, never renamed.
     Json,
     /// The same fields as YAML.
     Yaml,
+    /// The name of each object, as other commands accept it.
+    Name,
+    /// The text of a template for the JSON.
+    JsonPath(JsonPathTemplate),
+    /// A table with these columns of the JSON.
+    CustomColumns(CustomColumns),
 }
 
 impl Output {
-    /// The format in which a command renders its result; YAML is converted from JSON.
-    #[must_use]
-    pub const fn format(self) -> Format {
-        match self {
-            Self::Table => Format::Table,
-            Self::Json | Self::Yaml => Format::Json,
+    /// Parses a value of `--output`. The error is a sentence.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (format, argument) =
+            text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        match (format.to_ascii_lowercase().as_str(), argument) {
+            ("table", None) => Ok(Self::Table),
+            ("wide", None) => Ok(Self::Wide),
+            ("json", None) => Ok(Self::Json),
+            ("yaml", None) => Ok(Self::Yaml),
+            ("name", None) => Ok(Self::Name),
+            ("jsonpath", Some(template)) => JsonPathTemplate::parse(template).map(Self::JsonPath),
+            ("custom-columns", Some(columns)) => CustomColumns::parse(columns).map(Self::CustomColumns),
+            _ => Err("give table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=HEADER:PATH,…"
+                .to_owned()),
         }
+    }
+
+    /// The format in which a command renders its result; the rest is made from JSON.
+    #[must_use]
+    pub const fn format(&self) -> Format {
+        match self {
+            Self::Table | Self::Wide => Format::Table,
+            Self::Json | Self::Yaml | Self::Name | Self::JsonPath(_) | Self::CustomColumns(_) => Format::Json,
+        }
+    }
+
+    /// Converts what a command rendered in [`Output::format`].
+    pub fn convert(&self, rendered: String) -> Result<String, CliError> {
+        match self {
+            Self::Table | Self::Wide | Self::Json => Ok(rendered),
+            Self::Yaml | Self::Name | Self::JsonPath(_) | Self::CustomColumns(_) => {
+                self.convert_json(&serde_json::from_str(&rendered)?)
+            }
+        }
+    }
+
+    /// A document in this output. A table is made of the objects in it.
+    pub fn convert_json(&self, document: &Value) -> Result<String, CliError> {
+        match self {
+            Self::Table | Self::Wide | Self::Json => format_json(document),
+            Self::Yaml => yaml::format_document(document),
+            Self::JsonPath(template) => Ok(template.render(document)),
+            Self::CustomColumns(columns) => Ok(columns.format(objects_of(document), true)),
+            Self::Name => match machine_name_of(document) {
+                Some(name) => Ok(format!("{name}\n")),
+                None => Err(CliError::Failed("the answer has no name of an object".to_owned())),
+            },
+        }
+    }
+}
+
+/// The objects of a document: those in its only list of objects, or the document itself. A document about a machine is
+/// such an object, whatever it lists.
+fn objects_of(document: &Value) -> Vec<&Value> {
+    if machine_name_of(document).is_some() {
+        return vec![document];
+    }
+    let fields = document.as_object().into_iter().flat_map(serde_json::Map::values);
+    let mut lists = fields.filter_map(Value::as_array).filter(|list| list.iter().any(Value::is_object));
+    match (lists.next(), lists.next()) {
+        (Some(list), None) => list.iter().collect(),
+        _ => vec![document],
+    }
+}
+
+/// The name of the machine that a document is about, as commands accept it.
+fn machine_name_of(document: &Value) -> Option<String> {
+    let field = |name: &str| document.get(name).and_then(Value::as_str);
+    match (field("provider"), field("provider_id"), field("machine")) {
+        (Some(provider), Some(id), _) => Some(format!("{provider}/{id}")),
+        (_, _, machine) => machine.map(str::to_owned),
     }
 }
 
@@ -70,4 +148,52 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
 pub fn print_stderr(sentence: &str) {
     // Ignored: without standard error the exit code still reports the failure.
     let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn output_is_parsed_by_its_name_in_any_case() {
+        for (text, expected) in [
+            ("table", Some(Output::Table)),
+            ("Wide", Some(Output::Wide)),
+            ("JSON", Some(Output::Json)),
+            ("yaml", Some(Output::Yaml)),
+            ("name", Some(Output::Name)),
+            ("jsonpath={.phase}", JsonPathTemplate::parse("{.phase}").ok().map(Output::JsonPath)),
+            ("custom-columns=P:.phase", CustomColumns::parse("P:.phase").ok().map(Output::CustomColumns)),
+            ("xml", None),
+            ("json=x", None),
+            ("jsonpath", None),
+            ("jsonpath=", None),
+            ("jsonpath=.phase", None),
+            ("custom-columns=", None),
+            ("custom-columns=PHASE", None),
+            ("", None),
+        ] {
+            assert_eq!(Output::parse(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn rendered_json_is_converted() {
+        let rendered =
+            || json!({ "machine": "u", "provider": "sim", "provider_id": "7", "waits": [{}] }).to_string();
+        for (output, expected) in [
+            ("name", "sim/7\n"),
+            ("jsonpath={.provider}", "sim"),
+            ("custom-columns=ID:.provider_id", "ID\n7\n"),
+        ] {
+            assert_eq!(Output::parse(output).unwrap().convert(rendered()).unwrap(), expected);
+        }
+        let list = json!({ "rows": [{ "at": 1 }, { "at": 2 }], "notes": ["n"] });
+        let columns = Output::parse("custom-columns=AT:.at").unwrap();
+        assert_eq!(columns.convert_json(&list).unwrap(), "AT\n1\n2\n");
+        assert!(Output::Name.convert_json(&list).is_err());
+        assert_eq!(Output::Table.convert("a table\n".to_owned()).unwrap(), "a table\n");
+    }
 }

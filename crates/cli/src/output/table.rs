@@ -21,9 +21,18 @@ pub fn terminal_width() -> Option<usize> {
 #[must_use]
 pub fn format_table(headers: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
     let headers: Vec<String> = headers.iter().map(|header| (*header).to_owned()).collect();
-    let lines = std::iter::once(&headers).chain(rows);
-    let lines: Vec<Vec<String>> = lines.map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
-    let mut widths = vec![0; headers.len()];
+    format_lines(std::iter::once(&headers).chain(rows), width)
+}
+
+/// Formats rows without headers, in the same way.
+#[must_use]
+pub fn format_rows(rows: &[Vec<String>], width: Option<usize>) -> String {
+    format_lines(rows.iter(), width)
+}
+
+fn format_lines<'a>(rows: impl Iterator<Item = &'a Vec<String>>, width: Option<usize>) -> String {
+    let lines: Vec<Vec<String>> = rows.map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
+    let mut widths = vec![0; lines.iter().map(Vec::len).max().unwrap_or_default()];
     for row in &lines {
         for (column, cell) in row.iter().enumerate() {
             widths[column] = widths[column].max(cell.width());
@@ -78,6 +87,8 @@ mod tests {
         let headers = ["NAME", "WHY"];
         assert_eq!(format_table(&headers, &rows, None), "NAME    WHY\na       some long reason\nlonger  b\n");
         assert_eq!(format_table(&headers, &rows, Some(16)), "NAME    WHY\na       some lo…\nlonger  b\n");
+        assert_eq!(format_rows(&rows[..1], None), "a  some long reason\n");
+        assert_eq!(format_rows(&[], None), "");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `tokens bootstrap|create|get|revoke`: API credentials.
+//! `tokens bootstrap|create|revoke`: API credentials. `get tokens` lists them.
 //!
 //! `bootstrap` writes the first one into the BMDB, because nobody can call an API without one. An operator with write
 //! access to the BMDB is trusted. The others are created through the API. A token is printed once, alone on standard
@@ -9,7 +9,6 @@ use clap::Subcommand;
 
 use crate::tokens::bootstrap::{BOOTSTRAP_EXAMPLES, BootstrapArgs};
 use crate::tokens::create::{CREATE_EXAMPLES, CreateToken};
-use crate::tokens::get::GET_EXAMPLES;
 use crate::tokens::revoke::{REVOKE_EXAMPLES, RevokeToken};
 
 pub mod bootstrap;
@@ -27,9 +26,6 @@ pub enum TokensCommand {
     /// Create a token, or pin a client certificate
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateToken),
-    /// List credentials, newest first
-    #[command(after_help = GET_EXAMPLES)]
-    Get,
     /// Revoke a credential at once
     #[command(after_help = REVOKE_EXAMPLES)]
     Revoke(RevokeToken),

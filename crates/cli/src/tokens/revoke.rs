@@ -19,7 +19,7 @@ Example:
 /// Arguments of `tokens revoke`: the credential to revoke.
 #[derive(Debug, Args)]
 pub struct RevokeToken {
-    /// UUID of the credential, as `tokens get` lists it
+    /// UUID of the credential, as `get tokens` lists it
     #[arg(value_name = "CREDENTIAL")]
     pub credential: Uuid,
     /// Why, for the audit

@@ -109,7 +109,7 @@ type FleetResponses = (v1::ListLoopsResponse, v1::ListWorkResponse, v1::ListProv
 
 async fn fetch_details(client: &FleetClient) -> Result<FleetResponses, Status> {
     let loops = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await?.into_inner();
-    let request = v1::ListWorkRequest { page_size: page_size(MAX_WORK, 0), page_token: String::new() };
+    let request = v1::ListWorkRequest { page_size: page_size(Some(MAX_WORK), 0), page_token: String::new() };
     let work = WorkClient::new(client.channel()).list(request).await?.into_inner();
     let request = v1::ListProvidersRequest {};
     let providers = ProvidersClient::new(client.channel()).list(request).await?.into_inner();

@@ -51,8 +51,8 @@ fn parse_interval(text: &str) -> Result<Span, String> {
 
 /// Whether to draw on a terminal instead of printing once.
 #[must_use]
-pub fn is_interactive(args: &TopArgs, output: Output) -> bool {
-    output == Output::Table && !args.once && std::io::stdout().is_terminal()
+pub fn is_interactive(args: &TopArgs, output: &Output) -> bool {
+    output.format() == Format::Table && !args.once && std::io::stdout().is_terminal()
 }
 
 /// Redraws the page until the operator quits.

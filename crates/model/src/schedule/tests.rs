@@ -145,6 +145,23 @@ fn holds_and_waits_postpone_work() {
 }
 
 #[test]
+fn only_a_healthy_machine_has_the_healthy_reason() {
+    let reason = |facts: &MachineFacts| next_due(facts, Lane::Access, &Policy::default(), at(110)).reason;
+    let mut held = healthy_machine();
+    held.hold = Some(Hold {
+        scope: HoldScope::Everything,
+        reason: "disk swap".into(),
+        by: "kim".into(),
+        until: Some(at(10_000)),
+    });
+    for (facts, expected) in
+        [(healthy_machine(), true), (held, false), (with_agent(), false), (provided_machine(), false)]
+    {
+        assert_eq!(is_healthy_reason(&reason(&facts)), expected, "{}", reason(&facts));
+    }
+}
+
+#[test]
 fn rebooting_machine_yields_to_a_newly_silent_one() {
     let ladder = |step| {
         let mut facts = healthy_machine();

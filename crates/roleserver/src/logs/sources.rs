@@ -45,6 +45,15 @@ pub struct LogSource {
     pub bytes: u64,
 }
 
+/// No log of the machine has the requested name.
+#[derive(Clone, Debug)]
+pub struct UnknownLog {
+    /// A sentence with the names that exist.
+    pub message: String,
+    /// The logs that exist.
+    pub logs: Vec<LogSource>,
+}
+
 /// The logs of one machine.
 #[derive(Clone, Debug)]
 pub struct LogSources {
@@ -90,17 +99,18 @@ impl LogSources {
         own.into_iter().chain(others).take(MAX_LOG_NAMES).collect()
     }
 
-    /// The log of this name; an error lists the names that exist. Blocks.
-    pub fn find_log(&self, name: &str) -> Result<LogSource, String> {
-        let there = self.list_logs();
-        if let Some(found) = there.iter().find(|log| log.name == name) {
+    /// The log of this name; an error lists the logs that exist. Blocks.
+    pub fn find_log(&self, name: &str) -> Result<LogSource, UnknownLog> {
+        let logs = self.list_logs();
+        if let Some(found) = logs.iter().find(|log| log.name == name) {
             return Ok(found.clone());
         }
-        let names: Vec<_> = there.iter().map(|log| log.name.as_str()).collect();
-        Err(match names.as_slice() {
+        let names: Vec<_> = logs.iter().map(|log| log.name.as_str()).collect();
+        let message = match names.as_slice() {
             [] => format!("this machine has no log {name:?}, nor any other"),
             names => format!("this machine has no log {name:?}; there are: {}", names.join(", ")),
-        })
+        };
+        Err(UnknownLog { message, logs })
     }
 }
 
@@ -147,7 +157,9 @@ mod tests {
         let own = state.path().join("agent.log");
         let source = LogSources::of_state_directory(own.clone(), state.path());
         assert!(source.list_logs().is_empty());
-        assert_eq!(source.find_log("etcd").unwrap_err(), "this machine has no log \"etcd\", nor any other");
+        let unknown = source.find_log("etcd").unwrap_err();
+        assert_eq!(unknown.message, "this machine has no log \"etcd\", nor any other");
+        assert!(unknown.logs.is_empty());
         write("etcd", "output.log", "one\n");
         write("web_server", "output.log", "");
         write(&long.child_name(), "output.log", "");
@@ -159,8 +171,9 @@ mod tests {
         let expected = [("roleserver", 1), ("etcd", 4), (&of_long, 0), ("web/server", 0)];
         assert_eq!(there, expected.map(|(name, bytes)| (name.to_owned(), bytes)));
         for odd in ["", "web_server", "../agent", "/etc/passwd", "etcd/output.log"] {
-            let message = source.find_log(odd).unwrap_err();
-            assert!(message.contains("there are: roleserver, etcd, "), "{message}");
+            let unknown = source.find_log(odd).unwrap_err();
+            assert!(unknown.message.contains("there are: roleserver, etcd, "), "{}", unknown.message);
+            assert_eq!(unknown.logs.len(), 4, "{odd}");
         }
         assert!(
             matches!(source.find_log("web/server").unwrap().location, LogLocation::File(path) if path.is_file())

@@ -135,6 +135,10 @@ fn error_part(error: String) -> UploadLogRequest {
     UploadLogRequest { error, is_last: true, ..UploadLogRequest::default() }
 }
 
+fn available_logs(logs: Vec<LogSource>) -> Vec<AvailableLog> {
+    logs.into_iter().map(|log| AvailableLog { log: log.name, bytes: log.bytes }).collect()
+}
+
 async fn upload_requested(
     request: &LogRequest,
     source: &LogSources,
@@ -146,23 +150,27 @@ async fn upload_requested(
             Ok(there) => there,
             Err(reason) => return to.upload_part(error_part(reason)).await,
         };
-        let there = there.into_iter().map(|log| AvailableLog { log: log.name, bytes: log.bytes }).collect();
         return to
             .upload_part(UploadLogRequest {
-                available_logs: there,
+                available_logs: available_logs(there),
                 is_last: true,
                 ..UploadLogRequest::default()
             })
             .await;
     }
     let wanted = request.clone();
-    let found = run_blocking(move || {
-        let log = logs.find_log(&query)?;
-        read_log(&log, &wanted).map_err(|error| format!("the log {} cannot be read: {error}", log.name))
+    let found = run_blocking(move || match logs.find_log(&query) {
+        Ok(log) => read_log(&log, &wanted)
+            .map_err(|error| (format!("the log {} cannot be read: {error}", log.name), Vec::new())),
+        // The list shows a client, without a look at the sentence, that the log does not exist.
+        Err(unknown) => Err((unknown.message, unknown.logs)),
     });
-    let (first, note, mut rest) = match found.await.and_then(|found| found) {
+    let (first, note, mut rest) = match found.await.unwrap_or_else(|reason| Err((reason, Vec::new()))) {
         Ok(found) => found,
-        Err(reason) => return to.upload_part(error_part(reason)).await,
+        Err((reason, logs)) => {
+            let part = UploadLogRequest { available_logs: available_logs(logs), ..error_part(reason) };
+            return to.upload_part(part).await;
+        }
     };
     let mut parts = split_parts(&first);
     if parts.is_empty() {

@@ -7,6 +7,7 @@ use crate::api::caller::Caller;
 use bmdb::fleet::listing::ListedMachine;
 use bmdb::fleet::provider::ProviderSummary;
 use bmdb::fleet::sessions::{SessionSummary, WorkSummary};
+use bmdb::fleet::shepherds::ShepherdSummary;
 use bmdb::fleet::statistics::{
     Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics,
 };
@@ -220,6 +221,25 @@ pub fn encode_session(line: SessionSummary) -> v1::Session {
         host: line.host,
         pid: line.pid,
         version: line.version,
+        started_at: Some(encode_timestamp(line.started_at)),
+        deadline: Some(encode_timestamp(line.deadline)),
+        work_items: line.work,
+    }
+}
+
+/// Encodes a process with open sessions.
+#[must_use]
+pub fn encode_shepherd(line: ShepherdSummary) -> v1::Shepherd {
+    let components = line.components.into_iter();
+    v1::Shepherd {
+        process: line.process.to_string(),
+        host: line.host,
+        pid: line.pid,
+        version: line.version,
+        components: components
+            .map(|(component, sessions)| v1::ShepherdComponent { component, sessions })
+            .collect(),
+        workers: line.workers,
         started_at: Some(encode_timestamp(line.started_at)),
         deadline: Some(encode_timestamp(line.deadline)),
         work_items: line.work,

@@ -222,7 +222,7 @@ async fn begin_upload_in_tx(
     if counts.begun >= MAX_INCOMPLETE {
         let text = format!(
             "{MAX_INCOMPLETE} uploads of artefacts are incomplete; an incomplete upload is deleted after a \
-             day, or with shepherdctl artefacts delete (artefacts get lists them)"
+             day, or with shepherdctl artefacts delete (get artefacts lists them)"
         );
         return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
     }

@@ -416,7 +416,7 @@ async fn create_roll_out_in_tx(
     let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
     let more = if names.len() > 20 { format!(" and {} more", names.len() - 20) } else { String::new() };
     let text = format!(
-        "rolls {name} out to {} machines, {} at a time: {shown}{more}; watch it with: shepherdctl update describe {id}",
+        "rolls {name} out to {} machines, {} at a time: {shown}{more}; watch it with: shepherdctl describe update {id}",
         names.len(),
         new.parallelism
     );
@@ -437,7 +437,7 @@ async fn change_roll_out_in_tx(
     let Some(known) = lock_roll_out(tx, id, OPERATION).await? else {
         return Err(order_rejected(
             "NO_SUCH_UPDATE",
-            format!("there is no update {id:?}; run: shepherdctl update get"),
+            format!("there is no update {id:?}; run: shepherdctl get updates"),
         ));
     };
     let reported = |paused: Option<&String>, ended: Option<&str>| -> Value {

@@ -106,7 +106,7 @@ impl UpgradePlanner<'_> {
                 // A person decides whether the upgrade continues with these machines as they are.
                 self.push_event(UpgradeEvent::ReleaseDone);
                 let why = format!(
-                    "{failed} of its machines do not run the release; see: shepherdctl update describe {id}"
+                    "{failed} of its machines do not run the release; see: shepherdctl describe update {id}"
                 );
                 self.push_event(UpgradeEvent::Pause { reason: why });
             }
@@ -117,10 +117,10 @@ impl UpgradePlanner<'_> {
                 });
             }
             (None, Some(why)) => self.plan.wait_reasons.push(format!(
-                "the update {id} of its role servers is paused: {why}; see: shepherdctl update describe {id}"
+                "the update {id} of its role servers is paused: {why}; see: shepherdctl describe update {id}"
             )),
             (None, None) => self.plan.wait_reasons.push(format!(
-                "its role servers become another release first; see: shepherdctl update describe {id}"
+                "its role servers become another release first; see: shepherdctl describe update {id}"
             )),
         }
         true

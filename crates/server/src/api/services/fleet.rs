@@ -1,4 +1,5 @@
-//! gRPC services for fleet-wide lists: sessions, work, schedule, backoffs, providers, policy, statistics.
+//! gRPC services for fleet-wide lists: shepherds, sessions, work, schedule, backoffs, providers, policy, statistics; and
+//! for the server itself.
 
 use chrono::{DateTime, Utc};
 use tonic::{Request, Response, Status};
@@ -10,16 +11,19 @@ use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
 use crate::api::pagination;
 use bmdb::connection;
+use bmdb::connection::schema::supported_version;
 use bmdb::fleet::sessions::{self, WorkCursor};
 use bmdb::fleet::statistics::read_statistics;
-use bmdb::fleet::{brake, provider, queues};
+use bmdb::fleet::{brake, provider, queues, shepherds};
 use model::process::Process;
 use proto::fleet::v1;
+use proto::fleet::v1::about_server::About;
 use proto::fleet::v1::backoffs_server::Backoffs;
 use proto::fleet::v1::policy_server::Policy;
 use proto::fleet::v1::providers_server::Providers;
 use proto::fleet::v1::schedule_server::Schedule;
 use proto::fleet::v1::sessions_server::Sessions;
+use proto::fleet::v1::shepherds_server::Shepherds;
 use proto::fleet::v1::statistics_server::Statistics;
 use proto::fleet::v1::work_server::Work;
 
@@ -56,6 +60,29 @@ impl Sessions for FleetService {
             read_at: Some(encode_timestamp(now)),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("sessions", &place)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Shepherds for FleetService {
+    async fn list(
+        &self,
+        _: Request<v1::ListShepherdsRequest>,
+    ) -> Result<Response<v1::ListShepherdsResponse>, Status> {
+        let (shepherds, now) = self
+            .context
+            .read_pool
+            .read(|tx| {
+                Box::pin(async move {
+                    Ok((shepherds::list_shepherds(tx).await?, connection::database_now(tx).await?))
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        Ok(Response::new(v1::ListShepherdsResponse {
+            shepherds: shepherds.into_iter().map(convert::encode_shepherd).collect(),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -241,6 +268,18 @@ impl Policy for FleetService {
         Ok(Response::new(v1::GetPolicyResponse {
             version,
             policy: convert::encode_optional_struct(Some(&policy)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl About for FleetService {
+    async fn get(&self, _: Request<v1::GetAboutRequest>) -> Result<Response<v1::GetAboutResponse>, Status> {
+        let schema_version = self.context.read_pool.bmdb().schema_version().await.map_err(bmdb_status)?;
+        Ok(Response::new(v1::GetAboutResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            schema_version,
+            supported_schema_version: supported_version(),
         }))
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn parse_filter(machine_filter: Option<v1::MachineFilter>) -> Result<
         tags: machine_filter.tags,
         manufacturers: machine_filter.manufacturers,
         products: machine_filter.products,
+        omit_retired: false,
     };
     let all = [
         &filter.phases,

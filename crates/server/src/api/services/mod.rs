@@ -56,6 +56,7 @@ use crate::api::services::machines::MachinesService;
 use crate::api::services::plan_service::PlanService;
 use crate::api::services::updates::UpdatesService;
 use model::cluster::declaration::MAX_DECLARATION_BYTES;
+use proto::fleet::v1::about_server::{self, AboutServer};
 use proto::fleet::v1::approvals_server::{self, ApprovalsServer};
 use proto::fleet::v1::artefacts_server::{self, ArtefactsServer};
 use proto::fleet::v1::audit_server::{self, AuditServer};
@@ -75,6 +76,7 @@ use proto::fleet::v1::policy_server::{self, PolicyServer};
 use proto::fleet::v1::providers_server::{self, ProvidersServer};
 use proto::fleet::v1::schedule_server::{self, ScheduleServer};
 use proto::fleet::v1::sessions_server::{self, SessionsServer};
+use proto::fleet::v1::shepherds_server::{self, ShepherdsServer};
 use proto::fleet::v1::statistics_server::{self, StatisticsServer};
 use proto::fleet::v1::updates_server::{self, UpdatesServer};
 use proto::fleet::v1::work_server::{self, WorkServer};
@@ -99,6 +101,7 @@ pub fn request_limit(rpc: &str) -> usize {
 /// All services of `shepherd.fleet.v1`; cheap to clone.
 #[derive(Clone)]
 pub struct FleetServices {
+    about: AboutServer<FleetService>,
     approvals: ApprovalsServer<ApprovalsService>,
     artefacts: ArtefactsServer<ArtefactsService>,
     audit: AuditServer<AuditService>,
@@ -118,6 +121,7 @@ pub struct FleetServices {
     providers: ProvidersServer<FleetService>,
     schedule: ScheduleServer<FleetService>,
     sessions: SessionsServer<FleetService>,
+    shepherds: ShepherdsServer<FleetService>,
     statistics: StatisticsServer<FleetService>,
     updates: UpdatesServer<UpdatesService>,
     work: WorkServer<FleetService>,
@@ -132,6 +136,7 @@ impl FleetServices {
         // Plans and issues share the limit on queries over the whole fleet.
         let plan = PlanService { fleet_queries: FleetQueries::new(context()) };
         Self {
+            about: AboutServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             approvals: ApprovalsServer::new(ApprovalsService { context: context() })
                 .max_decoding_message_size(REQUEST_LIMIT),
             artefacts: ArtefactsServer::new(ArtefactsService { context: context() })
@@ -165,6 +170,7 @@ impl FleetServices {
             providers: ProvidersServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             schedule: ScheduleServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             sessions: SessionsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
+            shepherds: ShepherdsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             statistics: StatisticsServer::new(fleet()).max_decoding_message_size(REQUEST_LIMIT),
             updates: UpdatesServer::new(UpdatesService { context: context() })
                 .max_decoding_message_size(REQUEST_LIMIT),
@@ -190,6 +196,7 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         // The path is `/SERVICE/METHOD`.
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
+            about_server::SERVICE_NAME => self.about.call(request),
             approvals_server::SERVICE_NAME => self.approvals.call(request),
             artefacts_server::SERVICE_NAME => self.artefacts.call(request),
             audit_server::SERVICE_NAME => self.audit.call(request),
@@ -209,6 +216,7 @@ where
             providers_server::SERVICE_NAME => self.providers.call(request),
             schedule_server::SERVICE_NAME => self.schedule.call(request),
             sessions_server::SERVICE_NAME => self.sessions.call(request),
+            shepherds_server::SERVICE_NAME => self.shepherds.call(request),
             statistics_server::SERVICE_NAME => self.statistics.call(request),
             updates_server::SERVICE_NAME => self.updates.call(request),
             work_server::SERVICE_NAME => self.work.call(request),

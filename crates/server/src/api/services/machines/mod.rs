@@ -2,6 +2,7 @@
 
 pub mod describe;
 pub mod machine_watch;
+mod named_list;
 mod order_execution;
 pub mod power_orders;
 pub mod retirement_orders;
@@ -24,7 +25,7 @@ use crate::api::services::order_fields::{
 };
 use bmdb::connection;
 use bmdb::engine::schedule;
-use bmdb::fleet::listing::{self, MachineCursor, PageBudget};
+use bmdb::fleet::listing::{self, Filter, MachineCursor, PageBudget};
 use bmdb::machine::history::{self, HistoryCursor};
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::tags::list_tags;
@@ -63,7 +64,10 @@ impl Machines for MachinesService {
     ) -> Result<Response<v1::ListMachinesResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.into_inner();
-        let filter = parse_filter(body.filter)?;
+        if !body.names.is_empty() {
+            return named_list::list_named_machines(&self.context, &caller, &body).await.map(Response::new);
+        }
+        let filter = Filter { omit_retired: body.omit_retired, ..parse_filter(body.filter)? };
         let size =
             usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
         let after = match body.page_token.as_str() {
@@ -97,6 +101,7 @@ impl Machines for MachinesService {
             machines: page.machines.iter().map(convert::encode_machine).collect(),
             next_page_token: page.next.map_or_else(String::new, |next| next.encode()),
             read_at: Some(encode_timestamp(now)),
+            unresolved: Vec::new(),
         }))
     }
 
