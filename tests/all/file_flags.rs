@@ -186,6 +186,29 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
 }
 
 #[test]
+fn password_for_machines_is_warned_about() -> TestResult {
+    let place = Place::new()?;
+    let mut flags = complete(&place)?;
+    let warnings = |flags: &[(String, String)]| -> anyhow::Result<Vec<String>> {
+        let reported = check_with(&place, flags, "ssh_user", Path::new("root"))?;
+        anyhow::ensure!(reported.code == Some(0), "{reported:?}");
+        let lines = reported.stderr.lines().filter(|line| line.contains(" WARN "));
+        Ok(lines.map(str::to_owned).collect())
+    };
+    assert_eq!(warnings(&flags)?, Vec::<String>::new());
+    let password = place.write("password", "secret\n")?;
+    flags.push(("ssh_password_path".to_owned(), password.display().to_string()));
+    let with_password = warnings(&flags)?;
+    assert!(
+        matches!(&with_password[..], [warning]
+            if warning.contains("its machines log in by a password, so anybody who controls one of them can log in to all")
+                && warning.contains("provider=static")),
+        "{with_password:?}"
+    );
+    Ok(())
+}
+
+#[test]
 fn trusted_file_that_others_can_change_is_refused() -> TestResult {
     let place = Place::new()?;
     let flags = complete(&place)?;
