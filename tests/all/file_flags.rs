@@ -11,7 +11,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use rcgen::{CertificateParams, KeyPair};
@@ -323,19 +323,20 @@ fn state_directory_that_others_can_change_is_refused() -> TestResult {
         let subcommand = subcommand.with_context(|| format!("write a case for --{flag} of {program}"))?;
         for mode in [0o775, 0o757, 0o777] {
             fs::set_permissions(&state, fs::Permissions::from_mode(mode))?;
-            let mut command = guarded(env!("CARGO_BIN_EXE_roleserver"));
-            command.arg(subcommand).arg(format!("--{flag}={path}")).stdin(fs::File::open(&request)?);
+            let program = env!("CARGO_BIN_EXE_roleserver");
+            let mut arguments = vec![subcommand.to_owned(), format!("--{flag}={path}")];
             if subcommand == "follow-authority" {
-                command.arg("00");
+                arguments.push("00".to_owned());
             }
-            let child =
-                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("roleserver")?;
             let (code, text) = if subcommand == "enroll" {
-                // Its response is no text, and has the sentence.
-                let output = child.wait_with_output()?;
+                // It reads a request, and its response is no text, and has the sentence.
+                let input = fs::File::open(&request)?;
+                let output = Command::new(program).args(arguments).stdin(input).output()?;
                 (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
             } else {
-                let reported = Place::finish(child)?;
+                let mut command = guarded(program);
+                command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+                let reported = Place::finish(command.spawn().context("roleserver")?)?;
                 (reported.code, reported.stderr)
             };
             let sentence =
