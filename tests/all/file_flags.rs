@@ -11,7 +11,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use rcgen::{CertificateParams, KeyPair};
@@ -39,6 +39,8 @@ enum FileUse {
     Trusted,
     /// The state of a machine: refused if other users can write to the directory.
     State,
+    /// The state of a machine, which is printed and decides nothing.
+    Diagnostic,
     /// Programs or data with content that is checked or belongs to the caller.
     Content,
     /// Written by the program.
@@ -56,10 +58,10 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
     ("roleserver enroll", "state_dir", FileUse::State),
     ("roleserver authority", "state_dir", FileUse::State),
     ("roleserver follow-authority", "state_dir", FileUse::State),
-    ("roleserver metrics", "state_dir", FileUse::State),
-    ("roleserver plan", "state_dir", FileUse::State),
+    ("roleserver metrics", "state_dir", FileUse::Diagnostic),
+    ("roleserver plan", "state_dir", FileUse::Diagnostic),
     ("roleserver run", "state_dir", FileUse::State),
-    ("roleserver status", "state_dir", FileUse::State),
+    ("roleserver status", "state_dir", FileUse::Diagnostic),
     ("roleserver supervise", "state_dir", FileUse::State),
     ("roleserver watch-update", "state_dir", FileUse::State),
     ("shepherd", "agent_endpoint_ca_certificate_path", FileUse::Trusted),
@@ -184,6 +186,29 @@ fn private_file_that_others_can_read_or_write_is_refused() -> TestResult {
 }
 
 #[test]
+fn password_for_machines_is_warned_about() -> TestResult {
+    let place = Place::new()?;
+    let mut flags = complete(&place)?;
+    let warnings = |flags: &[(String, String)]| -> anyhow::Result<Vec<String>> {
+        let reported = check_with(&place, flags, "ssh_user", Path::new("root"))?;
+        anyhow::ensure!(reported.code == Some(0), "{reported:?}");
+        let lines = reported.stderr.lines().filter(|line| line.contains(" WARN "));
+        Ok(lines.map(str::to_owned).collect())
+    };
+    assert_eq!(warnings(&flags)?, Vec::<String>::new());
+    let password = place.write("password", "secret\n")?;
+    flags.push(("ssh_password_path".to_owned(), password.display().to_string()));
+    let with_password = warnings(&flags)?;
+    assert!(
+        matches!(&with_password[..], [warning]
+            if warning.contains("its machines log in by a password, so anybody who controls one of them can log in to all")
+                && warning.contains("provider=static")),
+        "{with_password:?}"
+    );
+    Ok(())
+}
+
+#[test]
 fn trusted_file_that_others_can_change_is_refused() -> TestResult {
     let place = Place::new()?;
     let flags = complete(&place)?;
@@ -281,28 +306,46 @@ fn commands_that_others_can_change_are_refused() -> TestResult {
     Ok(())
 }
 
+/// A request of an enrolment with nothing but a field that no release knows: number 1,000, with the value 1.
+const UNKNOWN_FIELD: [u8; 3] = [0xc0, 0x3e, 0x01];
+
 #[test]
 fn state_directory_that_others_can_change_is_refused() -> TestResult {
     let place = Place::new()?;
     let state = place.path("state");
     fs::create_dir(&state)?;
-    for mode in [0o775, 0o757, 0o777] {
-        fs::set_permissions(&state, fs::Permissions::from_mode(mode))?;
-        let child = guarded(env!("CARGO_BIN_EXE_roleserver"))
-            .arg("run")
-            .arg(format!("--state_dir={}", state.display()))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("roleserver")?;
-        let reported = Place::finish(child)?;
-        let path = state.display();
-        let sentence =
-            format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
-        assert!(
-            reported.code != Some(0) && reported.stderr.contains(&sentence),
-            "mode {mode:o}: {reported:?}"
-        );
+    let path = state.display();
+    let request = place.write("request", UNKNOWN_FIELD)?;
+    let of_state: Vec<_> = FILE_FLAGS.iter().filter(|(_, _, file_use)| *file_use == FileUse::State).collect();
+    assert!(of_state.len() > 5, "{of_state:?}");
+    for (program, flag, _) in of_state {
+        let subcommand = program.strip_prefix("roleserver ");
+        let subcommand = subcommand.with_context(|| format!("write a case for --{flag} of {program}"))?;
+        for mode in [0o775, 0o757, 0o777] {
+            fs::set_permissions(&state, fs::Permissions::from_mode(mode))?;
+            let program = env!("CARGO_BIN_EXE_roleserver");
+            let mut arguments = vec![subcommand.to_owned(), format!("--{flag}={path}")];
+            if subcommand == "follow-authority" {
+                arguments.push("00".to_owned());
+            }
+            let (code, text) = if subcommand == "enroll" {
+                // It reads a request, and its response is no text, and has the sentence.
+                let input = fs::File::open(&request)?;
+                let output = Command::new(program).args(arguments).stdin(input).output()?;
+                (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+            } else {
+                let mut command = guarded(program);
+                command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+                let reported = Place::finish(command.spawn().context("roleserver")?)?;
+                (reported.code, reported.stderr)
+            };
+            let sentence =
+                format!("{path} can be changed by other users (mode {mode:04o}); run: chmod go-w {path}");
+            assert!(
+                code != Some(0) && text.contains(&sentence),
+                "roleserver {subcommand}, mode {mode:o}: {code:?} {text}"
+            );
+        }
     }
     Ok(())
 }

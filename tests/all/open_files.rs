@@ -108,3 +108,27 @@ fn service_that_may_open_too_few_files_ends_with_one_sentence() -> TestResult {
     );
     Ok(())
 }
+
+#[test]
+fn role_server_that_may_open_too_few_files_warns_and_runs() -> TestResult {
+    let directory = tempfile::tempdir()?;
+    let output = Command::new("/bin/sh")
+        .args(["-c", "ulimit -n 256 && exec \"$0\" run --state_dir \"$1\""])
+        .arg(env!("CARGO_BIN_EXE_roleserver"))
+        .arg(directory.path())
+        .env_remove("ROLESERVER_LOG")
+        .stdin(Stdio::null())
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let warnings: Vec<&str> = text.lines().filter(|line| line.contains(" WARN ")).collect();
+    assert!(
+        matches!(warnings[..], [warning] if warning.ends_with(
+            "this process may open 256 files and needs at least 512: raise its hard limit, with \
+             LimitNOFILE=1024:1048576 in its systemd unit or with `ulimit -Hn`; until then it serves few connections"
+        )),
+        "{text}"
+    );
+    // It has continued to the next obstacle.
+    assert!(output.status.code() == Some(1) && text.contains("this machine is not enrolled"), "{text}");
+    Ok(())
+}

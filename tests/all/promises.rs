@@ -1,5 +1,5 @@
 //! Promises of the documents: each claim of `docs/security.md`, each key's worst use and each former attack name tests
-//! that exist, each key has a worst use, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
+//! that exist and are not ignored, each key has a worst use, the README names the providers that exist, examples of Kubernetes have versions that were run, `make e2e`
 //! runs what its help states, pages name the bound of a revocation that the code has, and a command that would install an
 //! operating system states that this release has none.
 
@@ -100,11 +100,12 @@ fn files_of(test: &str) -> Option<Vec<PathBuf>> {
     })
 }
 
-/// Whether a Rust file has a test function of this name.
+/// Whether a Rust file has a test function of this name that is not ignored.
 fn has_test(file: &str, name: &str) -> bool {
     let Some((before, _)) = file.split_once(&format!("fn {name}(")) else { return false };
     let attributes = before.rsplit_once("\n\n").map_or(before, |(_, last)| last);
-    ["#[test]", "#[tokio::test"].iter().any(|attribute| attributes.contains(attribute))
+    let is_test = ["#[test]", "#[tokio::test"].iter().any(|attribute| attributes.contains(attribute));
+    is_test && !attributes.contains("#[ignore")
 }
 
 fn exists(test: &str) -> Result<bool> {
@@ -183,6 +184,12 @@ fn claim_without_a_test_and_test_that_does_not_exist_are_found() -> TestResult {
         assert!(!exists(missing)?, "{missing}");
     }
     assert!(exists("transport/config::tls_1_2_is_not_offered")?, "a unit test of a crate");
+    for (attributes, counts) in
+        [("#[test]", true), ("#[test]\n#[ignore = \"slow\"]", false), ("#[must_use]", false)]
+    {
+        let file = format!("use a::b;\n\n{attributes}\nfn name() {{}}\n");
+        assert_eq!(has_test(&file, "name"), counts, "{attributes}");
+    }
     Ok(())
 }
 

@@ -210,7 +210,10 @@ fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<u8, CommandError> 
         }
         Verb::Supervise { directory: place } => supervise::execute(&state_directory_path(&place, home)?),
         Verb::WatchUpdate { directory: place, detach } => {
-            watchdog::execute(&state_directory_path(&place, home)?, detach).map_err(CommandError::from_error)
+            // It kills the process that a file there names.
+            let state = StateDirectory::open_existing(&state_directory_path(&place, home)?)
+                .map_err(CommandError::from_error)?;
+            watchdog::execute(state.path(), detach).map_err(CommandError::from_error)
         }
         Verb::Launch => Err(CommandError::Failed(launch::execute())),
         Verb::Authority { directory: place } => {

@@ -246,7 +246,21 @@ impl StateDirectory {
         Ok(Self { path })
     }
 
-    /// Refers to the directory without creating it.
+    /// Opens the directory without creating it. If there is none, there is no state in it, which each reader reports.
+    pub fn open_existing(path: &Path) -> Result<Self, StateError> {
+        let path = std::path::absolute(path).map_err(|source| StateError::Io {
+            operation: "finding the state directory",
+            path: path.to_owned(),
+            source,
+        })?;
+        match check_directory(&path) {
+            Err(ChangeableError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+            checked => checked?,
+        }
+        Ok(Self { path })
+    }
+
+    /// Refers to the directory without creating or checking it.
     #[must_use]
     pub const fn from_path(path: PathBuf) -> Self {
         Self { path }

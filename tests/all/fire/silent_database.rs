@@ -23,7 +23,7 @@ use crate::harness::postgres::TestDatabase;
 /// The grace period of the shepherd that is stopped.
 const GRACE: Duration = Duration::from_secs(1);
 /// For a busy host, on top of the documented time. What is tested takes half a minute longer without the deadline.
-const SLACK: Duration = Duration::from_secs(8);
+const SLACK: Duration = Duration::from_secs(3);
 
 /// A network between shepherds and the database. It forwards until it swallows, and then no side gets an error.
 struct Network {

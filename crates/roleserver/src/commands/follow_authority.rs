@@ -12,10 +12,11 @@ use model::cluster::authority_theft::AuthorityStep;
 use crate::cluster::files::{ClusterFiles, NextAuthority};
 use crate::commands::CommandError;
 use crate::endpoint::{Endpoint, EndpointError};
+use crate::state_directory::StateDirectory;
 
 /// The certificate of the authority that the node of this machine trusts, in hexadecimal digits.
 pub fn render_authority(state_directory: &Path) -> Result<String, CommandError> {
-    Ok(format!("{}\n", read_authority(&ClusterFiles::in_state_directory(state_directory))?))
+    Ok(format!("{}\n", read_authority(&open_files(state_directory)?)?))
 }
 
 /// Lets the node of this machine trust another authority of its cluster, its certificate in hexadecimal digits. The curators
@@ -25,7 +26,7 @@ pub fn follow_authority(
     certificate: &str,
     curators: &[String],
 ) -> Result<String, CommandError> {
-    let files = ClusterFiles::in_state_directory(state_directory);
+    let files = open_files(state_directory)?;
     let usage = |reason: &str| {
         CommandError::Usage(format!(
             "{reason}: give the digits that `roleserver authority` prints on a machine of the cluster that has followed"
@@ -68,6 +69,12 @@ pub fn follow_authority(
         .to_owned())
 }
 
+/// The files of the node. A directory that other users can change is refused: they could have put any authority there.
+fn open_files(state_directory: &Path) -> Result<ClusterFiles, CommandError> {
+    let state = StateDirectory::open_existing(state_directory).map_err(CommandError::from_error)?;
+    Ok(ClusterFiles::in_state_directory(state.path()))
+}
+
 fn read_authority(files: &ClusterFiles) -> Result<String, CommandError> {
     let credentials = files.read_credentials().map_err(CommandError::from_error)?;
     let credentials = credentials.ok_or_else(|| {
@@ -105,6 +112,20 @@ mod tests {
         follow("[2001:db8::9]:7835").unwrap();
         let next = files.read_next_authority().unwrap().unwrap();
         assert_eq!(next.curators, ["[2001:db8::9]:7835"]);
+    }
+
+    #[test]
+    fn machine_without_a_state_directory_is_no_node_and_gets_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let absent = directory.path().join("absent");
+        for error in [
+            render_authority(&absent).unwrap_err(),
+            follow_authority(&absent, &hex::encode(&authority_of(1, 5).anchor().certificate), &[])
+                .unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("is no node"), "{error}");
+        }
+        assert!(!absent.exists());
     }
 
     #[test]
