@@ -42,7 +42,6 @@ use crate::child::process_move::{follow, inner_groups, move_inner_groups};
 use crate::child::runc_state::follow_container;
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
-use crate::mountinfo;
 use crate::systemd_manager::connection::ManagerError;
 use crate::systemd_manager::manager::SystemdManager;
 
@@ -72,26 +71,27 @@ pub struct MigrationReport {
 }
 
 /// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
-/// unit. Nothing happens if systemd does not know the unit, or if it has no group. Blocks.
+/// unit. Nothing happens if systemd does not know the unit, or if it has no group. `mountinfo` has the mounts of this
+/// host, in the syntax of `/proc/self/mountinfo`. Blocks.
 pub fn migrate_children_of_unit(
     state_directory: &Path,
     manager: &SystemdManager,
     unit: &str,
+    mountinfo: &str,
 ) -> Result<MigrationReport, ManagerError> {
     let group = manager.read_unit(unit)?.map(|state| state.control_group).unwrap_or_default();
     if group.is_empty() {
         return Ok(MigrationReport::default());
     }
     let manager_group = manager.control_group()?;
-    let mountinfo = mountinfo::read_mountinfo().unwrap_or_default();
     let is_user = manager_group.rsplit('/').next().is_some_and(|last| last.starts_with("user@"));
     let unit = StartingUnit { manager_group, unit_group: group.clone(), is_user };
     let children = ChildContext {
         directory: state_directory.join("children"),
-        mounts: CgroupMounts::at_path(&mountinfo, &group),
+        mounts: CgroupMounts::at_path(mountinfo, &group),
         launcher: PathBuf::from("/proc/self/exe"),
         shutdown: CancellationToken::new(),
-        scopes: Some(Scopes::new(manager.clone(), unit, mountinfo)),
+        scopes: Some(Scopes::new(manager.clone(), unit, mountinfo.to_owned())),
     };
     Ok(migrate_children(&children))
 }
@@ -104,6 +104,7 @@ pub fn protect_children(
     state_directory: &Path,
     manager: &SystemdManager,
     unit: &str,
+    mountinfo: &str,
     until: Instant,
 ) -> Vec<String> {
     let directory = state_directory.join("children");
@@ -118,7 +119,7 @@ pub fn protect_children(
     let end = until.min(begin + PROTECT_TIMEOUT);
     let manager = SystemdManager { until: Some(until.min(begin + PROTECT_LIMIT)), ..manager.clone() };
     let migrated = loop {
-        let migrated = migrate_children_of_unit(state_directory, &manager, unit);
+        let migrated = migrate_children_of_unit(state_directory, &manager, unit, mountinfo);
         let is_complete = migrated.as_ref().is_ok_and(|report| report.left.is_empty());
         if is_complete || Instant::now() >= end {
             break migrated;

@@ -11,6 +11,7 @@ use shepherd_roleserver::child::launch::ChildRecord;
 use shepherd_roleserver::child::migration::{
     MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
 };
+use shepherd_roleserver::child::placement::Scopes;
 use shepherd_roleserver::child::scope::ScopeRecord;
 use shepherd_roleserver::child::spec::ResourceLimits;
 use shepherd_roleserver::process::ProcessInstance;
@@ -315,9 +316,42 @@ fn ended_child_and_host_without_systemd_are_left_alone() -> Result<()> {
     assert_eq!(migrate_children(&elsewhere), MigrationReport::default());
     assert_eq!(record(&host, "web")?.scope, None);
     // An enrolment of a machine with a systemd that has no such unit.
-    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
-    let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service")?;
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
+    let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service", &mountinfo)?;
     assert_eq!(report, MigrationReport::default());
+    Ok(())
+}
+
+/// A takeover restarts the unit of a machine that ran an earlier release, which would end its children.
+#[test]
+fn enrolment_moves_the_children_of_the_unit_with_their_pids() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.add_unit("roleserver.service", UNIT_GROUP);
+    let controllers = host.group(UNIT_GROUP).join("cgroup.subtree_control");
+    fs::write(&controllers, "cpu memory pids\n")?;
+    let (etcd, web) = (
+        OldProcess::start(&host, &host.old_group("etcd"))?,
+        OldProcess::start(&host, &host.old_group("web"))?,
+    );
+    let instances = [etcd.record(&host, "etcd")?, web.record(&host, "web")?];
+    let container = OldProcess::start(&host, &format!("{}/f.web", host.old_group("web")))?;
+
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
+    let until = Instant::now() + PATIENCE;
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", &mountinfo, until);
+    assert_eq!(warnings, [""; 0]);
+    for (name, instance) in ["etcd", "web"].into_iter().zip(instances) {
+        let moved = record(&host, name)?;
+        let scope = moved.scope.with_context(|| format!("{name} stays in the unit"))?;
+        assert_eq!(scope.unit, host.scope_name(name, 1));
+        assert_eq!((&moved.instance, instance.is_alive()), (&instance, true), "{name} is the same process");
+        let main = host.systemd.pids(&format!("{}/main", scope.control_group));
+        assert_eq!(main, [u32::try_from(instance.pid)?], "{name}");
+    }
+    let inner = format!("/shepherd.slice/{}/f.web", host.scope_name("web", 1));
+    assert_eq!(host.systemd.pids(&inner), [container.pid()]);
+    assert!(!host.group(UNIT_GROUP).join(host.children.instance_name()).exists(), "the old groups are gone");
+    assert_eq!(fs::read_to_string(&controllers)?, "-cpu -memory -pids");
     Ok(())
 }
 
@@ -328,11 +362,11 @@ fn enrolment_does_not_wait_for_a_silent_systemd_longer_than_it_may() -> Result<(
     let web = OldProcess::start(&host, &host.old_group("web"))?;
     web.record(&host, "web")?;
     host.systemd.set_conduct(Conduct::Silent);
-    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
     assert_eq!(manager.deadline, PATIENCE, "each operation alone may take longer");
     let begun = Instant::now();
     let until = begun + Duration::from_secs(1);
-    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", until);
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", &mountinfo, until);
     assert!(begun.elapsed() < PATIENCE / 2, "it took the time of an operation");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let expected = "web will end when roleserver.service is restarted, because no scope has it: ";
