@@ -329,8 +329,8 @@ fn mark_inherited_cloexec() {
     }
 }
 
-/// The record at this path, if a readable one exists. An unreadable record is ignored: what runs is then found by its
-/// control group.
+/// The record at this path, if a readable one exists. An unreadable record is ignored: what runs is then found in its
+/// control group, and adopted only if it is in a scope and it is certain which process is the child.
 #[must_use]
 pub fn read_record(path: &Path) -> Option<ChildRecord> {
     let bytes = std::fs::read(path).ok()?;
@@ -342,7 +342,8 @@ pub fn read_record(path: &Path) -> Option<ChildRecord> {
 }
 
 /// Sends SIGTERM to a recorded process, then kills everything in its group except for programs with the spared prefix
-/// ([`ChildSpec::survivor_prefix`]). No zombie stays, not even of a child of this
+/// ([`ChildSpec::survivor_prefix`]). Without a record nobody knows which process is the child itself, so all others in
+/// the group get SIGTERM and have `patience` to end. No zombie stays, not even of a child of this
 /// process that no task waits for. Blocks.
 pub fn stop_process_group(
     record: Option<&ChildRecord>,
@@ -351,6 +352,9 @@ pub fn stop_process_group(
     spared: Option<&str>,
 ) -> std::io::Result<()> {
     use rustix::process::Signal;
+    if record.is_none() {
+        group.request_end(patience, spared).map_err(std::io::Error::other)?;
+    }
     if let Some(ChildRecord { instance, .. }) = record
         && instance.send_signal(Signal::TERM)?
     {
