@@ -9,6 +9,7 @@
 //! stays true. If it fails, it writes the reason to its standard output. If the program runs, that output is closed
 //! with nothing written to it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -84,6 +85,20 @@ pub struct ChildRecord {
     /// The group that it is moved out of, until each step of the move into its scope has succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_move: Option<Cgroup>,
+    /// The groups inside that group, by which the move is completed after an interruption.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unfinished_groups: Vec<InnerGroup>,
+}
+
+/// A group inside the group of a child that is moved into a scope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InnerGroup {
+    /// The controller of the hierarchy in version 1; empty for version 2.
+    pub hierarchy: String,
+    /// Its path below the group of the child; empty for that group itself.
+    pub path: PathBuf,
+    /// Its processes before the move.
+    pub pids: BTreeSet<i32>,
 }
 
 impl ChildRecord {
@@ -251,6 +266,7 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
                 scope: placement.scope,
                 missed_limits: placement.missed_limits,
                 unfinished_move: None,
+                unfinished_groups: Vec::new(),
             };
             record.write(path)?;
         }
@@ -391,6 +407,7 @@ mod tests {
             scope,
             missed_limits,
             unfinished_move: None,
+            unfinished_groups: Vec::new(),
         }
     }
 
@@ -413,6 +430,11 @@ mod tests {
             scope: Some(scope),
             missed_limits: Some(ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() }),
             unfinished_move: Some(Cgroup::from_directories(&["/old/web".into()])),
+            unfinished_groups: vec![InnerGroup {
+                hierarchy: String::new(),
+                path: "f.web".into(),
+                pids: [7, 9].into(),
+            }],
             ..record()
         };
         let text = serde_json::to_string(&new).unwrap();

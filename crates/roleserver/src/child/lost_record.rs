@@ -102,6 +102,7 @@ impl ChildContext {
             scope: Some(scope),
             missed_limits: None,
             unfinished_move: None,
+            unfinished_groups: Vec::new(),
         })
     }
 }

@@ -7,18 +7,21 @@
 //! A child is moved in this order, and each step finds what an interrupted one has done:
 //!
 //! 1. The record of the child names its old group, which marks the move as unfinished. Later steps need that name, and
-//!    the group of a child outside the unit cannot be found by its process any more.
+//!    the group of a child outside the unit cannot be found by its process any more. It also has the groups that the
+//!    child made inside its own, as runc does, with their processes: systemd moves all into one group.
 //! 2. systemd makes a scope with all processes of the child. A scope that an interrupted move has made is found by the
 //!    process in it. The record names the scope, too. A release before this one reads the same record, and finds the
 //!    process.
-//! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
-//!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
-//!    Processes that were started meanwhile follow, in the old group or in that of the scope.
-//!    After an interruption between steps 2 and 3, nobody knows which processes were in an inner group: all go into
-//!    [`LEAF`]. The scope limits them, and refuses them devices, in either group.
+//! 3. The recorded groups are made inside the scope, with their processes. The child's own processes go into the group
+//!    [`LEAF`], because the scope hands controllers on and must hold none. Processes that were started
+//!    meanwhile follow, in the old group or in that of the scope.
+//!    After an interruption between steps 2 and 3, a recorded process goes to its group if it is in the scope. Processes
+//!    that an inner group has started between the record and the interruption are unknown, and go into [`LEAF`]. The
+//!    scope limits them, and refuses them devices, in either group.
 //! 4. The old group is removed.
 //! 5. The state of runc names the new groups, and the scope refuses devices to a container as its group did.
-//! 6. The record names the old group no more. From now on it is a child like one that was started in a scope.
+//! 6. The record names the old group and its inner groups no more. From now on it is a child like one that was started
+//!    in a scope.
 //!
 //! A move that is unfinished is taken up by each later pass, from step 3 if there is a scope, until all have succeeded.
 //!
@@ -38,7 +41,9 @@ use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
-use crate::child::process_move::{follow, inner_groups, move_inner_groups};
+use crate::child::process_move::{
+    follow, groups_to_move, inner_groups, merge_groups, move_inner_groups, to_records,
+};
 use crate::child::runc_state::follow_container;
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
@@ -291,21 +296,32 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         old.remove();
         return Ok(false);
     }
-    update_record(children, name, &mut running, |record| record.unfinished_move = Some(old.clone()))?;
-    let groups_before = inner_groups(&old);
+    let found = inner_groups(&old);
+    let recorded = running.as_ref().map(|record| record.unfinished_groups.as_slice()).unwrap_or_default();
+    let groups = merge_groups(recorded, &found);
+    update_record(children, name, &mut running, |record| {
+        record.unfinished_move = Some(old.clone());
+        record.unfinished_groups = to_records(&groups);
+    })?;
     let scope = match known {
         Some(scope) => scope,
         None => place_running(children, scopes, name, &mut running, &old)?,
     };
     let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
-    let listed: BTreeSet<i32> = groups_before.values().flatten().copied().collect();
-    move_inner_groups(&groups_before, &new)
+    let failed =
+        |error: std::io::Error| format!("moving the processes of {name} into {} failed: {error}", scope.unit);
+    let groups = groups_to_move(&groups, &found, &new).map_err(failed)?;
+    let listed: BTreeSet<i32> = groups.values().flatten().copied().collect();
+    move_inner_groups(&groups, &new)
         .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed))
-        .map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
+        .map_err(failed)?;
     old.remove();
     let state = children.directory.join(name).join("bundle/state").join(name);
     follow_container(scopes, &state, (&old, &new), &scope.unit)?;
-    update_record(children, name, &mut running, |record| record.unfinished_move = None)?;
+    update_record(children, name, &mut running, |record| {
+        record.unfinished_move = None;
+        record.unfinished_groups = Vec::new();
+    })?;
     // Processes of another start may be in the unit besides. The child has a scope now, so this ends there.
     if is_outside && !in_unit.pids().map_err(|error| error.to_string())?.is_empty() {
         move_child(children, scopes, name)?;
@@ -407,6 +423,7 @@ mod tests {
                 scope,
                 missed_limits: None,
                 unfinished_move: None,
+                unfinished_groups: Vec::new(),
             };
             fs::create_dir(directory.path().join(name)).unwrap();
             record.write(&directory.path().join(name).join("process.json")).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use shepherd_roleserver::child::cgroup::Cgroup;
-use shepherd_roleserver::child::launch::ChildRecord;
+use shepherd_roleserver::child::launch::{ChildRecord, InnerGroup};
 use shepherd_roleserver::child::migration::{
     MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
 };
@@ -196,6 +196,37 @@ fn step_of_a_move_that_failed_is_repeated_until_it_succeeds() -> Result<()> {
     Ok(())
 }
 
+fn inner_group(path: &str, process: &OldProcess) -> Result<InnerGroup> {
+    Ok(InnerGroup { hierarchy: String::new(), path: path.into(), pids: [process.pid().try_into()?].into() })
+}
+
+/// systemd was busy, and made the scope after the role server had given up.
+#[test]
+fn inner_groups_are_recorded_before_systemd_moves_their_processes() -> Result<()> {
+    let host = Host::new()?;
+    let (old, unit) = (host.old_group("web"), host.scope_name("web", 1));
+    let scope = format!("/shepherd.slice/{unit}");
+    let web = OldProcess::start(&host, &old)?;
+    let container = OldProcess::start(&host, &format!("{old}/f.web"))?;
+    web.record(&host, "web")?;
+    host.systemd.set_conduct(Conduct::FailedJob);
+    let report = migrate_children(&host.children);
+    assert!(report.left.contains_key("web"), "{report:?}");
+    let expected = [inner_group("", &web)?, inner_group("f.web", &container)?];
+    assert_eq!(record(&host, "web")?.unfinished_groups, expected, "nothing is recorded");
+    for process in [&web, &container] {
+        host.systemd.move_process(&scope, process.pid())?;
+    }
+    host.systemd.add_unit(&unit, &scope);
+
+    host.systemd.set_conduct(Conduct::Well);
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    assert_eq!(host.systemd.pids(&format!("{scope}/main")), [web.pid()]);
+    assert_eq!(host.systemd.pids(&format!("{scope}/f.web")), [container.pid()]);
+    assert!(record(&host, "web")?.unfinished_groups.is_empty());
+    Ok(())
+}
+
 /// A role server that was killed after one of the steps, with a child in its unit or in the scope of a session.
 #[test]
 fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
@@ -223,6 +254,7 @@ fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
             let interrupted = ChildRecord {
                 scope: is_recorded.then(|| ScopeRecord { unit: unit.clone(), control_group: scope.clone() }),
                 unfinished_move: Some(Cgroup::at_path(mountinfo, &old)),
+                unfinished_groups: vec![inner_group("", &web)?, inner_group("f.web", &container)?],
                 ..record(&host, "web")?
             };
             interrupted.write(&host.children.record_path("web"))?;
@@ -230,13 +262,11 @@ fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
             assert_eq!(migrate_children(&host.children).moved, ["web"], "{context}");
             let moved = record(&host, "web")?;
             assert_eq!((&moved.instance, &moved.unfinished_move), (&instance, &None), "{context}");
+            assert!(moved.unfinished_groups.is_empty(), "{context}");
             assert_eq!(moved.scope.map(|scope| scope.unit), Some(unit.clone()), "{context}");
-            let groups = [format!("{scope}/main"), format!("{scope}/f.web")];
-            let found: Vec<u32> = groups.iter().flat_map(|group| host.systemd.pids(group)).collect();
-            assert!(
-                [web.pid(), container.pid()].iter().all(|pid| found.contains(pid)),
-                "{context}: {found:?}"
-            );
+            let pids = |group: &str| host.systemd.pids(&format!("{scope}/{group}"));
+            assert_eq!(pids("main"), [web.pid()], "{context}: the group of runc");
+            assert_eq!(pids("f.web"), [container.pid()], "{context}: the group of the container");
             let text = fs::read_to_string(&state)?;
             assert!(text.contains(&scope) && !text.contains(&old), "{context}: {text}");
             let properties = host.systemd.unit(&unit).context("no scope")?.properties;
