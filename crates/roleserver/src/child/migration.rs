@@ -13,8 +13,8 @@
 //!    process in it. The record names the scope, too. A release before this one reads the same record, and finds the
 //!    process.
 //! 3. The recorded groups are made inside the scope, with their processes. The child's own processes go into the group
-//!    [`LEAF`], because the scope hands controllers on and must hold none. Processes that were started
-//!    meanwhile follow, in the old group or in that of the scope.
+//!    [`LEAF`], because the scope hands controllers on and must hold none. Processes that were started meanwhile follow,
+//!    in the old group or in that of the scope.
 //!    After an interruption between steps 2 and 3, a recorded process goes to its group if it is in the scope. Processes
 //!    that an inner group has started between the record and the interruption are unknown, and go into [`LEAF`]. The
 //!    scope limits them, and refuses them devices, in either group.
