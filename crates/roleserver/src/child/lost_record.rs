@@ -6,6 +6,8 @@
 //! cases the processes are ended before a new start: a program that changes its own arguments, a script, a child with
 //! other arguments than the specification has now, a child outside scopes.
 //!
+//! A service in a root filesystem is not looked for: its container is deleted before its start, so its runc ends soon.
+//!
 //! What arguments and environment do not show, such as confinement, counts as unchanged. The user is compared.
 
 use std::collections::BTreeSet;
@@ -74,7 +76,14 @@ impl ChildContext {
     /// The record of the process that runs this specification in a scope of the child; `None` if there is none, or more
     /// than one.
     pub(super) fn recover_record(&self, spec: &ChildSpec) -> Option<ChildRecord> {
-        let program = fs::canonicalize(&spec.program).ok()?;
+        if self.directory.join(&spec.name).join("bundle").exists() {
+            return None;
+        }
+        // The launcher is in that directory when it executes the program.
+        let program = match spec.program.strip_prefix("/proc/self/cwd") {
+            Ok(below) => fs::canonicalize(spec.directory.join(below)).ok()?,
+            Err(_) => fs::canonicalize(&spec.program).ok()?,
+        };
         let uid = spec.user.map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.uid);
         let members = self.find_group(&spec.name).pids().ok()?;
         let mut own: Option<(ProcessInstance, ScopeRecord)> = None;

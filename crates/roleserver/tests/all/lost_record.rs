@@ -18,26 +18,53 @@ fn join_leaf(host: &Host, record: &ChildRecord) -> Result<u32> {
     Ok(pid)
 }
 
-#[test]
-fn running_child_with_a_damaged_record_is_found_in_its_scope() -> Result<()> {
-    let host = Host::new()?;
-    let spec = ChildSpec {
-        program: "/bin/sleep".into(),
+fn sleeping(host: &Host, program: &str) -> ChildSpec {
+    ChildSpec {
+        program: program.into(),
         arguments: vec!["600".to_owned()],
         stop_time: Duration::from_secs(1),
         ..host.spec("")
-    };
-    let (first, _handle) = adopt_or_start(&spec, &host.children)?;
-    join_leaf(&host, &first)?;
-    for damage in ["", "{\"instance\":{\"pid\":", "[]"] {
-        fs::write(host.children.record_path("web"), damage)?;
-        let (adopted, _handle) = adopt_or_start(&spec, &host.children)?;
-        assert_eq!(adopted, first, "{damage:?}");
-        assert_eq!(host.record()?, first, "{damage:?}: the record stays damaged");
     }
-    assert!(first.instance.is_alive());
-    assert_eq!(host.systemd.unit_names(), [host.scope_name("web", 1)]);
+}
+
+/// By its path, and by a link in its working directory, as a program from an artefact.
+#[test]
+fn running_child_with_a_damaged_record_is_found_in_its_scope() -> Result<()> {
+    for program in ["/bin/sleep", "/proc/self/cwd/.program"] {
+        let host = Host::new()?;
+        std::os::unix::fs::symlink("/bin/sleep", host.path(".program"))?;
+        let spec = sleeping(&host, program);
+        let (first, _handle) = adopt_or_start(&spec, &host.children)?;
+        join_leaf(&host, &first)?;
+        for damage in ["", "{\"instance\":{\"pid\":", "[]"] {
+            fs::write(host.children.record_path("web"), damage)?;
+            let (adopted, _handle) = adopt_or_start(&spec, &host.children)?;
+            assert_eq!(adopted, first, "{program} {damage:?}");
+            assert_eq!(host.record()?, first, "{program} {damage:?}: the record stays damaged");
+        }
+        assert!(first.instance.is_alive(), "{program}");
+        assert_eq!(host.systemd.unit_names(), [host.scope_name("web", 1)], "{program}");
+    }
     Ok(())
+}
+
+/// Its container was deleted before, so its process is about to end.
+#[test]
+fn service_in_a_root_filesystem_with_a_damaged_record_is_started_again() -> Result<()> {
+    let host = Host::new()?;
+    let spec = sleeping(&host, "/bin/sleep");
+    let (first, _handle) = adopt_or_start(&spec, &host.children)?;
+    let pid = join_leaf(&host, &first)?;
+    fs::create_dir(host.children.directory.join("web/bundle"))?;
+    fs::write(host.children.record_path("web"), "")?;
+    let (instance, systemd) = (first.instance.clone(), host.systemd.clone());
+    let noticing = std::thread::spawn(move || -> Result<()> {
+        wait_for("the end of the first", || !instance.is_alive())?;
+        systemd.forget_process(pid)
+    });
+    let (second, _handle) = adopt_or_start(&spec, &host.children)?;
+    assert_ne!(second.instance, first.instance, "a process that is about to end was adopted");
+    noticing.join().map_err(|_| anyhow::anyhow!("it panicked"))?
 }
 
 /// It has other arguments than the specification has now, so nobody knows that it is the child.
