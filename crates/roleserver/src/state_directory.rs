@@ -31,6 +31,10 @@
 //! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
 //! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
+//! One hint cannot always be found out again: `children/NAME/process.json`, the record of a running program. A program
+//! in a scope of systemd that is recognized there is adopted. Any other is ended, with SIGTERM and its stop time, and
+//! started again: two of one kind must never run at once ([`crate::child`]).
+//!
 //! A file is also damaged if its format is that of a newer release ([`state_format`][]), or if a directory is in its
 //! place. A hint that is written moves such a directory out of the way ([`atomic_file::replace_hint`]).
 //!

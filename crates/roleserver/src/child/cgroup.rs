@@ -313,13 +313,20 @@ impl Cgroup {
 
     /// Sends SIGTERM to every process in the group, and kills those that remain after `patience`. Blocks.
     pub fn terminate(&self, patience: Duration) -> Result<usize, CgroupError> {
-        let first = self.pids()?;
+        let first = self.request_end(patience, None)?;
+        self.kill()?;
+        Ok(first)
+    }
+
+    /// Sends SIGTERM to every process in the group, except for programs with a file name that begins with `spared`, and
+    /// waits until they have ended, for `patience` at most. Returns how many there were. Blocks.
+    pub(super) fn request_end(&self, patience: Duration, spared: Option<&str>) -> Result<usize, CgroupError> {
+        let first = self.pids_to_kill(spared)?;
         self.signal_pids(&first, Signal::TERM)?;
         let end = Instant::now() + patience;
-        while Instant::now() < end && !self.pids()?.is_empty() {
+        while Instant::now() < end && !self.pids_to_kill(spared)?.is_empty() {
             std::thread::sleep(POLL_INTERVAL);
         }
-        self.kill()?;
         Ok(first.len())
     }
 

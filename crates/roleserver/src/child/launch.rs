@@ -9,6 +9,7 @@
 //! stays true. If it fails, it writes the reason to its standard output. If the program runs, that output is closed
 //! with nothing written to it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -84,6 +85,20 @@ pub struct ChildRecord {
     /// The group that it is moved out of, until each step of the move into its scope has succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_move: Option<Cgroup>,
+    /// The groups inside that group, by which the move is completed after an interruption.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unfinished_groups: Vec<InnerGroup>,
+}
+
+/// A group inside the group of a child that is moved into a scope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InnerGroup {
+    /// The controller of the hierarchy in version 1; empty for version 2.
+    pub hierarchy: String,
+    /// Its path below the group of the child; empty for that group itself.
+    pub path: PathBuf,
+    /// Its processes before the move.
+    pub pids: BTreeSet<i32>,
 }
 
 impl ChildRecord {
@@ -251,6 +266,7 @@ fn exec_program(order: &LaunchOrder, input: &mut impl BufRead) -> std::io::Error
                 scope: placement.scope,
                 missed_limits: placement.missed_limits,
                 unfinished_move: None,
+                unfinished_groups: Vec::new(),
             };
             record.write(path)?;
         }
@@ -329,8 +345,8 @@ fn mark_inherited_cloexec() {
     }
 }
 
-/// The record at this path, if a readable one exists. An unreadable record is ignored: what runs is then found by its
-/// control group.
+/// The record at this path, if a readable one exists. An unreadable record is ignored: what runs is then found in its
+/// control group, and adopted only if it is in a scope and it is certain which process is the child.
 #[must_use]
 pub fn read_record(path: &Path) -> Option<ChildRecord> {
     let bytes = std::fs::read(path).ok()?;
@@ -342,7 +358,8 @@ pub fn read_record(path: &Path) -> Option<ChildRecord> {
 }
 
 /// Sends SIGTERM to a recorded process, then kills everything in its group except for programs with the spared prefix
-/// ([`ChildSpec::survivor_prefix`]). No zombie stays, not even of a child of this
+/// ([`ChildSpec::survivor_prefix`]). Without a record nobody knows which process is the child itself, so all others in
+/// the group get SIGTERM and have `patience` to end. No zombie stays, not even of a child of this
 /// process that no task waits for. Blocks.
 pub fn stop_process_group(
     record: Option<&ChildRecord>,
@@ -351,6 +368,9 @@ pub fn stop_process_group(
     spared: Option<&str>,
 ) -> std::io::Result<()> {
     use rustix::process::Signal;
+    if record.is_none() {
+        group.request_end(patience, spared).map_err(std::io::Error::other)?;
+    }
     if let Some(ChildRecord { instance, .. }) = record
         && instance.send_signal(Signal::TERM)?
     {
@@ -387,6 +407,7 @@ mod tests {
             scope,
             missed_limits,
             unfinished_move: None,
+            unfinished_groups: Vec::new(),
         }
     }
 
@@ -409,6 +430,11 @@ mod tests {
             scope: Some(scope),
             missed_limits: Some(ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() }),
             unfinished_move: Some(Cgroup::from_directories(&["/old/web".into()])),
+            unfinished_groups: vec![InnerGroup {
+                hierarchy: String::new(),
+                path: "f.web".into(),
+                pids: [7, 9].into(),
+            }],
             ..record()
         };
         let text = serde_json::to_string(&new).unwrap();

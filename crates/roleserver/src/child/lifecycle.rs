@@ -182,7 +182,7 @@ pub fn adopt_or_start(
     }
     let lock = children.lock_of(name);
     let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
-    let there = launch::read_record(&path);
+    let there = launch::read_record(&path).or_else(|| replace_damaged_record(spec, children, &path));
     let opening = || io_error(format!("looking for {name}"));
     let alive = match &there {
         Some(record) => record.instance.open_pidfd().map_err(opening())?.map(|handle| (record, handle)),
@@ -221,6 +221,31 @@ pub fn adopt_or_start(
         io_error(format!("reading the process record of {name}"))(std::io::ErrorKind::NotFound.into())
     })?;
     Ok((record, handle))
+}
+
+/// The record of a running child that replaces a damaged one; `None` if none is there, or if it is not certain which
+/// process is the child.
+fn replace_damaged_record(spec: &ChildSpec, children: &ChildContext, path: &Path) -> Option<ChildRecord> {
+    let name = &spec.name;
+    if std::fs::symlink_metadata(path).is_err() {
+        return None;
+    }
+    let Some(record) = children.recover_record(spec) else {
+        tracing::warn!(
+            name,
+            "the record of a program is damaged, and what still runs of it is stopped first"
+        );
+        return None;
+    };
+    tracing::warn!(
+        name,
+        pid = record.instance.pid,
+        "the record of a program is damaged, and the program was found again in its scope"
+    );
+    if let Err(error) = record.write(path) {
+        tracing::warn!(%error, name, "the record of a program that was found again could not be written");
+    }
+    Some(record)
 }
 
 /// The record of an adopted child. One that an earlier release wrote learns what the child was declared as.

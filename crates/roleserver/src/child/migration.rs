@@ -7,18 +7,21 @@
 //! A child is moved in this order, and each step finds what an interrupted one has done:
 //!
 //! 1. The record of the child names its old group, which marks the move as unfinished. Later steps need that name, and
-//!    the group of a child outside the unit cannot be found by its process any more.
+//!    the group of a child outside the unit cannot be found by its process any more. It also has the groups that the
+//!    child made inside its own, as runc does, with their processes: systemd moves all into one group.
 //! 2. systemd makes a scope with all processes of the child. A scope that an interrupted move has made is found by the
 //!    process in it. The record names the scope, too. A release before this one reads the same record, and finds the
 //!    process.
-//! 3. Groups that the child made inside its own, as runc does, are made inside the scope, with their processes. The
-//!    child's own processes go into the group [`LEAF`], because the scope hands controllers on and must hold none.
-//!    Processes that were started meanwhile follow, in the old group or in that of the scope.
-//!    After an interruption between steps 2 and 3, nobody knows which processes were in an inner group: all go into
-//!    [`LEAF`]. The scope limits them, and refuses them devices, in either group.
+//! 3. The recorded groups are made inside the scope, with their processes. The child's own processes go into the group
+//!    [`LEAF`], because the scope hands controllers on and must hold none. Processes that were started meanwhile follow,
+//!    in the old group or in that of the scope.
+//!    After an interruption between steps 2 and 3, a recorded process goes to its group if it is in the scope. Processes
+//!    that an inner group has started between the record and the interruption are unknown, and go into [`LEAF`]. The
+//!    scope limits them, and refuses them devices, in either group.
 //! 4. The old group is removed.
 //! 5. The state of runc names the new groups, and the scope refuses devices to a container as its group did.
-//! 6. The record names the old group no more. From now on it is a child like one that was started in a scope.
+//! 6. The record names the old group and its inner groups no more. From now on it is a child like one that was started
+//!    in a scope.
 //!
 //! A move that is unfinished is taken up by each later pass, from step 3 if there is a scope, until all have succeeded.
 //!
@@ -38,11 +41,12 @@ use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
 use crate::child::limits::merge_limits;
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
-use crate::child::process_move::{follow, inner_groups, move_inner_groups};
+use crate::child::process_move::{
+    follow, groups_to_move, inner_groups, merge_groups, move_inner_groups, to_records,
+};
 use crate::child::runc_state::follow_container;
 use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
 use crate::child::spec::ResourceLimits;
-use crate::mountinfo;
 use crate::systemd_manager::connection::ManagerError;
 use crate::systemd_manager::manager::SystemdManager;
 
@@ -72,26 +76,27 @@ pub struct MigrationReport {
 }
 
 /// Moves the children of a unit's role server, from outside the unit: an enrolment calls this before it restarts the
-/// unit. Nothing happens if systemd does not know the unit, or if it has no group. Blocks.
+/// unit. Nothing happens if systemd does not know the unit, or if it has no group. `mountinfo` has the mounts of this
+/// host, in the syntax of `/proc/self/mountinfo`. Blocks.
 pub fn migrate_children_of_unit(
     state_directory: &Path,
     manager: &SystemdManager,
     unit: &str,
+    mountinfo: &str,
 ) -> Result<MigrationReport, ManagerError> {
     let group = manager.read_unit(unit)?.map(|state| state.control_group).unwrap_or_default();
     if group.is_empty() {
         return Ok(MigrationReport::default());
     }
     let manager_group = manager.control_group()?;
-    let mountinfo = mountinfo::read_mountinfo().unwrap_or_default();
     let is_user = manager_group.rsplit('/').next().is_some_and(|last| last.starts_with("user@"));
     let unit = StartingUnit { manager_group, unit_group: group.clone(), is_user };
     let children = ChildContext {
         directory: state_directory.join("children"),
-        mounts: CgroupMounts::at_path(&mountinfo, &group),
+        mounts: CgroupMounts::at_path(mountinfo, &group),
         launcher: PathBuf::from("/proc/self/exe"),
         shutdown: CancellationToken::new(),
-        scopes: Some(Scopes::new(manager.clone(), unit, mountinfo)),
+        scopes: Some(Scopes::new(manager.clone(), unit, mountinfo.to_owned())),
     };
     Ok(migrate_children(&children))
 }
@@ -104,6 +109,7 @@ pub fn protect_children(
     state_directory: &Path,
     manager: &SystemdManager,
     unit: &str,
+    mountinfo: &str,
     until: Instant,
 ) -> Vec<String> {
     let directory = state_directory.join("children");
@@ -118,7 +124,7 @@ pub fn protect_children(
     let end = until.min(begin + PROTECT_TIMEOUT);
     let manager = SystemdManager { until: Some(until.min(begin + PROTECT_LIMIT)), ..manager.clone() };
     let migrated = loop {
-        let migrated = migrate_children_of_unit(state_directory, &manager, unit);
+        let migrated = migrate_children_of_unit(state_directory, &manager, unit, mountinfo);
         let is_complete = migrated.as_ref().is_ok_and(|report| report.left.is_empty());
         if is_complete || Instant::now() >= end {
             break migrated;
@@ -290,21 +296,32 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
         old.remove();
         return Ok(false);
     }
-    update_record(children, name, &mut running, |record| record.unfinished_move = Some(old.clone()))?;
-    let groups_before = inner_groups(&old);
+    let found = inner_groups(&old);
+    let recorded = running.as_ref().map(|record| record.unfinished_groups.as_slice()).unwrap_or_default();
+    let groups = merge_groups(recorded, &found);
+    update_record(children, name, &mut running, |record| {
+        record.unfinished_move = Some(old.clone());
+        record.unfinished_groups = to_records(&groups);
+    })?;
     let scope = match known {
         Some(scope) => scope,
         None => place_running(children, scopes, name, &mut running, &old)?,
     };
     let new = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_leaf(LEAF);
-    let listed: BTreeSet<i32> = groups_before.values().flatten().copied().collect();
-    move_inner_groups(&groups_before, &new)
+    let failed =
+        |error: std::io::Error| format!("moving the processes of {name} into {} failed: {error}", scope.unit);
+    let groups = groups_to_move(&groups, &found, &new).map_err(failed)?;
+    let listed: BTreeSet<i32> = groups.values().flatten().copied().collect();
+    move_inner_groups(&groups, &new)
         .and_then(|()| follow(scopes, (&old, &new), &scope.unit, &listed))
-        .map_err(|error| format!("moving the processes of {name} into {} failed: {error}", scope.unit))?;
+        .map_err(failed)?;
     old.remove();
     let state = children.directory.join(name).join("bundle/state").join(name);
     follow_container(scopes, &state, (&old, &new), &scope.unit)?;
-    update_record(children, name, &mut running, |record| record.unfinished_move = None)?;
+    update_record(children, name, &mut running, |record| {
+        record.unfinished_move = None;
+        record.unfinished_groups = Vec::new();
+    })?;
     // Processes of another start may be in the unit besides. The child has a scope now, so this ends there.
     if is_outside && !in_unit.pids().map_err(|error| error.to_string())?.is_empty() {
         move_child(children, scopes, name)?;
@@ -406,6 +423,7 @@ mod tests {
                 scope,
                 missed_limits: None,
                 unfinished_move: None,
+                unfinished_groups: Vec::new(),
             };
             fs::create_dir(directory.path().join(name)).unwrap();
             record.write(&directory.path().join(name).join("process.json")).unwrap();

@@ -10,7 +10,8 @@
 //!   end soon.
 //! * The program and all that it starts are in a control group of its own ([`cgroup`][]). Before anything is started in
 //!   a group, everything that is still in it is killed, including processes that were never recorded. Only programs that have
-//!   to survive their parent (the shims of containerd) are left.
+//!   to survive their parent (the shims of containerd) are left. If the record is damaged, `lost_record` looks for the
+//!   child in its scope, and what it does not recognize gets SIGTERM and the stop time first.
 //!
 //! Under systemd a third one is necessary: systemd ends everything in the group of a unit with the unit. So each child
 //! of a role server that systemd started gets a transient scope outside its unit ([`scope`][]). Elsewhere, and while
@@ -37,6 +38,7 @@
 //! * [`scope`][]: whether children get scopes of systemd, their names and properties (pure). [`placement`][]: puts a
 //!   child into its scope, and finds its groups. [`migration`][]: moves running children into scopes, and
 //!   `process_move` their processes. [`existing_cgroup`][]: groups that others made.
+//! * `lost_record`: finds the process of a child in its scope after its record was damaged.
 //! * [`exit`][]: waits for the exit of a process, also of one that is not our child.
 //! * [`log`][]: the output of a child, in a file of bounded size.
 //! * [`lifecycle`][]: the runnable that adopts or starts a child, watches it, stops it.
@@ -76,6 +78,7 @@ pub mod launch;
 pub mod lifecycle;
 pub mod limits;
 pub mod log;
+mod lost_record;
 pub mod migration;
 pub mod placement;
 mod process_move;

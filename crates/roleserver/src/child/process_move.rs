@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::child::cgroup::{Cgroup, nested_groups};
 use crate::child::existing_cgroup::own_pids;
+use crate::child::launch::InnerGroup;
 use crate::child::placement::Scopes;
 
 /// How long processes that a child starts while it is moved are followed.
@@ -33,6 +34,54 @@ pub(super) fn inner_groups(group: &Cgroup) -> InnerGroups {
         }
     }
     all
+}
+
+/// All groups that passes of a move have found (pure). A process that this pass has found is in the group where it is
+/// now. Recorded groups with a path that leads outside are left out.
+pub(super) fn merge_groups(recorded: &[InnerGroup], found: &InnerGroups) -> InnerGroups {
+    let mut all = found.clone();
+    let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+    for InnerGroup { hierarchy, path, pids } in recorded.iter().filter(|group| is_inside(&group.path)) {
+        let is_found =
+            |pid: &i32| found.iter().any(|((other, _), pids)| other == hierarchy && pids.contains(pid));
+        let lost: BTreeSet<i32> = pids.iter().copied().filter(|pid| !is_found(pid)).collect();
+        if !lost.is_empty() {
+            all.entry((hierarchy.clone(), path.clone())).or_default().extend(lost);
+        }
+    }
+    all
+}
+
+/// The groups in the form of the record (pure).
+pub(super) fn to_records(groups: &InnerGroups) -> Vec<InnerGroup> {
+    let to_record = |((hierarchy, path), pids): (&(String, PathBuf), &BTreeSet<i32>)| InnerGroup {
+        hierarchy: hierarchy.clone(),
+        path: path.clone(),
+        pids: pids.clone(),
+    };
+    groups.iter().map(to_record).collect()
+}
+
+/// The processes of all groups that have to be moved: those that this pass has found, and those that systemd has put
+/// into the group of the scope itself. Others have ended, and their pids may be those of strangers, or are where they
+/// belong.
+pub(super) fn groups_to_move(
+    all: &InnerGroups,
+    found: &InnerGroups,
+    new: &Cgroup,
+) -> std::io::Result<InnerGroups> {
+    let tops: BTreeMap<&str, &PathBuf> = new.by_hierarchy().collect();
+    let mut left = InnerGroups::new();
+    for (group, pids) in all {
+        let in_top = tops.get(group.0.as_str()).map(|top| own_pids(top)).transpose()?.unwrap_or_default();
+        let in_old = found.get(group);
+        let has_to = |pid: &i32| in_top.contains(pid) || in_old.is_some_and(|pids| pids.contains(pid));
+        let pids: BTreeSet<i32> = pids.iter().copied().filter(has_to).collect();
+        if !pids.is_empty() {
+            left.insert(group.clone(), pids);
+        }
+    }
+    Ok(left)
 }
 
 /// Makes the inner groups inside the new group, and moves their processes there. Processes of the old group itself go
@@ -147,5 +196,26 @@ mod tests {
             ((String::new(), PathBuf::from("f.web")), BTreeSet::from([13])),
         ]);
         assert_eq!(inner_groups(&group), expected);
+    }
+
+    /// The second pass of a move: systemd has made the scope, and the group before is empty but for one process.
+    #[test]
+    fn recorded_groups_are_completed_and_only_processes_of_the_scope_are_moved() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.procs"), "12\n13\n").unwrap();
+        let new = Cgroup { unified: Some(root.path().to_owned()), ..Cgroup::default() };
+        let groups = |groups: &[(&str, &[i32])]| -> InnerGroups {
+            let entry = |(path, pids): &(&str, &[i32])| {
+                ((String::new(), PathBuf::from(path)), pids.iter().copied().collect())
+            };
+            groups.iter().map(entry).collect()
+        };
+        let mut recorded = to_records(&groups(&[("", &[12, 20]), ("f.web", &[13, 14, 15])]));
+        recorded.extend(to_records(&groups(&[("../other", &[16]), ("/other", &[17])])));
+        let found = groups(&[("g.web", &[14])]);
+        let all = merge_groups(&recorded, &found);
+        assert_eq!(all, groups(&[("", &[12, 20]), ("f.web", &[13, 15]), ("g.web", &[14])]));
+        let expected = groups(&[("", &[12]), ("f.web", &[13]), ("g.web", &[14])]);
+        assert_eq!(groups_to_move(&all, &found, &new).unwrap(), expected, "15 and 20 have ended");
     }
 }

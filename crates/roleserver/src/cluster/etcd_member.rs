@@ -396,6 +396,7 @@ mod tests {
                     scope: None,
                     missed_limits: None,
                     unfinished_move: None,
+                    unfinished_groups: Vec::new(),
                 };
                 for desired in Flags::ALL.into_iter().flat_map(|flags| [(flags, true), (flags, false)]) {
                     assert!(

@@ -20,6 +20,7 @@ use crate::commands::CommandError;
 use crate::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
 use crate::init_system::systemd::{Systemd, UNIT};
 use crate::init_system::{self, DesiredAgent, ENROLMENT_TIMEOUT, SupervisionMode, SupervisionPlan};
+use crate::mountinfo::read_mountinfo;
 use crate::process::program_digest;
 use crate::signing_store::SigningStore;
 use crate::state_directory::{Lock, StateDirectory};
@@ -156,7 +157,8 @@ fn enroll_machine(
             SupervisionPlan::UserUnit => SystemdManager::own_user(),
             _ => SystemdManager::system(),
         };
-        migration::protect_children(state.path(), &manager, UNIT, until)
+        let mountinfo = read_mountinfo().unwrap_or_default();
+        migration::protect_children(state.path(), &manager, UNIT, &mountinfo, until)
     };
     let (supervision, mut warnings) =
         init_system::ensure_agent_runs(plan, &systemd, &state, &wanted, &protect, until)

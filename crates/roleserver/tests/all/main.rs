@@ -6,6 +6,7 @@ mod fake_systemd;
 mod hardware;
 mod health_checks;
 mod host;
+mod lost_record;
 mod migration;
 mod root_filesystem;
 mod scopes;

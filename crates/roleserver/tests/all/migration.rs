@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use shepherd_roleserver::child::cgroup::Cgroup;
-use shepherd_roleserver::child::launch::ChildRecord;
+use shepherd_roleserver::child::launch::{ChildRecord, InnerGroup};
 use shepherd_roleserver::child::migration::{
     MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
 };
+use shepherd_roleserver::child::placement::Scopes;
 use shepherd_roleserver::child::scope::ScopeRecord;
 use shepherd_roleserver::child::spec::ResourceLimits;
 use shepherd_roleserver::process::ProcessInstance;
@@ -195,6 +196,37 @@ fn step_of_a_move_that_failed_is_repeated_until_it_succeeds() -> Result<()> {
     Ok(())
 }
 
+fn inner_group(path: &str, process: &OldProcess) -> Result<InnerGroup> {
+    Ok(InnerGroup { hierarchy: String::new(), path: path.into(), pids: [process.pid().try_into()?].into() })
+}
+
+/// systemd was busy, and made the scope after the role server had given up.
+#[test]
+fn inner_groups_are_recorded_before_systemd_moves_their_processes() -> Result<()> {
+    let host = Host::new()?;
+    let (old, unit) = (host.old_group("web"), host.scope_name("web", 1));
+    let scope = format!("/shepherd.slice/{unit}");
+    let web = OldProcess::start(&host, &old)?;
+    let container = OldProcess::start(&host, &format!("{old}/f.web"))?;
+    web.record(&host, "web")?;
+    host.systemd.set_conduct(Conduct::FailedJob);
+    let report = migrate_children(&host.children);
+    assert!(report.left.contains_key("web"), "{report:?}");
+    let expected = [inner_group("", &web)?, inner_group("f.web", &container)?];
+    assert_eq!(record(&host, "web")?.unfinished_groups, expected, "nothing is recorded");
+    for process in [&web, &container] {
+        host.systemd.move_process(&scope, process.pid())?;
+    }
+    host.systemd.add_unit(&unit, &scope);
+
+    host.systemd.set_conduct(Conduct::Well);
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    assert_eq!(host.systemd.pids(&format!("{scope}/main")), [web.pid()]);
+    assert_eq!(host.systemd.pids(&format!("{scope}/f.web")), [container.pid()]);
+    assert!(record(&host, "web")?.unfinished_groups.is_empty());
+    Ok(())
+}
+
 /// A role server that was killed after one of the steps, with a child in its unit or in the scope of a session.
 #[test]
 fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
@@ -222,6 +254,7 @@ fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
             let interrupted = ChildRecord {
                 scope: is_recorded.then(|| ScopeRecord { unit: unit.clone(), control_group: scope.clone() }),
                 unfinished_move: Some(Cgroup::at_path(mountinfo, &old)),
+                unfinished_groups: vec![inner_group("", &web)?, inner_group("f.web", &container)?],
                 ..record(&host, "web")?
             };
             interrupted.write(&host.children.record_path("web"))?;
@@ -229,13 +262,11 @@ fn move_that_was_interrupted_after_any_step_is_completed() -> Result<()> {
             assert_eq!(migrate_children(&host.children).moved, ["web"], "{context}");
             let moved = record(&host, "web")?;
             assert_eq!((&moved.instance, &moved.unfinished_move), (&instance, &None), "{context}");
+            assert!(moved.unfinished_groups.is_empty(), "{context}");
             assert_eq!(moved.scope.map(|scope| scope.unit), Some(unit.clone()), "{context}");
-            let groups = [format!("{scope}/main"), format!("{scope}/f.web")];
-            let found: Vec<u32> = groups.iter().flat_map(|group| host.systemd.pids(group)).collect();
-            assert!(
-                [web.pid(), container.pid()].iter().all(|pid| found.contains(pid)),
-                "{context}: {found:?}"
-            );
+            let pids = |group: &str| host.systemd.pids(&format!("{scope}/{group}"));
+            assert_eq!(pids("main"), [web.pid()], "{context}: the group of runc");
+            assert_eq!(pids("f.web"), [container.pid()], "{context}: the group of the container");
             let text = fs::read_to_string(&state)?;
             assert!(text.contains(&scope) && !text.contains(&old), "{context}: {text}");
             let properties = host.systemd.unit(&unit).context("no scope")?.properties;
@@ -315,9 +346,42 @@ fn ended_child_and_host_without_systemd_are_left_alone() -> Result<()> {
     assert_eq!(migrate_children(&elsewhere), MigrationReport::default());
     assert_eq!(record(&host, "web")?.scope, None);
     // An enrolment of a machine with a systemd that has no such unit.
-    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
-    let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service")?;
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
+    let report = migrate_children_of_unit(&host.path("state"), &manager, "roleserver.service", &mountinfo)?;
     assert_eq!(report, MigrationReport::default());
+    Ok(())
+}
+
+/// A takeover restarts the unit of a machine that ran an earlier release, which would end its children.
+#[test]
+fn enrolment_moves_the_children_of_the_unit_with_their_pids() -> Result<()> {
+    let host = Host::new()?;
+    host.systemd.add_unit("roleserver.service", UNIT_GROUP);
+    let controllers = host.group(UNIT_GROUP).join("cgroup.subtree_control");
+    fs::write(&controllers, "cpu memory pids\n")?;
+    let (etcd, web) = (
+        OldProcess::start(&host, &host.old_group("etcd"))?,
+        OldProcess::start(&host, &host.old_group("web"))?,
+    );
+    let instances = [etcd.record(&host, "etcd")?, web.record(&host, "web")?];
+    let container = OldProcess::start(&host, &format!("{}/f.web", host.old_group("web")))?;
+
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
+    let until = Instant::now() + PATIENCE;
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", &mountinfo, until);
+    assert_eq!(warnings, [""; 0]);
+    for (name, instance) in ["etcd", "web"].into_iter().zip(instances) {
+        let moved = record(&host, name)?;
+        let scope = moved.scope.with_context(|| format!("{name} stays in the unit"))?;
+        assert_eq!(scope.unit, host.scope_name(name, 1));
+        assert_eq!((&moved.instance, instance.is_alive()), (&instance, true), "{name} is the same process");
+        let main = host.systemd.pids(&format!("{}/main", scope.control_group));
+        assert_eq!(main, [u32::try_from(instance.pid)?], "{name}");
+    }
+    let inner = format!("/shepherd.slice/{}/f.web", host.scope_name("web", 1));
+    assert_eq!(host.systemd.pids(&inner), [container.pid()]);
+    assert!(!host.group(UNIT_GROUP).join(host.children.instance_name()).exists(), "the old groups are gone");
+    assert_eq!(fs::read_to_string(&controllers)?, "-cpu -memory -pids");
     Ok(())
 }
 
@@ -328,11 +392,11 @@ fn enrolment_does_not_wait_for_a_silent_systemd_longer_than_it_may() -> Result<(
     let web = OldProcess::start(&host, &host.old_group("web"))?;
     web.record(&host, "web")?;
     host.systemd.set_conduct(Conduct::Silent);
-    let manager = host.children.scopes.as_ref().context("no scopes")?.manager.clone();
+    let Scopes { manager, mountinfo, .. } = host.children.scopes.clone().context("no scopes")?;
     assert_eq!(manager.deadline, PATIENCE, "each operation alone may take longer");
     let begun = Instant::now();
     let until = begun + Duration::from_secs(1);
-    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", until);
+    let warnings = protect_children(host.directory.path(), &manager, "roleserver.service", &mountinfo, until);
     assert!(begun.elapsed() < PATIENCE / 2, "it took the time of an operation");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let expected = "web will end when roleserver.service is restarted, because no scope has it: ";

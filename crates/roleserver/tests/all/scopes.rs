@@ -1,5 +1,6 @@
 //! Children in scopes of systemd: where they start, what they wait for, what happens when systemd does not help.
 
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -99,12 +100,61 @@ fn each_start_has_the_next_number_and_adoption_starts_nothing() -> Result<()> {
     let unit = host.systemd.unit(&name).context("no scope")?;
     assert_eq!(unit.properties.get("TasksMax"), Some(&Value::U64(50)));
     assert_eq!(unit.properties.get("MemoryMax"), Some(&Value::U64(u64::MAX)));
-    // A survivor of the first start stays in its scope.
+    // systemd removes a scope without processes.
     end_process(&host, &first)?;
     host.systemd.remove_unit(&name);
     let (second, _handle) = adopt_or_start(&spec, &host.children)?;
     assert_ne!(second.instance, first.instance);
     assert_eq!(second.scope.map(|scope| scope.unit), Some(host.scope_name("web", 2)));
+    Ok(())
+}
+
+/// A process of a program with this name, as containerd starts a shim. It ends with the test.
+struct Survivor(Child);
+
+impl Survivor {
+    fn start(host: &Host, name: &str, group: &str) -> Result<Self> {
+        let program = host.path(name);
+        // Another process copies it: a program that this one has open for writing could not be executed.
+        let copied = Command::new("/bin/cp").arg("/bin/sh").arg(&program).status()?;
+        anyhow::ensure!(copied.success(), "copying a program: {copied}");
+        let child = Command::new(&program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn()?;
+        host.systemd.move_process(group, child.id())?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Survivor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// As containerd, while pods run.
+#[test]
+fn restarted_child_gets_a_new_scope_and_its_survivors_stay_in_the_old_one() -> Result<()> {
+    let host = Host::new()?;
+    let spec = ChildSpec { survivor_prefix: Some("test-shim".to_owned()), ..host.spec("exec sleep 600") };
+    let (first, _handle) = adopt_or_start(&spec, &host.children)?;
+    let scope = first.scope.clone().context("no scope")?;
+    let main = format!("{}/main", scope.control_group);
+    let mut shim = Survivor::start(&host, "test-shim-v2", &main)?;
+    for number in 2..4 {
+        let running = host.record()?;
+        end_process(&host, &running)?;
+        let (restarted, _handle) = adopt_or_start(&spec, &host.children)?;
+        assert_ne!(restarted.instance, running.instance);
+        let new = restarted.scope.clone().context("no new scope")?;
+        assert_eq!(new.unit, host.scope_name("web", number));
+        assert_eq!(host.systemd.pids(&new.control_group), [pid_of(&restarted)?]);
+        assert_eq!(shim.0.try_wait()?, None, "its survivor was killed");
+        assert!(host.systemd.pids(&main).contains(&shim.0.id()), "its survivor left its scope");
+    }
+    assert!(host.systemd.unit(&scope.unit).is_some());
+    // Its role ends: all its processes are found, in each scope.
+    let found = host.children.find_group("web").pids()?;
+    assert!(found.contains(&i32::try_from(shim.0.id())?), "{found:?}");
     Ok(())
 }
 
@@ -213,7 +263,6 @@ fn limit_that_its_scope_does_not_have_is_reported_until_it_holds() -> Result<()>
 #[test]
 fn child_of_a_role_server_that_ends_before_it_is_placed_does_not_run() -> Result<()> {
     use std::io::Write as _;
-    use std::process::{Command, Stdio};
     let host = Host::new()?;
     let order = shepherd_roleserver::child::launch::LaunchOrder {
         spec: host.spec("echo runs"),
