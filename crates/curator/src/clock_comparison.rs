@@ -1,7 +1,7 @@
 //! Decides whether the clock of the leading curator is wrong, by those of the other consensus members (pure).
 //!
 //! The leader's clock is in everything that it signs. Certificates of curators and statements count for a day. So nodes
-//! follow nobody while a leader is a day slow. If it is an hour fast, each of its statements is of the future until the
+//! follow nobody while a leader is a day slow. If it is more than half an hour fast, each of its statements is of the future until the
 //! next one replaces it. Such a leader keeps its lease, and no other one leads.
 //!
 //! A clock is wrong if more than half of all consensus members agree on another time. The leader is not one of them, so
@@ -12,8 +12,7 @@
 
 use std::time::Duration;
 
-/// How far two clocks may differ. It is more than any call takes, and less than what nodes notice.
-pub(crate) const MAX_DIFFERENCE: Duration = Duration::from_mins(30);
+use curator_client::clock::MAX_CLOCK_DIFFERENCE;
 
 /// How far the right time is ahead of the leader's clock, in milliseconds, if its clock is wrong.
 ///
@@ -42,7 +41,7 @@ pub(crate) fn is_confirmed(members: usize, offsets: &[i64]) -> bool {
 /// Whether clocks with this difference, in milliseconds, do not agree.
 #[must_use]
 pub(crate) fn is_away(difference: i64) -> bool {
-    Duration::from_millis(difference.unsigned_abs()) > MAX_DIFFERENCE
+    Duration::from_millis(difference.unsigned_abs()) > MAX_CLOCK_DIFFERENCE
 }
 
 #[cfg(test)]
