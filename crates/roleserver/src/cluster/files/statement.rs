@@ -127,12 +127,14 @@ impl ClusterFiles {
     }
 
     fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {
+        // Before the statement: the first one may be stored meanwhile, and its mark after it.
+        let is_marked = self.has_mark(cluster);
         let stored = self.read_json::<StoredStatement>(FILE_NAME).map_err(|error| match error {
             ClusterFilesError::Damaged { reason, .. } => self.damaged_statement(reason),
             error => error,
         })?;
         let stored = stored.filter(|stored| stored.cluster == cluster);
-        if stored.is_none() && self.has_mark(cluster)? {
+        if stored.is_none() && is_marked? {
             return Err(self.damaged_statement(MISSING.to_owned()));
         }
         Ok(stored)
