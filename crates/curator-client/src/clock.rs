@@ -9,6 +9,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use model::time::Timestamp;
 
+/// How far the clocks of two nodes may differ. It is more than any call takes.
+///
+/// A leader whose clock differs by more from those of most consensus members steps down. Nodes accept what a leader signs
+/// within it: if they accepted less, a leader that stays could delay each revocation.
+pub const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(30);
+
 /// A wall clock and a monotonic clock; clones share both.
 #[derive(Clone)]
 pub struct Clock {

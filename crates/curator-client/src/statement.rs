@@ -21,6 +21,9 @@
 //! that is older than that proves nothing about the present curators: it is stale, and no curator is followed until a
 //! newer statement arrives. The leader signs it again each [`STATEMENT_REFRESH`].
 //!
+//! A leader whose clock is fast by up to [`MAX_CLOCK_DIFFERENCE`] keeps leading, so its statements count at once: each of
+//! them may revoke somebody. One that was signed that far ahead is stale that much later.
+//!
 //! Everything here is pure. Storing and sharing the newest statement is the task of
 //! [`statement_trust`](crate::statement_trust).
 
@@ -34,7 +37,8 @@ use proto::curator::v1 as wire;
 use ring::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
 use uuid::Uuid;
 
-use crate::certificate::{CLOCK_SKEW, Serial};
+use crate::certificate::Serial;
+use crate::clock::MAX_CLOCK_DIFFERENCE;
 use crate::node_id::PublicKey;
 use crate::pki::{Authority, CURATOR_LIFETIME, PkiError, TrustAnchor};
 use crate::succession::{SuccessionPath, find_path};
@@ -351,7 +355,7 @@ pub fn accept_statement(
     if offered.epoch - epoch > MAX_EPOCH_LEAD {
         return Err(StatementError::EpochTooFar { offered: offered.epoch, known: epoch });
     }
-    if offered.issued_at > after(now, CLOCK_SKEW) {
+    if offered.issued_at > after(now, MAX_CLOCK_DIFFERENCE) {
         return Err(StatementError::FromTheFuture { issued_at: offered.issued_at, now });
     }
     Ok(true)

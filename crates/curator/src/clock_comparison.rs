@@ -1,16 +1,18 @@
 //! Decides whether the clock of the leading curator is wrong, by those of the other consensus members (pure).
 //!
 //! The leader's clock is in everything that it signs. Certificates of curators and statements count for a day. So nodes
-//! follow nobody while a leader is a day slow. If it is an hour fast, each of its statements is of the future until the
+//! follow nobody while a leader is a day slow. If it is more than half an hour fast, each of its statements is of the future until the
 //! next one replaces it. Such a leader keeps its lease, and no other one leads.
 //!
 //! A clock is wrong if more than half of all consensus members agree on another time. The leader is not one of them, so
 //! nothing is decided in a cluster of one or two members. A single member that lies decides nothing either.
+//!
+//! A clock that is not wrong is not therefore right. What nobody can take back needs a clock that others confirm
+//! ([`record_retention`](crate::record_retention)).
 
 use std::time::Duration;
 
-/// How far two clocks may differ. It is more than any call takes, and less than what nodes notice.
-pub(crate) const MAX_DIFFERENCE: Duration = Duration::from_mins(30);
+use curator_client::clock::MAX_CLOCK_DIFFERENCE;
 
 /// How far the right time is ahead of the leader's clock, in milliseconds, if its clock is wrong.
 ///
@@ -27,10 +29,19 @@ pub(crate) fn find_wrong_clock(members: usize, offsets: &[i64]) -> Option<i64> {
     })
 }
 
+/// Whether other clocks confirm that of the leader: with its own, more than half of all consensus members have its time.
+///
+/// At least one of them is another one, so nothing confirms the clock of a single member.
+#[must_use]
+pub(crate) fn is_confirmed(members: usize, offsets: &[i64]) -> bool {
+    let agree = offsets.iter().filter(|offset| !is_away(**offset)).count();
+    agree > 0 && agree + 1 > members / 2
+}
+
 /// Whether clocks with this difference, in milliseconds, do not agree.
 #[must_use]
 pub(crate) fn is_away(difference: i64) -> bool {
-    Duration::from_millis(difference.unsigned_abs()) > MAX_DIFFERENCE
+    Duration::from_millis(difference.unsigned_abs()) > MAX_CLOCK_DIFFERENCE
 }
 
 #[cfg(test)]
@@ -60,6 +71,26 @@ mod tests {
             ("extremes", 3, vec![i64::MIN, i64::MAX], None),
         ] {
             assert_eq!(find_wrong_clock(members, &offsets), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn clock_is_confirmed_by_most_members_and_never_by_itself() {
+        for (what, members, offsets, expected) in [
+            ("alone", 1, vec![], false),
+            ("the other of two agrees", 2, vec![-30 * MINUTE], true),
+            ("the other of two differs", 2, vec![-30 * MINUTE - 1], false),
+            ("the other of two is not known", 2, vec![], false),
+            ("one of three agrees", 3, vec![0], true),
+            ("one of three agrees and one differs", 3, vec![0, DAY], true),
+            ("one of three differs and one is not known", 3, vec![-3650 * DAY], false),
+            ("both others differ", 3, vec![DAY, -DAY], false),
+            ("half of four", 4, vec![0], false),
+            ("three of four", 4, vec![0, 0], true),
+            ("two of five", 5, vec![0, DAY, DAY], false),
+            ("three of five", 5, vec![0, 0, DAY], true),
+        ] {
+            assert_eq!(is_confirmed(members, &offsets), expected, "{what}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The holder keeps the certificate itself. These records store whose it is and until when it is valid, so that an
 //! owner sees who could act, and can revoke any of it. Both records of a certificate are deleted a week after it has
-//! expired. The revocation of a node stays until the node is deleted, and that of an owner key stays for ever.
+//! expired, or later ([`record_retention`](crate::record_retention)). The revocation of a node stays until the node is deleted, and that of an owner key stays for ever.
 //!
 //! A node has several certificates: its own, that of its curator and that of its etcd member. The record says which one
 //! it is. Records of releases that did not write this are distinguished by their holder and their validity, because only

@@ -26,7 +26,7 @@
 //!   certificates and of revocations, `key_limits` bounds what a key without a certificate gets. `peer_revocation`
 //!   decides which certificates of etcd's members are rejected, `statement_plan` what the cluster's authority states
 //!   for all nodes, and [`statement_record`][] stores it. `clock_comparison` decides whether the leader's clock is
-//!   wrong.
+//!   wrong, and `record_retention` which records end by it.
 //!
 //! # Invariants
 //!
@@ -42,7 +42,7 @@
 //! * No certificate is recorded or sent that contains anything else than its kind may have.
 //! * Every call may be repeated. A node that lost the response to a step repeats the call and gets it again.
 //! * A rejection is a value with a message and a gRPC code, never only an event in a log.
-//! * The clocks of nodes are never used, but to find that the leader's own is wrong. The curator's own time is a
+//! * The clocks of nodes are never used, but to find that the leader's own is wrong, or that it is right. The curator's own time is a
 //!   parameter of every decision.
 //!
 //! # Notes for the next implementor
@@ -72,6 +72,7 @@ pub mod node_labels;
 pub mod node_lifecycle;
 mod peer_revocation;
 pub mod permissions;
+mod record_retention;
 pub mod restore;
 mod role_declaration;
 pub mod role_orders;

@@ -21,15 +21,16 @@
 //! A certificate without the number of its membership was recorded by a release before this list. It gets on the list
 //! once its node has no member.
 //!
-//! A serial number stays on the list until its certificate expires, also if its node becomes a member again: a node gets
-//! another certificate for each membership. [`register_peer_certificate`](crate::bootstrap::register_peer_certificate)
+//! A serial number stays on the list as long as its certificate is recorded, also if its node becomes a member again: a
+//! node gets another certificate for each membership. No time is compared here: a leader with a fast clock would drop what
+//! must stay. [`record_retention`](crate::record_retention) decides when the record of a certificate is deleted, at the
+//! earliest a week after its end. [`register_peer_certificate`](crate::bootstrap::register_peer_certificate)
 //! corrects the record of a member that runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use curator_client::certificate::Serial;
 use curator_client::node_id::NodeId;
-use model::time::Timestamp;
 
 use crate::credential::{CertificateKind, Credential, CredentialHolder};
 use crate::membership::{EtcdMember, Nodes, match_members_to_nodes};
@@ -43,7 +44,6 @@ pub(crate) fn revoked_peer_serials(
     credentials: &[Credential],
     members: &[EtcdMember],
     nodes: &Nodes,
-    now: Timestamp,
 ) -> BTreeSet<Serial> {
     let owners = match_members_to_nodes(members, nodes);
     let recorded = nodes.values().filter_map(|node| node.roles.consensus_member.as_ref());
@@ -51,7 +51,6 @@ pub(crate) fn revoked_peer_serials(
         members.iter().map(|member| member.id).chain(recorded.map(|role| role.member_id)).collect();
     let peers: Vec<_> = credentials
         .iter()
-        .filter(|credential| !credential.validity.has_ended(now))
         .filter_map(|credential| match (credential.kind, &credential.holder) {
             (CertificateKind::EtcdPeer { member }, CredentialHolder::Node(node)) => {
                 Some((credential.serial, *node, member))
@@ -179,27 +178,24 @@ mod tests {
                 nodes([member_node(1), node_with_role(2, 7)]),
                 &[][..],
             ),
-            ("it has expired", vec![ended], vec![voter(1)], known(), &[][..]),
+            ("its certificate has ended", vec![ended], vec![voter(1)], known(), &[2][..]),
             ("it is that of a node", vec![of_node], vec![voter(1)], known(), &[][..]),
         ] {
-            let listed = revoked_peer_serials(&BTreeSet::new(), &credentials, &members, &nodes, at(1));
+            let listed = revoked_peer_serials(&BTreeSet::new(), &credentials, &members, &nodes);
             assert_eq!(listed, serials(expected), "{why}");
         }
     }
 
     #[test]
-    fn what_was_listed_stays_until_it_ends() {
+    fn what_was_listed_stays_as_long_as_it_is_recorded() {
         let credentials = [peer(2, 2, 2), peer(3, 2, 7)];
         let members = [voter(1), member_of(7, 2)];
         let known = nodes([member_node(1), node_with_role(2, 7)]);
-        let former = serials(&[2, 3]);
         // Even if its node is a member again, and even if this is its present certificate.
-        for (second, expected) in [(1, &[2, 3][..]), (1000, &[2, 3][..]), (1001, &[][..])] {
-            let listed = revoked_peer_serials(&former, &credentials, &members, &known, at(second));
-            assert_eq!(listed, serials(expected), "{second}");
-        }
-        let listed = revoked_peer_serials(&serials(&[2, 9]), &credentials, &members, &known, at(1));
-        assert_eq!(listed, serials(&[2]), "a serial without a record has expired");
+        let listed = revoked_peer_serials(&serials(&[2, 3]), &credentials, &members, &known);
+        assert_eq!(listed, serials(&[2, 3]));
+        let listed = revoked_peer_serials(&serials(&[2, 9]), &credentials, &members, &known);
+        assert_eq!(listed, serials(&[2]), "the record of a certificate outlasts it");
     }
 
     proptest::proptest! {
@@ -233,7 +229,7 @@ mod tests {
                 .zip(certificates)
                 .map(|(number, (node, round))| peer(number, node, id(node, round)))
                 .collect();
-            let listed = revoked_peer_serials(&BTreeSet::new(), &credentials, &members, &known, at(1));
+            let listed = revoked_peer_serials(&BTreeSet::new(), &credentials, &members, &known);
             let owners = match_members_to_nodes(&members, &known);
             for credential in credentials.iter().filter(|credential| listed.contains(&credential.serial)) {
                 let CertificateKind::EtcdPeer { member } = credential.kind else { continue };

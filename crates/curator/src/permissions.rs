@@ -95,7 +95,8 @@ pub const PERMISSIONS: &[MethodPermission] = &[
     leader_call("Nodes/IssuePeerCertificate", OWN_NODE),
     leader_call("Nodes/IssueCuratorCertificate", OWN_NODE),
     leader_call("Declarations/Put", OWNERS),
-    leader_call("Declarations/List", READERS),
+    // A declaration has files and the environment of its services. A node watches those of its own roles.
+    leader_call("Declarations/List", OWNERS),
     leader_call("Declarations/Delete", OWNERS),
     leader_call("Declarations/WatchOwn", OWN_NODE),
     leader_call("Kubernetes/Put", OWNERS),
@@ -319,7 +320,6 @@ mod tests {
             "Nodes/RenewCertificate",
             "Nodes/IssuePeerCertificate",
             "Nodes/IssueCuratorCertificate",
-            "Declarations/List",
             "Declarations/WatchOwn",
             "Kubernetes/Get",
             "Kubernetes/WatchOwn",

@@ -31,7 +31,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use curator_client::certificate::{CLOCK_SKEW, Serial, Validity};
+use curator_client::certificate::{Serial, Validity};
+use curator_client::clock::MAX_CLOCK_DIFFERENCE;
 use curator_client::node::NodeState;
 use curator_client::node_id::NodeId;
 use curator_client::peer_identity::Revocations;
@@ -137,13 +138,13 @@ fn is_due(current: &Statement, inputs: &StatementInputs<'_>, now: Timestamp) -> 
         || current.authorities.as_slice() != inputs.authorities
         || in_force(&current.revoked) != in_force(inputs.revoked)
         || between(current.issued_at, now) >= STATEMENT_REFRESH
-        || current.issued_at > after(now, CLOCK_SKEW)
+        || current.issued_at > after(now, MAX_CLOCK_DIFFERENCE)
 }
 
 /// Whether a certificate of this validity may still be taken for valid by a node that accepts statements of `now`.
 #[must_use]
 pub(crate) fn may_be_valid(validity: Validity, now: Timestamp) -> bool {
-    now <= after(validity.not_after, CLOCK_SKEW)
+    now <= after(validity.not_after, MAX_CLOCK_DIFFERENCE)
 }
 
 /// The certificates of curators that may be valid at `now` and must be rejected, with the end of each.
@@ -295,8 +296,8 @@ mod tests {
             ("a revoked one has ended", 2, first, 61, StatementStep::Keep),
             ("a restored cluster", 3, both, 1, again(3, both, 1)),
             ("a lower epoch", 1, both, HOUR, StatementStep::Keep),
-            ("a clock that is a little slow", 2, both, -300, StatementStep::Keep),
-            ("a statement of the future", 2, both, -301, again(2, both, -301)),
+            ("a clock that is a little slow", 2, both, -1_800, StatementStep::Keep),
+            ("a statement of the future", 2, both, -1_801, again(2, both, -1_801)),
         ] {
             assert_eq!(plan(Some(&current), epoch, revoked, &[], now), expected, "{what}");
         }
@@ -336,8 +337,8 @@ mod tests {
             ("another key", Credential { key: key(7), ..curator(1) }, &none, 1, true),
             ("it ends now", curator(2), &none, 100, true),
             ("it has ended, and not by a slow clock", curator(2), &none, 101, true),
-            ("it ends now by the slowest clock", curator(2), &none, 400, true),
-            ("it has ended by every clock", curator(2), &none, 401, false),
+            ("it ends now by the slowest clock", curator(2), &none, 1_900, true),
+            ("it has ended by every clock", curator(2), &none, 1_901, false),
             ("a node's", credential(9, 2, CertificateKind::Node), &of_serial, 1, false),
             ("a peer's", credential(9, 2, CertificateKind::EtcdPeer { member: 7 }), &of_serial, 1, false),
         ] {

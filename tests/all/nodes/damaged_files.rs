@@ -39,7 +39,17 @@ async fn damaged_statement_stops_no_etcd() -> TestResult {
     let connection = node.facts.connection.latest().context("no connection")?;
     assert_eq!(connection.curators.leader(), None, "it follows nobody");
 
+    // Without the file, the node still has the mark that there was one.
     std::fs::remove_file(&statement)?;
+    let refusal = node.facts.refusal.clone();
+    until("it names the missing file", async || {
+        Ok(refusal.latest().flatten().unwrap_or_default().contains("it is missing"))
+    })
+    .await
+    .with_context(|| node.report())?;
+    assert_eq!(connection.curators.leader(), None, "it follows nobody");
+
+    std::fs::remove_file(node.disk().join("statement_stored.json"))?;
     until_led(&node).await?;
     until("the node has a statement again", async || Ok(statement.exists())).await?;
     Ok(())

@@ -91,8 +91,8 @@ fn offered_statement_is_accepted_or_refused_in_one_sentence() {
         (None, 2, statement(1, 9), Err("statement 9 of epoch 1 is lower than what is known here: epoch 2")),
         (None, 0, statement(1_000, 1), Ok(true)),
         (None, 0, statement(1_001, 1), Err("epoch 1001 of the statement is too far beyond 0")),
-        (None, 2, signed_at(at(300)), Ok(true)),
-        (None, 2, signed_at(at(301)), Err("was signed at")),
+        (None, 2, signed_at(at(1_800)), Ok(true)),
+        (None, 2, signed_at(at(1_801)), Err("was signed at")),
         (Some(&stored), 2, stored.clone(), Ok(false)),
         (Some(&stored), 3, stored.clone(), Ok(false)),
         (Some(&stored), 2, statement(2, 8), Ok(true)),
@@ -101,7 +101,7 @@ fn offered_statement_is_accepted_or_refused_in_one_sentence() {
         (Some(&stored), 2, statement(2, 6), Err("lower than what is known here: epoch 2, number 7")),
         (Some(&stored), 2, statement(1, 99), Err("lower than what is known here: epoch 2, number 7")),
         (Some(&stored), 2, other, Err("there are two different statements with number 7 of epoch 2")),
-        (Some(&stored), 2, signed_at(at(301)), Err("is one of the two clocks wrong?")),
+        (Some(&stored), 2, signed_at(at(1_801)), Err("is one of the two clocks wrong?")),
         (Some(&stored), 2, signed_at(at(TEN_YEARS)), Err("is one of the two clocks wrong?")),
         // It is stale, and yet newer than the stored one: its revocations count.
         (Some(&stored), 2, signed_at(at(-200_000)), Ok(true)),
@@ -116,6 +116,20 @@ fn offered_statement_is_accepted_or_refused_in_one_sentence() {
             _ => panic!("{epoch} {offered:?}: {accepted:?}, and {expected:?} was expected"),
         }
     }
+}
+
+/// Its clock is as far ahead as that of a leader that does not step down.
+#[test]
+fn revocation_by_a_leader_29_minutes_ahead_counts_at_once() {
+    let ahead = at(29 * 60);
+    let stored = Statement { revoked: BTreeMap::new(), ..statement(2, 7) };
+    let revoked = BTreeMap::from([(serial(4), at(600))]);
+    let offered = Statement { issued_at: ahead, revoked, ..statement(2, 8) };
+    assert!(accept_statement(Some(&stored), 2, &offered, at(0)).unwrap());
+    // It is stale a day after its own time, and a leader with the right clock replaces it at once.
+    assert!(offered.is_fresh(at(86_400 + 29 * 60 - 1)) && !offered.is_fresh(at(86_400 + 29 * 60)));
+    let next = Statement { issued_at: at(1), number: 9, ..offered.clone() };
+    assert!(accept_statement(Some(&offered), 2, &next, at(1)).unwrap());
 }
 
 #[test]

@@ -43,16 +43,22 @@ impl LeaderContext {
         }
     }
 
-    /// The time by most consensus members, if the clock of this curator is wrong.
-    pub(super) async fn compare_clocks(&self) -> Result<Option<WrongClock>, ServiceError> {
+    /// The number of all consensus members, and how far the clocks of the others are ahead of this one, in milliseconds, as
+    /// far as they are known.
+    pub(super) async fn measure_clocks(&self) -> Result<(usize, Vec<i64>), ServiceError> {
         let nodes = self.store.nodes().await?.nodes;
         let members: Vec<&Node> =
             nodes.values().filter(|node| node.roles.consensus_member.is_some()).collect();
         let others = members.iter().filter(|node| node.id != self.node_id);
         let offsets = futures::future::join_all(others.map(|node| self.measure_offset(node))).await;
-        let offsets: Vec<i64> = offsets.into_iter().flatten().collect();
+        Ok((members.len(), offsets.into_iter().flatten().collect()))
+    }
+
+    /// The time by most consensus members, if the clock of this curator is wrong.
+    async fn compare_clocks(&self) -> Result<Option<WrongClock>, ServiceError> {
+        let (members, offsets) = self.measure_clocks().await?;
         let own = self.clock.now();
-        if let Some(ahead) = find_wrong_clock(members.len(), &offsets) {
+        if let Some(ahead) = find_wrong_clock(members, &offsets) {
             let others = Timestamp::from_timestamp_millis(own.timestamp_millis().saturating_add(ahead));
             return Ok(Some(WrongClock { own, others: others.unwrap_or(own) }));
         }

@@ -23,7 +23,6 @@ use curator_client::pki::{CURATOR_LIFETIME, NODE_LIFETIME};
 use curator_client::pki_revocation_list::PeerRevocations;
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
-use model::time::before;
 use proto::curator::v1 as wire;
 use tokio::sync::{MutexGuard as AsyncMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
@@ -36,6 +35,7 @@ use crate::node_health::HeartbeatTracker;
 use crate::node_lifecycle;
 use crate::peer_revocation::revoked_peer_serials;
 use crate::permissions::{self, MethodPermission};
+use crate::record_retention::RecordRetention;
 use crate::role_orders::MemberChange;
 use crate::service::curator_certificates::CuratorCertificates;
 use crate::service::error::ServiceError;
@@ -48,9 +48,6 @@ use crate::service::store::{Store, node_change, record_change};
 const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a stream checks its certificate again, which may have expired.
 const CERTIFICATE_RECHECK_INTERVAL: Duration = Duration::from_mins(1);
-/// How long records stay after their end. Tickets stay visible, and a leader with a clock some days fast forgets no
-/// certificate that is still valid, nor that it is revoked.
-const EXPIRED_RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// The certificates that a connection showed, and whose keys it proved.
 pub(super) type PeerCertificates = Arc<[Vec<u8>]>;
@@ -411,7 +408,7 @@ impl LeaderContext {
         let (none, now) = (BTreeSet::new(), self.clock.now());
         let former = stored.as_ref().map(|stored| &stored.value);
         let listed = former.map_or(&none, |former| &former.serials);
-        let serials = revoked_peer_serials(listed, &credentials, members, nodes, now);
+        let serials = revoked_peer_serials(listed, &credentials, members, nodes);
         // A list without serial numbers is written as well: etcd starts with the list only where there is one.
         if former.is_some_and(|former| former.serials == serials) {
             return Ok(());
@@ -424,32 +421,23 @@ impl LeaderContext {
         Ok(())
     }
 
-    /// Deletes records that nobody needs any more: certificates that expired more than a week ago and their revocations,
-    /// and tickets that expired or were revoked more than a week ago. Returns their number.
+    /// Deletes the records that nobody needs any more, as [`RecordRetention`] decides. Returns their number.
     pub(super) async fn delete_expired(&self) -> Result<usize, ServiceError> {
-        // A leader that is about to step down decides nothing by its clock.
-        if Box::pin(self.compare_clocks()).await?.is_some() {
-            return Ok(0);
-        }
-        let end = before(self.clock.now(), EXPIRED_RETENTION);
+        let (members, offsets) = Box::pin(self.measure_clocks()).await?;
+        let retention = RecordRetention::decide(self.clock.now(), members, &offsets);
         let mut over = Vec::new();
         for credential in self.store.credentials().await? {
-            if credential.value.validity.not_after < end {
+            if retention.deletes_credential(&credential.value) {
                 over.push((Credential::etcd_key(credential.value.serial)?, credential.revision));
             }
         }
         for revocation in self.store.revoked_certificates().await? {
-            let crate::credential::Revocation::Certificate(_, until) = revocation.value else {
-                continue;
-            };
-            if until < end {
+            if retention.deletes_revocation(&revocation.value) {
                 over.push((revocation.value.etcd_key()?, revocation.revision));
             }
         }
         for ticket in self.store.tickets().await? {
-            let ended =
-                ticket.value.revoked_at.unwrap_or(ticket.value.expires_at).min(ticket.value.expires_at);
-            if ended < end {
+            if retention.deletes_ticket(&ticket.value) {
                 over.push((etcd::key_space::TICKETS.key(ticket.value.id())?, ticket.revision));
             }
         }

@@ -14,6 +14,7 @@ use curator_client::statement_trust::StatementTrust;
 use etcd::key_space::CERTIFICATES;
 use etcd::namespace::KeySelector;
 use model::time::{Timestamp, after, before};
+use prost::Message as _;
 use proto::curator::v1 as wire;
 use proto::curator::v1::leader_client::LeaderClient;
 use shepherd_curator::bootstrap::register_peer_certificate;
@@ -135,22 +136,36 @@ async fn leader_that_is_days_fast_forgets_no_valid_certificate() -> TestResult {
     let (client, now, key) = (cluster.client_of(0), cluster.time.now(), cluster.nodes[0].key);
     let day = Duration::from_hours(24);
     let over = Validity { not_before: before(now, day * 60), not_after: before(now, day * 30) };
-    let serial = Serial::new(rand::random());
+    let (peer, of_node) = (Serial::new(rand::random()), Serial::new(rand::random()));
     let issued =
-        cluster.authority.issue_etcd_peer_certificate(&key, Ipv4Addr::LOCALHOST.into(), serial, over)?;
+        cluster.authority.issue_etcd_peer_certificate(&key, Ipv4Addr::LOCALHOST.into(), peer, over)?;
     register_peer_certificate(&client, key, &issued.certificate, 7).await?;
+    let over_key = CERTIFICATES.key(of_node)?;
+    let credential = wire::Credential {
+        serial: of_node.to_string(),
+        public_key: key.0.to_vec(),
+        not_before_ms: over.not_before.timestamp_millis(),
+        not_after_ms: over.not_after.timestamp_millis(),
+        holder: Some(wire::credential::Holder::NodeId(cluster.nodes[0].id.to_string())),
+        kind: wire::CertificateKind::Node.into(),
+        ..wire::Credential::default()
+    };
+    let record = wire::CertificateRecord { format: 1, credential: Some(credential) };
+    client.put_unguarded(&over_key, &record.encode_to_vec()).await?;
     let all = KeySelector::Prefix(CERTIFICATES.range().start);
     let recorded = async || {
         let records = client.list(&all).await?.records;
         anyhow::Ok(records.into_iter().map(|record| record.key).collect::<BTreeSet<String>>())
     };
-    let (mut expected, over) = (recorded().await?, CERTIFICATES.key(serial)?);
-    assert!(expected.remove(&over) && expected.len() > 1, "{expected:?}");
+    let mut expected = recorded().await?;
+    assert!(expected.remove(&over_key) && expected.len() > 1, "{expected:?}");
 
     cluster.set_clock_ahead(0, 3 * 24 * 3_600);
     let shown = cluster.certificate_of_curator(0).to_vec();
     cluster.run_with(0, shown).await?;
-    until("what ended long ago is deleted", async || Ok(!recorded().await?.contains(&over))).await?;
-    assert_eq!(recorded().await?, expected);
+    until("what ended long ago is deleted", async || Ok(!recorded().await?.contains(&over_key))).await?;
+    let remaining = recorded().await?;
+    assert_eq!(remaining, expected);
+    assert!(remaining.contains(&CERTIFICATES.key(peer)?), "nothing confirms the clock of a single member");
     Ok(())
 }

@@ -208,6 +208,7 @@ async fn node_gets_the_declarations_of_its_own_roles_and_no_others() -> TestResu
     declarations.put(put(declaration("other", "/bin/other"), None)).await?;
 
     let mut itself = DeclarationsClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
+    let mut lister = itself.clone();
     let mut watching = itself.watch_own(wire::WatchOwnDeclarationsRequest {}).await?.into_inner();
     let mut reported = async || {
         let response = in_time("declarations", watching.message()).await??.context("it ended")?;
@@ -215,6 +216,8 @@ async fn node_gets_the_declarations_of_its_own_roles_and_no_others() -> TestResu
         anyhow::Ok(reports.collect::<Vec<_>>())
     };
     assert_eq!(reported().await?, [], "it has no role yet, and receives an empty list");
+    let (code, text) = refusal(lister.list(wire::ListDeclarationsRequest {}).await)?;
+    assert_eq!((code, text.contains("Declarations/List")), (Code::PermissionDenied, true), "{text}");
     let mut management = ManagementClient::new(owner.clone());
     let roles = |give: &[&str], take: &[&str]| wire::UpdateRolesRequest {
         node_id: node.id.to_string(),

@@ -18,8 +18,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use curator_client::certificate::CLOCK_SKEW;
-use curator_client::clock::Clock;
+use curator_client::clock::{Clock, MAX_CLOCK_DIFFERENCE};
 use curator_client::leader_channel::{LeaderEndpoint, LeaderTracker};
 use curator_client::proved_curators::ProvedCurators;
 use curator_client::status_text::describe_status;
@@ -121,7 +120,7 @@ fn is_verified(
     changed_at: Timestamp,
 ) -> bool {
     // A statement that was known before may be from a clock that is this much ahead.
-    let is_newer = statement.is_some_and(|signed_at| signed_at > after(changed_at, CLOCK_SKEW));
+    let is_newer = statement.is_some_and(|signed_at| signed_at > after(changed_at, MAX_CLOCK_DIFFERENCE));
     is_newer && leader.is_some_and(|leader| curators.contains(&leader.address))
 }
 
@@ -287,7 +286,7 @@ mod tests {
     fn former_curators_are_forgotten_once_a_new_one_is_verified() {
         let leader = |address: &str| LeaderEndpoint { node: node_id(1), address: address.to_owned() };
         let (listed, another) = (leader("a:1"), leader("x:1"));
-        let skew = i64::try_from(CLOCK_SKEW.as_secs()).unwrap();
+        let skew = i64::try_from(MAX_CLOCK_DIFFERENCE.as_secs()).unwrap();
         for (leader, signed_at, verified, why) in [
             (Some(&listed), Some(at(skew + 1)), true, "signed after the change"),
             (Some(&listed), Some(at(skew)), false, "it may have been known before"),

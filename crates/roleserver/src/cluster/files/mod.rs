@@ -17,6 +17,7 @@
 //! | `proved_curators.json` | `curator_directory` | addresses at which curators have proved themselves |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch, and the highest proved one |
 //! | `statement.json` | `node_facts` | newest statement of the authority, which says who is no curator any more |
+//! | `statement_stored.json` | `node_facts` | mark that there was a statement: without it, a missing one is no damage |
 //! | `next_authority.json` | `authority_order`, or an operator | the authority that replaces a stolen one, mode 0600 |
 //! | `secret_keys.json` | `order_inbox` | keys of Kubernetes Secrets, mode 0600 |
 //! | `secret_keys_status.json` | `kubernetes` | which of these keys the API server was started with |
@@ -32,7 +33,7 @@
 //!
 //! Truth are the order, the key, the authority, the one that replaces it, the membership, the credentials, the epoch,
 //! the statement, the keys of Secrets and etcd's data: nothing here can replace them. Damaged truth is an error that names
-//! the file and the way back, and stays as it is. Another key would make it another node, and a guessed epoch or a lost
+//! the file and the way back, and stays as it is. A missing statement is damaged if its mark is there. Another key would make it another node, and a guessed epoch or a lost
 //! statement could make it follow the wrong curators.
 //!
 //! Everything else is a hint, which comes again from a curator or from the running programs. Damaged roles count as
@@ -110,8 +111,8 @@ pub enum ClusterFilesError {
     /// The statement of the cluster's authority is damaged.
     #[error(
         "the file {path} is damaged ({reason}), so this node follows no curator; what runs here continues; find out what \
-         has damaged it, and restore it from a copy of this disk or remove it: without it this node trusts any node of \
-         its cluster, a revoked one too, until a curator sends the next statement",
+         has damaged it, and restore it from a copy of this disk or remove it and statement_stored.json: without both \
+         this node trusts any node of its cluster, a revoked one too, until a curator sends the next statement",
         path = path.display()
     )]
     DamagedStatement {

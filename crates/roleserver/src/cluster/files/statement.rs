@@ -1,8 +1,14 @@
 //! The file `statement.json`: the newest statement of the cluster's authority that this node has verified.
 //!
 //! It is truth: without it, this node would follow any node of its cluster again, a revoked curator included. With a damaged
-//! file it follows nobody, and what runs on it continues: etcd starts, because the other members may need it. A person
-//! who has found out why may remove the file: the node then begins as a new one does, without a restart.
+//! file it follows nobody, and what runs on it continues: etcd starts, because the other members may need it.
+//!
+//! The file `statement_stored.json` beside it shows that there was a statement, and of which cluster. With it, a missing
+//! statement is as bad as a damaged one: a disk that loses a file, or a copy without it, must not end what counts for
+//! good. The mark is written after the first statement and removed before the last one, so no crash leaves it alone. A
+//! release before the mark left none, so it is written with the next statement.
+//!
+//! A person who has found out why may remove both files: the node then begins as a new one does, without a restart.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,6 +23,17 @@ use crate::cluster::files::{ClusterFiles, ClusterFilesError};
 use crate::disk;
 
 const FILE_NAME: &str = "statement.json";
+/// The mark that a statement was stored.
+const MARK_NAME: &str = "statement_stored.json";
+/// Why a statement is damaged that is not there.
+const MISSING: &str = "it is missing, and statement_stored.json beside it shows that this node had one";
+
+/// A cluster with a statement that this node has stored.
+#[derive(Serialize, Deserialize)]
+struct StatementMark {
+    /// UUID of the cluster.
+    cluster: Uuid,
+}
 
 /// A statement as it is stored. Cluster, epoch and number are those of the statement.
 #[derive(Serialize, Deserialize)]
@@ -90,26 +107,47 @@ impl ClusterFiles {
             if is_first {
                 self.change_epoch(statement.cluster, EpochChange::Stated(statement.epoch))?;
             }
-            self.write_json(FILE_NAME, &next)
+            self.write_json(FILE_NAME, &next)?;
+            if self.has_mark(statement.cluster).unwrap_or(false) {
+                return Ok(());
+            }
+            self.write_hint(MARK_NAME, &StatementMark { cluster: statement.cluster })
         })
     }
 
     /// Removes the stored statement: it is that of a former authority.
     pub(super) fn remove_statement(&self) -> Result<(), ClusterFilesError> {
+        self.remove_file(MARK_NAME)?;
         self.remove_file(FILE_NAME)
     }
 
-    /// Whether a statement of this cluster is stored. A damaged one counts.
+    /// Whether a statement of this cluster is stored. A damaged one counts, and so does one that was lost.
     pub(super) fn has_statement(&self, cluster: Uuid) -> bool {
         !matches!(self.read_stored_statement(cluster), Ok(None))
     }
 
     fn read_stored_statement(&self, cluster: Uuid) -> Result<Option<StoredStatement>, ClusterFilesError> {
+        // Before the statement: the first one may be stored meanwhile, and its mark after it.
+        let is_marked = self.has_mark(cluster);
         let stored = self.read_json::<StoredStatement>(FILE_NAME).map_err(|error| match error {
             ClusterFilesError::Damaged { reason, .. } => self.damaged_statement(reason),
             error => error,
         })?;
-        Ok(stored.filter(|stored| stored.cluster == cluster))
+        let stored = stored.filter(|stored| stored.cluster == cluster);
+        if stored.is_none() && is_marked? {
+            return Err(self.damaged_statement(MISSING.to_owned()));
+        }
+        Ok(stored)
+    }
+
+    /// Whether this node has stored a statement of this cluster, as far as the mark shows it.
+    fn has_mark(&self, cluster: Uuid) -> Result<bool, ClusterFilesError> {
+        match self.read_json::<StatementMark>(MARK_NAME) {
+            Ok(mark) => Ok(mark.is_some_and(|mark| mark.cluster == cluster)),
+            Err(ClusterFilesError::Damaged { reason, .. }) => Err(self
+                .damaged_statement(format!("it is missing, and {MARK_NAME} beside it is damaged: {reason}"))),
+            Err(error) => Err(error),
+        }
     }
 
     fn damaged_statement(&self, reason: String) -> ClusterFilesError {
@@ -161,6 +199,59 @@ mod tests {
         let read = files.read_statement(authority(1).anchor()).unwrap().unwrap();
         assert_eq!(read, statement(1, 1).sign(&authority(1)).unwrap());
         assert_eq!(files.read_statement(authority(2).anchor()).unwrap(), None, "it is another cluster's");
+    }
+
+    #[test]
+    fn missing_statement_is_no_node_without_one() {
+        let (directory, files) = files();
+        let anchor = authority(1).anchor().clone();
+        let (former, next) = (statement(0, 2), statement(0, 3));
+        let write = |statement: &Statement| files.write_statement(&statement.sign(&authority(1)).unwrap());
+        write(&former).unwrap();
+        let [path, mark] = ["statement.json", "statement_stored.json"]
+            .map(|name| directory.path().join("cluster").join(name));
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for marked in [std::fs::read(&mark).unwrap(), b"{".to_vec()] {
+            std::fs::write(&mark, marked).unwrap();
+            for error in [files.read_statement(&anchor).unwrap_err(), write(&next).unwrap_err()] {
+                assert!(matches!(error, ClusterFilesError::DamagedStatement { .. }), "{error}");
+                let error = error.to_string();
+                assert!(error.contains("statement.json is damaged (it is missing"), "{error}");
+                assert!(error.contains("remove it and statement_stored.json"), "{error}");
+            }
+            assert!(!path.exists() && files.has_statement(anchor.cluster), "nothing is made up");
+        }
+        // Of another cluster it says nothing, as long as it can be read.
+        std::fs::write(&path, &whole).unwrap();
+        write(&next).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(files.read_statement(authority(2).anchor()).unwrap(), None);
+
+        // The ways back: a copy of the file, both files removed, and another authority by an order.
+        std::fs::write(&path, &whole).unwrap();
+        assert_eq!(order(&files), Some((0, 2)));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&mark).unwrap();
+        assert_eq!(order(&files), None);
+        write(&former).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        files.replace_statement(&anchor, Some(&next.sign(&authority(1)).unwrap())).unwrap();
+        assert_eq!(order(&files), Some((0, 3)));
+        files.remove_statement().unwrap();
+        assert_eq!(order(&files), None, "that of a former authority leaves no mark");
+    }
+
+    #[test]
+    fn statement_of_a_release_without_the_mark_gets_it_with_the_next_one() {
+        let (directory, files) = files();
+        let mark = directory.path().join("cluster/statement_stored.json");
+        for number in [2, 3] {
+            files.write_statement(&statement(0, number).sign(&authority(1)).unwrap()).unwrap();
+            assert!(mark.exists(), "{number}");
+            std::fs::remove_file(&mark).unwrap();
+            assert_eq!(order(&files), Some((0, number)));
+        }
     }
 
     #[test]

@@ -143,6 +143,40 @@ fn damaged_truth_is_a_sentence_with_the_way_back_and_stays() {
     }
 }
 
+/// Truth whose absence is damage, because another file shows that it existed. What else is missing belongs to a machine that
+/// has not come so far.
+#[test]
+fn missing_truth_is_damage_where_another_file_shows_that_it_existed() {
+    type MissingCase = (&'static str, bool, fn(&ClusterFiles) -> Result<(), ClusterFilesError>);
+    let cases: [MissingCase; 8] = [
+        ("order.json", false, |files| files.read_order().map(drop)),
+        ("node_key.pk8", false, |files| files.read_key().map(drop)),
+        ("authority.json", false, |files| files.read_authority().map(drop)),
+        ("next_authority.json", false, |files| files.read_next_authority().map(drop)),
+        ("membership.json", false, |files| files.read_membership().map(drop)),
+        ("credentials.json", false, |files| files.read_credentials().map(drop)),
+        ("statement.json", true, |files| files.read_statement(authority(1).anchor()).map(drop)),
+        ("secret_keys.json", false, |files| files.read_secret_keys().map(drop)),
+    ];
+    for (name, is_damage, read) in cases {
+        let (directory, files) = files();
+        write_all(&files);
+        let path = directory.path().join("cluster").join(name);
+        std::fs::remove_file(&path).unwrap();
+        let before = snapshot(directory.path()).unwrap();
+        let error = read(&files).map_err(|error| error.to_string()).err();
+        assert_eq!(error.is_some(), is_damage, "{name}: {error:?}");
+        if let Some(error) = error {
+            assert!(error.contains(&format!("{} is damaged (it is missing", path.display())), "{error}");
+            assert!(
+                error.contains("restore it from a copy of this disk") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+        assert_eq!(snapshot(directory.path()).unwrap(), before, "{name}");
+    }
+}
+
 /// A hint, what writes it, and whether it is read as it was written.
 type HintCase = (&'static str, fn(&ClusterFiles) -> Result<(), ClusterFilesError>, fn(&ClusterFiles) -> bool);
 
