@@ -301,6 +301,11 @@ fn pages_name_the_bound_of_a_revocation() -> TestResult {
             "**within two minutes**, or half a minute later if another curator has to lead first",
         ),
         ("docs/keys.md", "within two minutes of the revocation"),
+        // A curator that does not answer delays it.
+        ("docs/nodes.md", "with the next round, at most 75 seconds later"),
+        ("docs/keys.md", "is repeated at most 75 seconds later"),
+        (PAGE, "then up to 75 seconds later"),
+        (PAGE, "is repeated at most 75 seconds later"),
         (PAGE, "`Credentials.Revoke` of the node: [within two minutes]("),
         (PAGE, "it leads no node that reaches one honest curator after two minutes"),
     ] {

@@ -28,7 +28,9 @@ REFUSALS = {
         # The caller is a node, and has no role for which it would be served, or its key is that of no node.
         ('Nodes/Issue*', 'FAILED_PRECONDITION'), ('Kubernetes/IssueCertificate *', 'FAILED_PRECONDITION'),
         ('Kubernetes/GetSigningKey', 'FAILED_PRECONDITION'), ('Registration/*', 'FAILED_PRECONDITION'),
-        ('Registration/*', 'NOT_FOUND')),
+        ('Registration/*', 'NOT_FOUND'),
+        # The node claims the address of somebody else.
+        ('Nodes/UpdateStatus own at *', 'FAILED_PRECONDITION')),
     'etcd-peer': CLOSED,
     'kube-apiserver': (('*', '401'), ('*', '403')),
     'kubelet': (('*', '401'), ('*', '403')),

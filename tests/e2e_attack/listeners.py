@@ -5,11 +5,12 @@ an administrator. Each listening socket of each machine must be of a kind that i
 """
 
 import json
+import re
 import socket
 import subprocess
 import time
 
-from channels import Calls, NotServed, Requests, message, methods, number
+from channels import Calls, NotServed, Requests, all_of, message, methods, number
 from loot import openssl
 
 CURATOR, AGENT, FLEET = 'shepherd.curator.v1', 'shepherd.agent.v1', 'shepherd.fleet.v1'
@@ -57,8 +58,54 @@ def p256_key():
     return openssl('pkey', '-pubout', '-outform', 'DER', text=key)
 
 
-def curator_requests(own, others, plan):
-    """Every method with a request that would change something, if it has one: pairs of a name and the message."""
+# The methods that issue certificates to a node, and the fields that lead to the certificate in the response.
+ISSUING = {
+    'Registration/Commit': (2, 1), 'Registration/Join': (1, 1), 'Nodes/RenewCertificate': (1,), 'Nodes/IssuePeerCertificate': (1,),
+    'Nodes/IssueCuratorCertificate': (1,), 'Kubernetes/IssueCertificate': (1,),
+}
+# A certificate of a kubelet as a server, which names the node's address.
+SERVES = 'Kubernetes/IssueCertificate 10'
+CLAIM = 'Nodes/UpdateStatus own'
+
+
+def claims_of(plan, who):
+    """The addresses of others that a node claims for itself: names of requests, and the addresses."""
+    own = plan['own'].get(who)
+    return [(f'{CLAIM} at {holder}', address) for holder, address in plan['claims'] if address != own]
+
+
+def names_in(certificate):
+    """The names and addresses in a certificate, and each node in its subject."""
+    text = openssl('x509', '-inform', 'DER', '-noout', '-text', text=certificate).decode()
+    subject = re.search(r'^ *Subject:(.*)$', text, re.MULTILINE)[1]
+    names = set(re.findall(r'node-[0-9a-f]{32}', subject))
+    for line in re.findall(r'X509v3 Subject Alternative Name:.*\n *(.*)', text):
+        names |= {name.split(':', 1)[1] for name in line.split(', ')}
+    return names
+
+
+def answer_with_certificate(name, found, allowed):
+    """The answer of a method that has issued a certificate: OK if it names nobody but the node that requested it."""
+    parts = [found]
+    for field in ISSUING[name.split(' ')[0]]:
+        parts = [inner for part in parts for inner in all_of(part, field)]
+    if not parts:
+        return 'OK without a certificate', ''
+    names = names_in(parts[0])
+    if foreign := names - allowed:
+        return f'OK for {" ".join(sorted(foreign))}', 'the certificate names somebody else'
+    if name == SERVES and names != allowed:
+        return 'OK without its address', f'the certificate names {" ".join(sorted(names)) or "nobody"}'
+    return 'OK', ''
+
+
+def curator_requests(own, others, plan, who):
+    """Every method with a request that would change something, if it has one: pairs of a name and the message.
+
+    The claims of addresses are made before a certificate is requested.
+    """
+    for name, address in claims_of(plan, who):
+        yield name, f'{CURATOR}.Nodes/UpdateStatus', message(1, own) + message(2, message(1, address))
     key, p256 = bytes(range(32)), p256_key()
     hour = number(3, 3_600_000)
     victim = others[0] if others else SOMEBODY
@@ -91,17 +138,24 @@ def curator_requests(own, others, plan):
 
 def try_curator(attempts, identity, target, plan):
     calls = Calls(target.at, identity)
-    own = plan['nodes'].get(identity.name.split('/')[0], SOMEBODY)
+    who = identity.name.split('/')[0]
+    own = plan['nodes'].get(who, SOMEBODY)
+    allowed = {own, plan['own'].get(who, own)}
     others = [one for one in plan['victims'] if one != own]
-    for name, method, body in curator_requests(own, others, plan):
+    for name, method, body in curator_requests(own, others, plan, who):
 
-        def make(method=method, body=body):
+        def make(name=name, method=method, body=body):
             # A key that proves nothing else makes two calls per second.
             for _ in range(20):
-                code, text, _ = calls.call(method, body)
+                code, text, found = calls.call(method, body)
                 if code not in ('RESOURCE_EXHAUSTED', 'UNAVAILABLE'):
                     break
                 time.sleep(0.6)
+            if code == 'OK' and name.split(' ')[0] in ISSUING:
+                return answer_with_certificate(name, found, allowed)
+            if code == 'FAILED_PRECONDITION' and name.startswith(CLAIM) and 'address' not in text:
+                # Something else than the address was refused, so nothing is known of the address.
+                return f'{code} for another reason', text
             return code, text
 
         attempts.attempt(identity, 'curator', target.at, name, make)

@@ -145,22 +145,27 @@ all_succeed() {
         grep -q " $kind 1 ok" "$scratch/requests/log" || { echo "no $kind"; tail -n 5 "$scratch"/requests/*.err "$scratch/requests/orders"; return 1; }
     done
 }
-# none_failed SINCE [FROM TO]: how the requests since then went. No curator serves from FROM to TO, so calls to them that began
-# meanwhile are counted apart, and may fail.
+# none_failed SINCE [FROM TO]: how the requests since then went. No curator serves from FROM to TO, so a call to them that was
+# under way meanwhile is counted apart, and may fail. Such a call began before TO, and ended after FROM.
 # shellcheck disable=SC2016 # awk expands these
 none_failed() {
     local all retried rate one gap=0
-    [[ $# -eq 1 ]] || gap="\$1 >= $2 && \$1 < $3 && (\$2 == \"write\" || \$2 == \"read\")"
+    [[ $# -eq 1 ]] || gap="\$1 + \$5 >= $2 && \$1 < $3 && (\$2 == \"write\" || \$2 == \"read\")"
     all=$(requests_since "$1") retried=$(requests_since "$1" '$3 > 1')
     rate=$(awk -v all="$all" -v from="$1" -v to="$EPOCHREALTIME" 'BEGIN { printf "%.1f", all / (to - from) }')
     ok "$all requests were sent, $retried of them twice, and none failed" is \
         "$(requests_since "$1" "!($gap) && \$4 != \"ok\"")" 0
-    [[ $# -eq 1 ]] || echo "# not counted: $(requests_since "$1" "$gap") calls to curators began while none served, and" \
-        "$(requests_since "$1" "$gap && \$4 != \"ok\"") of them failed"
+    [[ $# -eq 1 ]] || echo "# not counted: $(requests_since "$1" "$gap") calls to curators were under way while none served," \
+        "and $(requests_since "$1" "$gap && \$4 != \"ok\"") of them failed"
     awk -v from="$1" '$1 >= from && $4 != "ok"' "$scratch/requests/log" | tail -n 10 | sed 's/^/#   /'
+    ok "no request was sent more than twice: at most $(most_since "$1" 3) times" test "$(most_since "$1" 3)" -le 2
+    echo "# a search for the leader called at most $(most_since "$1" 6) curators, and a request took at most" \
+        "$(most_since "$1" 5) s with its retry"
     ok "they came at $rate per second, more than one" test "${rate%.*}" -ge 1
     for one in "${requesting[@]}"; do ok "the client $one still runs" kill -0 "$one"; done
 }
+# most_since TIME COLUMN: the highest number in a column of the log.
+most_since() { awk -v from="$1" -v column="$2" '$1 >= from && $column > most { most = $column } END { print most + 0 }' "$scratch/requests/log"; }
 # requests_since TIME [CONDITION]: how many there were.
 requests_since() { awk -v from="$1" "\$1 >= from && (${2:-1}) { count++ } END { print count + 0 }" "$scratch/requests/log"; }
 end_requests() {
