@@ -276,11 +276,15 @@ mod tests {
             ("delete token 7", "delete", Some("shepherdctl tokens revoke CREDENTIAL --reason TEXT")),
             ("delete update u1", "delete", Some("shepherdctl update abort UPDATE --reason TEXT")),
             // No kind of ours, and no kind at all: what can be deleted.
-            ("delete pod web", "delete", Some("shepherdctl cluster delete, or shepherdctl artefacts delete")),
+            (
+                "delete pod web",
+                "delete",
+                Some("shepherdctl artefacts delete, or shepherdctl contexts delete"),
+            ),
             (
                 "delete sim-0007",
                 "delete",
-                Some("shepherdctl cluster delete, or shepherdctl artefacts delete"),
+                Some("shepherdctl artefacts delete, or shepherdctl contexts delete"),
             ),
             ("revoke lee", "revoke", Some("credentials revoke, or shepherdctl tokens revoke")),
             ("create token", "create", Some("shepherdctl tokens create NAME --role viewer --reason TEXT")),

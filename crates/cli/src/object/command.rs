@@ -81,8 +81,8 @@ fn kind_command(name: &'static str, alias: &'static str) -> Command {
 }
 
 fn list_grammar(row: &KindRow) -> Command {
-    let command = kind_command(row.plural, row.singular).about(row.list_about).after_help(row.list_examples);
-    match row.kind {
+    let command = kind_command(row.plural, row.singular).after_help(row.list_examples);
+    let command = match row.kind {
         ObjectKind::Policy => command,
         ObjectKind::Machine => {
             let command = MachineListArgs::augment_args(GetArgs::augment_args(command));
@@ -98,16 +98,19 @@ fn list_grammar(row: &KindRow) -> Command {
             command.mut_arg("machine", |machine| machine.conflicts_with("names"))
         }
         _ => GetArgs::augment_args(command),
-    }
+    };
+    // Last, because a group of arguments brings a description of its own.
+    command.about(row.list_about)
 }
 
 fn page_grammar(row: &KindRow) -> Command {
-    let command = kind_command(row.singular, row.plural).about(row.page_about).after_help(row.page_examples);
-    match row.kind {
+    let command = kind_command(row.singular, row.plural).after_help(row.page_examples);
+    let command = match row.kind {
         ObjectKind::Policy => command,
         ObjectKind::Machine => MachineArg::augment_args(command),
         _ => NameArg::augment_args(command),
-    }
+    };
+    command.about(row.page_about)
 }
 
 /// The kind and the arguments of the subcommand that was parsed.

@@ -240,8 +240,12 @@ impl ObjectList {
     pub fn to_json(&self) -> Result<Value, CliError> {
         let mut response = self.response.to_json()?;
         let objects = self.objects.iter().map(|object| object.document.to_json());
-        if let Value::Object(fields) = &mut response {
-            fields.insert(self.kind.row().key.to_owned(), Value::Array(objects.collect::<Result<_, _>>()?));
+        // The policy is no list, and has no key.
+        let key = self.kind.row().key;
+        if let Value::Object(fields) = &mut response
+            && !key.is_empty()
+        {
+            fields.insert(key.to_owned(), Value::Array(objects.collect::<Result<_, _>>()?));
         }
         Ok(response)
     }
