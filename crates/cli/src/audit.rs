@@ -44,12 +44,12 @@ pub(crate) async fn list_audit(
     loop {
         let request = v1::ListAuditRequest {
             page_size: page_size(limit, objects.len()).min(PAGE_SIZE),
-            page_token,
+            page_token: page_token.clone(),
             machine: args.machine.clone().unwrap_or_default(),
         };
         let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
         objects.extend(std::mem::take(&mut page.records).iter().map(record_object));
-        page_token = page.next_page_token.clone();
+        page_token.clone_from(&page.next_page_token);
         if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
             let list = ObjectList::of_response(ObjectKind::Audit, &page, &COLUMNS, objects);
             return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });

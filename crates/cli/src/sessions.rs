@@ -30,13 +30,16 @@ pub(crate) async fn list_sessions(client: &FleetClient, limit: Option<u32>) -> R
     let mut service = SessionsClient::new(client.channel());
     let (mut objects, mut page_token) = (Vec::new(), String::new());
     loop {
-        let request = v1::ListSessionsRequest { page_size: page_size(limit, objects.len()), page_token };
+        let request = v1::ListSessionsRequest {
+            page_size: page_size(limit, objects.len()),
+            page_token: page_token.clone(),
+        };
         let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
         let now = require_timestamp(page.read_at, "its read time")?;
         for session in std::mem::take(&mut page.sessions) {
             objects.push(session_object(session, now)?);
         }
-        page_token = page.next_page_token.clone();
+        page_token.clone_from(&page.next_page_token);
         if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
             let list = ObjectList::of_response(ObjectKind::Session, &page, &COLUMNS, objects);
             return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });

@@ -286,7 +286,11 @@ mod tests {
                 "delete",
                 Some("shepherdctl artefacts delete, or shepherdctl contexts delete"),
             ),
-            ("revoke lee", "revoke", Some("credentials revoke, or shepherdctl tokens revoke")),
+            (
+                "revoke lee",
+                "revoke",
+                Some("shepherdctl tokens revoke, or shepherdctl cluster credentials revoke"),
+            ),
             ("create token", "create", Some("shepherdctl tokens create NAME --role viewer --reason TEXT")),
             ("create -f prod.toml", "create", Some("cluster create NAME --workers 3 --reason TEXT")),
             ("config use-context prod", "config", Some("shepherdctl contexts use NAME")),

@@ -89,7 +89,7 @@ impl Operator<'_> {
 }
 
 /// An answer without the line that says when it was read.
-fn without_read_time(answer: String) -> Vec<String> {
+fn without_read_time(answer: &str) -> Vec<String> {
     answer.lines().filter(|line| !line.contains("\"readAt\": ")).map(str::to_owned).collect()
 }
 
@@ -227,7 +227,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         &["get", "tokens", "-o", "json"],
     ] {
         let (through, straight) =
-            (without_read_time(kim.ask(arguments)?), without_read_time(kim.direct(arguments)?));
+            (without_read_time(&kim.ask(arguments)?), without_read_time(&kim.direct(arguments)?));
         assert_eq!(through, straight, "{arguments:?}");
     }
     let (mut through, mut straight): (Value, Value) = (

@@ -75,13 +75,13 @@ pub(crate) async fn list_machines(
         let request = v1::ListMachinesRequest {
             filter: Some(args.filters.to_proto()),
             page_size: page_size(limit, machines.len()),
-            page_token,
+            page_token: page_token.clone(),
             omit_retired: args.omits_retired(),
             ..v1::ListMachinesRequest::default()
         };
         let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
         machines.extend(take_machines(&mut page)?);
-        page_token = page.next_page_token.clone();
+        page_token.clone_from(&page.next_page_token);
         if page_size(limit, machines.len()) == 0 || page_token.is_empty() {
             let objects = machine_objects(machines);
             let list = ObjectList::of_response(ObjectKind::Machine, &page, &COLUMNS, objects);

@@ -66,7 +66,10 @@ pub(crate) fn print_objects(
             let style = TableStyle { wide: *output == Output::Wide, headers: !args.no_headers };
             Ok(table_with_appendix(&list, style, args.names.is_empty()))
         }
-        Output::Name => Ok(list.objects.iter().map(|object| format!("{}\n", object.names.name)).collect()),
+        Output::Name => {
+            let names = list.objects.iter().flat_map(|object| [object.names.name.as_str(), "\n"]);
+            Ok(names.collect())
+        }
         Output::CustomColumns(columns) => {
             let objects = list.objects.iter().map(|object| object.document.to_json());
             Ok(columns.format(&objects.collect::<Result<Vec<_>, _>>()?, !args.no_headers))

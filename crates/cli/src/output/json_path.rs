@@ -1,4 +1,4 @@
-//! JSONPath templates of `-o jsonpath=…`, as kubectl has them.
+//! `JSONPath` templates of `-o jsonpath=…`, as kubectl has them.
 //!
 //! A template is text with actions in braces: a path (`{.phase}`), `{range PATH}` and `{end}` around what is repeated for
 //! each value, and quoted text (`{"\n"}`). A library evaluates the paths of RFC 9535. Those of kubectl differ: `$` is
@@ -166,14 +166,13 @@ pub(super) fn split_at(text: &str, separator: char) -> Option<(&str, &str)> {
             _ if escaped => escaped = false,
             (_, '\\') => escaped = true,
             (Some(open), c) if c == open => quote = None,
-            (Some(_), _) => {}
             (None, c) if c == separator && depth == 0 => {
                 return Some((&text[..index], &text[index + c.len_utf8()..]));
             }
             (None, '"' | '\'') => quote = Some(c),
             (None, '[' | '(' | '{') => depth += 1,
             (None, ']' | ')' | '}') => depth = depth.saturating_sub(1),
-            (None, _) => {}
+            _ => {}
         }
     }
     None
@@ -305,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// The document of kubectl's page about JSONPath.
+    /// The document of kubectl's page about `JSONPath`.
     fn list() -> Value {
         json!({
             "kind": "List",

@@ -30,13 +30,13 @@ pub(crate) async fn list_tokens(client: &FleetClient, limit: Option<u32>) -> Res
     let (mut objects, mut page_token) = (Vec::new(), String::new());
     loop {
         let page_size = page_size(limit, objects.len()).min(PAGE_SIZE);
-        let request = v1::ListCredentialsRequest { page_size, page_token };
+        let request = v1::ListCredentialsRequest { page_size, page_token: page_token.clone() };
         let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
         let now = require_timestamp(page.read_at, "its read time")?;
         objects.extend(
             std::mem::take(&mut page.credentials).iter().map(|credential| credential_object(credential, now)),
         );
-        page_token = page.next_page_token.clone();
+        page_token.clone_from(&page.next_page_token);
         if is_complete(limit, objects.len()) || page_token.is_empty() {
             let list = ObjectList::of_response(ObjectKind::Token, &page, &COLUMNS, objects);
             return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
