@@ -60,6 +60,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "machine",
     "manufacturer",
     "name",
+    "names",
     "otlp_endpoint",
     "phase",
     "pod_range",

@@ -76,7 +76,7 @@ fn parse_name(text: &str) -> Result<String, String> {
 
 /// A subcommand without arguments. The other number of its word is its alias.
 fn kind_command(name: &'static str, alias: &'static str) -> Command {
-    let command = Command::new(name);
+    let command = Command::default().name(name);
     if name == alias { command } else { command.visible_alias(alias) }
 }
 
