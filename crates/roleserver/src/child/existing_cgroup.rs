@@ -85,6 +85,16 @@ impl Cgroup {
         self
     }
 
+    /// The same group, and the other one in those hierarchies in which this one is not (pure).
+    #[must_use]
+    pub fn completed_by(mut self, other: Self) -> Self {
+        self.unified = self.unified.or(other.unified);
+        for (controller, path) in other.legacy {
+            self.legacy.entry(controller).or_insert(path);
+        }
+        self
+    }
+
     /// The same group. Where version 2 is alone, processes join a group of this name inside it: only there must a group
     /// that hands controllers on hold no process.
     #[must_use]

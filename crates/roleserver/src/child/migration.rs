@@ -283,8 +283,13 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
     let unfinished = running.as_ref().and_then(|record| record.unfinished_move.clone());
     let is_unfinished = unfinished.is_some();
     let own = own_pid(running.as_ref());
-    let outside = match own.filter(|own| known.is_none() && in_unit.clone().with_process(*own).is_empty()) {
-        Some(own) => find_group_outside(scopes, own, &family, name),
+    let outside = match own.filter(|_| known.is_none()) {
+        Some(own) if in_unit.clone().with_process(own).is_empty() => {
+            find_group_around(scopes, own, &family, name).with_process(own)
+        }
+        // The unit may be in the root of hierarchies of version 1, and the child with its limits there is in a group below
+        // that.
+        Some(own) => in_unit.clone().completed_by(find_group_around(scopes, own, &family, name)),
         None => Cgroup::default(),
     };
     let recorded = unfinished.filter(|group| !group.is_empty());
@@ -355,11 +360,11 @@ fn place_running(
     Ok(placed.scope)
 }
 
-/// The group of a child that is in no group of the unit. A detached supervisor, which the unit has replaced since, may have
-/// run in the scope of a session, and its children below that.
-fn find_group_outside(scopes: &Scopes, own: u32, family: &str, name: &str) -> Cgroup {
+/// The group of a child that its process is in. A detached supervisor, which the unit has replaced since, may have run in the
+/// scope of a session, and its children below that.
+fn find_group_around(scopes: &Scopes, own: u32, family: &str, name: &str) -> Cgroup {
     let shown = fs::read_to_string(scopes.proc.join(own.to_string()).join("cgroup")).unwrap_or_default();
-    Cgroup::around_process(&scopes.mountinfo, &shown, family, name).with_process(own)
+    Cgroup::around_process(&scopes.mountinfo, &shown, family, name)
 }
 
 /// A scope that has the process already: its record was not written.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use shepherd_roleserver::child::cgroup::Cgroup;
+use shepherd_roleserver::child::cgroup::{Cgroup, CgroupMounts};
 use shepherd_roleserver::child::launch::{ChildRecord, InnerGroup};
 use shepherd_roleserver::child::migration::{
     MigrationReport, migrate_children, migrate_children_of_unit, protect_children,
@@ -118,6 +118,44 @@ fn limits_of_the_old_group_are_properties_of_the_scope() -> Result<()> {
     assert_eq!(number("MemoryMax"), Some(Value::U64(1 << 20)));
     assert_eq!(number("CPUQuotaPerSecUSec"), Some(Value::U64(1_500_000)));
     assert_eq!(number("TasksMax"), Some(Value::U64(u64::MAX)));
+    Ok(())
+}
+
+/// systemd gives a unit no group of its own for a controller of version 1 that nobody has requested. An enrolment, which runs
+/// elsewhere, finds the groups of a child there by its process.
+#[test]
+fn limits_in_hierarchies_where_the_unit_has_no_group_are_properties_of_the_scope() -> Result<()> {
+    let mut host = Host::new()?;
+    let group = host.old_group("web");
+    let web = OldProcess::start(&host, &group)?;
+    web.record(&host, "web")?;
+    let below_root = format!("/{}/web", host.children.instance_name());
+    let limits = [
+        ("memory", &group, "memory.limit_in_bytes", "1048576\n"),
+        ("pids", &group, "pids.max", "20\n"),
+        ("cpu", &below_root, "cpu.cfs_period_us", "100000\n"),
+        ("cpu", &below_root, "cpu.cfs_quota_us", "150000\n"),
+    ];
+    for (controller, group, file, text) in limits {
+        let directory = host.path(controller).join(group.trim_start_matches('/'));
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join(file), text)?;
+    }
+    let proc = host.path("proc");
+    fs::create_dir_all(proc.join(web.pid().to_string()))?;
+    let shown = format!("5:memory:{group}\n4:pids:{group}\n3:cpu,cpuacct:{below_root}\n0::{group}\n");
+    fs::write(proc.join(web.pid().to_string()).join("cgroup"), shown)?;
+    let mounts = ["memory", "pids", "cpu"].map(|controller| {
+        format!("31 28 0:27 / {} rw - cgroup cgroup rw,{controller}\n", host.path(controller).display())
+    });
+    let scopes = host.children.scopes.as_mut().context("no scopes")?;
+    (scopes.proc, scopes.mountinfo) = (proc, format!("{}{}", scopes.mountinfo, mounts.concat()));
+    host.children.mounts = CgroupMounts::at_path(&scopes.mountinfo, UNIT_GROUP);
+    assert_eq!(migrate_children(&host.children).moved, ["web"]);
+    let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
+    let limits =
+        ["MemoryMax", "CPUQuotaPerSecUSec", "TasksMax"].map(|name| unit.properties.get(name).cloned());
+    assert_eq!(limits, [1 << 20, 1_500_000, 20].map(|limit| Some(Value::U64(limit))));
     Ok(())
 }
 
