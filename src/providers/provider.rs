@@ -19,6 +19,8 @@
 //! * [`CreationControl::create`] with a known intent id returns the machine that was made then. That is what makes
 //!   creation exactly-once when an answer is lost.
 //! * [`ReleaseControl::release`] with a known intent id releases nothing a second time.
+//! * A kind declares how many of its machines are adopted, and how fast, if the configuration does not say so
+//!   ([`AdoptionLimits`][crate::model::adoption::AdoptionLimits]). If a machine may cost money or belong to others, that is a small number.
 //! * An error states whether a retry may help ([`ErrorClass`]) and which endpoint it came from, so that one slow
 //!   endpoint can be distinguished from a slow fleet.
 

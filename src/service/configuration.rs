@@ -192,14 +192,25 @@ fn parse_providers(
     Ok(providers)
 }
 
-/// Rejects a value that is no text, with its key: every key of a provider takes one text.
+/// Rejects a value of another type than its key takes: a whole number for `max_machines`, and one text for every other
+/// key. The error has the key, and the problem.
 fn check_provider_values(table: &toml::Value) -> Result<(), (String, String)> {
     let Some(table) = table.as_table() else { return Ok(()) };
     for (key, value) in table {
-        if !value.is_str() {
-            let problem = format!("{key} takes one text in quotes, and this is {}", describe_type(value));
-            return Err((key.clone(), problem));
-        }
+        let problem = match value {
+            toml::Value::Integer(number) if key == "max_machines" => {
+                if *number >= 0 {
+                    continue;
+                }
+                format!("{key} takes a whole number from 0, and this is {number}")
+            }
+            _ if key == "max_machines" => {
+                format!("{key} takes a whole number, and this is {}", describe_type(value))
+            }
+            toml::Value::String(_) => continue,
+            _ => format!("{key} takes one text in quotes, and this is {}", describe_type(value)),
+        };
+        return Err((key.clone(), problem));
     }
     Ok(())
 }
@@ -314,6 +325,18 @@ mod tests {
             (
                 "[[provider]]\nname = 5\nkind = \"static\"",
                 "line 2: [[provider]] number 1: name takes one text in quotes, and this is a whole",
+            ),
+            (
+                "[[provider]]\nmax_machines = \"many\"",
+                "line 2: [[provider]] number 1: max_machines takes a whole number, and this is a text",
+            ),
+            (
+                "[[provider]]\nmax_machines = -5",
+                "line 2: [[provider]] number 1: max_machines takes a whole number from 0, and this is -5",
+            ),
+            (
+                "[[provider]]\nname = \"a\"\nkind = \"simulated\"\nurl = \"\"\ndevice_creation_rate = \"fast\"",
+                "[[provider]] number 1: device_creation_rate: \"fast\" is not a rate; write PERIOD,COUNT",
             ),
         ] {
             let problem = parse(wrong, &BTreeSet::new()).unwrap_err();

@@ -20,8 +20,6 @@ const PRIVATE_DATABASE: &str = "shepherd";
 pub struct OpenDatabase {
     /// The handle of the open database.
     pub bmdb: Bmdb,
-    /// The URL by which other programs connect to it.
-    pub url: String,
     private_server: Option<PrivatePostgres>,
     /// Directory for keys without a configured path. It is removed together with the private server's data.
     key_directory: Option<ScratchDirectory>,
@@ -29,20 +27,19 @@ pub struct OpenDatabase {
 
 /// Opens the plan's database, starts a private server if the plan has one, and brings the schema up to date.
 pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailure> {
-    let (settings, url, private, keys) = match &plan.database {
+    let (settings, private, keys) = match &plan.database {
         Database::Url(settings) => {
-            let url = plan.flags.bmdb_url.clone().unwrap_or_default();
             warn_about_url(plan);
-            ((**settings).clone(), url, None, None)
+            ((**settings).clone(), None, None)
         }
         Database::Ephemeral => {
-            let (settings, url, private) = private_server(plan, ServerStorage::Temporary).await?;
-            (settings, url, Some(private), Some(ScratchDirectory::create("shepherd-keys")?))
+            let (settings, private) = private_server(plan, ServerStorage::Temporary).await?;
+            (settings, Some(private), Some(ScratchDirectory::create("shepherd-keys")?))
         }
         Database::Directory(directory) => {
-            let (settings, url, private) =
+            let (settings, private) =
                 private_server(plan, ServerStorage::Persistent(directory.clone())).await?;
-            (settings, url, Some(private), None)
+            (settings, Some(private), None)
         }
     };
     let mut bmdb = Bmdb::connect(settings.clone()).await.map_err(database_failure)?;
@@ -63,7 +60,7 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailu
     if private.is_none() {
         warn_about_durability(&bmdb).await;
     }
-    Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
+    Ok(OpenDatabase { bmdb, private_server: private, key_directory: keys })
 }
 
 impl OpenDatabase {
@@ -131,7 +128,7 @@ pub async fn warn_about_durability(bmdb: &Bmdb) {
 async fn private_server(
     plan: &ServicePlan,
     storage: ServerStorage,
-) -> Result<(ConnectionSettings, String, PrivatePostgres), ExitFailure> {
+) -> Result<(ConnectionSettings, PrivatePostgres), ExitFailure> {
     let server = PrivatePostgres::start(PrivatePostgresOptions { storage, max_connections: 200 })
         .await
         .map_err(postgres_failure)?;
@@ -145,5 +142,5 @@ async fn private_server(
         Ok(bmdb) => bmdb.close().await,
         Err(_) => server.create_database(PRIVATE_DATABASE).await.map_err(postgres_failure)?,
     }
-    Ok((settings, url, server))
+    Ok((settings, server))
 }

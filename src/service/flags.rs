@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::bmdb::connection::dialect::Dialect;
+use crate::model::adoption::AdoptionSettings;
 use crate::model::policy_flags::PolicyFlags;
 use crate::model::time::{Rate, Span};
 use crate::service::demo::flags::DemoFlags;
@@ -255,23 +256,25 @@ pub struct ServiceFlags {
     /// How often a provider is compared with the database.
     #[arg(long, value_name = "RATE", default_value = "1m,1", help_heading = "Loops")]
     pub provisioner_reconciler_rate: Rate,
-    /// Maximum number of machines of one provider; 0 for no limit.
-    #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Loops")]
-    pub provisioner_max_machines: usize,
-    /// How often a machine is requested from a provider.
-    #[arg(long, value_name = "RATE", default_value = "5s,1", help_heading = "Loops")]
-    pub provisioner_device_creation_rate: Rate,
+    /// Maximum number of machines of one provider; 0 for no limit. The key max_machines of a [[provider]] table overrides
+    /// it. [default: no limit for static, otherwise 50]
+    #[arg(long, value_name = "N", help_heading = "Loops")]
+    pub provisioner_max_machines: Option<usize>,
+    /// How often a machine is requested from a provider. The key device_creation_rate of a [[provider]] table overrides it.
+    /// [default: at once for static, otherwise 5s,1]
+    #[arg(long, value_name = "RATE", help_heading = "Loops")]
+    pub provisioner_device_creation_rate: Option<Rate>,
     /// Maximum number of machines requested from a provider in one pass.
     #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Loops")]
     pub provisioner_reservation_chunk_size: usize,
     /// Machines taken over at once; 0 counts as 1.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Loops")]
     pub initializer_loop_parallelism: usize,
     /// How often the initializer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub initializer_db_query_rate: Rate,
     /// Machines recovered at once; 0 counts as 1.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Loops")]
     pub recoverer_loop_parallelism: usize,
     /// How often the recoverer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
@@ -305,6 +308,16 @@ pub struct ServiceFlags {
 
     #[command(flatten)]
     pub policy: PolicyFlags,
+}
+
+impl ServiceFlags {
+    /// What the flags set of the limits of adoption, for every provider.
+    pub(super) fn adoption_settings(&self) -> AdoptionSettings {
+        AdoptionSettings {
+            max_machines: self.provisioner_max_machines,
+            creation_rate: self.provisioner_device_creation_rate,
+        }
+    }
 }
 
 /// The command, with an environment variable for every flag.

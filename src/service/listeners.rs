@@ -48,6 +48,12 @@ impl Listeners {
         self.metrics.as_ref().map(|metrics| metrics.local_addr)
     }
 
+    /// The API server, if it runs.
+    #[must_use]
+    pub fn api(&self) -> Option<&ApiServer> {
+        self.api.as_ref()
+    }
+
     /// When the metrics server last turned a connection away, by this host's clock; `None` if it never did or does not
     /// run.
     #[must_use]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::model::adoption::AdoptionLimits;
 use crate::model::time::Rate;
 use crate::service::flags::{ServiceComponent, ServiceFlags};
 use crate::service::service_plan::{Database, ServicePlan};
@@ -33,7 +34,8 @@ impl ServicePlan {
             line("direct", format!("{}, for renewals and wake-ups", direct.address()));
         }
         for provider in &self.providers {
-            line("provider", provider.describe());
+            let limits = describe_limits(provider.adoption_limits(flags.adoption_settings()));
+            line("provider", format!("{}; {limits}", provider.describe()));
         }
         for component in &self.components {
             line("runs", describe_component(*component, flags));
@@ -82,15 +84,10 @@ impl ServicePlan {
 /// Describes a part of the service and its parallelism.
 fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> String {
     match component {
-        ServiceComponent::Provisioner => format!(
-            "provisioner: compares each provider {}, requests a machine {}, {}",
-            describe_rate(flags.provisioner_reconciler_rate),
-            describe_rate(flags.provisioner_device_creation_rate),
-            match flags.provisioner_max_machines {
-                0 => "takes any number of them".to_owned(),
-                count => format!("takes up to {count} of each provider"),
-            }
-        ),
+        ServiceComponent::Provisioner => {
+            let rate = describe_rate(flags.provisioner_reconciler_rate);
+            format!("provisioner: compares each provider with the database {rate}")
+        }
         ServiceComponent::Initializer => {
             describe_loop("initializer", flags.initializer_loop_parallelism, flags.initializer_db_query_rate)
         }
@@ -116,6 +113,19 @@ fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> Stri
             format!("callback: receives heartbeats on {}", flags.agent_listen_address)
         }
         ServiceComponent::Api => format!("api: serves operators on {}", flags.api_listen_address),
+    }
+}
+
+/// Describes what bounds the adoption of a provider's machines.
+fn describe_limits(limits: AdoptionLimits) -> String {
+    let number = match limits.max_machines {
+        None => "any number of machines is adopted".to_owned(),
+        Some(1) => "1 machine at most is adopted".to_owned(),
+        Some(max) => format!("{max} machines at most are adopted"),
+    };
+    match limits.creation_rate {
+        None => format!("{number}, at once"),
+        Some(rate) => format!("{number}, one {}", describe_rate(rate)),
     }
 }
 

@@ -4,10 +4,15 @@
 //! So both `--check` and the start of the service run this first. Nothing is changed: a key that will be created is
 //! only reported as missing.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
+use crate::bmdb::fleet::provider::RecordedMachine;
 use crate::bmdb::fleet::secret::SecretsKey;
-use crate::providers::provider::{ErrorClass, ProviderError};
+use crate::manager::provisioner::plan::{ProvisionerLimits, plan_provisioning};
+use crate::model::adoption::LIMIT_REMEDY;
+use crate::model::policy::Policy;
+use crate::providers::provider::{ErrorClass, ProviderError, ProviderMachine, ProviderName};
 use crate::server::tls::certificate_files::{self, CertificateFiles};
 use crate::server::tls::server_certificate::endpoint_hosts;
 use crate::service::agent_check::inspect_agent;
@@ -29,10 +34,15 @@ pub enum OnUnreachableProvider {
     Warn,
 }
 
-/// Reads every provider's list, the agent, the certificate and the keys. Returns a line for each thing found.
+/// The machines that the database has recorded, by the name of their provider.
+pub type RecordedMachines = BTreeMap<String, Vec<RecordedMachine>>;
+
+/// Reads every provider's list, the agent, the certificate and the keys. Returns a line for each thing found. `recorded`
+/// is empty where the database was not read.
 pub async fn inspect_plan(
     plan: &ServicePlan,
     on_unreachable: OnUnreachableProvider,
+    recorded: &RecordedMachines,
 ) -> Result<Vec<String>, ExitFailure> {
     let mut found = Vec::new();
     let flags = &plan.flags;
@@ -40,8 +50,9 @@ pub async fn inspect_plan(
         let provider = build_provider(configuration, &flags.ssh_user)?;
         match provider.list().await {
             Ok(listed) => {
-                let (count, s) = (listed.len(), if listed.len() == 1 { "" } else { "s" });
-                found.push(format!("{count} machine{s} at provider {}", provider.name()));
+                let known = recorded.get(provider.name().as_str()).map_or(&[][..], Vec::as_slice);
+                let max = plan.adoption_limits(provider.name()).max_machines;
+                found.extend(describe_list(provider.name(), &listed, known, max));
             }
             Err(error) if is_usage_error(&error, configuration) => {
                 return Err(ExitFailure::usage(format!("provider {}: {}", provider.name(), error.message)));
@@ -77,6 +88,24 @@ pub async fn inspect_plan(
     warn_about_ssh_passwords(plan);
     warn_about_listen_addresses(plan);
     Ok(found)
+}
+
+/// Describes a provider's list: how many machines it has, and how many of them its limit leaves out.
+fn describe_list(
+    name: &ProviderName,
+    listed: &[ProviderMachine],
+    recorded: &[RecordedMachine],
+    max_machines: Option<usize>,
+) -> Vec<String> {
+    let (count, s) = (listed.len(), if listed.len() == 1 { "" } else { "s" });
+    let mut lines = vec![format!("{count} machine{s} at provider {name}")];
+    // The number is that of the provisioner. It depends neither on a brake nor on the size of a chunk.
+    let limits = ProvisionerLimits { max_machines, chunk: 1 };
+    let brake = Policy::default().provisioner_brake;
+    let plan = plan_provisioning(listed, recorded, &BTreeSet::new(), &brake, limits);
+    let surplus = plan.not_adopted;
+    lines.extend(surplus.map(|surplus| format!("provider {name}: {}; {LIMIT_REMEDY}", surplus.describe())));
+    lines
 }
 
 /// Verifies the certificate from files as agents and operators will, for every endpoint. Returns a line if there is

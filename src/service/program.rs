@@ -14,7 +14,7 @@ use crate::service::database::open_database;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::{LogFormat, ShepherdCommand, ShepherdFlags};
 use crate::service::os_process::StopSignals;
-use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
+use crate::service::preflight::{OnUnreachableProvider, RecordedMachines, inspect_plan};
 use crate::service::service_plan::ServicePlan;
 use crate::service::start::start_service;
 use crate::service::stop_deadline::{StopDeadline, StopStep};
@@ -100,7 +100,7 @@ async fn dispatch_command(
 async fn serve_until_signal(plan: &ServicePlan, traces: Traces) -> Result<(), ExitFailure> {
     let mut signals = StopSignals::listen()?;
     // Checked before the database is changed: another mistake must not leave an upgraded schema behind.
-    inspect_plan(plan, OnUnreachableProvider::Warn).await?;
+    inspect_plan(plan, OnUnreachableProvider::Warn, &RecordedMachines::new()).await?;
     let database = open_database(plan).await?;
     let stop_traces = CancellationToken::new();
     let trace_task = traces.sender.map(|sender| tokio::spawn(sender.run(stop_traces.clone())));

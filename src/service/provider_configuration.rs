@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reqwest::Url;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
+use crate::model::adoption::{AdoptionLimits, AdoptionSettings};
+use crate::model::time::Rate;
 use crate::providers::http;
 use crate::providers::provider::{Provider, ProviderError, ProviderName};
-use crate::providers::simulated::{SimulatedConfig, SimulatedProvider};
-use crate::providers::static_provider::{StaticConfig, StaticProvider};
+use crate::providers::simulated::{self, SimulatedConfig, SimulatedProvider};
+use crate::providers::static_provider::{self, StaticConfig, StaticProvider};
 use crate::service::failure::ExitFailure;
 use crate::service::os_process::hostname;
 
@@ -31,6 +33,11 @@ pub enum ProviderConfiguration {
         /// Where the addresses of nodes on its machines come from.
         #[serde(default)]
         node_address: NodeAddressSource,
+        /// Most of its machines that are adopted; 0 for no limit.
+        max_machines: Option<usize>,
+        /// How often one of its machines is adopted.
+        #[serde(default, deserialize_with = "deserialize_rate")]
+        device_creation_rate: Option<Rate>,
     },
     /// A provider that is a simulator.
     Simulated {
@@ -38,7 +45,17 @@ pub enum ProviderConfiguration {
         name: ProviderName,
         /// URL of the simulator's API: `http://host:port`.
         url: String,
+        /// Most of its machines that are adopted; 0 for no limit.
+        max_machines: Option<usize>,
+        /// How often a machine is requested from it.
+        #[serde(default, deserialize_with = "deserialize_rate")]
+        device_creation_rate: Option<Rate>,
     },
+}
+
+fn deserialize_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Rate>, D::Error> {
+    let rate: Result<Rate, _> = String::deserialize(deserializer)?.parse();
+    rate.map(Some).map_err(|error| serde::de::Error::custom(format!("device_creation_rate: {error}")))
 }
 
 /// Where the address of a node comes from.
@@ -71,6 +88,19 @@ impl ProviderConfiguration {
         }
     }
 
+    /// What bounds the adoption of its machines: the keys of its table, the flags of the shepherd, or its kind.
+    pub(super) fn adoption_limits(&self, flags: AdoptionSettings) -> AdoptionLimits {
+        let (kind, max_machines, creation_rate) = match self {
+            Self::Static { max_machines, device_creation_rate, .. } => {
+                (static_provider::ADOPTION_LIMITS, *max_machines, *device_creation_rate)
+            }
+            Self::Simulated { max_machines, device_creation_rate, .. } => {
+                (simulated::ADOPTION_LIMITS, *max_machines, *device_creation_rate)
+            }
+        };
+        kind.override_with(flags).override_with(AdoptionSettings { max_machines, creation_rate })
+    }
+
     /// The file that holds the SSH password of its machines.
     pub(super) fn ssh_password_path(&self) -> Option<&Path> {
         match self {
@@ -85,7 +115,7 @@ impl ProviderConfiguration {
             Self::Static { name, device_list_url, .. } => {
                 format!("{name} (static): {}", redact_provider_url(device_list_url))
             }
-            Self::Simulated { name, url } => format!("{name} (simulated): {}", redact_provider_url(url)),
+            Self::Simulated { name, url, .. } => format!("{name} (simulated): {}", redact_provider_url(url)),
         }
     }
 }
@@ -108,7 +138,7 @@ pub(super) fn build_provider(
             };
             Arc::new(StaticProvider::new(config).map_err(wrong)?)
         }
-        ProviderConfiguration::Simulated { name, url } => {
+        ProviderConfiguration::Simulated { name, url, .. } => {
             let config = SimulatedConfig {
                 name: name.clone(),
                 url: url.clone(),
@@ -147,6 +177,32 @@ mod tests {
             provider("front", "node_address = \"connection\""),
         ];
         assert_eq!(connection_providers(&providers), BTreeSet::from(["front".to_owned()]));
+    }
+
+    #[test]
+    fn keys_of_a_table_count_before_flags_and_those_before_the_kind() {
+        let limits = |kind: &str, more: &str, flags: AdoptionSettings| {
+            let url = if kind == "static" { "device_list_url" } else { "url" };
+            let table = format!("kind = \"{kind}\"\nname = \"a\"\n{url} = \"file:///x\"\n{more}");
+            let provider: ProviderConfiguration = toml::from_str(&table).unwrap();
+            let limits = provider.adoption_limits(flags);
+            (limits.max_machines, limits.creation_rate.map(|rate| rate.to_string()))
+        };
+        let (none, slow) = (AdoptionSettings::default(), "device_creation_rate = \"1m,1\"");
+        let flags = AdoptionSettings { max_machines: Some(7), creation_rate: Some("1s,2".parse().unwrap()) };
+        for (kind, more, flags, expected) in [
+            ("static", "", none, (None, None)),
+            ("simulated", "", none, (Some(50), Some("5s,1"))),
+            ("static", "", flags, (Some(7), Some("1s,2"))),
+            ("simulated", "", flags, (Some(7), Some("1s,2"))),
+            ("static", "max_machines = 9", flags, (Some(9), Some("1s,2"))),
+            ("simulated", "max_machines = 0", flags, (None, Some("1s,2"))),
+            ("static", slow, none, (None, Some("1m,1"))),
+            ("simulated", slow, flags, (Some(7), Some("1m,1"))),
+        ] {
+            let expected = (expected.0, expected.1.map(str::to_owned));
+            assert_eq!(limits(kind, more, flags), expected, "{kind} {more:?} {flags:?}");
+        }
     }
 
     #[test]

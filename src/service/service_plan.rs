@@ -11,6 +11,7 @@ use crate::bmdb::connection::access::Access;
 use crate::bmdb::connection::budget::ConnectionsBeside;
 use crate::bmdb::connection::dialect::Dialect;
 use crate::bmdb::connection::settings::ConnectionSettings;
+use crate::model::adoption::AdoptionLimits;
 use crate::model::signed_artefact::signing_configuration::SigningConfiguration;
 use crate::providers::provider::ProviderName;
 use crate::service::configuration::ConfigurationFile;
@@ -81,6 +82,14 @@ impl ServicePlan {
             wanted: single + API_DATABASE_CONNECTIONS + API_AUTH_CONNECTIONS + 1,
             least: single + 2 + 1,
         }
+    }
+
+    /// What bounds the adoption of the machines of a provider of the plan.
+    pub(super) fn adoption_limits(&self, name: &ProviderName) -> AdoptionLimits {
+        let flags = self.flags.adoption_settings();
+        let provider = self.providers.iter().find(|provider| provider.name() == name);
+        provider
+            .map_or(AdoptionLimits::CAUTIOUS.override_with(flags), |provider| provider.adoption_limits(flags))
     }
 }
 
@@ -271,6 +280,9 @@ fn plan_providers(
                 // That of the flags can come from the environment, too.
                 ssh_password_path: None,
                 node_address: NodeAddressSource::List,
+                // Those of the flags count for all providers.
+                max_machines: None,
+                device_creation_rate: None,
                 device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
                     ExitFailure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
                 })?,
@@ -281,6 +293,8 @@ fn plan_providers(
                     .simulated_url
                     .clone()
                     .ok_or_else(|| ExitFailure::usage("--provider simulated needs --simulated_url http://HOST:PORT"))?,
+                max_machines: None,
+                device_creation_rate: None,
             },
             other => {
                 return Err(ExitFailure::usage(format!(
@@ -352,9 +366,15 @@ mod tests {
             device_list_sha256: None,
             ssh_password_path: password.map(PathBuf::from),
             node_address: NodeAddressSource::List,
+            max_machines: None,
+            device_creation_rate: None,
         };
-        let simulated =
-            ProviderConfiguration::Simulated { name: "sim".parse().unwrap(), url: "http://h".to_owned() };
+        let simulated = ProviderConfiguration::Simulated {
+            name: "sim".parse().unwrap(),
+            url: "http://h".to_owned(),
+            max_machines: None,
+            device_creation_rate: None,
+        };
         let planned = |flags: &[&str], providers: &[ProviderConfiguration], in_environment: bool| {
             let arguments = ["shepherd"].iter().chain(flags).map(Into::into).collect();
             let flags = parse_flags_without_environment(arguments).unwrap().service;

@@ -182,26 +182,7 @@ async fn start_components(
         running.spawn_cluster_loop(secrets, &plan.providers, metrics);
     }
     if has(ServiceComponent::Provisioner) {
-        for (provider, breaker) in providers.iter() {
-            let settings = ProvisionerSettings {
-                limits: ProvisionerLimits {
-                    max_machines: (flags.provisioner_max_machines > 0)
-                        .then_some(flags.provisioner_max_machines),
-                    chunk: flags.provisioner_reservation_chunk_size,
-                },
-                reconciler: Limiter::new(flags.provisioner_reconciler_rate),
-                creation: Limiter::new(flags.provisioner_device_creation_rate),
-                breaker: breaker.clone(),
-                metrics: metrics.clone(),
-            };
-            let stop = running.drain.clone();
-            running.workers.spawn(provisioner::run_provisioner(
-                running.sessions.clone(),
-                provider.clone(),
-                settings,
-                stop,
-            ));
-        }
+        running.spawn_provisioners(plan, &providers, metrics);
     }
     Ok(())
 }
@@ -236,6 +217,29 @@ impl RunningService {
     fn spawn_agent_checks(&mut self, access: Arc<MachineAccess>, bmdb: &Bmdb) {
         let (bmdb, drain) = (bmdb.clone(), self.drain.clone());
         self.tasks.spawn(async move { access.agent_file.run_checks(&bmdb, &drain).await });
+    }
+
+    /// Starts a provisioner for each provider of the plan, with the limits of that provider.
+    fn spawn_provisioners(&mut self, plan: &ServicePlan, providers: &ProviderSet, metrics: &ManagerMetrics) {
+        for (provider, breaker) in providers.iter() {
+            let adoption = plan.adoption_limits(provider.name());
+            let settings = ProvisionerSettings {
+                limits: ProvisionerLimits {
+                    max_machines: adoption.max_machines,
+                    chunk: plan.flags.provisioner_reservation_chunk_size,
+                },
+                reconciler: Limiter::new(plan.flags.provisioner_reconciler_rate),
+                creation: adoption.creation_rate.map(Limiter::new),
+                breaker: breaker.clone(),
+                metrics: metrics.clone(),
+            };
+            self.workers.spawn(provisioner::run_provisioner(
+                self.sessions.clone(),
+                provider.clone(),
+                settings,
+                self.drain.clone(),
+            ));
+        }
     }
 
     fn spawn_cluster_loop(

@@ -15,6 +15,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::harness::aloud::aloud;
+use crate::harness::port::reserve_port;
 use crate::harness::program::{PATIENCE, Place};
 
 /// A demo that runs, with its output so far. Killed when dropped.
@@ -103,9 +104,20 @@ impl Demo {
         Ok((self.child.wait()?.code(), stderr.unwrap_or_default()))
     }
 
-    /// A printed command that contains `what`, as an operator would paste it.
+    /// A printed line that contains `what`, without its indentation.
+    fn printed(&self, what: &str) -> anyhow::Result<&str> {
+        let line = self.output_lines.iter().find(|line| line.contains(what));
+        Ok(line.with_context(|| format!("{what:?} was not printed"))?.trim())
+    }
+
+    /// A printed command that contains `what`, as an operator would paste it: after the line that sets the context.
     pub(crate) fn pasted(&self, place: &Place, what: &str) -> anyhow::Result<String> {
-        sh(place, self.output_lines.iter().find(|line| line.contains(what)).context("not printed")?)
+        sh(place, &self.in_context(self.printed(what)?)?)
+    }
+
+    /// The command after the printed line that sets the context.
+    pub(crate) fn in_context(&self, command: &str) -> anyhow::Result<String> {
+        Ok(format!("{}\n{command}", self.printed("export SHEPHERD_CONTEXTS=")?))
     }
 }
 
@@ -114,6 +126,8 @@ fn sh(place: &Place, line: &str) -> anyhow::Result<String> {
     let output = Command::new("/bin/sh")
         .args(["-c", line.trim()])
         .env("HOME", place.path("home"))
+        .env_remove("SHEPHERD_BMDB_URL")
+        .env_remove("SHEPHERD_CONTEXT")
         .stdin(Stdio::null())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -349,7 +363,7 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     let printed = |what: &str| demo.output_lines.iter().find(|line| line.contains(what)).unwrap().clone();
     let (retire, fault) = (printed(" retire sim-0007 "), printed(" fault sim-0007 kill "));
     // The printed command, with another end.
-    let ctl = retire.split_once(" retire ").unwrap().0;
+    let ctl = demo.in_context(retire.split_once(" retire ").unwrap().0.trim()).unwrap();
     let asks = |words: &str| sh(&place, &format!("{ctl} {words}")).unwrap();
     let until = |words: &str, what: &str| {
         let end = Instant::now() + PATIENCE;
@@ -418,4 +432,55 @@ fn a_persisted_fleet_is_the_same_next_time_and_new_on_request() {
     let first = run(&[]);
     assert_eq!(run(&[]), first, "the database is the same");
     assert_ne!(run(&["--fresh"]), first, "the database is a new one");
+}
+
+/// The printed line has the only thing that an operator must copy. A terminal with it still works after a restart.
+#[test]
+fn a_context_of_a_persistent_demo_works_after_its_restart() {
+    let place = Place::new().unwrap();
+    let directory = place.path("fleet");
+    fs::create_dir(&directory).unwrap();
+    // An empty file that marks the directory of a demo. The ports of a demo that has ended could be taken by another
+    // test, so these are held until the end.
+    fs::write(directory.join("shepherd-demo.lock"), "").unwrap();
+    let ports = ["agent_address", "api_address", "metrics_address", "provider_address"].map(|name| {
+        let port = reserve_port(0).unwrap();
+        fs::write(directory.join(name), port.local_addr().unwrap().to_string()).unwrap();
+        port
+    });
+    let address = |place: usize| ports[place].local_addr().unwrap().to_string();
+    let arguments = ["--machines", "2", "--state_dir", directory.to_str().unwrap()];
+    let mut demo = Demo::start(&place, &arguments).unwrap();
+    demo.until("Ctrl-C ends the demo").unwrap();
+    assert_eq!(demo.output_lines.iter().filter(|line| line.contains("SHEPHERD_CONTEXTS")).count(), 1);
+    assert!(!demo.output_lines.iter().any(|line| line.contains("bmdb_url")), "{:#?}", demo.output_lines);
+    let saved = demo.in_context(demo.printed(" get machines").unwrap()).unwrap();
+    let end = |mut demo: Demo| {
+        demo.signal(Signal::INT).unwrap();
+        assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.output_lines);
+    };
+    assert!(sh(&place, &saved).unwrap().contains("sim-0002"));
+    let contexts = fs::read_to_string(directory.join("contexts.toml")).unwrap();
+    assert!(contexts.contains(&format!("\"{}\"", address(1))), "{contexts}");
+    let token = fs::read_to_string(directory.join("demo.token")).unwrap();
+    end(demo);
+    let refused = sh(&place, &saved).unwrap_err().to_string();
+    assert!(refused.contains(&address(1)), "it names the server that does not answer: {refused}");
+
+    let mut demo = Demo::start(&place, &arguments).unwrap();
+    demo.until("Ctrl-C ends the demo").unwrap();
+    assert!(sh(&place, &saved).unwrap().contains("sim-0002"));
+    assert_eq!(fs::read_to_string(directory.join("demo.token")).unwrap(), token, "it is still valid");
+    for (what, place) in [(" kill --url ", 3), ("/metrics", 2)] {
+        let line = demo.printed(what).unwrap();
+        assert!(line.contains(&format!("http://{}", address(place))), "{line}");
+    }
+    end(demo);
+    // Another token replaces one that is valid no more.
+    fs::write(directory.join("demo.token"), "shepherd_x\n").unwrap();
+    let mut demo = Demo::start(&place, &arguments).unwrap();
+    demo.until("Ctrl-C ends the demo").unwrap();
+    assert!(sh(&place, &saved).unwrap().contains("sim-0002"));
+    end(demo);
+    place.must_be_clean().unwrap();
 }

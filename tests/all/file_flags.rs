@@ -103,10 +103,14 @@ const FILE_FLAGS: &[(&str, &str, FileUse)] = &[
 
 /// Kind of the provider, key of its table in the configuration file, and the use of the file.
 const PROVIDER_KEYS: &[(&str, &str, FileUse)] = &[
+    ("simulated", "device_creation_rate", FileUse::NoFile),
+    ("simulated", "max_machines", FileUse::NoFile),
     ("simulated", "name", FileUse::NoFile),
     ("simulated", "url", FileUse::Address),
+    ("static", "device_creation_rate", FileUse::NoFile),
     ("static", "device_list_sha256", FileUse::NoFile),
     ("static", "device_list_url", FileUse::Commands),
+    ("static", "max_machines", FileUse::NoFile),
     ("static", "name", FileUse::NoFile),
     ("static", "node_address", FileUse::NoFile),
     ("static", "ssh_password_path", FileUse::Private),

@@ -226,7 +226,7 @@ async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -
     let settings = ProvisionerSettings {
         limits: ProvisionerLimits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new("50ms,1".parse()?),
-        creation: Limiter::new("1ms,50".parse()?),
+        creation: Some(Limiter::new("1ms,50".parse()?)),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
         metrics: ManagerMetrics::register(&Metrics::new()),
     };

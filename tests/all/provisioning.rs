@@ -1,5 +1,6 @@
 //! The provisioner against a simulator: the provider's capacity becomes machines, each of them once.
 
+mod limits;
 mod scripted;
 
 use std::time::Duration;

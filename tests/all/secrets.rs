@@ -82,7 +82,10 @@ fn secrets(below: &Path) -> anyhow::Result<BTreeSet<(&'static str, String)>> {
     let sealing = fs::read_to_string(find(below, "secrets.key")?)?;
     let line = sealing.lines().find(|line| line.starts_with("AGE-SECRET-KEY-")).context("no age key")?;
     found.insert(("the secrets key", line.to_owned()));
-    ensure!(found.len() >= 4, "too few secrets: {}", found.len());
+    let token = fs::read_to_string(find(below, "demo.token")?)?;
+    let (_, secret) = token.trim().rsplit_once('_').context("no token")?;
+    found.insert(("the token", secret.to_owned()));
+    ensure!(found.len() >= 5, "too few secrets: {}", found.len());
     Ok(found)
 }
 
@@ -115,8 +118,10 @@ fn answers(demo: &Demo, place: &Place) -> anyhow::Result<BTreeMap<String, (Strin
     ] {
         for format in ["table", "json"] {
             let output = Command::new("/bin/sh")
-                .args(["-c", &format!("{ctl} -o {format} {arguments}")])
+                .args(["-c", &demo.in_context(&format!("{ctl} -o {format} {arguments}"))?])
                 .env("HOME", place.path("home"))
+                .env_remove("SHEPHERD_BMDB_URL")
+                .env_remove("SHEPHERD_CONTEXT")
                 .output()?;
             ensure!(output.status.success(), "{arguments}: {output:?}");
             let text = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;

@@ -8,16 +8,18 @@ use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::output::table::{format_table, or_dash, terminal_width};
 use bmdb::fleet::provider::ProviderSummary;
+use model::adoption::NotAdopted;
 use model::humanize::{humanize_duration, relative_time};
 use model::machine_view::EngagedBrake;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::providers_client::ProvidersClient;
 
-const COLUMNS: [Column; 5] = [
+const COLUMNS: [Column; 6] = [
     Column::always("NAME"),
     Column::always("KIND"),
     Column::always("MACHINES"),
+    Column::always("NOT ADOPTED"),
     Column::always("LISTED"),
     Column::always("STATE"),
 ];
@@ -73,14 +75,30 @@ fn provider_row(line: &ProviderSummary, now: Timestamp) -> Vec<String> {
         line.provider.clone(),
         line.kind.clone(),
         or_dash(line.machines.map(|count| count.to_string()).as_deref()),
+        not_adopted_cell(line),
         line.listed_at.map_or_else(|| "never".to_owned(), |at| relative_time(at, now)),
         if states.is_empty() { "ok".to_owned() } else { states.join("; ") },
     ]
 }
 
+/// How many machines of its list are not adopted, and its limit; a dash if no list was received.
+fn not_adopted_cell(line: &ProviderSummary) -> String {
+    match line.not_adopted {
+        Some(surplus) => surplus.format_cell(),
+        None if line.machines.is_some() => "0".to_owned(),
+        None => "-".to_owned(),
+    }
+}
+
 /// Decodes a provider with the result of its last call.
 #[must_use]
 pub fn decode_provider(provider: v1::Provider) -> ProviderSummary {
+    let (not_adopted, not_adopted_since) = match provider.not_adopted {
+        Some(v1::NotAdopted { machines, limit, since, .. }) => {
+            (NotAdopted::from_numbers(machines, limit), since.and_then(decode_timestamp))
+        }
+        None => (None, None),
+    };
     ProviderSummary {
         provider: provider.provider,
         kind: provider.kind,
@@ -90,6 +108,8 @@ pub fn decode_provider(provider: v1::Provider) -> ProviderSummary {
         error_at: provider.error_at.and_then(decode_timestamp),
         brake: provider.brake,
         brake_since: provider.brake_since.and_then(decode_timestamp),
+        not_adopted,
+        not_adopted_since,
     }
 }
 

@@ -17,8 +17,8 @@
 //!
 //! # Modules by subject
 //!
-//! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`host_key`][],
-//!   [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
+//! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
+//!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][].
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
@@ -67,6 +67,7 @@
 
 pub mod access;
 pub mod admins;
+pub mod adoption;
 pub mod arguments;
 pub mod artefact;
 pub mod backoff;

@@ -45,8 +45,8 @@ pub struct ProvisionerSettings {
     pub limits: ProvisionerLimits,
     /// Limits how often a provider's list is compared.
     pub reconciler: Limiter,
-    /// Limits how often a machine is created.
-    pub creation: Limiter,
+    /// Limits how often a machine is created; `None` for as fast as the provider answers.
+    pub creation: Option<Limiter>,
     /// Decides whether the provider may be called at all.
     pub breaker: ProviderBreaker,
     /// Metrics that count its sessions.

@@ -18,6 +18,7 @@ use crate::manager::provider_breakers::{Admission, ProviderBreaker, ProviderCall
 use crate::manager::provisioner::plan::{ProvisionPlan, is_any_missing, mark_retiring, plan_provisioning};
 use crate::manager::provisioner::{LEASE, ProvisionerSettings};
 use crate::manager::updater::provider_details;
+use crate::model::adoption::{LIMIT_REMEDY, NotAdopted};
 use crate::model::circuit_breaker::BreakerOpen;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::{IntentId, MachineId};
@@ -84,6 +85,10 @@ pub(super) async fn run_pass(
     let (_, policy) = bmdb.policy();
     let plan = plan_provisioning(&listed, &known, &open, &policy.provisioner_brake, settings.limits);
     record_brake(bmdb, lease, plan.brake.as_deref()).await?;
+    // A number by a list that cannot be right would be wrong too.
+    if plan.brake.is_none() {
+        record_not_adopted(bmdb, lease, plan.not_adopted).await?;
+    }
     resolve_open_creations(
         bmdb,
         lease,
@@ -109,13 +114,12 @@ pub(super) async fn run_pass(
         new.changes.push(FactChange::Quarantined(reason.to_owned()));
         bmdb.record_machine(lease, None, &new).await?;
     }
-    if let Some(limited) = &plan.limit_reason {
-        tracing::debug!(provider = name, limited_by = limited, "creation is limited");
-    }
     let full_chunk = plan.create.len() >= settings.limits.chunk;
     let mut made = 0;
     for id in &plan.create {
-        settings.creation.ready().await;
+        if let Some(creation) = &settings.creation {
+            creation.ready().await;
+        }
         if is_paused(bmdb, pauses, name).await? {
             return Ok(false);
         }
@@ -138,6 +142,27 @@ async fn record_brake(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> R
             tracing::warn!(provider, reason, "creation is stopped");
         } else {
             tracing::info!(provider, "creation continues");
+        }
+    }
+    Ok(())
+}
+
+/// Records how many listed machines the limit leaves out, and logs it when that changes.
+async fn record_not_adopted(
+    bmdb: &Bmdb,
+    lease: &NamedLease,
+    not_adopted: Option<NotAdopted>,
+) -> Result<(), BmdbError> {
+    let provider = &lease.name;
+    if bmdb.record_not_adopted(lease, not_adopted).await? {
+        match not_adopted {
+            Some(NotAdopted { machines, limit }) => tracing::warn!(
+                provider,
+                machines,
+                limit,
+                "machines of its list are not adopted; {LIMIT_REMEDY}"
+            ),
+            None => tracing::info!(provider, "the limit leaves out no machine of its list any more"),
         }
     }
     Ok(())

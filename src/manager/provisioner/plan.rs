@@ -3,10 +3,13 @@
 //! A list is compared as a whole. A mismatch is a *discrepancy*: that machine is quarantined and the others continue.
 //! But when too many mismatches occur at once, the list is the likeliest fault. Then nothing is created and nothing is
 //! quarantined until it looks right again.
+//!
+//! What the limit of a provider leaves out is counted in each plan, so that no machine is left out silently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bmdb::fleet::provider::RecordedMachine;
+use crate::model::adoption::{NotAdopted, limit_adoption};
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::ProvisionerBrake;
 use crate::model::provider_status::MachineUsage;
@@ -38,8 +41,8 @@ pub struct ProvisionPlan {
     pub reappeared: Vec<MachineId>,
     /// Retired machines whose listing differs from the record: whether the provider lists them now.
     pub retired_listing_changes: Vec<(MachineId, bool)>,
-    /// Why fewer machines are created than possible, as text for people.
-    pub limit_reason: Option<String>,
+    /// Listed machines that the limit leaves out; `None` if it leaves out none.
+    pub not_adopted: Option<NotAdopted>,
 }
 
 /// Prefix of every quarantine reason that a later list can resolve.
@@ -103,6 +106,10 @@ pub fn plan_provisioning(
         .map(|machine| machine.machine)
         .collect();
 
+    // Released machines do not count against the limit. Machines that are being retired count until they are released,
+    // and strangers as soon as they are recorded.
+    let recorded = known.iter().filter(|machine| !machine.retired).count();
+    apply_limit(&mut plan, recorded, limits.max_machines);
     plan.brake = evaluate_brake(listed.len(), ours.len(), newly_lost.len(), plan.strangers.len(), brake);
     if plan.brake.is_some() {
         plan.create.clear();
@@ -118,8 +125,7 @@ pub fn plan_provisioning(
         .iter()
         .map(|machine| (machine.machine, format!("{LOST_REASON} any more, and it was not retired here")))
         .collect();
-    // Released machines do not count against the limit. Machines that are being retired count until they are released.
-    apply_limits(&mut plan, known.iter().filter(|machine| !machine.retired).count(), limits);
+    plan.create.truncate(limits.chunk.max(1));
     plan
 }
 
@@ -149,19 +155,12 @@ fn evaluate_brake(
     None
 }
 
-fn apply_limits(plan: &mut ProvisionPlan, known: usize, limits: ProvisionerLimits) {
+/// Leaves out, and counts, the machines to create for which a provider with so many recorded machines has no room.
+fn apply_limit(plan: &mut ProvisionPlan, recorded: usize, max_machines: Option<usize>) {
+    let adopted = recorded + plan.adopt.len() + plan.strangers.len();
+    plan.not_adopted = limit_adoption(plan.create.len(), adopted, max_machines);
     plan.create.sort();
-    let wanted = plan.create.len();
-    let taken = known + plan.adopt.len();
-    if let Some(max) = limits.max_machines {
-        let room = max.saturating_sub(taken);
-        if wanted > room {
-            plan.limit_reason =
-                Some(format!("{taken} of at most {max} machines are taken; {wanted} more could be had"));
-            plan.create.truncate(room);
-        }
-    }
-    plan.create.truncate(limits.chunk.max(1));
+    plan.create.truncate(plan.create.len() - plan.not_adopted.map_or(0, |surplus| surplus.machines));
 }
 
 #[cfg(test)]
@@ -223,7 +222,24 @@ mod tests {
         let limited =
             plan_provisioning(&offered, &recorded_machines(0..10), &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(limited.create, ["m010", "m011"]);
-        assert!(limited.limit_reason.is_some());
+        assert_eq!(limited.not_adopted, Some(NotAdopted { machines: 38, limit: 12 }));
+    }
+
+    #[test]
+    fn number_that_the_limit_leaves_out_is_the_same_in_each_pass() {
+        let limits = ProvisionerLimits { max_machines: Some(50), chunk: 20 };
+        let expected = Some(NotAdopted { machines: 5, limit: 50 });
+        for recorded in [0, 20, 40, 50] {
+            let offered = list(0..55, &MachineUsage::PossiblyUsed);
+            let ours = recorded_machines(0..recorded);
+            let plan = plan_provisioning(&offered, &ours, &BTreeSet::new(), &BRAKE, limits);
+            assert_eq!(plan.not_adopted, expected, "{recorded} are recorded");
+        }
+        // A stranger is recorded whether there is room for it or not, and takes the place of another machine.
+        let mut with_stranger = list(0..54, &MachineUsage::PossiblyUsed);
+        with_stranger.push(listed(77, MachineUsage::KnownUsed));
+        let plan = plan_provisioning(&with_stranger, &[], &BTreeSet::new(), &BRAKE, limits);
+        assert_eq!((plan.strangers.len(), plan.not_adopted), (1, expected));
     }
 
     #[test]
@@ -240,6 +256,7 @@ mod tests {
         let offered = list(3..50, &MachineUsage::PossiblyUsed);
         let plan = plan_provisioning(&offered, &ours, &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(plan.create, ["m010", "m011", "m012", "m013", "m014"]);
+        assert_eq!(plan.not_adopted, Some(NotAdopted { machines: 35, limit: 12 }));
         assert!(plan.quarantine.is_empty());
     }
 

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use reqwest::{Method, StatusCode, Url};
 use serde_json::{Value, json};
 
+use crate::model::adoption::AdoptionLimits;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::PowerState;
 use crate::providers::http;
@@ -20,6 +21,8 @@ use crate::providers::simulated::responses::ResponseError;
 pub mod responses;
 
 const KIND: &str = "simulated";
+/// What bounds the adoption of its machines, unless the configuration does, as for the API of a hosting company.
+pub const ADOPTION_LIMITS: AdoptionLimits = AdoptionLimits::CAUTIOUS;
 const CALLER_HEADER: &str = "shepherd-caller";
 
 /// The configuration of a simulated provider.

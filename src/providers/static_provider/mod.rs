@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::model::adoption::AdoptionLimits;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{MachineUsage, PowerState, ProviderStatus};
 use crate::providers::provider::{
@@ -29,6 +30,8 @@ pub mod device_list_source;
 pub mod power_command;
 
 const KIND: &str = "static";
+/// What bounds the adoption of its machines, unless the configuration does: the list is the operator's own.
+pub const ADOPTION_LIMITS: AdoptionLimits = AdoptionLimits::UNLIMITED;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The configuration of a static provider.

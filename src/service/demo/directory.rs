@@ -10,13 +10,15 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::service::demo::flags::DemoFlags;
+use crate::service::demo::reserved_port::DemoListener;
+use crate::service::demo::saved_context::{CA_FILE, CONTEXTS_FILE, TOKEN_FILE};
 use crate::service::failure::ExitFailure;
 use crate::service::scratch::ScratchDirectory;
 
 /// The marker and lock file of a demo's directory.
 const LOCK_FILE: &str = "shepherd-demo.lock";
 /// The other files in a persistent directory.
-const FLEET_FILES: [&str; 8] = [
+const FLEET_FILES: [&str; 14] = [
     "simulator.json",
     "simulator.json.disks",
     "simulator.json.calls.jsonl",
@@ -24,7 +26,13 @@ const FLEET_FILES: [&str; 8] = [
     "bmdb",
     "ssh_key",
     "secrets.key",
-    "agent_address",
+    DemoListener::Agents.file_name(),
+    DemoListener::Api.file_name(),
+    DemoListener::Metrics.file_name(),
+    DemoListener::Provider.file_name(),
+    CONTEXTS_FILE,
+    TOKEN_FILE,
+    CA_FILE,
 ];
 
 /// The directory of the simulated fleet.

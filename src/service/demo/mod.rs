@@ -6,7 +6,9 @@
 //! * [`flags`]: the flags of the demo.
 //! * `directory`: where the fleet is stored, and whether it is persistent.
 //! * `simulator_process`: the simulator, a child process.
+//! * `reserved_port`: the port of each listener, which stays the same in a persistent demo.
 //! * `fleet_service`: the service, with the flags of a demo.
+//! * `saved_context`: the context by which `shepherdctl` calls the API of the demo.
 //! * `watch`: the output meanwhile; `progress`, `phase_changes` and `not_ready` are its parts.
 //! * `shepherdctl_build`: builds `shepherdctl` if the demo is run from source.
 //!
@@ -17,6 +19,8 @@ use crate::service::database::OpenDatabase;
 use crate::service::demo::directory::FleetDirectory;
 use crate::service::demo::flags::DemoFlags;
 use crate::service::demo::progress::print_line;
+use crate::service::demo::reserved_port::{DemoListener, ReservedPort};
+use crate::service::demo::saved_context::save_context;
 use crate::service::demo::simulator_process::SimulatorProcess;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::flags::LogFormat;
@@ -31,6 +35,8 @@ mod fleet_service;
 mod not_ready;
 mod phase_changes;
 mod progress;
+mod reserved_port;
+mod saved_context;
 mod shepherdctl_build;
 mod simulator_process;
 mod watch;
@@ -47,7 +53,10 @@ pub async fn run_demo(demo: DemoFlags) -> Result<(), ExitFailure> {
     let directory = FleetDirectory::open(&demo)?;
     let me = std::env::current_exe()
         .map_err(|error| ExitFailure::failed(format!("cannot find this program's own file: {error}")))?;
-    let mut simulator = SimulatorProcess::start(&me, &demo, directory.path()).await?;
+    // Reserved until the simulator listens there.
+    let provider = ReservedPort::reserve(DemoListener::Provider, directory.persistent_path())?;
+    let mut simulator = SimulatorProcess::start(&me, &demo, directory.path(), provider.address).await?;
+    drop(provider);
     let url = simulator.url().to_owned();
     let mut starting = std::pin::pin!(fleet_service::start_service(&me, &url, directory.persistent_path()));
     let mut stopped = false;
@@ -66,19 +75,25 @@ pub async fn run_demo(demo: DemoFlags) -> Result<(), ExitFailure> {
     };
     let outcome = match started {
         Ok((database, running)) => {
-            let printed = watch::DemoInstructions {
-                program: &me,
-                simulator: &url,
-                database: &database.url,
-                metrics: running.listeners().and_then(Listeners::metrics_address),
-                directory: directory.persistent_path(),
+            let watching = async {
+                let api = running.listeners().and_then(Listeners::api);
+                let api = api.ok_or_else(|| ExitFailure::failed("the service of the demo has no API"))?;
+                let contexts = save_context(directory.path(), &database.bmdb, api).await?;
+                let printed = watch::DemoInstructions {
+                    program: &me,
+                    simulator: &url,
+                    contexts: &contexts,
+                    metrics: running.listeners().and_then(Listeners::metrics_address),
+                    directory: directory.persistent_path(),
+                };
+                watch::watch_fleet(&demo, &printed, &database).await
             };
             let watched = tokio::select! {
                 biased;
                 () = std::future::ready(()), if stopped => interrupted_result(&demo),
                 () = signals.recv() => interrupted_result(&demo),
                 died = simulator.wait_for_exit() => Err(died),
-                watched = watch::watch_fleet(&demo, &printed, &database) => watched,
+                watched = watching => watched,
             };
             let ended = stop_service(database, running).await;
             watched.and(ended)

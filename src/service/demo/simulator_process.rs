@@ -2,6 +2,7 @@
 //!
 //! It outlives the service and ends with the demo.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -31,8 +32,13 @@ pub(super) struct SimulatorProcess {
 }
 
 impl SimulatorProcess {
-    /// Starts the simulator with its files in `directory`, and waits until it listens.
-    pub(super) async fn start(me: &Path, demo: &DemoFlags, directory: &Path) -> Result<Self, ExitFailure> {
+    /// Starts the simulator with its files in `directory`, and waits until it listens at `address`.
+    pub(super) async fn start(
+        me: &Path,
+        demo: &DemoFlags,
+        directory: &Path,
+        address: SocketAddr,
+    ) -> Result<Self, ExitFailure> {
         let wrong = |what: &str, error: &dyn std::fmt::Display| {
             ExitFailure::failed(format!("cannot start the simulator: {what}: {error}"))
         };
@@ -42,7 +48,7 @@ impl SimulatorProcess {
         let faults = faults.map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut command = Command::new(me);
         command
-            .args(["simulator", "--listen_address", "127.0.0.1:0", "--state_path"])
+            .args(["simulator", "--listen_address", &address.to_string(), "--state_path"])
             .arg(directory.join("simulator.json"))
             .args(["--machine_count", &demo.machines.to_string(), "--seed", &demo.seed.to_string()])
             .args(["--fault_profile", &faults, "--exit_with_parent"])

@@ -29,8 +29,8 @@ pub(super) struct DemoInstructions<'a> {
     pub(super) program: &'a Path,
     /// The URL of the simulator's provider API.
     pub(super) simulator: &'a str,
-    /// The URL of the private database.
-    pub(super) database: &'a str,
+    /// The path of the contexts file, by which `shepherdctl` reaches the fleet.
+    pub(super) contexts: &'a Path,
     /// The address of the metrics, if they are served.
     pub(super) metrics: Option<SocketAddr>,
     /// The persistent directory of the fleet, if it has one.
@@ -124,7 +124,8 @@ impl DemoInstructions<'_> {
         let (one, other) = (format!("sim-{:04}", machines.min(7)), format!("sim-{:04}", machines.min(11)));
         let shepherd = quote_if_needed(&self.program.to_string_lossy());
         let ctl = quote_if_needed(&self.program.with_file_name("shepherdctl").to_string_lossy());
-        let (simulator, database) = (self.simulator, quote_if_needed(self.database));
+        let simulator = self.simulator;
+        let contexts = quote_if_needed(&self.contexts.to_string_lossy());
         let metrics = self.metrics.map_or_else(String::new, |address| {
             format!("\nRead what it counts:\n\n  curl --silent http://{address}/metrics\n")
         });
@@ -144,24 +145,28 @@ Break a machine, in another terminal, and watch it come back here:
 
   {shepherd} simulator fault {one} kill --url {simulator}{hang}
 
+Let shepherdctl reach this fleet, once in that terminal:
+
+  export SHEPHERD_CONTEXTS={contexts}
+
 Ask what Shepherd knows and does about it:
 
-  {ctl} --bmdb_url {database} get machines
-  {ctl} --bmdb_url {database} why {one}
-  {ctl} --bmdb_url {database} timeline {one}
+  {ctl} get machines
+  {ctl} why {one}
+  {ctl} timeline {one}
 
 Make a cluster of some of them, where etcd is installed:
 
-  {ctl} --bmdb_url {database} cluster create demo --reason 'to see it'
-  {ctl} --bmdb_url {database} cluster describe demo
+  {ctl} cluster create demo --reason 'to see it'
+  {ctl} cluster describe demo
 
 See all of it on one page; q leaves that:
 
-  {ctl} --bmdb_url {database} top
+  {ctl} top
 
 Give a machine back, and watch it leave:
 
-  {ctl} --bmdb_url {database} retire {one} --reason 'trying it'
+  {ctl} retire {one} --reason 'trying it'
 {metrics}
 Ctrl-C ends the demo and {end}.
 "

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use shepherd::bmdb::engine::fact_change::FactChange;
 use shepherd::bmdb::engine::named_lease::NamedLease;
+use shepherd::model::adoption::NotAdopted;
 use shepherd::model::needs_human::Obstacle;
 use shepherd::model::process::Process;
 
@@ -59,7 +60,10 @@ async fn lists_show_what_is_there() -> TestResult {
         lease.context("somebody else is the provisioner")
     };
     let (sim, rack) = (lease("sim").await?, lease("rack-a").await?);
-    site.bmdb.record_provider_list(&sim, "simulated", 3).await?;
+    site.bmdb.record_provider_list(&sim, "simulated", 55).await?;
+    let surplus = Some(NotAdopted { machines: 5, limit: 50 });
+    assert!(site.bmdb.record_not_adopted(&sim, surplus).await?, "it was recorded before");
+    assert!(!site.bmdb.record_not_adopted(&sim, surplus).await?, "it has not changed");
     site.bmdb
         .record_provider_list_failure(&rack, "static", "cannot read /etc/shepherd/devices.json: it is gone")
         .await?;

@@ -3,8 +3,8 @@
 //! The table [`FILE_FLAGS`] is compared with the command lines of the programs: a new flag that names a file, and is
 //! not in the table, fails the test. Its author must decide whether the program believes the file.
 //!
-//! The table [`PROVIDER_KEYS`] has all keys of the tables `[[provider]]` in the configuration file. Each of them takes
-//! a text, so nothing but this table states which of them name files. A new key that is not in it fails the test.
+//! The table [`PROVIDER_KEYS`] has all keys of the tables `[[provider]]` in the configuration file. Nearly all of them
+//! take a text, so nothing but this table states which of them name files. A new key that is not in it fails the test.
 //!
 //! [`TEXTS_WITHOUT_FILES`] classifies every other flag that takes a text: a type and a name do not always show that a flag
 //! names a file. [`URL_FILES`] has the parameters of a URL of the database that name files, and [`VARIABLES`] the

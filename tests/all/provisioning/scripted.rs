@@ -17,6 +17,7 @@ use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::provisioner::plan::ProvisionerLimits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
+use shepherd::model::adoption::NotAdopted;
 use shepherd::model::ids::{IntentId, ProcessId};
 use shepherd::model::provider_status::{MachineUsage, ProviderStatus};
 use shepherd::providers::provider::{
@@ -135,7 +136,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
     Ok(ProvisionerSettings {
         limits: ProvisionerLimits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new(reconciler.parse()?),
-        creation: Limiter::new("1ms,50".parse()?),
+        creation: Some(Limiter::new("1ms,50".parse()?)),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
         metrics: ManagerMetrics::register(&Metrics::new()),
     })
@@ -325,6 +326,7 @@ async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> TestResult {
             kit.bmdb.resolve_creation(of, intent, "nothing was made").await.map(drop),
             kit.bmdb.set_provisioner_brake(of, None).await.map(drop),
             kit.bmdb.record_provider_list(of, "static", 7).await,
+            kit.bmdb.record_not_adopted(of, Some(NotAdopted { machines: 5, limit: 2 })).await.map(drop),
             kit.bmdb.record_provider_list_failure(of, "static", "late").await,
         ];
         for refused in tried {
@@ -335,7 +337,8 @@ async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> TestResult {
     assert_eq!(open, 1, "somebody else may be adopting it");
     assert_eq!(
         kit.count(
-            "SELECT count(*) FROM provider_state WHERE brake IS NOT NULL AND machines = 1 AND error IS NULL"
+            "SELECT count(*) FROM provider_state
+             WHERE brake IS NOT NULL AND machines = 1 AND error IS NULL AND not_adopted IS NULL"
         )
         .await?,
         1

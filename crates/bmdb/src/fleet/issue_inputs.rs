@@ -100,6 +100,8 @@ impl Bmdb {
                     error_at: line.error_at,
                     brake: line.brake,
                     brake_since: line.brake_since,
+                    not_adopted: line.not_adopted,
+                    not_adopted_since: line.not_adopted_since,
                 })
                 .collect(),
             brakes,

@@ -10,6 +10,7 @@ use crate::engine::fact_change::{FactChange, ProviderDetails, apply_fact_change}
 use crate::engine::intent::resolve_intent_in_tx;
 use crate::engine::named_lease::NamedLease;
 use crate::engine::schedule::{lock_due_rows, record_event, reschedule_machine};
+use model::adoption::NotAdopted;
 use model::ids::{IntentId, MachineId};
 use model::process::Lane;
 use model::provider_status::ProviderStatus;
@@ -141,6 +142,29 @@ impl Bmdb {
         .await
     }
 
+    /// Records how many machines of a provider's list its limit leaves out, under its provisioner's lease; `None` if it
+    /// leaves out none. Returns whether that changed the number or the limit.
+    pub async fn record_not_adopted(
+        &self,
+        lease: &NamedLease,
+        not_adopted: Option<NotAdopted>,
+    ) -> Result<bool, BmdbError> {
+        let what = "recording how many machines are not adopted";
+        let arguments = (lease.name.clone(), not_adopted.map(NotAdopted::to_numbers).unzip());
+        self.transact_under_lease(what, lease, arguments, move |tx, (provider, (machines, limit))| {
+            Box::pin(async move {
+                let statement = sqlx::query_file!(
+                    "../../sql/provision/record_not_adopted.sql",
+                    provider,
+                    *machines,
+                    *limit
+                );
+                Ok(statement.execute(tx).await.context(what)?.rows_affected() > 0)
+            })
+        })
+        .await
+    }
+
     /// Why creation at a provider is stopped: its list is implausible, or cannot be read; `None` without a brake.
     pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
         let brake = self
@@ -252,16 +276,30 @@ pub struct ProviderSummary {
     pub brake: Option<String>,
     /// Since when the brake is engaged.
     pub brake_since: Option<Timestamp>,
+    /// Machines of its list that its limit leaves out; `None` if it leaves out none.
+    pub not_adopted: Option<NotAdopted>,
+    /// Since when it leaves out any.
+    pub not_adopted_since: Option<Timestamp>,
 }
 
 /// The last answers of every provider.
 pub async fn list_providers(tx: &mut PgConnection) -> Result<Vec<ProviderSummary>, BmdbError> {
-    sqlx::query_as!(
-        ProviderSummary,
-        "SELECT provider, kind, listed_at, machines, error, error_at, brake, brake_since
-         FROM provider_state ORDER BY provider"
-    )
-    .fetch_all(tx)
-    .await
-    .context(OPERATION)
+    let rows =
+        sqlx::query_file!("../../sql/provision/list_providers.sql").fetch_all(tx).await.context(OPERATION)?;
+    let providers = rows.into_iter().map(|row| ProviderSummary {
+        provider: row.provider,
+        kind: row.kind,
+        listed_at: row.listed_at,
+        machines: row.machines,
+        error: row.error,
+        error_at: row.error_at,
+        brake: row.brake,
+        brake_since: row.brake_since,
+        not_adopted: row
+            .not_adopted
+            .zip(row.machine_limit)
+            .and_then(|(machines, limit)| NotAdopted::from_numbers(machines, limit)),
+        not_adopted_since: row.not_adopted_since,
+    });
+    Ok(providers.collect())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::adoption::LIMIT_REMEDY;
 use crate::artefact::is_storage_nearly_full;
 use crate::humanize::humanize_duration;
 use crate::issues::inputs::{IssueInputs, MachineIssueInputs, SessionIssueInputs};
@@ -115,6 +116,15 @@ fn provider_issues(evidence: &IssueInputs) -> Vec<Issue> {
                 provider.brake_since,
                 "compare the provider's list with `shepherdctl get machines`; it is released when they agree"
                     .to_owned(),
+            ));
+        }
+        if let Some(surplus) = provider.not_adopted {
+            found.push(Issue::new(
+                IssueKind::MachinesNotAdopted,
+                about(),
+                surplus.describe(),
+                provider.not_adopted_since,
+                LIMIT_REMEDY.to_owned(),
             ));
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::adoption::NotAdopted;
 use crate::byte_size::ByteSize;
 use crate::cluster::authority_rotation::{AuthorityProgress, AuthorityRotationOrder};
 use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
@@ -153,6 +154,10 @@ pub struct ProviderIssueInputs {
     pub brake: Option<String>,
     /// When that brake was engaged.
     pub brake_since: Option<Timestamp>,
+    /// Machines of its list that its limit leaves out.
+    pub not_adopted: Option<NotAdopted>,
+    /// Since when its limit leaves out any.
+    pub not_adopted_since: Option<Timestamp>,
 }
 
 /// An open session of a shepherd.

@@ -103,6 +103,7 @@ pub enum IssueKind {
     LongSnapshot,
     LoopPaused,
     LostWorkers,
+    MachinesNotAdopted,
     NeedsHuman,
     NewerFence,
     NobodyListens,
@@ -133,7 +134,7 @@ pub enum IssueKind {
 
 impl IssueKind {
     /// Every kind, by name.
-    pub const ALL: [Self; 61] = [
+    pub const ALL: [Self; 62] = [
         Self::AddressConflict,
         Self::AgentUnit,
         Self::ArtefactStorage,
@@ -169,6 +170,7 @@ impl IssueKind {
         Self::LongSnapshot,
         Self::LoopPaused,
         Self::LostWorkers,
+        Self::MachinesNotAdopted,
         Self::NeedsHuman,
         Self::NewerFence,
         Self::NobodyListens,
@@ -236,6 +238,7 @@ impl IssueKind {
             Self::LongSnapshot => "long-snapshot",
             Self::LoopPaused => "loop-paused",
             Self::LostWorkers => "lost-workers",
+            Self::MachinesNotAdopted => "machines-not-adopted",
             Self::NeedsHuman => "needs-human",
             Self::NewerFence => "newer-fence",
             Self::NobodyListens => "nobody-listens",
@@ -326,9 +329,11 @@ impl IssueKind {
             | Self::WalRetained
             | Self::WorkFails
             | Self::WorkloadsEndWithAgent => Severity::Warning,
-            Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {
-                Severity::Notice
-            }
+            Self::BudgetExhausted
+            | Self::DeadRows
+            | Self::DuplicateMac
+            | Self::MachinesNotAdopted
+            | Self::OutdatedAgent => Severity::Notice,
         }
     }
 }

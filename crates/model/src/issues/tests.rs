@@ -142,6 +142,8 @@ fn healthy_inputs() -> IssueInputs {
             error_at: None,
             brake: None,
             brake_since: None,
+            not_adopted: None,
+            not_adopted_since: None,
         }],
         brakes: Vec::new(),
         pauses: Vec::new(),

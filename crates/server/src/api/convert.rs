@@ -268,6 +268,11 @@ pub fn encode_provider(line: ProviderSummary) -> v1::Provider {
         error_at: line.error_at.map(encode_timestamp),
         brake: line.brake,
         brake_since: line.brake_since.map(encode_timestamp),
+        not_adopted: line.not_adopted.map(|surplus| {
+            let (machines, limit) = surplus.to_numbers();
+            let since = line.not_adopted_since.map(encode_timestamp);
+            v1::NotAdopted { machines, limit, reason: surplus.reason(), since }
+        }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Shepherds, providers, and the policy of the fleet.
 
+use crate::adoption::NotAdopted;
 use crate::issues::tests::cases::Case;
 use crate::issues::tests::*;
 use crate::machine_view::EngagedBrake;
@@ -24,6 +25,11 @@ pub(super) const CASES: &[Case] = &[
         "a provider's list lost machines",
         |e| e.providers[0].brake = Some("it lost 4 of 10".into()),
         &[("brake", "provider rack-a")],
+    ),
+    (
+        "the limit of a provider leaves out machines",
+        |e| e.providers[0].not_adopted = Some(NotAdopted { machines: 5, limit: 50 }),
+        &[("machines-not-adopted", "provider rack-a")],
     ),
     (
         "recovery is held",
