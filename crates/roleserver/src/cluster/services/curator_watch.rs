@@ -191,6 +191,7 @@ mod tests {
     use super::*;
     use crate::state_directory::{Lock, StateDirectory};
     use model::signed_artefact::signing_key::collect_signing_keys;
+    use testkit::declaration::web_role;
 
     fn declared(role: &str, revision: u64, user: &str) -> wire::Declaration {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
@@ -277,15 +278,8 @@ mod tests {
     );
 
     fn declared_rootfs(revision: u64, user: &str, signature: &str) -> wire::Declaration {
-        let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
-        let service = wire::Service {
-            name: "server".to_owned(),
-            run: Some(wire::service::Run::RootFilesystem(run)),
-            user: user.to_owned(),
-            ..Default::default()
-        };
-        let (role, signature) = ("web".to_owned(), signature.to_owned());
-        wire::Declaration { role, services: vec![service], revision, signature }
+        let signature = signature.to_owned();
+        wire::Declaration { revision, signature, ..web_role(&"ab".repeat(32), user) }
     }
 
     /// A stolen curator sends both.
