@@ -19,8 +19,9 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-from channels import Calls, Ended, Identity, NotServed, Requests, all_of, message, number
+from channels import Calls, Ended, Identity, NotServed, Requests
 from listeners import CURATOR
+from protobuf import all_of, grpc_frame, message, number
 
 INTERVAL = 1
 # Seconds for which a false curator shows the same certificate.
@@ -204,7 +205,7 @@ class FalseCurator:
         elif path == WATCH and identity is not self.control:
             body = message(1, self.node) + message(4, self.node) + number(5, FALSE_EPOCH)
         if body is not None:
-            connection.send_data(stream, b'\0' + len(body).to_bytes(4, 'big') + body)
+            connection.send_data(stream, grpc_frame(body))
         # Who follows the control gets no answer with which it would continue.
         if not path.endswith('Watch') or identity is self.control:
             status = '0' if body is not None else '14'
