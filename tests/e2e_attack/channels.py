@@ -176,10 +176,6 @@ class Calls:
                     self.socket.sendall(self.connection.data_to_send())
                     return self.result(received, data)
             self.socket.sendall(self.connection.data_to_send())
-            if len(data) >= 5 and len(data) >= 5 + int.from_bytes(data[1:5], 'big') and 'grpc-status' not in received:
-                # The trailers of a call with one response follow at once.
-                accepted = True
-                self.socket.settimeout(FIRST_MESSAGE)
 
     def leave(self, stream, text, data):
         self.connection.reset_stream(stream, h2.errors.ErrorCodes.CANCEL)

@@ -82,7 +82,7 @@ class Held:
     def __init__(self, name, target, identity, prepare, is_kept):
         self.name = f'{"open" if is_kept else "new"} {name} {target.kind} {target.machine}'
         self.target, self.identity, self.prepare, self.is_kept = target, identity, prepare, is_kept
-        self.served, self.last, self.answer, self.ended = 0, None, '', None
+        self.served, self.last, self.answer = 0, None, ''
 
     def run(self, stop):
         send = self.prepare(self.target, self.identity)
@@ -95,7 +95,7 @@ class Held:
             except (Ended, NotServed) as error:
                 served, self.answer = False, str(error)
                 if self.is_kept and self.served:
-                    self.ended = time.time()
+                    # The connection has ended.
                     return
             if served:
                 # The moment at which the request began: what was served later was served for longer.
@@ -112,7 +112,7 @@ def hold(targets, pairs, machine, out):
     for thread in threads:
         thread.start()
     while True:
-        state = {one.name: {'served': one.served, 'last': one.last, 'answer': one.answer, 'ended': one.ended} for one in held}
+        state = {one.name: {'served': one.served, 'last': one.last, 'answer': one.answer} for one in held}
         with open(f'{out}.new', 'w') as file:
             json.dump(state, file)
         os.replace(f'{out}.new', out)
