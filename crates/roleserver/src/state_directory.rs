@@ -31,6 +31,10 @@
 //! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
 //! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
+//! `last_heartbeat.json` and `children/NAME/process.json` do not wait for the disk, because they are about this boot alone:
+//! after a loss of power no process runs, and `roleserver status` shows no heartbeat of another boot. So a loss of power can
+//! damage them more often than the others.
+//!
 //! One hint cannot always be found out again: `children/NAME/process.json`, the record of a running program. A program
 //! in a scope of systemd that is recognized there is adopted. Any other is ended, with SIGTERM and its stop time, and
 //! started again: two of one kind must never run at once ([`crate::child`]).
