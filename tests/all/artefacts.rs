@@ -18,11 +18,12 @@ use shepherd::proto::agent::v1::FetchArtefactRequest;
 use shepherd::roleserver::cluster::kubernetes::bundle_store::BundleStore;
 use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;
+use testkit::declaration::web_role;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::{Code, Status};
 
-use crate::bmdb_kit::{until, web_role};
+use crate::bmdb_kit::until;
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Client, Listener, TestAgent, provided, settings, untold};
 use crate::harness::kube_bundle;

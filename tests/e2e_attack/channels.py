@@ -19,6 +19,8 @@ import h2.errors
 import h2.events
 import h2.exceptions
 
+from protobuf import grpc_frame
+
 TIMEOUT = 10
 # Seconds for the first message of a stream that was accepted.
 FIRST_MESSAGE = 1
@@ -99,57 +101,6 @@ def methods(directory, package):
     return found
 
 
-def varint(value):
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def number(field, value):
-    return varint(field << 3) + varint(value)
-
-
-def message(field, *parts):
-    body = b''.join(part.encode() if isinstance(part, str) else part for part in parts)
-    return varint(field << 3 | 2) + varint(len(body)) + body
-
-
-def fields(body):
-    """The fields of a message as pairs of number and value, which is a number or bytes."""
-    position = 0
-
-    def read_varint():
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = body[position]
-            position, value, shift = position + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
-    while position < len(body):
-        tag = read_varint()
-        match tag & 7:
-            case 0:
-                value = read_varint()
-            case 2:
-                length = read_varint()
-                value, position = body[position:position + length], position + length
-            case 1 | 5 as kind:
-                length = 8 if kind == 1 else 4
-                value, position = body[position:position + length], position + length
-            case kind:
-                raise ValueError(f'a field has the unknown type {kind}')
-        yield tag >> 3, value
-
-
-def all_of(body, wanted):
-    return [value for field, value in fields(body) if field == wanted]
-
-
 class Calls:
     """Calls on one connection of HTTP/2, which begins again for the next call after it has ended."""
 
@@ -195,7 +146,7 @@ class Calls:
         if self.identity.token:
             headers.append(('authorization', f'Bearer {self.identity.token}'))
         self.connection.send_headers(stream, headers)
-        self.connection.send_data(stream, b'\0' + len(body).to_bytes(4, 'big') + body, end_stream=True)
+        self.connection.send_data(stream, grpc_frame(body), end_stream=True)
         self.socket.sendall(self.connection.data_to_send())
         received, data, accepted = {}, b'', False
         while True:
@@ -225,10 +176,6 @@ class Calls:
                     self.socket.sendall(self.connection.data_to_send())
                     return self.result(received, data)
             self.socket.sendall(self.connection.data_to_send())
-            if len(data) >= 5 and len(data) >= 5 + int.from_bytes(data[1:5], 'big') and 'grpc-status' not in received:
-                # The trailers of a call with one response follow at once.
-                accepted = True
-                self.socket.settimeout(FIRST_MESSAGE)
 
     def leave(self, stream, text, data):
         self.connection.reset_stream(stream, h2.errors.ErrorCodes.CANCEL)

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import time
 
-from channels import Calls, NotServed, Requests, all_of, message, methods, number
+from channels import Calls, NotServed, Requests, methods
 from loot import openssl
+from protobuf import all_of, message, number
 
 CURATOR, AGENT, FLEET = 'shepherd.curator.v1', 'shepherd.agent.v1', 'shepherd.fleet.v1'
 # The ports by which a kind of listener is known. A program that listens elsewhere fails the run.

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import time
 
-from channels import Calls, Ended, Identity, NotServed, all_of, message
+from channels import Calls, Ended, Identity, NotServed
+from protobuf import all_of, message
 
 # The kinds of keys of Kubernetes (`KubernetesKeys` of the contract).
 CLIENTS, SERVICE_ACCOUNTS = 2, 5

@@ -19,8 +19,9 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-from channels import Calls, Ended, Identity, NotServed, Requests, all_of, message, number
+from channels import Calls, Ended, Identity, NotServed, Requests
 from listeners import CURATOR
+from protobuf import all_of, grpc_frame, message, number
 
 INTERVAL = 1
 # Seconds for which a false curator shows the same certificate.
@@ -81,7 +82,7 @@ class Held:
     def __init__(self, name, target, identity, prepare, is_kept):
         self.name = f'{"open" if is_kept else "new"} {name} {target.kind} {target.machine}'
         self.target, self.identity, self.prepare, self.is_kept = target, identity, prepare, is_kept
-        self.served, self.last, self.answer, self.ended = 0, None, '', None
+        self.served, self.last, self.answer = 0, None, ''
 
     def run(self, stop):
         send = self.prepare(self.target, self.identity)
@@ -94,7 +95,7 @@ class Held:
             except (Ended, NotServed) as error:
                 served, self.answer = False, str(error)
                 if self.is_kept and self.served:
-                    self.ended = time.time()
+                    # The connection has ended.
                     return
             if served:
                 # The moment at which the request began: what was served later was served for longer.
@@ -111,7 +112,7 @@ def hold(targets, pairs, machine, out):
     for thread in threads:
         thread.start()
     while True:
-        state = {one.name: {'served': one.served, 'last': one.last, 'answer': one.answer, 'ended': one.ended} for one in held}
+        state = {one.name: {'served': one.served, 'last': one.last, 'answer': one.answer} for one in held}
         with open(f'{out}.new', 'w') as file:
             json.dump(state, file)
         os.replace(f'{out}.new', out)
@@ -204,7 +205,7 @@ class FalseCurator:
         elif path == WATCH and identity is not self.control:
             body = message(1, self.node) + message(4, self.node) + number(5, FALSE_EPOCH)
         if body is not None:
-            connection.send_data(stream, b'\0' + len(body).to_bytes(4, 'big') + body)
+            connection.send_data(stream, grpc_frame(body))
         # Who follows the control gets no answer with which it would continue.
         if not path.endswith('Watch') or identity is self.control:
             status = '0' if body is not None else '14'

@@ -18,12 +18,12 @@
 //!
 //! The authority of a cluster states who is no curator any more ([`statement`](crate::statement)). Each curator is
 //! requested for the newest statement before it is followed. All other curators are requested each minute, and soon after
-//! another one is followed, also those that the leader does not report (`curator_addresses`). These requests run beside
-//! the search for the leader as long as the tracker does, so a leader that ends its connections or reports dead addresses
-//! does not delay or end them. A random part of 15 s spreads them over all nodes (`rounds`). An address that is new in
-//! the directory is requested at once, so that its curator can prove itself before the leader leaves it out. So a node that
-//! reaches one honest curator gets a new statement within two minutes ([`REVOCATION_BOUND`]), however the leader behaves,
-//! and a node that reaches none follows nobody after a day.
+//! another one is followed, at most twice a minute, also those that the leader does not report (`curator_addresses`). These
+//! requests run beside the search for the leader as long as the tracker does, so a leader that ends its connections or
+//! reports dead addresses does not delay or end them. A random part of 15 s spreads them over all nodes (`rounds`). An
+//! address that is new in the directory is requested at once, so that its curator can prove itself before the leader
+//! leaves it out. So a node that reaches one honest curator gets a new statement within two minutes
+//! ([`REVOCATION_BOUND`]), however the leader behaves, and a node that reaches none follows nobody after a day.
 //!
 //! Before the first statement, every node of the cluster may answer as a curator, and the epoch is believed as it is
 //! reported. The first statement lowers it to what is proved. From then on, only a curator's certificate that is not

@@ -7,7 +7,8 @@
 //! The holder of one key can prove as many addresses as it likes with it, and it can forward connections to an honest
 //! curator. So each node has few places, and a proved address is displaced only if no server has answered there with the
 //! certificate of the node in many rounds of requests. A server that shows another node's certificate at a proved address
-//! takes the place over only if that node has room for it.
+//! takes the place over only if that node has room for it. If not, the address stays with its node. Somebody on the way to
+//! an honest curator could otherwise have it forgotten by one answer with a stolen key.
 //!
 //! All trackers that follow the statements of one cluster share this, because a later tracker of the same program may
 //! know no more than what a false leader has reported.
@@ -109,57 +110,49 @@ impl ProvedPlaces {
 
     /// Records answers outside a round. They displace nothing: an honest curator may answer a moment later.
     fn record_answers(&mut self, answers: ProvedAddresses) {
-        for (address, node) in self.refresh(answers) {
-            if self.has_room_for(node) {
-                self.0.push(ProvedPlace { address, node, missed_rounds: 0 });
-            }
-        }
+        // What has no place is found again by a round.
+        drop(self.refresh(answers));
     }
 
     fn record_round(&mut self, requested: &BTreeSet<String>, answers: ProvedAddresses) {
         for place in self.0.iter_mut().filter(|place| requested.contains(&place.address)) {
             place.missed_rounds = place.missed_rounds.saturating_add(1);
         }
+        // All answers count before anything is displaced.
         for (address, node) in self.refresh(answers) {
-            let place = ProvedPlace { address, node, missed_rounds: 0 };
-            if self.has_room_for(node) {
-                self.0.push(place);
-            } else if let Some(displaced) = self.find_displaced(node) {
+            if !self.record(&address, node)
+                && let Some(displaced) = self.find_displaced(node)
+            {
                 self.0.remove(displaced);
-                self.0.push(place);
+                self.record(&address, node);
             }
         }
     }
 
-    /// Marks the known addresses that have answered, and returns the unknown ones. An address at which another node
-    /// answers is dropped if that node has all its places.
+    /// Records answers as far as there is room, and returns the others.
     fn refresh(&mut self, answers: ProvedAddresses) -> ProvedAddresses {
-        let mut unknown = answers;
-        let before = std::mem::take(&mut self.0);
-        let mut moved = Vec::new();
-        for place in before {
-            match unknown.remove(&place.address) {
-                Some(node) if node != place.node => {
-                    moved.push(ProvedPlace { node, missed_rounds: 0, ..place });
-                }
-                Some(_) => self.0.push(ProvedPlace { missed_rounds: 0, ..place }),
-                None => self.0.push(place),
+        answers.into_iter().filter(|(address, node)| !self.record(address, *node)).collect()
+    }
+
+    /// Records that this node has answered at this address, and returns whether there was room. If not, a known address
+    /// stays with its node, as if nobody had answered: the curator that is honest may have proved itself there since.
+    fn record(&mut self, address: &str, node: NodeId) -> bool {
+        let (has_room, is_full) = (self.count_of(node) < MAX_PER_NODE, self.0.len() >= MAX_ADDRESSES);
+        match self.0.iter_mut().find(|place| place.address == address) {
+            Some(place) if place.node == node || has_room => {
+                (place.node, place.missed_rounds) = (node, 0);
+                true
             }
-        }
-        for place in moved {
-            if self.has_room_for(place.node) {
-                self.0.push(place);
+            None if has_room && !is_full => {
+                self.0.push(ProvedPlace { address: address.to_owned(), node, missed_rounds: 0 });
+                true
             }
+            _ => false,
         }
-        unknown
     }
 
     fn count_of(&self, node: NodeId) -> usize {
         self.0.iter().filter(|place| place.node == node).count()
-    }
-
-    fn has_room_for(&self, node: NodeId) -> bool {
-        self.0.len() < MAX_ADDRESSES && self.count_of(node) < MAX_PER_NODE
     }
 
     /// The place that a new address of this node takes: the one that has not answered for longest, if that is long
@@ -255,6 +248,37 @@ mod tests {
         round(&mut places, &[("a:1", 1)]);
         round(&mut places, &[("a:1", 2)]);
         assert_eq!(places.addresses(), answers(&[("a:1", 2)]));
+    }
+
+    /// A round takes seconds. The thief answers at the address of an honest curator, which proves itself there meanwhile.
+    #[test]
+    fn answer_with_a_stolen_key_forgets_no_address_also_if_it_was_proved_meanwhile() {
+        let thief = [("false:1", 9), ("false:2", 9)];
+        let flipped = [thief[0], thief[1], ("a:1", 9)];
+        for in_round in [true, false] {
+            let mut places = ProvedPlaces::default();
+            round(&mut places, &thief);
+            places.record_answers(answers(&[("a:1", 1)]));
+            if in_round {
+                round(&mut places, &flipped);
+            } else {
+                places.record_answers(answers(&flipped));
+            }
+            let known = places.addresses();
+            assert_eq!(known.get("a:1"), Some(&node_id(1)), "an honest curator is forgotten: {known:?}");
+        }
+    }
+
+    #[test]
+    fn node_at_the_address_of_another_one_displaces_its_own_former_address() {
+        let mut places = ProvedPlaces::default();
+        round(&mut places, &[("a:1", 1), ("b:1", 2), ("b:2", 2)]);
+        for missed in 1..=MAX_MISSED_ROUNDS {
+            round(&mut places, &[("a:1", 2), ("b:2", 2)]);
+            let node = if missed == MAX_MISSED_ROUNDS { 2 } else { 1 };
+            assert_eq!(places.addresses().get("a:1"), Some(&node_id(node)), "{missed}");
+        }
+        assert_eq!(places.addresses(), answers(&[("a:1", 2), ("b:2", 2)]));
     }
 
     #[test]

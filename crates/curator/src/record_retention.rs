@@ -96,6 +96,7 @@ mod tests {
     use crate::credential::CredentialHolder;
     use crate::membership::tests::{nodes, voter};
     use crate::peer_revocation::revoked_peer_serials;
+    use crate::tickets::{TicketRequest, TicketSecret};
 
     /// Ten years in seconds.
     const TEN_YEARS: i64 = 3_650 * 86_400;
@@ -154,6 +155,29 @@ mod tests {
             assert_eq!(alone.deletes_credential(&credential(CertificateKind::Node)), ends, "{second}");
             let wrong = RecordRetention::decide(at(second), 3, &[BEHIND, BEHIND]);
             assert!(!wrong.deletes_credential(&credential(CertificateKind::Node)), "{second}");
+        }
+    }
+
+    #[test]
+    fn ticket_stays_for_a_week_after_it_was_revoked_or_has_expired() {
+        let request = TicketRequest {
+            created_by: "kim".to_owned(),
+            lifetime: Duration::from_secs(100),
+            uses: None,
+            purpose: String::new(),
+        };
+        let issued = Ticket::new(&TicketSecret::new([7; 32]), request, at(0)).unwrap();
+        let week = 7 * 86_400;
+        for (revoked_at, ended) in [(None, 100), (Some(at(40)), 40), (Some(at(150)), 100)] {
+            let mut ticket = issued.clone();
+            ticket.revoked_at = revoked_at;
+            for (second, ends) in [(ended, false), (ended + week, false), (ended + week + 1, true)] {
+                // Tickets need no other clock.
+                let alone = RecordRetention::decide(at(second), 1, &[]);
+                assert_eq!(alone.deletes_ticket(&ticket), ends, "{revoked_at:?} {second}");
+            }
+            let wrong = RecordRetention::decide(at(ended + week + 1), 3, &[BEHIND, BEHIND]);
+            assert!(!wrong.deletes_ticket(&ticket), "{revoked_at:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Atomic file replacement: temporary file, fsync, rename, fsync of the directory.
 //!
-//! After a crash in the middle the old file or the new one exists, and never a half. A machine that loses power in the
+//! After a crash in the middle the old file or the new one exists, and never a half. That is also true of a loss of power,
+//! except for files that do not wait for the disk ([`Durability::UntilPowerLoss`]). A machine that loses power in the
 //! middle of an enrolment must come back with the old fence or the new one, not with none.
 //!
 //! A write that fails, as on a full disk, removes its temporary file. One that a crash leaves is removed by the next
@@ -22,7 +23,8 @@ use crate::disk;
 pub enum Durability {
     /// The new file survives.
     Durable,
-    /// The old file may be there instead: for records of running processes, none of which survives a loss of power.
+    /// The old file, an empty one or a part may be there instead. It is for hints about this boot alone, such as records of
+    /// running processes: none of these survives a loss of power, and a damaged hint counts as absent.
     UntilPowerLoss,
 }
 

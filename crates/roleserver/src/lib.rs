@@ -22,7 +22,7 @@
 //! # Modules by subject
 //!
 //! * Enrolment: [`enrolment`][] (the decision), [`state_directory`][] (what survives a restart, and lock files),
-//!   [`init_system`][] (systemd, or a detached supervisor).
+//!   [`state_error`][] (why it could not be used), [`init_system`][] (systemd, or a detached supervisor).
 //! * Calls to shepherds: [`agent`][] (the heartbeat loop), [`connection`][] (TLS), [`endpoint`][], [`trust_store`][],
 //!   [`server_verifier`][] and [`trusted_time`][] (certificates are verified by a reported time if the machine's clock
 //!   is wrong), [`boot_clock`][].
@@ -91,6 +91,7 @@ pub mod server_verifier;
 pub mod settings_store;
 pub mod signing_store;
 pub mod state_directory;
+pub mod state_error;
 pub mod state_format;
 pub mod state_writer;
 pub mod status_socket;

@@ -24,7 +24,8 @@ use model::signed_artefact::{ExpectedFields, decide_acceptance};
 use proto::agent::v1 as wire;
 use tokio::sync::watch;
 
-use crate::state_directory::{Lock, StateDirectory, StateError, StoredSigningTrust};
+use crate::state_directory::{Lock, StateDirectory, StoredSigningTrust};
+use crate::state_error::StateError;
 
 /// Longest wait for another process that writes the file. Tests do not wait.
 const LOCK_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 5 });
@@ -310,7 +311,7 @@ fn parse_trust(stored: &StoredSigningTrust) -> Result<SigningTrust, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state_directory::EMPTY_SIGNING_TRUST;
+    use crate::state_error::EMPTY_SIGNING_TRUST;
 
     const FIRST: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
     const SECOND: &str = "RWQCAgICAgICAIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU";

@@ -31,6 +31,10 @@
 //! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
 //! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
 //!
+//! `last_heartbeat.json` and `children/NAME/process.json` do not wait for the disk, because they are about this boot alone:
+//! after a loss of power no process runs, and `roleserver status` shows no heartbeat of another boot. So a loss of power can
+//! damage them more often than the others.
+//!
 //! One hint cannot always be found out again: `children/NAME/process.json`, the record of a running program. A program
 //! in a scope of systemd that is recognized there is adopted. Any other is ended, with SIGTERM and its stop time, and
 //! started again: two of one kind must never run at once ([`crate::child`]).
@@ -50,7 +54,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use curator_client::identity::{Identity, IdentityError};
+use curator_client::identity::Identity;
 use model::plain_text::replace_hidden;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -63,11 +67,10 @@ use crate::atomic_file::{self, Durability};
 use crate::enrolment::Enrolment;
 use crate::lock_holder;
 use crate::process::ProcessRecord;
+use crate::state_error::StateError;
 use crate::state_format::check_format;
 use crate::trusted_time::TimeSample;
 
-/// What a person writes into a damaged file of signing keys: no keys, and that declarations must be signed.
-pub const EMPTY_SIGNING_TRUST: &str = r#"{"keys":[],"requires_signed_declarations":true}"#;
 /// Name of the file with the pinned signing keys.
 const SIGNING_FILE: &str = "signing.json";
 /// The largest state file that is read. Settings with 4 MiB of certificates, twice, fit.
@@ -162,68 +165,6 @@ pub struct LastHeartbeat {
     pub error: Option<String>,
     /// Milliseconds of the boot at the newest delivery; `None` if there was none in this boot.
     pub delivered_at_milliseconds: Option<u64>,
-}
-
-/// Why the directory could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// The user has no home directory to store it in.
-    #[error("no home directory for the state is known; give --state_dir")]
-    NoHomeDirectory,
-    /// An operation on the file system failed.
-    #[error("{operation} {path} failed: {source}", path = path.display())]
-    Io {
-        /// The operation that failed.
-        operation: &'static str,
-        /// The file or directory it failed on.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: std::io::Error,
-    },
-    /// The content of a file is not what this program writes.
-    #[error(
-        "the state file {path} is damaged ({reason}); look at it, then remove it and let the shepherd \
-         enrol this machine again", path = path.display()
-    )]
-    Damaged {
-        /// The path of the damaged file.
-        path: PathBuf,
-        /// What is wrong with its content.
-        reason: String,
-    },
-    /// The content of the file with the pinned signing keys is not what this program writes. It has a way back of its own:
-    /// without the file, the machine would run what it has refused.
-    #[error(
-        "{path} is damaged ({reason}); look at it, write {empty} into it, with false where declarations need no signature, \
-         and restart the role server, which pins the keys of its shepherd again (without the file, it would run what it \
-         has refused)", path = path.display(), empty = EMPTY_SIGNING_TRUST
-    )]
-    DamagedSigningTrust {
-        /// The path of the damaged file.
-        path: PathBuf,
-        /// What is wrong with its content.
-        reason: String,
-    },
-    /// The private key cannot be read, or other users can read or write it.
-    #[error(transparent)]
-    KeyFile(PrivateFileError),
-    /// Other users can write to the directory.
-    #[error("the state directory is not safe: {0}")]
-    Directory(#[from] ChangeableError),
-    /// The identity could not be generated or read.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    /// Another process holds the lock.
-    #[error(
-        "another role server already {does} in {path}; stop that one, or give this one its own --state_dir",
-        path = path.display()
-    )]
-    Locked {
-        /// The activity of the other process, such as `runs`.
-        does: &'static str,
-        /// The state directory of both.
-        path: PathBuf,
-    },
 }
 
 impl StateDirectory {

@@ -14,7 +14,8 @@ use curator::bootstrap::{
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::membership::peer_url;
 use curator::node_address::AddressRule;
-use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
+use curator::service::curator_error::CuratorError;
+use curator::service::curator_server::{Curator, CuratorSettings};
 use curator::service::gate_monitor::{GateMonitor, GateNumbers};
 use curator::service::statement_monitor::StatementMonitor;
 use curator::statement_record::statement_record_key;

@@ -19,12 +19,14 @@
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
 //!   database, and the lists of the tests that run in them. `bmdb_kit`: a fleet in a database, and processes that share
 //!   the engine without any loop.
+//! * `declaration`: a role as clients declare it.
 //!
 //! # Features
 //!
 //! A test program links only what its crate needs. `etcd` adds the module `etcd_servers`, which needs the crate `etcd`,
 //! and `curator` also adds `curators`, which needs the crate of that name.
-//! `postgres` adds `postgres`, `dialect` and `bmdb_kit`, which need the crate `bmdb`.
+//! `postgres` adds `postgres`, `dialect` and `bmdb_kit`, which need the crate `bmdb`. `declaration` adds the module of that
+//! name, which needs the contracts alone.
 //!
 //! # Tests of a crate
 //!
@@ -42,6 +44,8 @@ pub mod child;
 #[cfg(feature = "curator")]
 pub mod curators;
 pub mod damage;
+#[cfg(feature = "declaration")]
+pub mod declaration;
 #[cfg(feature = "postgres")]
 pub mod dialect;
 pub mod etcd_program;

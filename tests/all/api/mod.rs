@@ -53,6 +53,7 @@ mod same_answers;
 mod scope;
 mod signed_declarations;
 mod top;
+mod two_person_rule;
 mod watch;
 mod worst_uses;
 

@@ -26,7 +26,8 @@ use shepherd_bmdb::orders::retirement;
 use uuid::Uuid;
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::{Kit, web_role};
+use testkit::bmdb_kit::Kit;
+use testkit::declaration::web_role;
 
 const SET: &str = "shepherd.fleet.v1.Budgets/Set";
 

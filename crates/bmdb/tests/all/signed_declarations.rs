@@ -12,7 +12,8 @@ use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
 
 use testkit::aloud::TestResult;
-use testkit::bmdb_kit::{Kit, web_role};
+use testkit::bmdb_kit::Kit;
+use testkit::declaration::web_role;
 
 const KEY: &str = "RWQBAQEBAQEBAIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c";
 /// A signature of a declaration with the name `web`. A shepherd verifies it before it stores anything.

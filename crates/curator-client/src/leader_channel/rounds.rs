@@ -11,8 +11,9 @@
 //! An address that was not requested since the last round is requested at once and alone: its curator has to prove itself
 //! before the leader leaves it out. The others keep their time, because every node gets the new list in the same moment.
 //!
-//! Another followed curator brings the next round forward, once. Otherwise a false leader that ends each connection after
-//! a moment could have every node request the honest curators all the time.
+//! Another followed curator brings the next round forward, once, and not before [`MIN_ROUND_INTERVAL`] has passed.
+//! Otherwise a false leader that ends each connection after a moment, or has several addresses, could have every node
+//! request the honest curators all the time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,6 +22,8 @@ use tokio::time::Instant;
 
 /// Time between the starts of two rounds, without the random part.
 pub(super) const ROUND_INTERVAL: Duration = Duration::from_mins(1);
+/// Shortest time between the starts of two rounds, however often another curator is followed.
+const MIN_ROUND_INTERVAL: Duration = Duration::from_secs(30);
 /// The rounds of all nodes are spread over this time.
 pub(super) const ROUND_SPREAD: Duration = Duration::from_secs(15);
 
@@ -47,6 +50,8 @@ pub(super) struct RoundSchedule {
     requested: BTreeSet<String>,
     /// The start of the next round; `None` before the first complete one.
     due: Option<Instant>,
+    /// Before this, no other followed curator starts a round; `None` before the first complete one.
+    earliest: Option<Instant>,
     /// Whether another followed curator has brought the next round forward.
     is_brought_forward: bool,
 }
@@ -65,11 +70,12 @@ impl RoundSchedule {
         if new.is_empty() { NextRequest::At(due) } else { NextRequest::New(new) }
     }
 
-    /// Another curator is followed: the next round starts at this time at the latest. Only the first call before each
-    /// round counts.
+    /// Another curator is followed: the next round starts at this time at the latest, but not too soon after the last
+    /// one. Only the first call before each round counts.
     pub(super) fn bring_forward(&mut self, latest: Instant) {
         if !self.is_brought_forward {
-            self.due = self.due.map(|due| due.min(latest));
+            let start = self.earliest.map_or(latest, |earliest| earliest.max(latest));
+            self.due = self.due.map(|due| due.min(start));
             self.is_brought_forward = true;
         }
     }
@@ -79,9 +85,10 @@ impl RoundSchedule {
         self.requested.extend(addresses);
     }
 
-    /// A round through these addresses is complete, and the next one starts at `due`.
-    pub(super) fn complete_round(&mut self, requested: BTreeSet<String>, due: Instant) {
-        *self = Self { requested, due: Some(due), is_brought_forward: false };
+    /// A round through these addresses, which began at `start`, is complete. The next one starts at `due`.
+    pub(super) fn complete_round(&mut self, requested: BTreeSet<String>, start: Instant, due: Instant) {
+        let earliest = Some(start + MIN_ROUND_INTERVAL);
+        *self = Self { requested, due: Some(due), earliest, is_brought_forward: false };
     }
 }
 
@@ -113,7 +120,7 @@ mod tests {
         schedule.bring_forward(now + ROUND_SPREAD);
         assert_eq!(schedule.next_request(&set(&[]), now), NextRequest::Round, "there was no round yet");
         let due = now + ROUND_INTERVAL;
-        schedule.complete_round(set(&["a:1", "b:1", "c:1"]), due);
+        schedule.complete_round(set(&["a:1", "b:1", "c:1"]), now, due);
         for (others, expected) in [
             (set(&["b:1", "c:1"]), NextRequest::At(due)),
             // The curator that was followed before is none that was never requested.
@@ -133,14 +140,29 @@ mod tests {
     fn curators_that_are_followed_one_after_the_other_bring_a_round_forward_once() {
         let now = Instant::now();
         let mut schedule = RoundSchedule::default();
-        let first = now + Duration::from_secs(9);
+        let first = now + Duration::from_secs(39);
         for _ in 0..2 {
-            schedule.complete_round(set(&["a:1"]), now + ROUND_INTERVAL);
-            for second in [9, 10, 60, 8, 1] {
+            schedule.complete_round(set(&["a:1"]), now, now + ROUND_INTERVAL);
+            for second in [39, 40, 60, 38, 1] {
                 schedule.bring_forward(now + Duration::from_secs(second));
                 let next = schedule.next_request(&set(&["a:1"]), now);
                 assert_eq!(next, NextRequest::At(first), "{second}");
             }
         }
+    }
+
+    /// A false leader has two addresses. It lets the node follow the other one as soon as a round is complete.
+    #[test]
+    fn curators_that_are_followed_in_turns_double_the_rounds_at_most() {
+        let begin = Instant::now();
+        let (mut schedule, mut start, mut rounds) = (RoundSchedule::default(), begin, 0);
+        let minutes = 10;
+        while start < begin + ROUND_INTERVAL * minutes {
+            schedule.complete_round(set(&["a:1"]), start, start + ROUND_INTERVAL);
+            schedule.bring_forward(start + ROUND_SPREAD / 2);
+            start = schedule.due().unwrap();
+            rounds += 1;
+        }
+        assert_eq!(rounds, 2 * minutes, "every node requests the honest curators all the time");
     }
 }

@@ -150,7 +150,7 @@ impl LeaderTracker {
                     // What is followed at the end was requested when that began.
                     let requested = others.into_iter().chain(followed).chain(self.followed()).collect();
                     let next = now + ROUND_INTERVAL + self.draw_round_delay();
-                    self.rounds().complete_round(requested, next);
+                    self.rounds().complete_round(requested, now, next);
                 }
             }
         }
@@ -439,8 +439,9 @@ mod tests {
         assert!(start < routine, "the round is not brought forward");
 
         // A new address has to prove itself at once, also before that round. The others keep their time.
-        let later = Instant::now() + Duration::from_hours(1);
-        tracker.rounds().complete_round(others, later);
+        let now = Instant::now();
+        let later = now + Duration::from_hours(1);
+        tracker.rounds().complete_round(others, now, later);
         let (new, new_address) = refusing_curator().await;
         tracker.set_directory([address.clone(), new_address.clone()]);
         let all: BTreeSet<String> = [address, new_address].into();

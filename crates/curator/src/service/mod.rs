@@ -22,7 +22,7 @@
 //!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
 //!   curator whose etcd leads etcd, whether that curator leads or not.
 //! * `node_addresses` compares what nodes claim with the sources of their connections.
-//! * [`error`][] has the errors of all calls, with their gRPC codes.
+//! * [`error`][] has the errors of all calls, with their gRPC codes, and [`curator_error`][] the reasons why a curator stops.
 //!
 //! # Invariants
 //!
@@ -46,6 +46,7 @@ mod clock_check;
 mod cluster_members;
 mod credentials;
 mod curator_certificates;
+pub mod curator_error;
 pub mod curator_server;
 mod declarations;
 pub mod error;

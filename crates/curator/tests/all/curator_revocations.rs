@@ -10,7 +10,7 @@ use proto::curator::v1::credentials_client::CredentialsClient;
 use proto::curator::v1::leader_client::LeaderClient;
 use proto::curator::v1::management_client::ManagementClient;
 use proto::curator::v1::revoke_credentials_request::Target;
-use shepherd_curator::service::curator_server::CuratorError;
+use shepherd_curator::service::curator_error::CuratorError;
 use shepherd_curator::service::gate_monitor::GateMonitor;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;

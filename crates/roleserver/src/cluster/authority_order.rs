@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::files::Credentials;
-    use crate::cluster::files::tests::files;
+    use crate::cluster::files::tests::{files, next_authority};
 
     fn stored(generation: i64, what: OrderKind) -> NodeOrder {
         NodeOrder { generation, what, machine: None, labels: BTreeMap::new(), address: None }
@@ -356,15 +356,7 @@ mod tests {
         files.write_credentials(&Credentials { certificate: String::new(), ca_certificate }).unwrap();
         for (generation, key, stays) in [(4, 5, true), (5, 6, false)] {
             files.write_order(&stored(3, founding())).unwrap();
-            let present = NextAuthority {
-                step: AuthorityStep::Follow,
-                ca_certificate: hex::encode(&authority_of(1, key).anchor().certificate),
-                private_key: None,
-                owner_keys: Vec::new(),
-                epoch: 2,
-                curators: Vec::new(),
-                statement: None,
-            };
+            let present = NextAuthority { epoch: 2, ..next_authority(AuthorityStep::Follow, key) };
             files.write_next_authority(&present).unwrap();
             let decided =
                 carry_out_authority_order(&files, generation, &order(AuthorityStep::Follow), at(1)).unwrap();

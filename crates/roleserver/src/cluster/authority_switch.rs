@@ -131,17 +131,14 @@ mod tests {
     use super::*;
     use crate::cluster::authority_order::find_taken_step;
     use crate::cluster::files::Credentials;
-    use crate::cluster::files::tests::files;
+    use crate::cluster::files::tests::{files, next_authority};
 
     fn next(statement: Option<SignedStatement>) -> NextAuthority {
         NextAuthority {
-            step: AuthorityStep::Follow,
-            ca_certificate: hex::encode(&authority_of(1, 5).anchor().certificate),
-            private_key: None,
-            owner_keys: Vec::new(),
             epoch: 2,
             curators: vec!["10.0.0.9:7835".to_owned()],
             statement: statement.map(|signed| hex::encode(signed.to_wire().encode_to_vec())),
+            ..next_authority(AuthorityStep::Follow, 5)
         }
     }
 

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
+use curator::service::curator_error::CuratorError;
 use curator::service::curator_server::{
-    CLOCK_INTERVAL, Curator, CuratorError, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
+    CLOCK_INTERVAL, Curator, CuratorSettings, FIRST_STATEMENT_WAIT, LEADER_TTL, SYNC_INTERVAL,
 };
 use etcd::client::Client;
 use supervisor::context::{Runnable, Scope, Starting};

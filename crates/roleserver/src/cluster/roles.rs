@@ -141,7 +141,7 @@ mod tests {
     use model::host_finding::{HostFinding, HostFindingKind};
 
     use super::*;
-    use crate::cluster::files::tests::files;
+    use crate::cluster::files::tests::{files, membership};
     use crate::cluster::services::persisted::read_declarations;
 
     fn roles_from(event: Event) -> Result<Option<NodeRoles>, String> {
@@ -179,14 +179,7 @@ mod tests {
 
     #[test]
     fn lost_roles_are_restored_from_the_etcd_membership() {
-        let carried_out = |member| EtcdMembership {
-            member,
-            data: "x".to_owned(),
-            address: "10.0.0.1".parse().unwrap(),
-            initial_cluster: String::new(),
-            new_cluster: false,
-            epoch: 0,
-        };
+        let carried_out = |member| EtcdMembership { member, ..membership() };
         let number =
             |roles: Option<NodeRoles>| roles.map(|roles| roles.consensus_member.map(|role| role.member_id));
         assert_eq!(number(restore_roles(None, Some(&carried_out(Some(7))))), Some(Some(7)));

@@ -184,8 +184,8 @@ pub(super) mod tests {
 
     use super::*;
     use crate::cluster::etcd_member::{decode_pem_bundle, replace_authorities};
-    use crate::cluster::files::tests::files;
-    use crate::cluster::files::{Credentials, NextAuthority};
+    use crate::cluster::files::Credentials;
+    use crate::cluster::files::tests::{files, next_authority};
 
     /// A node of the first cluster that trusts authority 1.
     pub(in crate::cluster) fn credentials() -> Credentials {
@@ -251,16 +251,7 @@ pub(super) mod tests {
             (AuthorityStep::Close, vec![&new], signer),
             (AuthorityStep::Install, vec![&new], signer),
         ] {
-            let next = NextAuthority {
-                step,
-                ca_certificate: hex::encode(&new),
-                private_key: None,
-                owner_keys: Vec::new(),
-                epoch: 0,
-                curators: Vec::new(),
-                statement: None,
-            };
-            files.write_next_authority(&next).unwrap();
+            files.write_next_authority(&next_authority(step, 5)).unwrap();
             update_ca_file(&files).unwrap();
             let present = in_ca_file(&files);
             assert_eq!(present.len(), expected.len(), "{step}");

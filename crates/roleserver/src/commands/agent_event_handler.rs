@@ -16,7 +16,8 @@ use crate::disk;
 use crate::logs::LogUploads;
 use crate::process::ProcessRecord;
 use crate::settings_store::SettingsStore;
-use crate::state_directory::{LastHeartbeat, StateDirectory, StateError};
+use crate::state_directory::{LastHeartbeat, StateDirectory};
+use crate::state_error::StateError;
 use crate::state_writer::StateWriter;
 use crate::update::self_updater::SelfUpdater;
 

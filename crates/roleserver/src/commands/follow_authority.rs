@@ -88,7 +88,8 @@ mod tests {
     use curator_client::testing::{authority, authority_of};
 
     use super::*;
-    use crate::cluster::files::{Credentials, EtcdMembership};
+    use crate::cluster::files::Credentials;
+    use crate::cluster::files::tests::membership;
 
     #[test]
     fn curator_that_is_no_endpoint_is_refused_before_anything_is_written() {
@@ -151,14 +152,7 @@ mod tests {
         assert!(follow(&digits(1)).unwrap().contains("already"));
         assert_eq!(files.read_next_authority().unwrap(), None);
 
-        let membership = EtcdMembership {
-            member: Some(7),
-            data: "member-7".to_owned(),
-            address: "10.0.0.1".parse().unwrap(),
-            initial_cluster: String::new(),
-            new_cluster: false,
-            epoch: 0,
-        };
+        let membership = membership();
         files.write_membership(&membership).unwrap();
         assert!(follow(&digits(5)).unwrap_err().to_string().contains("--compromised"));
         assert_eq!(files.read_next_authority().unwrap(), None);

@@ -8,7 +8,8 @@ use std::path::Path;
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::commands::CommandError;
 use crate::process::ProcessRecord;
-use crate::state_directory::{LastHeartbeat, StateDirectory, StateError};
+use crate::state_directory::{LastHeartbeat, StateDirectory};
+use crate::state_error::StateError;
 use crate::status_socket;
 
 /// The exit code on a machine that is not enrolled.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::commands::CommandError;
 use crate::init_system::detached_supervisor;
 use crate::process::{ProcessRecord, program_digest};
-use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
+use crate::state_directory::{Lock, LockGuard, StateDirectory};
+use crate::state_error::StateError;
 
 /// Longest wait for the lock of a supervisor that was killed. The enrolment that starts this one waits longer for its agent.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(20);

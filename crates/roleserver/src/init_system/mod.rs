@@ -94,7 +94,7 @@ pub enum SupervisionError {
     },
     /// The state directory could not be read or written.
     #[error(transparent)]
-    State(#[from] crate::state_directory::StateError),
+    State(#[from] crate::state_error::StateError),
     /// systemd could not be driven.
     #[error(transparent)]
     Systemd(#[from] SystemdError),

@@ -6,6 +6,7 @@ use testkit::damage::{Damage, restore, snapshot};
 
 use super::*;
 use crate::signing_store::SigningStore;
+use crate::state_error::EMPTY_SIGNING_TRUST;
 
 fn directory() -> (tempfile::TempDir, StateDirectory) {
     let parent = tempfile::tempdir().unwrap();

@@ -459,4 +459,4 @@ fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -135,7 +135,7 @@ mod tests {
     use curator_client::testing::{authority, authority_of, statement};
 
     use super::*;
-    use crate::cluster::files::tests::files;
+    use crate::cluster::files::tests::{files, next_authority};
 
     fn credentials(key: u8) -> Credentials {
         let ca_certificate = hex::encode(&authority_of(1, key).anchor().certificate);
@@ -188,13 +188,10 @@ mod tests {
         let (_directory, files) = files();
         assert_eq!(files.read_next_authority().unwrap(), None);
         let next = NextAuthority {
-            step: AuthorityStep::Install,
-            ca_certificate: credentials(5).ca_certificate,
             private_key: Some("c0ffee".to_owned()),
             owner_keys: vec!["07".repeat(32)],
             epoch: 2,
-            curators: Vec::new(),
-            statement: None,
+            ..next_authority(AuthorityStep::Install, 5)
         };
         files.write_next_authority(&next).unwrap();
         assert_eq!(files.read_next_authority().unwrap(), Some(next.clone()));

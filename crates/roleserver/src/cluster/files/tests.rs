@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use curator_client::known_epoch::EpochChange;
 use curator_client::node::NodeRoles;
 use curator_client::proved_curators::ProvedAddresses;
-use curator_client::testing::{authority, node_id, statement};
+use curator_client::testing::{authority, authority_of, node_id, statement};
 use model::cluster::authority_theft::AuthorityStep;
 use testkit::damage::{Damage, restore, snapshot};
 use uuid::Uuid;
@@ -24,7 +24,7 @@ pub(in crate::cluster) fn files() -> (tempfile::TempDir, ClusterFiles) {
     (directory, files)
 }
 
-pub(in crate::cluster) fn membership() -> EtcdMembership {
+pub(crate) fn membership() -> EtcdMembership {
     EtcdMembership {
         member: Some(7),
         data: "member-7".to_owned(),
@@ -32,6 +32,19 @@ pub(in crate::cluster) fn membership() -> EtcdMembership {
         initial_cluster: String::new(),
         new_cluster: false,
         epoch: 0,
+    }
+}
+
+/// The authority of the first cluster with this key, which replaces a stolen one, and the step. Everything else is empty.
+pub(in crate::cluster) fn next_authority(step: AuthorityStep, key: u8) -> NextAuthority {
+    NextAuthority {
+        step,
+        ca_certificate: hex::encode(&authority_of(1, key).anchor().certificate),
+        private_key: None,
+        owner_keys: Vec::new(),
+        epoch: 0,
+        curators: Vec::new(),
+        statement: None,
     }
 }
 
@@ -84,16 +97,7 @@ fn write_all(files: &ClusterFiles) {
     files.read_or_create_key().unwrap();
     let (certificate, private_key) = ("aa".to_owned(), "bb".to_owned());
     files.write_authority(&StoredAuthority { certificate, private_key }).unwrap();
-    let next = NextAuthority {
-        step: AuthorityStep::Accept,
-        ca_certificate: credentials().ca_certificate,
-        private_key: None,
-        owner_keys: Vec::new(),
-        epoch: 0,
-        curators: Vec::new(),
-        statement: None,
-    };
-    files.write_next_authority(&next).unwrap();
+    files.write_next_authority(&next_authority(AuthorityStep::Accept, 1)).unwrap();
     files.write_membership(&membership()).unwrap();
     files.write_credentials(&credentials()).unwrap();
     files.raise_epoch(cluster(), 1).unwrap();

@@ -29,6 +29,7 @@ use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::services::desired::{DeclarationMap, REFUSED_DECLARATIONS, RetainedRoles};
 use crate::cluster::services::persisted;
 use crate::signing_store::SigningStore;
+
 /// Largest message that is accepted, in bytes: one message has all declarations of a node.
 const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
@@ -52,14 +53,12 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts, signing: Signin
             let mut trust_changes = signing.watch_changes();
             let mut newest = None;
             loop {
-                tokio::select! {
-                    cancelled = scope.cancelled() => return Err(cancelled.into()),
-                    message = streaming.message() => {
-                        let message = message.map_err(failed)?;
-                        newest = Some(message.ok_or_else(|| RunnableError::msg("the watch of declarations ended"))?);
-                    }
-                    // The store lives as long as this runnable.
-                    _ = trust_changes.changed() => {}
+                // The store lives as long as this runnable.
+                let event = next_event(streaming.message(), trust_changes.changed());
+                if let Some(message) = scope.until_cancelled(event).await? {
+                    let message = message.map_err(failed)?;
+                    newest =
+                        Some(message.ok_or_else(|| RunnableError::msg("the watch of declarations ended"))?);
                 }
                 if let Some(message) = &newest {
                     apply_declarations(&files, &facts, &signing, message).await?;
@@ -67,6 +66,16 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts, signing: Signin
             }
         }
     })
+}
+
+/// Waits for the next message; `None` if the pinned keys have changed and no message has arrived. A message comes first: it
+/// may delete a role, and the one before it must not be decided on again with the new keys, which may permit that role.
+async fn next_event<T>(message: impl Future<Output = T>, trust_change: impl Future) -> Option<T> {
+    tokio::select! {
+        biased;
+        message = message => Some(message),
+        _ = trust_change => None,
+    }
 }
 
 /// Stores and publishes what this machine accepts of a message, and reports what it refuses.
@@ -191,6 +200,7 @@ mod tests {
     use super::*;
     use crate::state_directory::{Lock, StateDirectory};
     use model::signed_artefact::signing_key::collect_signing_keys;
+    use testkit::declaration::web_role;
 
     fn declared(role: &str, revision: u64, user: &str) -> wire::Declaration {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
@@ -277,15 +287,8 @@ mod tests {
     );
 
     fn declared_rootfs(revision: u64, user: &str, signature: &str) -> wire::Declaration {
-        let run = wire::RootFilesystem { archive: "ab".repeat(32), program: "/bin/server".to_owned() };
-        let service = wire::Service {
-            name: "server".to_owned(),
-            run: Some(wire::service::Run::RootFilesystem(run)),
-            user: user.to_owned(),
-            ..Default::default()
-        };
-        let (role, signature) = ("web".to_owned(), signature.to_owned());
-        wire::Declaration { role, services: vec![service], revision, signature }
+        let signature = signature.to_owned();
+        wire::Declaration { revision, signature, ..web_role(&"ab".repeat(32), user) }
     }
 
     /// A stolen curator sends both.
@@ -320,6 +323,16 @@ mod tests {
         assert_eq!((accepted.declarations.len(), &accepted.retained), (1, &web));
         let gone = merge_declarations(&watch_response(vec![], &[]), (&accepted.declarations, &web), &strict);
         assert_eq!(gone.retained, none, "the node has lost it");
+    }
+
+    /// The curator has deleted a role, and other keys were pinned, before this runnable is polled again.
+    #[tokio::test]
+    async fn message_that_has_arrived_counts_before_other_keys() {
+        for _ in 0..50 {
+            let next = next_event(std::future::ready("deletion"), std::future::ready(())).await;
+            assert_eq!(next, Some("deletion"), "the message before it is decided on again");
+        }
+        assert_eq!(next_event(std::future::pending::<()>(), std::future::ready(())).await, None);
     }
 
     #[tokio::test]

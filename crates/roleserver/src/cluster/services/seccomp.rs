@@ -1,9 +1,12 @@
 //! The filter of system calls (seccomp) of a service in a root filesystem, in the form of an OCI configuration.
 //!
-//! It permits what containerd's default profile permits (`contrib/seccomp` of containerd 2): what is not listed fails with
-//! EPERM. Some calls are permitted only with a capability, some only on one architecture. The profile is data of the
-//! kernel's interface, so a newer kernel may need an entry here: a program that gets EPERM for a call that it needs works
-//! with `seccomp = "unconfined"` in its declaration until then.
+//! It permits what containerd's default profile permits: what is not listed fails with EPERM. Some calls are permitted only
+//! with a capability, some only on one architecture. The profile is data of the kernel's interface, so a newer kernel may
+//! need an entry here: a program that gets EPERM for a call that it needs works with `seccomp = "unconfined"` in its
+//! declaration until then.
+//!
+//! The source of record is `contrib/seccomp/seccomp_default.go` of the containerd release that the tests here name. They
+//! compare the filter with the digest of that profile, and `tools/seccomp-profile` compares the digest with the file.
 //!
 //! runc skips names that its libseccomp does not know. The numbers are those of Linux (`linux/sched.h`, `linux/socket.h`,
 //! `linux/personality.h`).
@@ -142,9 +145,72 @@ pub fn seccomp_filter(machine: &str, capabilities: &[String]) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use ring::digest;
+
     use super::*;
 
-    use std::collections::BTreeSet;
+    // `tools/seccomp-profile` reads these three.
+    /// The release of containerd with this profile.
+    const CONTAINERD_RELEASE: &str = "v2.3.4";
+    /// SHA-256 of its file.
+    const SOURCE_SHA256: &str = "8b012c0982cf367e3c9e2b353f5fec1b6a22952d2a37edba1c18c7678feb2650";
+    /// SHA-256 of the profile, as [`profile_lines`] writes it.
+    const PROFILE_SHA256: &str = "e0659a2773ef78d35a6c20acd67643520b49293b5e9514041df4672217670e70";
+
+    /// The arguments of a rule, `-` without any.
+    fn format_arguments(rule: &Value) -> String {
+        let Some(arguments) = rule.get("args").and_then(Value::as_array) else { return "-".to_owned() };
+        let number = |argument: &Value, key: &str| argument[key].as_u64().unwrap();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|argument| {
+                let (index, operation) = (number(argument, "index"), argument["op"].as_str().unwrap());
+                let (value, second) = (number(argument, "value"), number(argument, "valueTwo"));
+                format!("{index}:{operation}:{value}:{second}")
+            })
+            .collect();
+        arguments.join(",")
+    }
+
+    /// A line for each rule, on each architecture of role servers, without a capability and with each one. The order of rules
+    /// and of names does not count.
+    fn profile_lines() -> BTreeSet<String> {
+        let mut lines = BTreeSet::new();
+        let capabilities: Vec<&str> =
+            std::iter::once("-").chain(PERMITTED_WITH.iter().map(|(capability, _)| *capability)).collect();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        for machine in ["x86_64", "aarch64", "riscv64"] {
+            for capability in &capabilities {
+                let filter = seccomp_filter(machine, &[(*capability).to_owned()]);
+                let start = format!("{machine} {capability}");
+                let architectures: Vec<String> =
+                    filter["architectures"].as_array().unwrap().iter().map(text).collect();
+                lines.insert(format!("{start} architectures {}", architectures.join(",")));
+                lines.insert(format!("{start} default {}", text(&filter["defaultAction"])));
+                for rule in filter["syscalls"].as_array().unwrap() {
+                    let (action, arguments) = (text(&rule["action"]), format_arguments(rule));
+                    let error = rule.get("errnoRet").map_or_else(|| "-".to_owned(), ToString::to_string);
+                    for name in rule["names"].as_array().unwrap() {
+                        lines.insert(format!("{start} {} {action} {error} {arguments}", text(name)));
+                    }
+                }
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn filter_is_the_profile_of_the_named_containerd() {
+        let lines: String = profile_lines().into_iter().map(|line| line + "\n").collect();
+        let digest = hex::encode(digest::digest(&digest::SHA256, lines.as_bytes()));
+        assert_eq!(
+            digest, PROFILE_SHA256,
+            "the filter differs from the profile of containerd {CONTAINERD_RELEASE}, with the SHA-256 {SOURCE_SHA256} of its \
+             file: compare it with `tools/seccomp-profile --lines FILE`"
+        );
+    }
 
     /// The names that the filter permits with any arguments.
     fn permitted(filter: &Value) -> BTreeSet<String> {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
 
 use crate::cluster::kubernetes::components::{
-    ComponentContext, KUBECONFIG, close_plain_port, format_flags, former_arguments, https_check, service_id,
+    ComponentContext, KUBECONFIG, RenderingRelease, close_plain_port, format_flags, https_check, service_id,
 };
 use crate::cluster::kubernetes::key_material::{CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
@@ -18,21 +18,18 @@ pub const NAME: &str = "kube-controller-manager";
 
 /// Program, arguments and files that it is started with.
 pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
-    let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
-    let read_once = [SERVER_CAS, SIGNING_KEY, CLIENT_CAS, FRONT_PROXY_CAS];
-    context.render_component(BundleComponent::KubeControllerManager, arguments(context), files, &read_once)
+    render_for(context, RenderingRelease::Present)
 }
 
-/// What a release before digests of the inputs rendered. It read the authorities of clients from no file.
+/// What a release before digests of the inputs rendered.
 pub fn render_former(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    render_for(context, RenderingRelease::Former)
+}
+
+fn render_for(context: &ComponentContext<'_>, release: RenderingRelease) -> Result<RenderedService, String> {
     let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
-    let arguments = former_arguments(arguments(context));
-    context.render_component(
-        BundleComponent::KubeControllerManager,
-        arguments,
-        files,
-        &[SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS],
-    )
+    let read_once = [SERVER_CAS, SIGNING_KEY, CLIENT_CAS, FRONT_PROXY_CAS];
+    context.render_for(release, BundleComponent::KubeControllerManager, arguments(context), files, &read_once)
 }
 
 fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
@@ -72,7 +69,9 @@ pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::kubernetes::components::tests::{lines, with_context};
+    use crate::cluster::kubernetes::components::tests::{
+        assert_former_is_without_later_flags, lines, with_context,
+    };
 
     #[test]
     fn controller_manager_arguments_match() {
@@ -97,16 +96,10 @@ mod tests {
         ");
     }
 
-    /// A release before digests of the inputs neither had these flags nor restarted it for other authorities of clients.
     #[test]
     fn former_rendering_is_without_later_flags() {
         let (present, former) =
             with_context(|context| (render_component(context).unwrap(), render_former(context).unwrap()));
-        let later = ["--client-ca-file=/state/cluster/kubernetes/x/clients.crt", "--port=0"];
-        assert!(later.iter().all(|flag| present.arguments.iter().any(|argument| argument == flag)));
-        let kept: Vec<String> =
-            present.arguments.iter().filter(|one| !later.contains(&one.as_str())).cloned().collect();
-        assert_eq!((former.arguments, &former.files), (kept, &present.files));
-        assert_ne!(former.environment, present.environment);
+        assert_former_is_without_later_flags(&present, &former);
     }
 }

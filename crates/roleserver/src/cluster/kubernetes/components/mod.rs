@@ -44,7 +44,7 @@ use serde_json::json;
 
 use crate::cluster::kubernetes::bundle_store::Bundle;
 use crate::cluster::kubernetes::cgroup_driver::CgroupDriver;
-use crate::cluster::kubernetes::key_material::{KeyMaterial, SERVER_CAS};
+use crate::cluster::kubernetes::key_material::{CLIENT_CAS, KeyMaterial, SERVER_CAS};
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedProbe, RenderedService, ServiceId};
 use crate::cluster::services::workdir::WorkdirFile;
@@ -66,6 +66,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const FAILURE_THRESHOLD: u32 = 3;
 /// Digest of the key material that a component reads once, so that another one restarts it.
 const MATERIAL_VARIABLE: &str = "SHEPHERD_MATERIAL";
+/// Flags that the controller manager and the scheduler had in no release before digests of the inputs.
+const LATER_FLAGS: [&str; 2] = ["--client-ca-file=", "--port="];
 /// `PATH` of components, for programs of the node.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -104,6 +106,15 @@ impl Default for ComponentPorts {
             load_balancer: SocketAddr::from((Ipv4Addr::LOCALHOST, 6445)),
         }
     }
+}
+
+/// The release that a controller manager or a scheduler is rendered as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenderingRelease {
+    /// The release of this role server.
+    Present,
+    /// One before digests of the inputs. It had fewer flags, and read the authorities of clients from no file.
+    Former,
 }
 
 /// What the components of one role are rendered from.
@@ -158,6 +169,23 @@ impl ComponentContext<'_> {
         let mut rendered = render_plain(&self.bundle.program_path(component)?, arguments, files);
         rendered.environment.insert(MATERIAL_VARIABLE.to_owned(), self.material.digest(read_once));
         Ok(rendered)
+    }
+
+    /// The controller manager or the scheduler as `release` renders it. `arguments` and `read_once` are the present ones.
+    pub fn render_for(
+        &self,
+        release: RenderingRelease,
+        component: BundleComponent,
+        mut arguments: Vec<String>,
+        files: Vec<WorkdirFile>,
+        read_once: &[&str],
+    ) -> Result<RenderedService, String> {
+        let mut read_once = read_once.to_vec();
+        if release == RenderingRelease::Former {
+            arguments.retain(|argument| !LATER_FLAGS.iter().any(|flag| argument.starts_with(flag)));
+            read_once.retain(|file| *file != CLIENT_CAS);
+        }
+        self.render_component(component, arguments, files, &read_once)
     }
 
     /// Digest of what a component is rendered from, without what this release makes of it: the settings, the bundle, the
@@ -270,16 +298,6 @@ pub fn close_plain_port(mut arguments: Vec<String>, version: ReleaseVersion) -> 
     arguments
 }
 
-/// Flags that the controller manager and the scheduler had in no release before digests of the inputs.
-const LATER_FLAGS: [&str; 2] = ["--client-ca-file=", "--port="];
-
-/// The arguments without flags that came later: those of a release before digests of the inputs.
-#[must_use]
-pub fn former_arguments(mut arguments: Vec<String>) -> Vec<String> {
-    arguments.retain(|argument| !LATER_FLAGS.iter().any(|flag| argument.starts_with(flag)));
-    arguments
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::Arc;
@@ -359,6 +377,20 @@ pub(super) mod tests {
     /// The arguments as text, one per line.
     pub(in crate::cluster::kubernetes) fn lines(arguments: &[String]) -> String {
         arguments.join("\n")
+    }
+
+    /// Checks two renderings of one component. A release before digests of the inputs neither had these flags nor
+    /// restarted the component for other authorities of clients.
+    pub(in crate::cluster::kubernetes) fn assert_former_is_without_later_flags(
+        present: &RenderedService,
+        former: &RenderedService,
+    ) {
+        let later = ["--client-ca-file=/state/cluster/kubernetes/x/clients.crt", "--port=0"];
+        assert!(later.iter().all(|flag| present.arguments.iter().any(|argument| argument == flag)));
+        let common = present.arguments.iter().filter(|one| !later.contains(&one.as_str()));
+        assert!(former.arguments.iter().eq(common), "{:?}", former.arguments);
+        assert_eq!(former.files, present.files);
+        assert_ne!(former.environment, present.environment);
     }
 
     #[test]
