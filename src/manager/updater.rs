@@ -15,6 +15,7 @@ use crate::model::facts::{MachineFacts, ProviderRecord};
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
+use crate::model::routine::NOTHING_CHANGED;
 use crate::providers::provider::{ErrorClass, MAX_CALL_TIME, ProviderMachine};
 
 /// Handler of the process `Update`.
@@ -62,18 +63,29 @@ impl ControlLoop for Updater {
         })?;
         let listed = found.as_ref().and_then(|machine| machine.host_keys.first().cloned());
         let (details, unchanged) = compare_details(&known, found);
-        let mut detail = if unchanged { "nothing changed" } else { "the provider reports a change" };
         let moved = address_changes(facts, &known, &details);
-        if !moved.is_empty() {
-            detail = "how it is reached changed; the obstacle that was met before is cleared";
-        }
-        let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
-        changes.extend(moved);
+        let mut listed_key = None;
         if listed.is_some() {
             let pinned = work.bmdb().host_key(work.machine()).await?;
-            changes.extend(pin_listed_key(listed, pinned.as_ref()));
+            listed_key = pin_listed_key(listed, pinned.as_ref());
         }
+        let detail = outcome_detail(unchanged, !moved.is_empty(), listed_key.is_some());
+        let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
+        changes.extend(moved);
+        changes.extend(listed_key);
         Ok(HandlerOutcome::finished(changes, detail))
+    }
+}
+
+/// What history records of an answer of the provider: whether it is the stored one, whether it cleared an obstacle, and
+/// whether a host key is pinned because of it. Timelines fold what has the detail [`NOTHING_CHANGED`], so nothing that
+/// changes a fact may have it.
+fn outcome_detail(unchanged: bool, cleared_obstacle: bool, pins_key: bool) -> &'static str {
+    match (cleared_obstacle, unchanged, pins_key) {
+        (true, ..) => "how it is reached changed; the obstacle that was met before is cleared",
+        (false, false, _) => "the provider reports a change",
+        (false, true, true) => "the provider lists a host key, which is pinned from now on",
+        (false, true, false) => NOTHING_CHANGED,
     }
 }
 
@@ -230,6 +242,22 @@ mod tests {
             let change = pin_listed_key(Some(key(1)), known.as_ref());
             assert_eq!(change, is_pinned.then(|| listed.clone()), "{known:?}");
             assert_eq!(pin_listed_key(None, known.as_ref()), None);
+        }
+    }
+
+    #[test]
+    fn only_an_answer_that_changes_nothing_is_routine() {
+        for (unchanged, cleared_obstacle, pins_key, routine) in [
+            (true, false, false, true),
+            (true, false, true, false),
+            (false, false, false, false),
+            (false, false, true, false),
+            (false, true, false, false),
+            (false, true, true, false),
+            (true, true, false, false),
+        ] {
+            let detail = outcome_detail(unchanged, cleared_obstacle, pins_key);
+            assert_eq!(detail == NOTHING_CHANGED, routine, "{detail}");
         }
     }
 

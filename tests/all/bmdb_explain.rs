@@ -4,6 +4,7 @@
 //! Buffers and not milliseconds, because they are the same on a busy host.
 
 mod lists;
+mod timeline;
 
 use serde_json::Value;
 use sqlx::postgres::PgArguments;

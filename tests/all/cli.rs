@@ -5,6 +5,7 @@
 
 mod input;
 mod lists;
+mod routine;
 mod why;
 
 use std::fmt::Write as _;
@@ -208,6 +209,13 @@ fn golden(name: &str, text: &str) {
     settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
+/// As [`golden`], for a plan: it also masks until when routine is folded.
+fn golden_plan(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"last (\d{4}-\d\d-\d\d )?\d\d:\d\d,", "last [time],");
+    settings.bind(|| golden(name, text));
+}
+
 fn escaped(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\{c}") }).collect()
 }
@@ -320,8 +328,9 @@ async fn plan_lists_what_comes_before_it_happens() -> TestResult {
     site.listen().await?;
     golden("plan_of_nothing", &site.ask(&["plan"])?);
     site.machine("sim", "sim-0007").await?;
-    golden("plan", &site.ask(&["plan", "--machine", "sim-0007"])?);
-    golden("plan_limited", &site.ask(&["plan", "--limit", "1", "--process", "Update"])?);
+    golden_plan("plan", &site.ask(&["plan", "--machine", "sim-0007"])?);
+    golden("plan_all", &site.ask(&["plan", "--machine", "sim-0007", "--all"])?);
+    golden("plan_limited", &site.ask(&["plan", "--all", "--limit", "1", "--process", "Update"])?);
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("new.toml");
     let shown = file.to_str().context("a path of text")?;

@@ -59,7 +59,7 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
         FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(context, args).await,
         FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
-        FleetCommand::Timeline(of) => show_timeline(client, &of.machine, of.limit, format).await,
+        FleetCommand::Timeline(of) => show_timeline(client, of, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
         FleetCommand::Issues(args) => {
             let (list, exit) = list_issues(client, args).await?;

@@ -28,7 +28,8 @@
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
 //!   [`whoami`][], [`version`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`client`][], [`output`][], [`error`][],
+//!   [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
 //!
 //! # Invariants
@@ -38,8 +39,8 @@
 //!   may do it ([`client::fleet_client::FleetClient::require_bmdb`][]).
 //! * An order is sent with one idempotency key, however often it is repeated ([`order::retry`][]). When the outcome
 //!   stays unknown, the error contains the key.
-//! * What `get` prints as JSON is the JSON of the API ([`object::document`][]). In the JSON of other commands, fields are
-//!   added and never renamed. Tables are for people.
+//! * What `get`, `timeline` and `plan` print as JSON is the JSON of the API ([`object::document`][]). In the JSON of other
+//!   commands, fields are added and never renamed. Tables are for people.
 //! * A token is printed once, or written into a file that only its owner can read. Private keys for clusters are made
 //!   on this host, and only their public halves are sent.
 //! * Imports go one way: from [`run`][] over the verbs to [`exit_code`][]. One pair of files imports each other:
@@ -81,6 +82,7 @@ pub mod output;
 pub mod plan;
 pub mod policy;
 pub mod providers;
+pub mod routine;
 pub mod run;
 pub mod sessions;
 pub mod shepherds;

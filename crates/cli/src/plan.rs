@@ -1,14 +1,17 @@
 //! `plan`: preview of what the control loops will do, and diff of a new policy.
 //!
-//! [`model::plan`] computes the plan. The API streams it in chunks, and this module fetches and prints it. Of a
-//! configuration file, only the policy is read and sent, because the rest may be secret.
+//! [`model::plan`] computes the plan. The API streams it in chunks, and this module fetches and prints it. As JSON it is
+//! the response of the API, with all chunks in one. Of a configuration file, only the policy is read and sent, because the
+//! rest may be secret.
+//!
+//! Routine is folded, so that what happens to a machine is not hidden between queries of its provider. The server folds,
+//! so `--limit` counts what is printed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use serde::Serialize;
 
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, process_name, require_timestamp,
@@ -16,13 +19,16 @@ use crate::client::decode::{
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::next_chunk;
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
+use crate::routine::{decode_routine_fold, folded_note};
 use model::humanize::{absolute_time, relative_time};
 use model::machine_view::MachineName;
 use model::pause::Pause;
 use model::plan::PlanRow;
 use model::plan::diff::PlanDifference;
+use model::plan::fold::{PlanLine, RoutineRows};
 use model::plan::query::{self, PlanContent, PlanResult};
 use model::policy_flags::PolicyFlags;
 use model::process::Process;
@@ -35,8 +41,12 @@ use proto::fleet::v1::plan_client::PlanClient;
 pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
   shepherdctl plan --machine sim-0007           what happens to it; if nothing does, why
+  shepherdctl plan --machine sim-0007 --all     each query of its provider, too
   shepherdctl plan --process Recovery --horizon 10m
   shepherdctl plan --diff new.toml              what the policy in that file would change";
+
+/// Most lines of a table, unless a limit was given.
+const DEFAULT_LINES: u32 = 100;
 
 /// What the forecast covers: machine, process, horizon and policy.
 #[derive(Debug, Args)]
@@ -57,9 +67,12 @@ pub struct PlanArgs {
     /// Configuration file of a shepherd: show what its policy would change
     #[arg(long, value_name = "NEW_CONFIG")]
     pub diff: Option<PathBuf>,
-    /// Maximum number of lines
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub limit: u32,
+    /// Print every line, also of routine work that is expected to find nothing new
+    #[arg(long)]
+    pub all: bool,
+    /// Maximum number of lines [default: 100 in a table, otherwise all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: Option<u32>,
 }
 
 /// A plan or a diff, as the API returns it.
@@ -70,49 +83,25 @@ struct PlanReport {
     result: PlanResult,
     /// Number of rows or differences in total.
     total: usize,
-    /// The assumptions on which the plan is based.
-    assumptions: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct PlanOutput<'a> {
-    at: Timestamp,
-    until: Timestamp,
-    truncated: bool,
-    rows: &'a [PlanRow],
-    /// Paused loops; the rows that they would start are left out.
-    paused: &'a [Pause],
-    assumptions: &'a [String],
-}
-
-#[derive(Serialize)]
-struct DiffOutput<'a> {
-    at: Timestamp,
-    until: Timestamp,
-    differences: &'a [PlanDifference],
-    assumptions: &'a [String],
 }
 
 /// Runs `plan`: fetches and prints a plan or a diff.
 pub async fn show_plan(client: &FleetClient, args: &PlanArgs, format: Format) -> Result<String, CliError> {
     let change = args.diff.as_deref().map(read_policy_config).transpose()?;
-    // A table is limited; output for programs is complete.
-    let limit = if format == Format::Table { args.limit } else { 0 };
-    let report = fetch_plan(client, args, change, limit).await?;
-    let (at, until, assumptions) = (report.result.at, report.result.until, &report.assumptions[..]);
-    match (&report.result.content, format) {
-        (PlanContent::Rows(rows), Format::Json) => {
-            let (cut, paused) = (report.result.truncated, &report.result.pauses[..]);
-            format_json(&PlanOutput { at, until, truncated: cut, rows, paused, assumptions })
-        }
-        (PlanContent::Differences(differences), Format::Json) => {
-            format_json(&DiffOutput { at, until, differences, assumptions })
-        }
-        (PlanContent::Rows(rows), Format::Table) if rows.is_empty() => {
+    let is_diff = change.is_some();
+    if format == Format::Json {
+        // Output for programs is complete, unless a limit was given.
+        let response = fetch_plan(client, args, change, args.limit.unwrap_or(0)).await?;
+        return format_json(&ObjectDocument::of_message(&response).to_json()?);
+    }
+    let limit = args.limit.unwrap_or(DEFAULT_LINES);
+    let report = decode_report(fetch_plan(client, args, change, limit).await?, is_diff)?;
+    match &report.result.content {
+        PlanContent::Lines(lines) if lines.is_empty() => {
             Ok(render_empty_plan(&report, args) + &format_pauses(&report.result))
         }
-        (PlanContent::Rows(rows), Format::Table) => Ok(render_plan(&report, rows, args)),
-        (PlanContent::Differences(found), Format::Table) => Ok(render_diff(found, report.total, args)),
+        PlanContent::Lines(lines) => Ok(render_plan(&report, lines)),
+        PlanContent::Differences(found) => Ok(render_diff(found, report.total, args)),
     }
 }
 
@@ -129,48 +118,57 @@ fn read_policy_config(path: &Path) -> Result<String, CliError> {
     part.map_err(|problem| CliError::Invalid(format!("the configuration file {shown}: {problem}")))
 }
 
-/// Fetches the plan of the control loops.
+/// Fetches the plan of the control loops: the first piece, with the rows and differences of all pieces.
 async fn fetch_plan(
     client: &FleetClient,
     args: &PlanArgs,
     configuration: Option<String>,
     limit: u32,
-) -> Result<PlanReport, CliError> {
-    let is_diff = configuration.is_some();
+) -> Result<v1::GetPlanResponse, CliError> {
     let request = v1::GetPlanRequest {
         machine: args.machine.clone().unwrap_or_default(),
         process: args.process.clone().unwrap_or_default(),
         horizon: args.horizon.to_string(),
         configuration,
         limit: i32::try_from(limit).unwrap_or(i32::MAX),
+        without_routine: !args.all,
     };
     let mut pieces =
         PlanClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
-    let (mut head, mut rows, mut differences) = (None, Vec::new(), Vec::new());
-    while let Some(piece) = next_chunk(&mut pieces, client).await? {
-        head = head.or(piece.head);
-        for plan_row in piece.rows {
-            rows.push(decode_plan_row(plan_row)?);
-        }
-        for difference in piece.differences {
-            differences.push(decode_difference(difference)?);
-        }
+    let mut whole = v1::GetPlanResponse::default();
+    while let Some(mut piece) = next_chunk(&mut pieces, client).await? {
+        whole.head = whole.head.or(piece.head);
+        whole.rows.append(&mut piece.rows);
+        whole.differences.append(&mut piece.differences);
     }
-    let head = head.ok_or_else(|| missing_field("the subject of its plan"))?;
+    if whole.head.is_none() { Err(missing_head()) } else { Ok(whole) }
+}
+
+fn missing_head() -> CliError {
+    missing_field("the subject of its plan")
+}
+
+fn decode_report(response: v1::GetPlanResponse, is_diff: bool) -> Result<PlanReport, CliError> {
+    let head = response.head.ok_or_else(missing_head)?;
     let waits =
         head.lane_waits.into_iter().map(|wait| query::LaneWait { lane: wait.lane, reason: wait.reason });
+    let content = if is_diff {
+        let found = response.differences.into_iter().map(decode_difference);
+        PlanContent::Differences(found.collect::<Result<_, _>>()?)
+    } else {
+        PlanContent::Lines(response.rows.into_iter().map(decode_plan_line).collect::<Result<_, _>>()?)
+    };
     Ok(PlanReport {
         machine: head.name.map(|name| decode_machine_name(Some(name))).transpose()?,
         result: PlanResult {
             at: require_timestamp(head.at, "its read time")?,
             until: require_timestamp(head.until, "the end of its plan")?,
             truncated: head.truncated,
-            content: if is_diff { PlanContent::Differences(differences) } else { PlanContent::Rows(rows) },
+            content,
             lane_waits: waits.collect(),
             pauses: head.pauses.into_iter().map(decode_paused_loop).collect::<Result<_, _>>()?,
         },
         total: usize::try_from(head.total).unwrap_or_default(),
-        assumptions: head.assumptions,
     })
 }
 
@@ -186,14 +184,20 @@ fn decode_paused_loop(paused_loop: v1::PausedLoop) -> Result<Pause, CliError> {
     })
 }
 
-fn decode_plan_row(plan_row: v1::PlanRow) -> Result<PlanRow, CliError> {
-    Ok(PlanRow {
-        at: require_timestamp(plan_row.starts_at, "the time when a work item is begun")?,
-        name: decode_machine_name(plan_row.name)?,
-        process: process_name(&plan_row.process),
-        action: plan_row.action,
-        in_progress: plan_row.in_progress,
-    })
+fn decode_plan_line(plan_row: v1::PlanRow) -> Result<PlanLine, CliError> {
+    let at = require_timestamp(plan_row.starts_at, "the time when a work item is begun")?;
+    let (process, action) = (process_name(&plan_row.process), plan_row.action);
+    let Some(routine) = plan_row.routine else {
+        let name = decode_machine_name(plan_row.name)?;
+        return Ok(PlanLine::Work(PlanRow { at, name, process, action, in_progress: plan_row.in_progress }));
+    };
+    Ok(PlanLine::Routine(RoutineRows {
+        fold: decode_routine_fold(&routine, at)?,
+        name: plan_row.name.map(|name| decode_machine_name(Some(name))).transpose()?,
+        machines: u64::try_from(routine.machines).unwrap_or_default(),
+        process,
+        action,
+    }))
 }
 
 fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, CliError> {
@@ -206,13 +210,16 @@ fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, C
     })
 }
 
-fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String {
-    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| plan_row(row, report.result.at)).collect();
+fn render_plan(report: &PlanReport, lines: &[PlanLine]) -> String {
+    let rows: Vec<Vec<String>> = lines.iter().map(|line| plan_row(line, report.result.at)).collect();
     let mut text = format_table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
-    if report.total > limit {
-        let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", report.total);
+    if report.total > rows.len() {
+        let _ = writeln!(text, "\nthe first {} of {}: raise --limit", rows.len(), report.total);
     }
+    text.push_str(&folded_note(lines.iter().filter_map(|line| match line {
+        PlanLine::Routine(rows) => Some(rows.fold),
+        PlanLine::Work(_) => None,
+    })));
     if report.result.truncated {
         let _ =
             writeln!(text, "\nthe forecast is too long and ends at {}", absolute_time(report.result.until));
@@ -233,14 +240,23 @@ fn format_pauses(forecast: &PlanResult) -> String {
     text
 }
 
-fn plan_row(row: &PlanRow, now: Timestamp) -> Vec<String> {
-    let when = if row.in_progress {
+fn plan_row(line: &PlanLine, now: Timestamp) -> Vec<String> {
+    let (at, machine, process, what) = match line {
+        PlanLine::Work(row) => (row.at, row.name.short_name(), row.process, row.action.clone()),
+        PlanLine::Routine(rows) => {
+            (rows.fold.first_at, describe_machines(rows), rows.process, rows.describe())
+        }
+    };
+    let when = if matches!(line, PlanLine::Work(row) if row.in_progress) {
         "under way".to_owned()
     } else {
-        relative_time(row.at, now).trim_start_matches("in ").replace("just now", "now")
+        relative_time(at, now).trim_start_matches("in ").replace("just now", "now")
     };
-    let what = row.action.clone();
-    vec![format_timestamp(row.at), when, row.name.short_name(), row.process.to_owned(), what]
+    vec![format_timestamp(at), when, machine, process.to_owned(), what]
+}
+
+fn describe_machines(rows: &RoutineRows) -> String {
+    rows.name.as_ref().map_or_else(|| format!("{} machines", rows.machines), MachineName::short_name)
 }
 
 fn format_timestamp(at: Timestamp) -> String {
@@ -272,11 +288,9 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
     if found.is_empty() {
         return format!("it would change nothing within {}\n", args.horizon);
     }
-    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), format_timestamp);
     let rows: Vec<Vec<String>> = found
         .iter()
-        .take(limit)
         .map(|one| {
             let process = one.process.to_owned();
             vec![shown(one.before), shown(one.after), one.name.short_name(), process, one.action.clone()]
@@ -287,8 +301,8 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
         &rows,
         terminal_width(),
     );
-    if total > limit {
-        let _ = writeln!(text, "\nthe first {limit} of {total} differences: raise --limit");
+    if total > rows.len() {
+        let _ = writeln!(text, "\nthe first {} of {total} differences: raise --limit", rows.len());
     }
     text.push('\n');
     text.push_str(&assumptions_note());

@@ -18,9 +18,10 @@
 //! # Modules by subject
 //!
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
-//!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
+//!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`priority`][], [`waits`][],
+//!   [`machine_view`][] (a machine as shown), [`timeline`][] (its history), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
-//!   [`circuit_breaker`][], [`pause`][].
+//!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
 //!   [`power_control`][], [`retirement`][].
@@ -118,6 +119,7 @@ pub mod retirement;
 pub mod role_declaration;
 pub mod roll_out;
 pub mod roll_out_view;
+pub mod routine;
 pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;
@@ -128,6 +130,7 @@ pub mod template;
 pub mod text_file;
 pub mod text_layout;
 pub mod time;
+pub mod timeline;
 pub mod traces;
 pub mod two_person_rule;
 pub mod unknown_fence;

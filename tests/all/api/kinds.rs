@@ -118,6 +118,7 @@ async fn every_output_is_made_of_the_document_of_the_api() -> TestResult {
     assert_eq!(name, format!("rack/{machine}\n"));
     for (arguments, expected) in [
         (&["why", &machine, "-o", "name"][..], name.as_str()),
+        (&["timeline", &machine, "-o", "name"], name.as_str()),
         (&["describe", "machine", &machine, "-o", "name"], name.as_str()),
         (&["get", "machine", &machine, "-o", "jsonpath={.name.provider}"], "rack"),
         (&["get", "clusters", "-o", "jsonpath={range .clusters[*]}{.name}{\"\\n\"}{end}"], "ams\n"),

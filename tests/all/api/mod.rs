@@ -48,6 +48,7 @@ mod recorded;
 mod rejections;
 mod restore;
 mod roles;
+mod routine;
 mod rule_bypasses;
 mod same_answers;
 mod scope;

@@ -224,7 +224,8 @@ fn mask(text: &str) -> String {
             }
             words.push(parts);
         }
-        masked.push(words.join(" ") + "\n");
+        // A time has its date if it is on another day.
+        masked.push(words.join(" ").replace("last ID 0:0,", "last 0:0,") + "\n");
     }
     masked.dedup();
     masked.concat()

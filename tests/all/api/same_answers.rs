@@ -79,12 +79,13 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("cluster credentials get", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
-    ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
+    ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"], &["M", "--all", "--limit", "501"]]),
     (
         "plan",
         &[
             &[],
-            &["--process", "Update", "--limit", "1"],
+            &["--all"],
+            &["--all", "--process", "Update", "--limit", "1"],
             &["--machine", "M"],
             &["--machine", "M", "--process", "Recovery", "--horizon", "1m"],
             &["--diff", "FILE", "--limit", "2"],
@@ -152,10 +153,16 @@ fn steady(text: &str) -> anyhow::Result<String> {
     for field in ["at", "readAt", "until", "notes"] {
         fields.remove(field);
     }
+    if let Some(head) = fields.get_mut("head").and_then(Value::as_object_mut) {
+        head.retain(|field, _| !["at", "until"].contains(&field.as_str()));
+    }
     for list in ["rows", "differences"] {
         for row in fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             let row = row.as_object_mut().context("a row")?;
-            row.retain(|field, _| !["at", "before", "after"].contains(&field.as_str()));
+            row.retain(|field, _| !["startsAt", "before", "after"].contains(&field.as_str()));
+            if let Some(routine) = row.get_mut("routine").and_then(Value::as_object_mut) {
+                routine.remove("lastAt");
+            }
         }
     }
     Ok(answer.to_string())

@@ -129,14 +129,14 @@ impl Site {
 
     /// The work items that `shepherdctl plan` forecasts.
     fn fetch_planned_begins(&self) -> Result<Vec<Begun>> {
-        let answer = self.ask(&["plan", "--horizon", &self.horizon.to_string(), "-o", "json"])?;
+        let answer = self.ask(&["plan", "--all", "--horizon", &self.horizon.to_string(), "-o", "json"])?;
         let answer: serde_json::Value = serde_json::from_str(&answer)?;
-        ensure!(answer["truncated"] == false, "it was too much");
+        ensure!(answer["head"]["truncated"] == false, "it was too much");
         let mut rows = Vec::new();
         for row in answer["rows"].as_array().context("no rows")? {
-            let machine = row["machine"].as_str().context("no machine")?.parse()?;
+            let machine = row["name"]["machine"].as_str().context("no machine")?.parse()?;
             let process = row["process"].as_str().context("no process")?.to_owned();
-            rows.push((machine, process, row["at"].as_str().context("no moment")?.parse()?));
+            rows.push((machine, process, row["startsAt"].as_str().context("no moment")?.parse()?));
         }
         rows.sort();
         Ok(rows)
@@ -354,7 +354,9 @@ async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
         let disputed = disputed.chain(happened.iter().filter(|row| !forecast.contains(row)));
         let disputed = disputed.min_by_key(|(_, _, at)| *at);
         let text = match disputed {
-            Some((machine, _, _)) => site.ask(&["timeline", &machine.to_string(), "--limit", "1000"])?,
+            Some((machine, _, _)) => {
+                site.ask(&["timeline", &machine.to_string(), "--all", "--limit", "1000"])?
+            }
             None => "they differ in how often the same is begun at one moment".to_owned(),
         };
         anyhow::bail!(

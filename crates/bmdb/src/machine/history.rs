@@ -1,39 +1,15 @@
 //! History of a machine, newest line first, in pages.
 
-use serde::Serialize;
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
 use crate::engine::session::RuntimeInfo;
 use model::ids::MachineId;
 use model::time::Timestamp;
+use model::timeline::HistoryEntry;
 
 const OPERATION: &str = "reading what to show";
-
-/// A line of history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HistoryEntry {
-    /// When the event happened.
-    pub at: Timestamp,
-    /// Name of the event.
-    pub event: String,
-    /// Lane of the work item it is about.
-    pub lane: Option<String>,
-    /// Fence of that work item.
-    pub fence: Option<i64>,
-    /// Process of that work item.
-    pub process: Option<String>,
-    /// The session it was done under.
-    pub session: Option<Uuid>,
-    /// Component that the session was started for.
-    pub component: Option<String>,
-    /// Host of the process that owned the session.
-    pub host: Option<String>,
-    /// Details of the event.
-    pub detail: Option<String>,
-}
 
 /// A position in a machine's history. Several events may happen at one moment, and lines have no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@
 //! * **Over SSH.** [`host_key`] is the host key that was pinned at the first connection, and the one that was refused
 //!   since.
 //! * **To people.** [`view`] is everything that decides about the machine, at one moment; [`history`] is what happened
-//!   to it; [`tags`] finds facts by the shape of their tables, so that an older program shows facts that a newer
+//!   to it, and [`timeline`] the same with its routine folded; [`tags`] finds facts by the shape of their tables, so that an older program shows facts that a newer
 //!   migration added.
 //! * **By name.** [`lookup`] resolves a UUID, a prefix of one, or a provider's id. [`scoped_lookup`] does so for a
 //!   credential that may see some providers only.
@@ -41,5 +41,6 @@ pub mod log_request;
 pub mod lookup;
 pub mod scoped_lookup;
 pub mod tags;
+pub mod timeline;
 pub(crate) mod traits;
 pub mod view;

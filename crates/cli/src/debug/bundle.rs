@@ -44,7 +44,7 @@ const FLEET_QUERIES: &[(&str, &[&str])] = &[
     ("approvals", &["get", "approvals"]),
     ("budgets", &["get", "budgets"]),
     ("brakes", &["get", "brakes"]),
-    ("plan", &["plan", "--limit", "100000"]),
+    ("plan", &["plan"]),
     ("policy", &["get", "policy"]),
 ];
 

@@ -14,17 +14,17 @@ use crate::client::decode::{
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::hardware_report::describe_report;
-use crate::machine::history::{EVENT_HEADERS, decode_event, event_rows};
+use crate::machine::history::{EVENT_HEADERS, decode_event, event_row};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use crate::work::decode_holder;
-use bmdb::machine::history::HistoryEntry;
 use bmdb::machine::tags::{Tag, TagColumn};
 use model::host_key::HostKey;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::machine_view::{LaneView, MachineName};
 use model::text_layout::format_labelled;
 use model::time::{Span, Timestamp};
+use model::timeline::HistoryEntry;
 use model::waits::ProcessWait;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -193,7 +193,7 @@ fn render_description(of: &MachineDescription) -> String {
     }
     text.push_str(&format_waits("backoffs", &of.backoffs, now, width));
     text.push_str(&format_waits("postponed", &of.postponements, now, width));
-    let shown: Vec<Vec<String>> = event_rows(&of.events);
+    let shown: Vec<Vec<String>> = of.events.iter().map(event_row).collect();
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
         for line in format_table(&EVENT_HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {

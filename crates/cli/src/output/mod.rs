@@ -104,10 +104,15 @@ fn objects_of(document: &Value) -> Vec<&Value> {
     }
 }
 
-/// The name of the machine that a document is about, as commands accept it.
+/// The name of the machine that a document is about, as commands accept it. A response of the API has the names in a
+/// message of their own.
 fn machine_name_of(document: &Value) -> Option<String> {
-    let field = |name: &str| document.get(name).and_then(Value::as_str);
-    match (field("provider"), field("provider_id"), field("machine")) {
+    let (names, id) = match document.get("name") {
+        Some(names @ Value::Object(_)) => (names, "providerId"),
+        _ => (document, "provider_id"),
+    };
+    let field = |name: &str| names.get(name).and_then(Value::as_str);
+    match (field("provider"), field(id), field("machine")) {
         (Some(provider), Some(id), _) => Some(format!("{provider}/{id}")),
         (_, _, machine) => machine.map(str::to_owned),
     }
@@ -190,6 +195,9 @@ mod tests {
         ] {
             assert_eq!(Output::parse(output).unwrap().convert(rendered()).unwrap(), expected);
         }
+        let response =
+            json!({ "name": { "machine": "u", "provider": "sim", "providerId": "7" }, "events": [{}] });
+        assert_eq!(Output::Name.convert_json(&response).unwrap(), "sim/7\n");
         let list = json!({ "rows": [{ "at": 1 }, { "at": 2 }], "notes": ["n"] });
         let columns = Output::parse("custom-columns=AT:.at").unwrap();
         assert_eq!(columns.convert_json(&list).unwrap(), "AT\n1\n2\n");

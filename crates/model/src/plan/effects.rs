@@ -15,6 +15,7 @@ use crate::recovery::{
     AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, format_attempt, plan_recovery,
     start_report_wait, start_step,
 };
+use crate::routine::ROUTINE_ACTION;
 use crate::time::Timestamp;
 
 /// The effect of a work item.
@@ -60,7 +61,7 @@ pub(crate) fn apply_process(
                 (provided.polled_at, provided.unchanged) = (Some(now), true);
             }
             clear_waits(facts, process);
-            StepEffect::new("ask its provider about it")
+            StepEffect::new(ROUTINE_ACTION)
         }
         Process::Recovery => apply_recovery(fleet, machine, policy, now),
         Process::Retirement => apply_release(fleet, machine, policy, now),

@@ -16,6 +16,7 @@
 //! * [`effects`]: effects of a successful work item on the facts of its machine.
 //! * [`fleet`]: the state that all machines share: budgets and brakes.
 //! * [`diff`]: the differences of two plans, as before and after a policy change.
+//! * [`fold`]: all routine as one line.
 //! * [`query`]: a plan restricted to a machine, a process or a scope.
 
 use std::collections::BTreeSet;
@@ -39,6 +40,7 @@ use crate::unknown_fence::UnknownFence;
 pub mod diff;
 pub mod effects;
 pub mod fleet;
+pub mod fold;
 pub mod query;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Clients of the database and clients of a shepherd both get the result of [`run_plan_query`], so the two cannot
 //! differ. The whole fleet is always planned, because all machines share its budgets and brakes. A restriction only
-//! leaves out rows.
+//! leaves out rows, and only what is left is folded. Differences by a policy change are never folded.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::ids::MachineId;
 use crate::machine_view::MachineName;
 use crate::pause::Pause;
 use crate::plan::diff::{PlanDifference, diff_plans};
-use crate::plan::{FleetPlan, FleetView, PlanRow, plan_fleet};
+use crate::plan::fold::{PlanLine, fold_rows};
+use crate::plan::{FleetPlan, FleetView, plan_fleet};
 use crate::policy_flags::PolicyFlags;
 use crate::process::{Lane, Process};
 use crate::schedule::next_due;
@@ -28,6 +29,8 @@ pub struct PlanQuery {
     pub horizon: Span,
     /// Policy flags whose effect to show, instead of the plan itself.
     pub change: Option<PolicyFlags>,
+    /// Whether routine work is folded into one line.
+    pub without_routine: bool,
     /// Only machines of this scope.
     pub scope: AccessScope,
 }
@@ -53,7 +56,7 @@ pub struct PlanResult {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanContent {
     /// Planned work, in the order of time.
-    Rows(Vec<PlanRow>),
+    Lines(Vec<PlanLine>),
     /// Differences, in the order of time.
     Differences(Vec<PlanDifference>),
 }
@@ -82,11 +85,16 @@ pub fn run_plan_query(fleet: FleetView, query: &PlanQuery) -> PlanResult {
         paused.retain(|pause| {
             pause.provider.is_none() || query.scope.includes_provider(pause.provider.as_deref())
         });
+        let lines = if query.without_routine {
+            fold_rows(rows)
+        } else {
+            rows.into_iter().map(PlanLine::Work).collect()
+        };
         return PlanResult {
             at,
             until,
             truncated: cut,
-            content: PlanContent::Rows(rows),
+            content: PlanContent::Lines(lines),
             lane_waits: waits,
             pauses: paused,
         };
@@ -141,6 +149,7 @@ mod tests {
                 process: None,
                 horizon: Span::minutes(5),
                 change: change.map(|text| PolicyFlags::from_configuration(text).unwrap()),
+                without_routine: false,
                 scope: AccessScope::from_providers(scope.iter().map(|&provider| provider.to_owned())),
             };
             let found = run_plan_query(
@@ -149,7 +158,13 @@ mod tests {
             );
             let of = |name: &MachineName| name.provider.clone().unwrap();
             let mut providers: Vec<String> = match &found.content {
-                PlanContent::Rows(rows) => rows.iter().map(|row| of(&row.name)).collect(),
+                PlanContent::Lines(lines) => lines
+                    .iter()
+                    .map(|line| match line {
+                        PlanLine::Work(row) => of(&row.name),
+                        PlanLine::Routine(rows) => panic!("{rows:?}"),
+                    })
+                    .collect(),
                 PlanContent::Differences(found) => found.iter().map(|one| of(&one.name)).collect(),
             };
             providers.sort_unstable();
@@ -174,6 +189,7 @@ mod tests {
             process: None,
             horizon: Span::minutes(5),
             change: None,
+            without_routine: false,
             scope: AccessScope::Fleet,
         };
         let view = || fleet_view(vec![reporting_machine(1, 5)], Policy::default());
@@ -185,5 +201,28 @@ mod tests {
         assert_eq!(lanes(&question), ["access"]);
         question.machine = None;
         assert!(lanes(&question).is_empty(), "only a question about one machine gets wait reasons");
+    }
+
+    #[test]
+    fn routine_is_folded_on_request_and_differences_never_are() {
+        let lines = |change: Option<&str>, without_routine| {
+            let question = PlanQuery {
+                machine: None,
+                process: Some(Process::Update),
+                horizon: Span::hours(2),
+                change: change.map(|text| PolicyFlags::from_configuration(text).unwrap()),
+                without_routine,
+                scope: AccessScope::Fleet,
+            };
+            let machines = vec![provided_machine(1), provided_machine(2)];
+            match run_plan_query(fleet_view(machines, Policy::default()), &question).content {
+                PlanContent::Lines(lines) => lines.len(),
+                PlanContent::Differences(found) => found.len(),
+            }
+        };
+        assert_eq!((lines(None, false), lines(None, true)), (8, 1));
+        let sooner = Some("update_interval_stable = \"10m\"\nupdate_interval_unstable = \"30s\"");
+        assert!(lines(sooner, true) > 8);
+        assert_eq!(lines(sooner, true), lines(sooner, false));
     }
 }

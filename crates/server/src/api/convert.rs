@@ -11,11 +11,12 @@ use bmdb::fleet::shepherds::ShepherdSummary;
 use bmdb::fleet::statistics::{
     Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics,
 };
-use bmdb::machine::history::HistoryEntry;
 use bmdb::orders::credential::AccessCredential;
 use model::machine_view::{EngagedBrake, LaneView, MachineName, WorkHolder};
 use model::pause::Pause;
+use model::routine::{ROUTINE_PROCESS, RoutineFold};
 use model::time::Timestamp;
+use model::timeline::{HistoryEntry, TimelineLine};
 use model::waits::ProcessWait;
 use model::why::Explanation;
 use proto::fleet::v1;
@@ -167,6 +168,35 @@ pub fn encode_event(line: HistoryEntry) -> v1::Event {
         component: line.component,
         host: line.host,
         detail: line.detail,
+        routine: None,
+    }
+}
+
+/// Encodes a line of a machine's timeline.
+#[must_use]
+pub fn encode_timeline_line(line: TimelineLine) -> v1::Event {
+    match line {
+        TimelineLine::Event(entry) => encode_event(entry),
+        TimelineLine::Routine(fold) => v1::Event {
+            occurred_at: Some(encode_timestamp(fold.first_at)),
+            event: "Routine".to_owned(),
+            lane: Some(ROUTINE_PROCESS.lane().as_str().to_owned()),
+            process: Some(ROUTINE_PROCESS.as_str().to_owned()),
+            routine: Some(encode_routine_fold(fold, 1)),
+            ..v1::Event::default()
+        },
+    }
+}
+
+/// Encodes folded routine of that number of machines.
+#[must_use]
+pub fn encode_routine_fold(fold: RoutineFold, machines: u64) -> v1::RoutineFold {
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    v1::RoutineFold {
+        work_items: number(fold.work_items),
+        lines: number(fold.lines),
+        machines: number(machines),
+        last_at: Some(encode_timestamp(fold.last_at)),
     }
 }
 

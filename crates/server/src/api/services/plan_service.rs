@@ -14,6 +14,7 @@ use bmdb::machine::lookup::machine_id;
 use model::issues::{Issue, find_issues};
 use model::machine_view::MachineName;
 use model::plan::diff::PlanDifference;
+use model::plan::fold::{PlanLine, RoutineRows};
 use model::plan::query::{PlanContent, PlanQuery, PlanResult, run_plan_query};
 use model::plan::{ASSUMPTIONS, MAX_ROWS, PlanRow};
 use model::policy_flags::PolicyFlags;
@@ -50,7 +51,14 @@ impl Plan for PlanService {
             text => Some(self.fleet_queries.context().find_machine(&caller, text).await?),
         };
         let machine = name.as_ref().map(machine_id);
-        let question = PlanQuery { machine, process, horizon, change, scope: caller.scope().clone() };
+        let question = PlanQuery {
+            machine,
+            process,
+            horizon,
+            change,
+            without_routine: body.without_routine,
+            scope: caller.scope().clone(),
+        };
         let bmdb = self.fleet_queries.context().read_pool.bmdb().clone();
         let stream = self.fleet_queries.stream(&caller, async move {
             let fleet = read_with_retry(|| bmdb.read_fleet_view()).await?;
@@ -140,7 +148,7 @@ fn parse_policy_change(value: Option<&str>) -> Result<Option<PolicyFlags>, Statu
 
 fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -> Vec<v1::GetPlanResponse> {
     let total = match &forecast.content {
-        PlanContent::Rows(rows) => rows.len(),
+        PlanContent::Lines(lines) => lines.len(),
         PlanContent::Differences(found) => found.len(),
     };
     let head = v1::PlanHead {
@@ -166,10 +174,10 @@ fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -
     };
     let mut pieces = vec![v1::GetPlanResponse { head: Some(head), ..Default::default() }];
     match forecast.content {
-        PlanContent::Rows(mut rows) => {
-            rows.truncate(limit);
-            pieces.extend(rows.chunks(CHUNK_SIZE).map(|some| v1::GetPlanResponse {
-                rows: some.iter().map(encode_plan_row).collect(),
+        PlanContent::Lines(mut lines) => {
+            lines.truncate(limit);
+            pieces.extend(lines.chunks(CHUNK_SIZE).map(|some| v1::GetPlanResponse {
+                rows: some.iter().map(encode_plan_line).collect(),
                 ..Default::default()
             }));
         }
@@ -184,6 +192,13 @@ fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -
     pieces
 }
 
+fn encode_plan_line(line: &PlanLine) -> v1::PlanRow {
+    match line {
+        PlanLine::Work(row) => encode_plan_row(row),
+        PlanLine::Routine(rows) => encode_routine_rows(rows),
+    }
+}
+
 fn encode_plan_row(row: &PlanRow) -> v1::PlanRow {
     v1::PlanRow {
         starts_at: Some(encode_timestamp(row.at)),
@@ -191,6 +206,18 @@ fn encode_plan_row(row: &PlanRow) -> v1::PlanRow {
         process: row.process.to_owned(),
         action: row.action.clone(),
         in_progress: row.in_progress,
+        routine: None,
+    }
+}
+
+fn encode_routine_rows(rows: &RoutineRows) -> v1::PlanRow {
+    v1::PlanRow {
+        starts_at: Some(encode_timestamp(rows.fold.first_at)),
+        name: rows.name.as_ref().map(convert::encode_machine_name),
+        process: rows.process.to_owned(),
+        action: rows.action.clone(),
+        in_progress: false,
+        routine: Some(convert::encode_routine_fold(rows.fold, rows.machines)),
     }
 }
 
@@ -235,18 +262,20 @@ mod tests {
 
     fn plan_result(rows: usize) -> PlanResult {
         let now = Timestamp::UNIX_EPOCH;
-        let row = |number: usize| PlanRow {
-            at: now,
-            name: MachineName {
-                machine: uuid::Uuid::from_u128(u128::try_from(number).unwrap_or_default()),
-                provider: None,
-                provider_id: None,
-            },
-            process: "Update",
-            action: "look".to_owned(),
-            in_progress: false,
+        let row = |number: usize| {
+            PlanLine::Work(PlanRow {
+                at: now,
+                name: MachineName {
+                    machine: uuid::Uuid::from_u128(u128::try_from(number).unwrap_or_default()),
+                    provider: None,
+                    provider_id: None,
+                },
+                process: "Update",
+                action: "look".to_owned(),
+                in_progress: false,
+            })
         };
-        let what = PlanContent::Rows((0..rows).map(row).collect());
+        let what = PlanContent::Lines((0..rows).map(row).collect());
         PlanResult {
             at: now,
             until: now,

@@ -7,12 +7,13 @@ use tonic::Status;
 use crate::api::api_error::bmdb_status;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
-use bmdb::machine::history::{self, HistoryEntry};
+use bmdb::machine::history;
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::tags::{self, Tag, list_tags};
 use bmdb::machine::view;
 use model::machine_view::{MachineName, MachineView};
 use model::phase::phase_of;
+use model::timeline::HistoryEntry;
 use model::waits::{backoff_waits, postponement_waits};
 use proto::fleet::v1;
 

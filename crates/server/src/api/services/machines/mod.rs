@@ -7,10 +7,10 @@ mod order_execution;
 pub mod power_orders;
 pub mod retirement_orders;
 pub mod signing_key_orders;
+mod timeline;
 
 use std::collections::HashMap;
 
-use chrono::DateTime;
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::bmdb_status;
@@ -26,7 +26,6 @@ use crate::api::services::order_fields::{
 use bmdb::connection;
 use bmdb::engine::schedule;
 use bmdb::fleet::listing::{self, Filter, MachineCursor, PageBudget};
-use bmdb::machine::history::{self, HistoryCursor};
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::tags::list_tags;
 use bmdb::machine::view;
@@ -45,8 +44,6 @@ use order_execution::{
 
 /// Machines that a page of a list examines at most, approximately. It bounds the cost of a page with any filter.
 pub const MAX_EXAMINED: usize = 4000;
-/// Most lines of history with the same time.
-const MAX_ENTRIES_PER_INSTANT: i64 = 100_000;
 
 /// The gRPC service `Machines`.
 pub struct MachinesService {
@@ -160,33 +157,7 @@ impl Machines for MachinesService {
         &self,
         request: Request<v1::TimelineRequest>,
     ) -> Result<Response<v1::TimelineResponse>, Status> {
-        let caller = caller_of(&request)?;
-        let body = request.into_inner();
-        let limit = pagination::parse_page_size(body.limit, 50, "limit")?;
-        let after = match pagination::decode_page_token("events", &body.page_token)? {
-            None => None,
-            Some(place) => {
-                Some(parse_history_cursor(&place).ok_or_else(|| pagination::invalid_page_token("events"))?)
-            }
-        };
-        let name = self.context.find_machine(&caller, &body.machine).await?;
-        let id = machine_id(&name);
-        let mut events = self
-            .context
-            .read_pool
-            .read(move |tx| Box::pin(async move { history::list_history(tx, id, after, limit + 1).await }))
-            .await
-            .map_err(bmdb_status)?;
-        let more = pagination::drop_surplus(&mut events, limit);
-        let next = HistoryCursor::after(after, &events).filter(|_| more);
-        Ok(Response::new(v1::TimelineResponse {
-            name: Some(convert::encode_machine_name(&name)),
-            events: events.into_iter().map(convert::encode_event).collect(),
-            more,
-            next_page_token: next.map_or_else(String::new, |place| {
-                pagination::encode_page_token("events", &encode_history_cursor(place))
-            }),
-        }))
+        Ok(Response::new(timeline::list_timeline(&self.context, &request).await?))
     }
 
     async fn watch(
@@ -349,33 +320,5 @@ impl MachinesService {
             .read_with(bmdb, move |tx, bmdb| Box::pin(view::read_machine_view(bmdb, tx, id)))
             .await
             .map_err(bmdb_status)
-    }
-}
-
-/// Encodes the cursor of a history: a time, and the number of lines with this time that were sent.
-fn encode_history_cursor(place: HistoryCursor) -> String {
-    format!("{} {}", place.at.timestamp_micros(), place.offset)
-}
-
-/// Parses a cursor of [`encode_history_cursor`].
-fn parse_history_cursor(text: &str) -> Option<HistoryCursor> {
-    let (at, message) = text.split_once(' ')?;
-    // No stored line is older than 1970, and a statement skips at most the lines that one instant can have.
-    let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
-    let number = message.parse().ok().filter(|number| (1..=MAX_ENTRIES_PER_INSTANT).contains(number))?;
-    Some(HistoryCursor { at: DateTime::from_timestamp_micros(at)?, offset: number })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn history_cursor_round_trips() {
-        let place = HistoryCursor { at: "2026-11-20T18:00:00.123456Z".parse().unwrap(), offset: 3 };
-        assert_eq!(parse_history_cursor(&encode_history_cursor(place)), Some(place));
-        for odd in ["", "1", "1 x", "1 0", "1 -1", "-1 1", "1 100001", "9223372036854775807 1"] {
-            assert_eq!(parse_history_cursor(odd), None, "{odd}");
-        }
     }
 }
