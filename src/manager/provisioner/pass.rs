@@ -155,14 +155,10 @@ async fn record_not_adopted(
 ) -> Result<(), BmdbError> {
     let provider = &lease.name;
     if bmdb.record_not_adopted(lease, not_adopted).await? {
-        match not_adopted {
-            Some(NotAdopted { machines, limit }) => tracing::warn!(
-                provider,
-                machines,
-                limit,
-                "machines of its list are not adopted; {LIMIT_REMEDY}"
-            ),
-            None => tracing::info!(provider, "the limit leaves out no machine of its list any more"),
+        if let Some(NotAdopted { machines, limit }) = not_adopted {
+            tracing::warn!(provider, machines, limit, "machines of its list are not adopted; {LIMIT_REMEDY}");
+        } else {
+            tracing::info!(provider, "the limit leaves out no machine of its list any more");
         }
     }
     Ok(())
