@@ -18,7 +18,8 @@
 //! # Modules by subject
 //!
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`host_key`][],
-//!   [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
+//!   [`label`][], [`selector`][] (the language that chooses machines), [`priority`][], [`waits`][], [`machine_view`][] (a
+//!   machine as shown), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][].
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
@@ -120,6 +121,7 @@ pub mod roll_out_view;
 pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;
+pub mod selector;
 pub mod shell_words;
 pub mod signed_artefact;
 pub mod storage_level;
