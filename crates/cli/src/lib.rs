@@ -82,6 +82,7 @@ pub mod plan;
 pub mod policy;
 pub mod providers;
 pub mod run;
+pub mod selector_hint;
 pub mod sessions;
 pub mod shepherds;
 pub mod suggestions;
