@@ -51,6 +51,7 @@ mod roles;
 mod rule_bypasses;
 mod same_answers;
 mod scope;
+mod selectors;
 mod signed_declarations;
 mod top;
 mod watch;

@@ -18,7 +18,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
 
-async fn watch(
+pub(super) async fn watch(
     api: &Api,
     key: &Key,
     request: WatchMachinesRequest,
@@ -37,7 +37,7 @@ async fn watch_on(
     Ok(MachinesClient::new(channel).watch(request).await.map(tonic::Response::into_inner))
 }
 
-async fn next(
+pub(super) async fn next(
     stream: &mut Streaming<WatchMachinesResponse>,
 ) -> anyhow::Result<Result<WatchMachinesResponse, Status>> {
     tokio::time::timeout(PATIENCE, stream.next())
