@@ -268,8 +268,9 @@ fn begins_term(text: &str) -> bool {
         return false;
     }
     let operator = ["=", "!=", ">="].iter().any(|sign| after.starts_with(sign));
-    let set = ["in", "notin"].iter().filter_map(|word| after.strip_prefix(word));
-    let is_set = set.into_iter().any(|values| values.trim_start().starts_with('('));
+    let is_set = ["in", "notin"]
+        .iter()
+        .any(|word| after.strip_prefix(word).is_some_and(|values| values.trim_start().starts_with('(')));
     // What a shell leaves of a term with `>=` that is not quoted.
     let is_torn = matches!(key, "memory" | "cpus") && (after.is_empty() || after.starts_with(','));
     operator || is_set || is_torn

@@ -158,7 +158,10 @@ impl FromStr for Selector {
             )));
         }
         let terms = raw_terms.into_iter().map(|raw| parse_term(raw, source));
-        Ok(Self { terms: terms.collect::<Result<_, _>>()?, source: source.to_owned() })
+        let terms = terms.collect::<Result<Vec<Term>, SelectorError>>()?;
+        // Commas alone are no terms.
+        let source = if terms.is_empty() { String::new() } else { source.to_owned() };
+        Ok(Self { terms, source })
     }
 }
 

@@ -48,6 +48,7 @@ pub(super) struct ValueSet {
 }
 
 /// What is known of a text of a machine.
+#[derive(Clone, Copy)]
 enum KnownText<'a> {
     Unknown,
     /// The machine is known to have none.
