@@ -2,6 +2,7 @@
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,
+       r.memory_bytes AS "memory_bytes?", r.cpu_threads AS "cpu_threads?",
        r.manufacturer AS "manufacturer?", r.product AS "product?", d.timer,
        l.labels AS "labels?", y.level AS "priority?"
 FROM unnest($1::UUID[]) one (machine_id)

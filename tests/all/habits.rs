@@ -14,9 +14,6 @@ use crate::harness::source;
 
 const LINES: &str = "tests/data/habits/lines.txt";
 
-/// Lines that name no command yet, because the flag that they need does not exist.
-const UNNAMED: [&str; 1] = ["get machines -l row=7"];
-
 /// The lines, each with whether it is expected to work as it is typed.
 pub(crate) fn read_lines() -> anyhow::Result<Vec<(String, bool)>> {
     let text = source::read(Path::new(LINES))?;
@@ -43,9 +40,6 @@ fn list_has_sixty_lines_of_which_most_are_expected_to_work() -> TestResult {
 fn line_that_does_not_work_names_a_command() -> TestResult {
     let mut tried = 0;
     for (line, _) in read_lines()?.into_iter().filter(|(_, works)| !works) {
-        if UNNAMED.contains(&line.as_str()) {
-            continue;
-        }
         let words = shell_words::split(&line).with_context(|| line.clone())?;
         let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
             .args(words)
@@ -55,6 +49,12 @@ fn line_that_does_not_work_names_a_command() -> TestResult {
         let stderr = String::from_utf8(output.stderr)?;
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{line}: {stderr}");
         assert!(stderr.contains(", run: shepherdctl ") && stderr.lines().count() == 1, "{line}: {stderr}");
+        if line.contains("-l row=7") {
+            assert!(
+                stderr.trim_end().ends_with(", run: shepherdctl get machines -l label.row=7"),
+                "{stderr}"
+            );
+        }
         tried += 1;
     }
     assert!(tried > 10, "only {tried} lines were tried");

@@ -1,11 +1,12 @@
 //! The rules for text of others, each in one place: what people write in files and selectors, what firmware reports, and
 //! what the other side of a connection answers.
 
-use shepherd::model::cluster::selector::Selector;
 use shepherd::model::excerpt::Excerpt;
 use shepherd::model::firmware_text::{is_placeholder, meaningful_mac};
 use shepherd::model::plain_text::is_hidden;
 use shepherd::model::sanitize::sanitize_text;
+use shepherd::model::selector::Selector;
+use shepherd::model::selector::error::SelectorError;
 use shepherd::model::text_file::decode_text;
 
 use crate::harness::source;
@@ -27,7 +28,7 @@ fn digits_that_count_are_no_serial_number() {
 #[test]
 fn comma_in_a_name_ends_no_term() {
     for text in ["manufacturer=Acme, Inc.", r#"location="hall 3, row 4",label.rack=7"#] {
-        let parsed: Result<Selector, String> = text.parse();
+        let parsed: Result<Selector, SelectorError> = text.parse();
         assert!(parsed.is_ok(), "a comma split the value of {text}: {parsed:?}");
     }
 }
@@ -46,7 +47,7 @@ fn hidden_characters_have_one_rule() {
     /// Files that reject control characters in what people write, beside [`is_hidden`] for what is shown.
     const PERMITTED: [&str; 7] = [
         "crates/model/src/plain_text.rs",
-        "crates/model/src/cluster/selector.rs",
+        "crates/model/src/selector/mod.rs",
         "crates/model/src/kubernetes/archive.rs",
         "crates/curator-client/src/cluster.rs",
         "crates/server/src/api/services/fleet.rs",

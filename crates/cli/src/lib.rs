@@ -84,6 +84,7 @@ pub mod policy;
 pub mod providers;
 pub mod routine;
 pub mod run;
+pub mod selector_hint;
 pub mod sessions;
 pub mod shepherds;
 pub mod suggestions;

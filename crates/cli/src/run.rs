@@ -27,6 +27,7 @@ use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text};
+use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
@@ -314,7 +315,8 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    if let Some(sentence) = unavailable_command(error, given) {
+    let hint = unavailable_command(error, given).or_else(|| suggest_label_selector(error, given));
+    if let Some(sentence) = hint {
         print_stderr(&format!("shepherdctl: {sentence}"));
     } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));

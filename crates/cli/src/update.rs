@@ -10,6 +10,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
+use crate::machine::selection::parse_selector;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
@@ -22,14 +23,15 @@ use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, order_target};
 use bmdb::orders::order::OrderOutcome;
 use model::humanize::{absolute_time, humanize_duration};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
+use model::selector::Selector;
 use model::time::{Span, Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::updates_client::UpdatesClient;
 
 pub(crate) const UPDATE_EXAMPLES: &str = "\
 Examples:
-  shepherdctl update --selector label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
-  shepherdctl update --selector '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
+  shepherdctl update -l label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
+  shepherdctl update -l '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
 
 The release is an artefact (shepherdctl artefacts add). Each machine fetches it and switches to it; programs
 that run beside the role server continue. A machine that then reaches no shepherd returns to its former
@@ -65,9 +67,9 @@ pub struct UpdateArgs {
     /// What to do with one that was ordered
     #[command(subcommand)]
     pub command: Option<UpdateCommand>,
-    /// Which machines, for example location=ams,memory>=64GiB,label.rack=7; '' for every machine
-    #[arg(long, value_name = "TERMS", required = true)]
-    pub selector: Option<String>,
+    /// Which machines, for example 'location=ams*,label.row=7,memory>=64GiB'; '' for every machine
+    #[arg(short = 'l', long, value_name = "SELECTOR", required = true, value_parser = parse_selector)]
+    pub selector: Option<Selector>,
     /// The release: an artefact's digest, the beginning of it, or its name
     #[arg(long, value_name = "RELEASE", required = true)]
     pub release: Option<String>,
@@ -275,12 +277,7 @@ async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<St
     let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
     let new = NewRollOut {
         release: args.release.clone().unwrap_or_default(),
-        selector: args
-            .selector
-            .as_deref()
-            .unwrap_or_default()
-            .parse()
-            .map_err(|error| CliError::Invalid(format!("--selector: {error}")))?,
+        selector: args.selector.clone().unwrap_or_default(),
         parallelism: args.parallelism,
         deadline_seconds: u32::try_from(deadline).unwrap_or(u32::MAX),
     };

@@ -62,6 +62,16 @@ impl FromStr for ByteSize {
     }
 }
 
+/// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes; `None` for any other text, or on overflow.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let (number, shift) = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .into_iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+        .unwrap_or((text, 0));
+    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
 impl Serialize for ByteSize {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

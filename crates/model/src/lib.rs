@@ -18,8 +18,9 @@
 //! # Modules by subject
 //!
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
-//!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`priority`][], [`waits`][],
-//!   [`machine_view`][] (a machine as shown), [`timeline`][] (its history), [`unknown_fence`][].
+//!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`selector`][] (the language that chooses
+//!   machines), [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`timeline`][] (its history),
+//!   [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
@@ -123,6 +124,7 @@ pub mod routine;
 pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;
+pub mod selector;
 pub mod shell_words;
 pub mod signed_artefact;
 pub mod storage_level;

@@ -1,6 +1,6 @@
 //! Limits of bulk orders: machines per order and per hour.
 //!
-//! An order with a filter must give the number of machines that it expects, because filters are easily wrong and fleets
+//! An order with a selector must give the number of machines that it expects, because selectors are easily wrong and fleets
 //! change between a look and an order. Two limits apply: machines per order, and machines of such orders within an
 //! hour, of all operators together. An admin may exceed both, or order about all machines at once, with a flag in the
 //! order. The audit log records that.
@@ -26,14 +26,14 @@ impl Default for OrderLimits {
 /// Most machines per order, even for an admin.
 pub const MAX_MACHINES: usize = 10_000;
 
-/// An order for the machines that match a filter.
+/// An order for the machines that match a selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BulkOrder {
     /// How many machines match now; [`MAX_MACHINES`] plus one stands for any larger number.
     pub matched: usize,
     /// How many machines the operator expects, if given.
     pub expected: Option<usize>,
-    /// Whether the filter matches every machine.
+    /// Whether the selector matches every machine, because it has no terms.
     pub matches_all: bool,
     /// Whether the order requests to exceed the limits.
     pub overrides_limits: bool,
@@ -59,7 +59,9 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     if order.matched > MAX_MACHINES {
         return refuse(
             "TOO_MANY",
-            format!("the filter selects {found}, and no order is about more than {MAX_MACHINES}; narrow it"),
+            format!(
+                "the selector matches {found}, and no order is about more than {MAX_MACHINES}; narrow it"
+            ),
         );
     }
     if order.overrides_limits && !order.is_admin {
@@ -75,13 +77,13 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
         None => refuse(
             "NOT_COUNTED",
             format!(
-                "the filter selects {found}; give the number that you expect, so that no wrong filter is obeyed"
+                "the selector matches {found}; give the number that you expect, so that no wrong selector is obeyed"
             ),
         ),
         Some(expected) if expected != order.matched => refuse(
             "OTHER_COUNT",
             format!(
-                "the filter selects {found}, and {expected} were expected; look again. Nothing was changed"
+                "the selector matches {found}, and {expected} were expected; look again. Nothing was changed"
             ),
         ),
         Some(_) => Ok(()),
@@ -100,7 +102,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
     if order.matches_all {
         return refuse(
             "EVERYBODY",
-            "the filter selects every machine, which exceeds the limits; narrow it, or let an admin order it with \
+            "the selector matches every machine, which exceeds the limits; narrow it, or let an admin order it with \
              override_limits"
                 .to_owned(),
         );
@@ -110,7 +112,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY",
             format!(
-                "the filter selects {found}, and the policy's order_limits permit {most} in one order; narrow it, or \
+                "the selector matches {found}, and the policy's order_limits permit {most} in one order; narrow it, or \
                  let an admin order it with override_limits"
             ),
         );
@@ -120,7 +122,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY_IN_AN_HOUR",
             format!(
-                "the filter selects {found}; orders of the last hour were about {}, and the policy's order_limits \
+                "the selector matches {found}; orders of the last hour were about {}, and the policy's order_limits \
                  permit {per_hour} within an hour; wait, or let an admin order it with override_limits",
                 order.ordered_last_hour
             ),

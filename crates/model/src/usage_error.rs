@@ -55,11 +55,12 @@ fn describe_problem(error: &clap::Error) -> String {
         ErrorKind::ValueValidation => {
             let why = error.source().map(ToString::to_string).unwrap_or_default();
             let name = flag.split(' ').next().unwrap_or_default();
+            let shown = shorten_value(&value);
             // A message that contains the value already need not repeat it.
             if why.contains(&format!("{value:?}")) {
                 format!("{name}: {why}")
             } else {
-                format!("{name} cannot be {value:?}: {}", explain_parse_error(&flag, why))
+                format!("{name} cannot be {shown:?}: {}", explain_parse_error(&flag, why))
             }
         }
         ErrorKind::MissingRequiredArgument => format!("give {}", all(ContextKind::InvalidArg).join(" and ")),
@@ -90,6 +91,13 @@ fn explain_parse_error(flag: &str, why: String) -> String {
     } else {
         why
     }
+}
+
+/// A value without what follows its first characters, if it has very many.
+fn shorten_value(value: &str) -> String {
+    const MAX_CHARS: usize = 200;
+    let short: String = value.chars().take(MAX_CHARS).collect();
+    if short.len() < value.len() { short + "…" } else { short }
 }
 
 /// A word without the part between `://` and `@`.
@@ -165,6 +173,7 @@ mod tests {
 
     #[test]
     fn each_mistake_is_one_sentence() {
+        let long = "x".repeat(300);
         for (arguments, expected) in [
             (vec!["p", "--colr", "red"], "there is no flag --colr; did you mean --colour? See `p --help`"),
             (vec!["p", "pant"], "there is no command \"pant\"; did you mean paint? See `p --help`"),
@@ -182,6 +191,13 @@ mod tests {
                 vec!["p", "--listen", "here"],
                 "--listen cannot be \"here\": it is not an ADDRESS:PORT; write for example 127.0.0.1:9090 or \
                  [::1]:9090; see `p --help`",
+            ),
+            (
+                vec!["p", "--number", long.as_str()],
+                &format!(
+                    "--number cannot be \"{}…\": it is no whole number; see `p --help`",
+                    "x".repeat(200)
+                ),
             ),
             (vec!["p", "paint"], "give <WALL>; see `p paint --help`"),
             (vec!["p", "paint", "a", "b"], "\"b\" is one word too many; see `p paint --help`"),

@@ -208,7 +208,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let wrong = kim
         .command(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "2"])
         .output()?;
-    assert!(String::from_utf8(wrong.stderr)?.contains("the filter selects 1 machine, and 2 were expected"));
+    assert!(String::from_utf8(wrong.stderr)?.contains("the selector matches 1 machine, and 2 were expected"));
     let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "1"])?;
     assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
     let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--confirm_count", "1"])?;

@@ -12,8 +12,8 @@ use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::access::AccessRole;
 use shepherd::model::process::Process;
+use shepherd::proto::fleet::v1::WatchMachinesRequest;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
-use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest};
 use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
@@ -104,13 +104,13 @@ impl Crowd {
             let (api, token, stop) = (api.clone(), key.token.clone(), crowd.stop.clone());
             let pages = crowd.pages.clone();
             crowd.everybody.spawn(async move {
-                let filter = match number % 4 {
-                    0 => json!({}),
-                    1 => json!({ "providers": [format!("rack-{}", number % 10)] }),
-                    2 => json!({ "phases": ["Provided"] }),
-                    _ => json!({ "tags": ["agent_started"] }),
+                let selector = match number % 4 {
+                    0 => String::new(),
+                    1 => format!("provider=rack-{}", number % 10),
+                    2 => "phase=Provided".to_owned(),
+                    _ => "fact=agent_started".to_owned(),
                 };
-                let body = json!({ "filter": filter, "pageSize": 100 });
+                let body = json!({ "selector": selector, "pageSize": 100 });
                 while !stop.load(Ordering::Relaxed) {
                     api.call(Some(&token), "Machines/List", body.clone()).await?.ok()?;
                     pages.fetch_add(1, Ordering::Relaxed);
@@ -119,9 +119,8 @@ impl Crowd {
             });
         }
         for (_, key) in (0..WATCHERS).zip(keys.iter().cycle()) {
-            let filter = MachineFilter { phases: vec!["Provided".to_owned()], ..Default::default() };
-            let mut request =
-                Request::new(WatchMachinesRequest { filter: Some(filter), resume_token: String::new() });
+            let selector = "phase=Provided".to_owned();
+            let mut request = Request::new(WatchMachinesRequest { selector, resume_token: String::new() });
             request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
             let mut stream = MachinesClient::new(api.channel(None).await?).watch(request).await?.into_inner();
             let (stop, count) = (crowd.stop.clone(), crowd.watch_lines.clone());

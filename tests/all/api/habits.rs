@@ -24,6 +24,9 @@ const WORKING: &[(&str, &str)] = &[
     (r#"get machines -o jsonpath='{range .machines[*]}{.phase}{"\n"}{end}'"#, "New\nNew\n"),
     ("get machines -o custom-columns=NAME:.name.providerId,PHASE:.phase", "NAME      PHASE\nsim-0007  New\n"),
     ("get machines --no-headers", "sim-0007  New"),
+    ("get machines -l label.row=7", "sim-0009"),
+    ("get machines --selector phase=Ready", "sim-0009"),
+    ("get machines -l 'phase in (Ready,NeedsHuman)'", "sim-0009"),
     ("get machine sim-0007", "sim-0007"),
     ("get machine sim-0007 sim-0008", "sim-0008"),
     ("get machine sim-0007 -o yaml", "phase: New"),
@@ -53,12 +56,9 @@ const WORKING: &[(&str, &str)] = &[
 /// Lines that need a machine with a role server. Tests of logs run them.
 const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
 
-/// Lines that need what does not exist yet: selectors, sorting, watches of lists, `wait`, `explain`, labels as arguments.
-const NOT_YET: [&str; 10] = [
+/// Lines that need what does not exist yet: sorting, watches of lists, `wait`, `explain`, labels as arguments.
+const NOT_YET: [&str; 7] = [
     "get machines --sort-by=phase",
-    "get machines -l label.row=7",
-    "get machines --selector phase=Ready",
-    "get machines -l 'phase in (Ready,NeedsHuman)'",
     "get machines -w",
     "explain Ready",
     "label sim-0007 row=7",
@@ -67,18 +67,20 @@ const NOT_YET: [&str; 10] = [
     "wait --for=healthy machine sim-0007",
 ];
 
-/// Two machines, a provider and a cluster.
-const FLEET: [&str; 5] = [
+/// Two machines that are new and one that is Ready and has a label, a provider and a cluster.
+const FLEET: [&str; 6] = [
     "INSERT INTO machine SELECT ('10000000-0000-4000-8000-00000000000' || n)::UUID, clock_timestamp()
-     FROM generate_series(7, 8) n",
+     FROM generate_series(7, 9) n",
     "INSERT INTO machine_provided (machine_id, provider, provider_id, address, status, provided_at, unchanged)
      SELECT machine_id, 'sim', 'sim-000' || right(machine_id::TEXT, 1), '192.0.2.1', 'Running', clock_timestamp(), FALSE
      FROM machine",
     "INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
          phase_since, rules_version, policy_version, version, fence, losses)
-     SELECT machine_id, lane, 'sim', 1, 0, FALSE, 'newly provided', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+     SELECT machine_id, lane, 'sim', 1, 0, FALSE, 'newly provided', '',
+            CASE WHEN machine_id::TEXT LIKE '%9' THEN 'Ready' ELSE 'New' END, clock_timestamp(), 1, 0, 0, 0, 0
      FROM machine, (VALUES ('access'), ('observe')) l (lane)",
-    "INSERT INTO provider_state (provider, kind, listed_at, machines) VALUES ('sim', 'simulated', clock_timestamp(), 2)",
+    "INSERT INTO machine_labels SELECT machine_id, '{\"row\": \"7\"}'::JSONB FROM machine WHERE machine_id::TEXT LIKE '%9'",
+    "INSERT INTO provider_state (provider, kind, listed_at, machines) VALUES ('sim', 'simulated', clock_timestamp(), 3)",
     "INSERT INTO cluster VALUES (gen_random_uuid(), 'prod', 3, 2, 'cpus>=4', '[\"web\"]', 'manual', 1,
          clock_timestamp(), 'kim', NULL, NULL, clock_timestamp(), 'ca', '[\"10.0.0.1:7835\"]',
          clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2)",

@@ -52,6 +52,7 @@ mod routine;
 mod rule_bypasses;
 mod same_answers;
 mod scope;
+mod selectors;
 mod signed_declarations;
 mod top;
 mod two_person_rule;

@@ -130,7 +130,7 @@ pub(super) fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> 
         "Machines/Power" => json!({ "machine": machine, "action": "cycle" }),
         "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
         "BulkOrders/Submit" => {
-            json!({ "filter": { "tags": ["provided"] }, "expectedMachines": 2, "release": { "quarantine": true } })
+            json!({ "selector": "fact=provided", "expectedMachines": 2, "release": { "quarantine": true } })
         }
         "Logs/Request" => json!({ "machine": machine, "log": "roleserver" }),
         "Machines/Retire" => json!({ "machine": machine, "wipe": true }),

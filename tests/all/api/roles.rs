@@ -269,7 +269,7 @@ async fn operator_changes_no_label_that_a_cluster_selects_by() -> TestResult {
                     deployer may change it; ask one. Nothing was changed";
     assert!(refused.message().ends_with(expected), "{refused:?}");
     let many = json!({
-        "filter": { "tags": ["provided"] }, "expectedMachines": 1, "label": { "set": { "rack": "7" } },
+        "selector": "fact=provided", "expectedMachines": 1, "label": { "set": { "rack": "7" } },
         "order": order("it moved", "4"),
     });
     let given = api.call(Some(&operator.token), "BulkOrders/Submit", many).await?.ok()?;

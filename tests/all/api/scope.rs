@@ -85,12 +85,12 @@ async fn no_call_reaches_a_machine_of_another_provider() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_list_names_a_machine_of_another_provider() -> TestResult {
     let (api, key) = two_providers("api_scope_lists").await?;
-    let of_both = json!({ "providers": ["rack", "elsewhere"] });
+    let of_both = "provider in (rack,elsewhere)";
     let dry_run = json!({ "reason": "what if", "dryRun": true });
-    let bulk = json!({ "filter": of_both, "quarantine": {}, "order": dry_run });
+    let bulk = json!({ "selector": of_both, "quarantine": {}, "order": dry_run });
     for (rpc, body, part) in [
         ("Machines/List", json!({}), OURS),
-        ("Machines/List", json!({ "filter": of_both }), OURS),
+        ("Machines/List", json!({ "selector": of_both }), OURS),
         ("BulkOrders/Submit", bulk, OURS),
         ("Statistics/Get", json!({}), "counts"),
         ("Plan/Get", json!({}), ""),

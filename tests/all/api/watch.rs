@@ -8,7 +8,7 @@ use shepherd::model::access::AccessRole;
 use shepherd::model::time::Span;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::watch_machines_response::Event;
-use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
+use shepherd::proto::fleet::v1::{WatchMachinesRequest, WatchMachinesResponse};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
@@ -18,7 +18,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
 
-async fn watch(
+pub(super) async fn watch(
     api: &Api,
     key: &Key,
     request: WatchMachinesRequest,
@@ -37,7 +37,7 @@ async fn watch_on(
     Ok(MachinesClient::new(channel).watch(request).await.map(tonic::Response::into_inner))
 }
 
-async fn next(
+pub(super) async fn next(
     stream: &mut Streaming<WatchMachinesResponse>,
 ) -> anyhow::Result<Result<WatchMachinesResponse, Status>> {
     tokio::time::timeout(PATIENCE, stream.next())
@@ -121,13 +121,11 @@ async fn watch_ends_when_its_credential_expires_and_none_begins_after_that() -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_with_a_filter_tells_what_comes_and_goes() -> TestResult {
+async fn watch_with_a_selector_tells_what_comes_and_goes() -> TestResult {
     let api = Api::start("api_watch_filter").await?;
     let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
-    let filter = MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() };
-    let mut stream =
-        watch(&api, &operator, WatchMachinesRequest { filter: Some(filter), resume_token: String::new() })
-            .await?;
+    let held = WatchMachinesRequest { selector: "fact=hold".to_owned(), resume_token: String::new() };
+    let mut stream = watch(&api, &operator, held).await?;
     let first = next(&mut stream).await??;
     assert!(matches!(first.event, Some(Event::Bookmark(_))), "nothing is held yet: {first:?}");
     let hold = json!({ "machine": machine, "order": order("r", "1") });
@@ -195,10 +193,8 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
         let hold = json!({ "machine": machine, "order": order("r", key) });
         api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     }
-    let filter = Some(MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() });
-    let mut stream =
-        watch(&api, &viewer, WatchMachinesRequest { filter: filter.clone(), resume_token: resume.clone() })
-            .await?;
+    let held = WatchMachinesRequest { selector: "fact=hold".to_owned(), resume_token: resume };
+    let mut stream = watch(&api, &viewer, held.clone()).await?;
     assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))));
     assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
     assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))), "no other change arrives");
@@ -206,7 +202,7 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     // release.
     let release = json!({ "machine": ours, "order": order("r", "3") });
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
-    let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume_token: resume }).await?;
+    let mut late = watch(&api, &viewer, held).await?;
     assert_eq!(next_machine(&mut late).await?, (ours.to_string(), None));
     Ok(api.stop().await?)
 }

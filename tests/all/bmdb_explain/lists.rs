@@ -1,4 +1,4 @@
-//! Costs of a page of machines, for every filter and position.
+//! Costs of a page of machines, for every selector and position.
 
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::connection::read_pool::ReadPool;
@@ -45,7 +45,7 @@ async fn page_cost(
     Ok(cost)
 }
 
-/// A page of a hundred machines, with any filter and at any position in the list: it reads a bounded number of rows,
+/// A page of a hundred machines, with any selector and at any position in the list: it reads a bounded number of rows,
 /// each by a few index lookups.
 pub(super) async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     const A_LINE: i64 = 25;
@@ -57,25 +57,32 @@ pub(super) async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
         provider: "rack-5".to_owned(),
         machine: Uuid::from_u128(u128::MAX / 10 * 9),
     };
-    let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    let all = Filter::default();
     let exact = 101 * A_LINE + 500;
     #[expect(clippy::cast_possible_wrap, reason = "some thousands")]
     let looking = (MAX_EXAMINED + 1000) as i64 * A_LINE;
-    for (name, filter, most) in [
-        ("no filter", all.clone(), exact),
-        ("a phase", Filter { phases: some(&["ready"]), ..all.clone() }, exact),
-        ("a provider", Filter { providers: some(&["rack-7"]), ..all.clone() }, exact),
-        ("a location that none has", Filter { locations: some(&["attic"]), ..all.clone() }, looking),
-        ("a manufacturer", Filter { manufacturers: some(&["maker 3"]), ..all.clone() }, looking),
-        ("a product that none is", Filter { products: some(&["none"]), ..all.clone() }, looking),
-        ("a fact that nearly all have", Filter { tags: some(&["hardware_report"]), ..all.clone() }, looking),
-        ("a fact that none has", Filter { tags: some(&["quarantine"]), ..all.clone() }, looking),
+    for (selector, most) in [
+        ("", exact),
+        ("phase=ready", exact),
+        ("phase in (Ready,Silent),provider!=rack-7", exact),
+        ("provider=rack-7", exact),
+        // A location that none has, a manufacturer, a product and a size that none has.
+        ("location=attic*", looking),
+        ("manufacturer=maker 3", looking),
+        ("product=none", looking),
+        ("memory>=1024TiB", looking),
+        ("name=none", looking),
+        // Facts that nearly all have, or none.
+        ("fact=hardware_report", looking),
+        ("fact!=hardware_report", looking),
+        ("fact=quarantine", looking),
+        ("cluster=none", looking),
+        ("cluster!=none,label.none", looking),
     ] {
+        let filter = Filter { selector: selector.parse()?, omit_retired: false };
         for (place, after) in [("the first page", None), ("a page in the middle", Some(&middle))] {
             let cost = page_cost(kit, &looks, &filter, after).await?;
-            assert!(cost > 0, "{place} by {name} was counted nowhere");
-            assert!(cost <= most, "{place} by {name}: {cost} buffers, {most} at most");
+            assert!(cost > 0, "{place} of {selector:?} was counted nowhere");
+            assert!(cost <= most, "{place} of {selector:?}: {cost} buffers, {most} at most");
         }
     }
     looks.bmdb().close().await;

@@ -9,7 +9,12 @@ use prost::Message as _;
 use shepherd::cli::output::json_path::JsonPathTemplate;
 use shepherd::model::kubernetes::archive::{self, TarHeader};
 use shepherd::model::kubernetes::bundle_manifest::{BundleManifest, MAX_BUNDLE_BYTES};
+use shepherd::model::label::Labels;
 use shepherd::model::log_request::MAX_PART_BYTES;
+use shepherd::model::selector::error::SelectorError;
+use shepherd::model::selector::key::SelectorKey;
+use shepherd::model::selector::traits::{Hardware, MachineTraits, NO_FACTS};
+use shepherd::model::selector::{Selector, correct_label_keys};
 use shepherd::model::signed_artefact::signature::ArtefactSignature;
 use shepherd::model::signed_artefact::signing_key::{SigningKey, parse_signing_keys};
 use shepherd::proto::agent::v1 as wire;
@@ -56,6 +61,7 @@ pub(super) const DECODERS: &[(&str, Decode)] = &[
     ("ssh-upload", |bytes| stringify_error(steps::parse_upload(&answer(bytes), "00"))),
     // What operators type.
     ("jsonpath-template", |bytes| stringify_error(JsonPathTemplate::parse(&String::from_utf8_lossy(bytes)))),
+    ("selector", selector),
     // Files that operators of the shepherd write.
     ("certificate-files", certificate_files),
     ("configuration", |bytes| {
@@ -96,6 +102,31 @@ fn signature(bytes: &[u8]) -> Result<(), String> {
     let signature =
         ArtefactSignature::parse(&String::from_utf8_lossy(bytes)).map_err(|error| error.to_string())?;
     stringify_error(signature.verify(&SigningKey::parse(KEY)?, b"the program\n"))
+}
+
+/// A selector, evaluated for a machine of which nothing is known. What is wrong in it is in the error.
+fn selector(bytes: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(bytes);
+    let corrected = correct_label_keys(&text);
+    assert!(corrected.is_none_or(|corrected| corrected.parse::<Selector>().is_ok()));
+    let selector: Selector = text.parse().map_err(|error: SelectorError| error.to_string())?;
+    assert_eq!(selector.to_string().parse::<Selector>().as_ref(), Ok(&selector));
+    let (hardware, labels) = (Hardware::default(), Labels::new());
+    let unknown = MachineTraits {
+        provider: None,
+        provider_id: None,
+        location: None,
+        hardware: &hardware,
+        labels: &labels,
+        phase: None,
+        cluster: None,
+        facts: &NO_FACTS,
+        known_facts: &NO_FACTS,
+    };
+    let keys = [SelectorKey::Label, SelectorKey::Cluster];
+    let is_about_known = selector.keys().all(|key| keys.contains(&key));
+    assert!(is_about_known || !selector.matches(&unknown), "an unknown value meets a term of {selector}");
+    Ok(())
 }
 
 /// The output of a command on a machine, on both streams.

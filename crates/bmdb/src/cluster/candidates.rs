@@ -2,17 +2,17 @@
 //!
 //! Candidates are healthy machines that are in no cluster and that no operator has other plans for.
 
-use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
-use crate::machine::traits::hardware_from_columns;
+use crate::machine::traits::{hardware_from_columns, parse_labels};
 use model::cluster::restore_programs::{EtcdPrograms, check_restore_programs};
-use model::cluster::selector::{MachineTraits, Selector};
 use model::cluster::state::CandidateMachine;
 use model::ids::MachineId;
+use model::selector::Selector;
+use model::selector::traits::{MachineTraits, NO_FACTS};
 
 /// Machines that one statement reads.
 const PAGE_SIZE: i64 = 1_000;
@@ -108,18 +108,25 @@ async fn read_candidate_page(
         .context("looking for machines for a cluster")?;
     let next =
         rows.last().map(|row| row.machine_id).filter(|_| i64::try_from(rows.len()).unwrap_or(most) == most);
-    let labels = |labels: Option<Value>| labels.and_then(|labels| serde_json::from_value(labels).ok());
     let fits = rows.into_iter().filter_map(|row| {
-        let traits = MachineTraits {
-            provider: row.provider,
-            location: row.location.clone(),
-            hardware: hardware_from_columns(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
-            labels: labels(row.labels).unwrap_or_default(),
-        };
+        let labels = parse_labels(row.labels);
+        let hardware =
+            hardware_from_columns(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads);
+        // A cluster's selector has no terms about what is left out here (`model::cluster::spec::check_cluster_selector`).
+        let matches = selector.matches(&MachineTraits {
+            provider: Some(&row.provider),
+            provider_id: Some(&row.provider_id),
+            location: row.location.as_deref(),
+            hardware: &hardware,
+            labels: &labels,
+            phase: None,
+            cluster: None,
+            facts: &NO_FACTS,
+            known_facts: &NO_FACTS,
+        });
         let (machine, name) = (MachineId(row.machine_id), row.provider_id);
         let programs = EtcdPrograms { etcd: row.etcd_version, etcdutl: row.etcdutl_version };
-        let candidate = CandidateMachine { machine, name, location: row.location, programs };
-        selector.matches(&traits).then_some(candidate)
+        matches.then_some(CandidateMachine { machine, name, location: row.location, programs })
     });
     Ok(CandidatePage { candidates: fits.collect(), next })
 }

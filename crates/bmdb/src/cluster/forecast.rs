@@ -16,12 +16,12 @@ use model::cluster::forecast::{Forecast, ForecastInput, forecast_cluster};
 use model::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes, spec_from_settings};
 use model::cluster::node_address::NodeAddresses;
 use model::cluster::plan::MachineLocations;
-use model::cluster::selector::Selector;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
 use model::cluster::state::{
     Cluster, ClusterNode, CuratorAnswer, EtcdMember, NodeHealth, NodeState, ObservedCluster,
 };
 use model::ids::MachineId;
+use model::selector::Selector;
 use model::time::between;
 
 /// The forecast of a cluster.

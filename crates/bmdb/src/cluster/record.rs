@@ -14,12 +14,12 @@ use model::cluster::declaration::{DeclarationView, DesiredDeclaration, ServiceVi
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::plan::MachineLocations;
 use model::cluster::secret_keys::SecretKeys;
-use model::cluster::selector::Hardware;
 use model::cluster::snapshot::ClusterSnapshots;
 use model::cluster::spec::ClusterSpec;
 use model::cluster::state::{
     Cluster, ClusterIdentity, ClusterMember, CuratorAnswer, PeerRenewal, PendingRestore,
 };
+use model::selector::traits::Hardware;
 use model::time::Timestamp;
 
 /// A cluster with everything that is stored about it.

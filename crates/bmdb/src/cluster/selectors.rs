@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
 use model::cluster::label_rights::ClusterSelector;
-use model::cluster::selector::Selector;
+use model::selector::Selector;
 
 /// The selectors of the clusters that are not being deleted.
 pub(crate) async fn list_cluster_selectors(tx: &mut PgConnection) -> Result<Vec<ClusterSelector>, BmdbError> {

@@ -1,7 +1,7 @@
-//! Listing machines by filter, in pages with a cursor.
+//! Listing machines by selector, in pages with a cursor.
 //!
 //! The order is phase in the order of a machine's life, then provider, then id, through the index of those three, a
-//! page at a time. What the index does not contain (a location, a tag, a product) is checked in the rows of a page. How
+//! page at a time. What the index does not contain (a location, a fact, a product) is checked in the rows of a page. How
 //! many rows are checked, and for how long, is bounded: a list that hardly any machine matches comes in pages with
 //! hardly any machine, and never in a statement that reads the fleet.
 
@@ -14,12 +14,14 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use crate::machine::tags::TagTables;
-use crate::machine::traits::parse_labels;
+use crate::machine::selector_values::{SEPARATE_KEYS, SelectorReads};
+use crate::machine::traits::{hardware_from_columns, parse_labels};
 use model::access::AccessScope;
-use model::label::{LabelFilter, Labels};
+use model::label::Labels;
 use model::machine_view::MachineName;
 use model::phase::Phase;
+use model::selector::Selector;
+use model::selector::traits::{Hardware, MachineTraits, NO_FACTS};
 use model::time::Timestamp;
 
 const OPERATION: &str = "listing machines";
@@ -29,24 +31,12 @@ const PAGE_SIZE: usize = 1000;
 /// too long (see `connection/read_pool.rs`).
 const PAGE_TIME_LIMIT: Duration = Duration::from_millis(1500);
 
-/// Selects machines. An empty field excludes none.
+/// Selects machines. The default selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Phases, compared without regard to case.
-    pub phases: Vec<String>,
-    /// Names of providers, compared exactly.
-    pub providers: Vec<String>,
-    /// Prefixes of locations, as providers name them.
-    pub locations: Vec<String>,
-    /// Facts that a machine must all have, by their tables' names without `machine_`.
-    pub tags: Vec<String>,
-    /// Manufacturers as hardware reports name them.
-    pub manufacturers: Vec<String>,
-    /// Products as hardware reports name them.
-    pub products: Vec<String>,
-    /// Labels that a machine must all have.
-    pub labels: Vec<LabelFilter>,
-    /// Whether retired machines are left out. It does not count if `phases` is set.
+    /// The terms that machines must meet.
+    pub selector: Selector,
+    /// Whether retired machines are left out. It does not count if the selector names that phase.
     pub omit_retired: bool,
 }
 
@@ -85,10 +75,8 @@ pub struct MachineSummary {
 pub struct ListedMachine {
     /// The machine as lists show it.
     pub summary: MachineSummary,
-    /// Its manufacturer, as its hardware report names it.
-    pub manufacturer: Option<String>,
-    /// Its product, as its hardware report names it.
-    pub product: Option<String>,
+    /// Its hardware, as its report has it.
+    pub hardware: Hardware,
     /// Whether heartbeats postpone its due time without a write.
     pub timer: bool,
 }
@@ -159,6 +147,8 @@ struct ListedMachineRow {
     reason: String,
     manufacturer: Option<String>,
     product: Option<String>,
+    memory_bytes: Option<i64>,
+    cpu_threads: Option<i64>,
     timer: bool,
     labels: Option<serde_json::Value>,
     priority: Option<String>,
@@ -184,42 +174,45 @@ impl From<ListedMachineRow> for ListedMachine {
             labels: parse_labels(row.labels),
             priority: row.priority,
         };
-        Self { summary: line, manufacturer: row.manufacturer, product: row.product, timer: row.timer }
+        let hardware =
+            hardware_from_columns(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads);
+        Self { summary: line, hardware, timer: row.timer }
+    }
+}
+
+impl ListedMachine {
+    /// What a selector sees of the machine, without its facts and its cluster.
+    fn traits(&self) -> MachineTraits<'_> {
+        let line = &self.summary;
+        MachineTraits {
+            provider: line.name.provider.as_deref(),
+            provider_id: line.name.provider_id.as_deref(),
+            location: line.location.as_deref(),
+            hardware: &self.hardware,
+            labels: &line.labels,
+            phase: Some(&line.phase),
+            cluster: None,
+            facts: &NO_FACTS,
+            known_facts: &NO_FACTS,
+        }
     }
 }
 
 impl Filter {
-    /// Whether the filter excludes no machine.
+    /// Whether no term excludes a machine.
     #[must_use]
-    pub(crate) fn is_unrestricted(&self) -> bool {
-        *self == Self::default()
+    pub(crate) const fn is_unrestricted(&self) -> bool {
+        self.selector.is_empty()
     }
 
     /// Whether machines of this phase and provider may match.
     #[must_use]
     fn matches_class(&self, phase: &str, provider: &str, scope: &AccessScope) -> bool {
-        let in_phase = if self.phases.is_empty() {
-            !self.omit_retired || phase != Phase::Retired.as_str()
-        } else {
-            self.phases.iter().any(|query| query.eq_ignore_ascii_case(phase))
-        };
-        in_phase
-            && (self.providers.is_empty() || self.providers.iter().any(|query| query == provider))
-            && scope.includes_provider(Some(provider).filter(|provider| !provider.is_empty()))
-    }
-
-    /// Whether this machine matches, apart from its tags.
-    fn matches(&self, listed: &ListedMachine) -> bool {
-        let among = |requests: &[String], found: Option<&String>| {
-            requests.is_empty() || found.is_some_and(|found| requests.contains(found))
-        };
-        let location = listed.summary.location.as_deref();
-        let located = self.locations.is_empty()
-            || location.is_some_and(|at| self.locations.iter().any(|query| at.starts_with(query.as_str())));
-        located
-            && among(&self.manufacturers, listed.manufacturer.as_ref())
-            && among(&self.products, listed.product.as_ref())
-            && self.labels.iter().all(|wanted| wanted.matches(&listed.summary.labels))
+        let provider = Some(provider).filter(|provider| !provider.is_empty());
+        let is_left_out = self.omit_retired
+            && phase == Phase::Retired.as_str()
+            && !self.selector.names_phase(Phase::Retired);
+        !is_left_out && self.selector.matches_class(phase, provider) && scope.includes_provider(provider)
     }
 }
 
@@ -227,13 +220,14 @@ impl Filter {
 async fn filter_machines(
     tx: &mut PgConnection,
     filter: &Filter,
-    tables: &TagTables,
+    reads: &SelectorReads,
     mut listed: Vec<ListedMachine>,
 ) -> Result<Vec<ListedMachine>, BmdbError> {
-    listed.retain(|one| filter.matches(one));
-    let having =
-        tables.filter_machines(tx, listed.iter().map(|one| one.summary.name.machine).collect()).await?;
-    listed.retain(|one| having.contains(&one.summary.name.machine));
+    let selector = &filter.selector;
+    listed.retain(|one| selector.matches_besides(&one.traits(), &SEPARATE_KEYS));
+    let machines: Vec<Uuid> = listed.iter().map(|one| one.summary.name.machine).collect();
+    let values = reads.read(tx, &machines).await?;
+    listed.retain(|one| selector.matches(&values.complete(one.summary.name.machine, one.traits())));
     Ok(listed)
 }
 
@@ -247,16 +241,10 @@ pub async fn list_machines(
     enough: impl Into<PageBudget>,
 ) -> Result<MachinePage, BmdbError> {
     let enough = enough.into();
-    let Some(tables) = TagTables::resolve(tx, &filter.tags).await? else {
-        return Ok(MachinePage { machines: Vec::new(), next: None });
-    };
+    let reads = SelectorReads::resolve(tx, &filter.selector).await?;
     let (mut found, mut looked_at): (Vec<ListedMachine>, usize) = (Vec::new(), 0);
     // Without more to filter by, each row matches, and no more need be read than are wanted.
-    let exact = filter.locations.is_empty()
-        && filter.tags.is_empty()
-        && filter.manufacturers.is_empty()
-        && filter.products.is_empty()
-        && filter.labels.is_empty();
+    let exact = filter.selector.is_about_class_alone();
     for (phase, provider) in list_classes(tx).await? {
         let Some(mut from) =
             class_start(&phase, &provider, after).filter(|_| filter.matches_class(&phase, &provider, scope))
@@ -270,7 +258,7 @@ pub async fn list_machines(
             let full = page.len() == wanted;
             looked_at += page.len();
             from = page.last().map_or(from, |one| one.summary.name.machine);
-            found.extend(filter_machines(tx, filter, &tables, page).await?);
+            found.extend(filter_machines(tx, filter, &reads, page).await?);
             if found.len() > limit {
                 found.truncate(limit);
                 let next = found.last().map(|one| cursor_after(&one.summary));
@@ -297,7 +285,7 @@ pub async fn list_machines_by_id(
     scope: &AccessScope,
     machines: &[Uuid],
 ) -> Result<Vec<ListedMachine>, BmdbError> {
-    let Some(tables) = TagTables::resolve(tx, &filter.tags).await? else { return Ok(Vec::new()) };
+    let reads = SelectorReads::resolve(tx, &filter.selector).await?;
     let rows = sqlx::query_file_as!(ListedMachineRow, "../../sql/inspect/list_machines_by_id.sql", machines)
         .fetch_all(&mut *tx)
         .await
@@ -310,7 +298,7 @@ pub async fn list_machines_by_id(
             scope,
         )
     });
-    filter_machines(tx, filter, &tables, listed).await
+    filter_machines(tx, filter, &reads, listed).await
 }
 
 /// Until when a read of history was complete.
@@ -484,9 +472,17 @@ mod tests {
     }
 
     #[test]
+    fn selector_without_terms_excludes_no_machine() {
+        for (text, expected) in [("", true), (" , ,", true), ("name=*", false), ("label.row", false)] {
+            let filter = Filter { selector: text.parse().unwrap(), omit_retired: false };
+            assert_eq!(filter.is_unrestricted(), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn filter_leaves_out_whole_classes() {
-        let filter =
-            Filter { phases: vec!["ready".into()], providers: vec!["a".into()], ..Filter::default() };
+        let filter = |text: &str| Filter { selector: text.parse().unwrap(), omit_retired: false };
+        let of_class = filter("phase=ready,provider=a,location=ams*");
         let only_b = AccessScope::from_providers(["b".to_owned()]);
         for (phase, provider, scope, wanted) in [
             ("Ready", "a", &AccessScope::Fleet, true),
@@ -494,10 +490,15 @@ mod tests {
             ("New", "a", &AccessScope::Fleet, false),
             ("Ready", "a", &only_b, false),
         ] {
-            assert_eq!(filter.matches_class(phase, provider, scope), wanted, "{phase} {provider} {scope:?}");
+            assert_eq!(
+                of_class.matches_class(phase, provider, scope),
+                wanted,
+                "{phase} {provider} {scope:?}"
+            );
         }
         let present = Filter { omit_retired: true, ..Filter::default() };
-        let retired = Filter { phases: vec!["retired".into()], ..present.clone() };
+        let retired = Filter { omit_retired: true, ..filter("phase=retired") };
+        let others = Filter { omit_retired: true, ..filter("phase!=Ready") };
         for (filter, phase, wanted) in [
             (&Filter::default(), "Retired", true),
             (&present, "Retired", false),
@@ -505,6 +506,8 @@ mod tests {
             (&present, "AsYetUnknown", true),
             (&retired, "Retired", true),
             (&retired, "Ready", false),
+            (&others, "Retired", false),
+            (&others, "Retiring", true),
         ] {
             assert_eq!(filter.matches_class(phase, "a", &AccessScope::Fleet), wanted, "{phase} {filter:?}");
         }

@@ -15,7 +15,8 @@
 //!   migration added.
 //! * **By name.** [`lookup`] resolves a UUID, a prefix of one, or a provider's id. [`scoped_lookup`] does so for a
 //!   credential that may see some providers only.
-//! * `traits` are the labels and the hardware that filters and selectors match.
+//! * `traits` are the labels and the hardware that selectors match, and `selector_values` is what else they match: facts and
+//!   the cluster.
 //!
 //! # Invariants
 //!
@@ -40,6 +41,7 @@ pub mod host_key;
 pub mod log_request;
 pub mod lookup;
 pub mod scoped_lookup;
+pub(crate) mod selector_values;
 pub mod tags;
 pub mod timeline;
 pub(crate) mod traits;

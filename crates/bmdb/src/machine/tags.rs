@@ -4,7 +4,7 @@
 //! also shows a fact that a newer migration adds. This is the one place that builds a statement at run time: the
 //! table's name, quoted, goes into a template.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
@@ -69,53 +69,59 @@ pub async fn list_tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<
     Ok(tags)
 }
 
-/// The tables of the facts that matching machines must all have.
+/// The tables of facts that a selector names.
 #[derive(Debug)]
 pub(crate) struct TagTables {
-    /// One statement for each fact, which selects the machines that have it.
-    statements: Vec<String>,
+    /// Each fact with the statement that selects the machines that have it.
+    statements: Vec<(String, String)>,
 }
 
 impl TagTables {
-    /// Resolves the tables of these facts, by their names without `machine_`; `None` when one has no table, and so no
-    /// machine has them all.
-    pub(crate) async fn resolve(tx: &mut PgConnection, tags: &[String]) -> Result<Option<Self>, BmdbError> {
-        if tags.is_empty() {
-            return Ok(Some(Self { statements: Vec::new() }));
+    /// Resolves the tables of these facts, by their names without `machine_`. A fact without a table is left out: of no
+    /// machine it is known whether it has that fact.
+    pub(crate) async fn resolve(tx: &mut PgConnection, facts: &BTreeSet<&str>) -> Result<Self, BmdbError> {
+        if facts.is_empty() {
+            return Ok(Self { statements: Vec::new() });
         }
         let rows = sqlx::query_file!("../../sql/inspect/list_tag_columns.sql")
             .fetch_all(tx)
             .await
             .context(OPERATION)?;
         let tables: HashSet<String> = rows.into_iter().map(|row| row.table_name).collect();
-        Ok(Self::from_tables(&tables, tags))
+        Ok(Self::from_tables(&tables, facts))
     }
 
-    fn from_tables(tables: &HashSet<String>, tags: &[String]) -> Option<Self> {
-        let statement_of = |tag: &String| {
-            let table = tables.get(&format!("machine_{tag}"))?;
-            Some(FILTER_TAGGED.replace("{table}", &quote_identifier(table)))
+    fn from_tables(tables: &HashSet<String>, facts: &BTreeSet<&str>) -> Self {
+        let statement_of = |fact: &&str| {
+            let table = tables.get(&format!("machine_{fact}"))?;
+            Some(((*fact).to_owned(), FILTER_TAGGED.replace("{table}", &quote_identifier(table))))
         };
-        tags.iter().map(statement_of).collect::<Option<_>>().map(|statements| Self { statements })
+        Self { statements: facts.iter().filter_map(statement_of).collect() }
     }
 
-    /// Those of `machines` that have all of the facts.
-    pub(crate) async fn filter_machines(
+    /// The facts that have a table.
+    pub(crate) fn facts(&self) -> BTreeSet<String> {
+        self.statements.iter().map(|(fact, _)| fact.clone()).collect()
+    }
+
+    /// Which of these facts each of `machines` has; one without any is left out.
+    pub(crate) async fn read_facts(
         &self,
         tx: &mut PgConnection,
-        mut machines: Vec<Uuid>,
-    ) -> Result<HashSet<Uuid>, BmdbError> {
-        for statement in &self.statements {
-            if machines.is_empty() {
-                break;
-            }
-            machines = sqlx::query_scalar(AssertSqlSafe(statement.clone()))
+        machines: &[Uuid],
+    ) -> Result<HashMap<Uuid, BTreeSet<String>>, BmdbError> {
+        let mut facts: HashMap<Uuid, BTreeSet<String>> = HashMap::new();
+        for (fact, statement) in self.statements.iter().filter(|_| !machines.is_empty()) {
+            let having: Vec<Uuid> = sqlx::query_scalar(AssertSqlSafe(statement.clone()))
                 .bind(machines)
                 .fetch_all(&mut *tx)
                 .await
                 .context(OPERATION)?;
+            for machine in having {
+                facts.entry(machine).or_default().insert(fact.clone());
+            }
         }
-        Ok(machines.into_iter().collect())
+        Ok(facts)
     }
 }
 
@@ -135,18 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn fact_without_a_table_is_one_that_no_machine_has() {
+    fn fact_without_a_table_is_unknown() {
         let tables: HashSet<String> = ["machine_hold", "machine_quarantine"].map(str::to_owned).into();
-        for (tags, found) in [
-            (&[][..], Some(0)),
-            (&["hold"], Some(1)),
-            (&["quarantine", "hold"], Some(2)),
-            (&["hold", "no_such_fact"], None),
-            (&["machine_hold"], None),
+        for (facts, known) in [
+            (&[][..], &[][..]),
+            (&["hold"], &["hold"]),
+            (&["quarantine", "hold"], &["hold", "quarantine"]),
+            (&["hold", "no_such_fact"], &["hold"]),
+            (&["machine_hold"], &[]),
         ] {
-            let tags: Vec<String> = tags.iter().map(|&tag| tag.to_owned()).collect();
-            let tables = TagTables::from_tables(&tables, &tags);
-            assert_eq!(tables.map(|tables| tables.statements.len()), found, "{tags:?}");
+            let tables = TagTables::from_tables(&tables, &facts.iter().copied().collect());
+            assert!(tables.facts().iter().map(String::as_str).eq(known.iter().copied()), "{facts:?}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Traits of a machine that filters and selectors match: labels and hardware, from columns.
+//! Traits of a machine that selectors match: labels and hardware, from columns.
 
 use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use model::cluster::selector::Hardware;
 use model::ids::MachineId;
 use model::label::Labels;
+use model::selector::traits::Hardware;
 
 /// Reads a machine's labels; empty if it has none.
 pub(crate) async fn read_labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {

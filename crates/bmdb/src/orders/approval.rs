@@ -180,7 +180,7 @@ pub(crate) async fn require_second_approval(
             "NOT_AS_REQUESTED",
             format!(
                 "this is not the order that was requested with the idempotency key {key}: its content \
-                 differs, or its filter now selects other machines. Nothing was changed; use another key to \
+                 differs, or its selector now matches other machines. Nothing was changed; use another key to \
                  request approval again"
             ),
         ),

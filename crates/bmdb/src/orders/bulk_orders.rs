@@ -1,4 +1,4 @@
-//! Bulk orders: one order about every machine that a filter selects.
+//! Bulk orders: one order about every machine that a selector selects.
 //!
 //! The head of such an order is a transaction of its own. It finds the machines, asks
 //! [`model::order_limits::check_order_limits`], and writes a line into the audit that names them; from then on
@@ -8,7 +8,7 @@
 //!
 //! Each of these orders has a key made of the whole order's key and the machine's id. A client that did not receive the
 //! end, because a server died in the middle, gives the whole order again with the same key: the head's line names the
-//! chosen machines, those that have the order are passed over, and the rest get it. A filter that selects other
+//! chosen machines, those that have the order are passed over, and the rest get it. A selector that selects other
 //! machines by then changes nothing about that.
 //!
 //! A dry run that would be accepted is a dry run on each machine too, so that its outcomes are those of the order. It
@@ -231,7 +231,7 @@ async fn choose_machines(
     }
     let ids: Vec<Uuid> = chosen.iter().map(|name| name.machine).collect();
     let by = if exceeds_limits(&bulk_order, policy.order_limits) {
-        // Exactly the machines that were approved, not others that the filter selects by then.
+        // Exactly the machines that were approved, not others that the selector matches by then.
         let mut about: Vec<Uuid> = ids.clone();
         about.sort_unstable();
         let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
@@ -245,7 +245,10 @@ async fn choose_machines(
     let text = append_approver(format!("is given about {}", format_machine_count(found)), by.as_deref());
     let kind = if found > 0 { OutcomeKind::Changed } else { OutcomeKind::NoEffect };
     let outcome = OrderOutcome { kind, message: text };
-    let before = json!({ "filter": audit_json(&selection.filter), "beyond_limits": selection.beyond_limits });
+    let before = json!({
+        "selector": selection.filter.selector.to_string(),
+        "beyond_limits": selection.beyond_limits,
+    });
     let after = json!({ "machines": ids });
     let effect = OrderEffect { outcome, before: Some(before), after: Some(after) };
     let carried = record_audit(tx, order, None, effect).await?;
@@ -254,10 +257,9 @@ async fn choose_machines(
 }
 
 /// Whether an order is about a selected machine of this phase. A retired machine is only a record, so it is included
-/// only when the filter names its phase.
+/// only when the selector names its phase.
 fn is_selected(filter: &Filter, phase: &str) -> bool {
-    let retired = Phase::Retired.as_str();
-    phase != retired || filter.phases.iter().any(|named| named.eq_ignore_ascii_case(retired))
+    phase != Phase::Retired.as_str() || filter.selector.names_phase(Phase::Retired)
 }
 
 /// The machines of an order that was given before.
@@ -277,28 +279,11 @@ async fn read_machine_names(tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<M
 
 /// A phrase that describes the selected machines to the admin who approves the order.
 fn describe_selection(found: usize, filter: &Filter) -> String {
-    let mut value = audit_json(filter);
-    if let Value::Object(fields) = &mut value {
-        fields.retain(|_, values| values.as_array().is_none_or(|values| !values.is_empty()));
-    }
     if filter.is_unrestricted() {
         format!("{}: all there are", format_machine_count(found))
     } else {
-        format!("{}: {value}", format_machine_count(found))
+        format!("{}: {}", format_machine_count(found), filter.selector)
     }
-}
-
-/// A filter as the audit stores it.
-fn audit_json(filter: &Filter) -> Value {
-    json!({
-        "phases": filter.phases,
-        "providers": filter.providers,
-        "locations": filter.locations,
-        "tags": filter.tags,
-        "manufacturers": filter.manufacturers,
-        "products": filter.products,
-        "labels": filter.labels.iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Orders about one machine: as data, decided on a snapshot, and executed under the machine's lock.
 //!
 //! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
-//! that a filter selects ([`crate::orders::bulk_orders`]).
+//! that a selector matches ([`crate::orders::bulk_orders`]).
 
 use std::sync::Arc;
 

@@ -16,13 +16,13 @@ use model::cluster::kubernetes::{
 use model::cluster::node_address::NodeAddresses;
 use model::cluster::plan::step::ClusterPlanStep;
 use model::cluster::plan::upgrade::plan_upgrade;
-use model::cluster::selector::Selector;
 use model::cluster::spec::{ClusterSpec, JoinApproval};
 use model::cluster::state::{
     CONSENSUS_MEMBER_ROLE, ClusterNode, EtcdMember, NodeHealth, NodeState, ObservedCluster,
 };
 use model::cluster::upgrade::UpgradeEvent;
 use model::ids::MachineId;
+use model::selector::Selector;
 use model::signed_artefact::signing_trust::SigningTrust;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::cluster::transitions::LEASE_KIND;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use model::access::AccessScope;
 use model::facts::HoldScope;
-use model::label::{LabelFilter, Labels};
+use model::label::Labels;
 use model::order_limits::OrderLimits;
 use model::priority::PriorityLevel;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ fn order(key: &str, dry_run: bool) -> Order {
     Order {
         actor: Actor { name: "kim".to_owned(), credential: None },
         rpc: RPC.to_owned(),
-        target: "the machines of a filter".to_owned(),
+        target: "the machines of a selector".to_owned(),
         reason: "the row is rewired".to_owned(),
         idempotency_key: Some(key.to_owned()).filter(|_| !dry_run),
         dry_run,
@@ -32,11 +32,18 @@ fn order(key: &str, dry_run: bool) -> Order {
     }
 }
 
-/// An operator's selection of the machines of these providers.
+/// The machines of a selector.
+#[expect(clippy::unwrap_used, reason = "the selectors of these tests are valid")]
+fn filter(selector: &str) -> Filter {
+    Filter { selector: selector.parse().unwrap(), omit_retired: false }
+}
+
+/// An operator's selection of the machines of these providers, or of all machines.
 fn of(providers: &[&str], expected: usize) -> MachineSelection {
-    let providers = providers.iter().map(|&provider| provider.to_owned()).collect();
+    let text =
+        if providers.is_empty() { String::new() } else { format!("provider in ({})", providers.join(",")) };
     MachineSelection {
-        filter: Filter { providers, ..Filter::default() },
+        filter: filter(&text),
         scope: AccessScope::Fleet,
         expected: Some(expected),
         beyond_limits: false,
@@ -193,12 +200,14 @@ async fn retired_machines_are_selected_only_by_an_order_that_names_them() -> Tes
     let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
     let changes = [requested, RetirementChange::Finished("gone".into())].map(FactChange::Retirement);
     kit.change(machines[0], changes.to_vec()).await?;
-    for (phases, expected) in
-        [(&[][..], 2), (&["Provided"], 2), (&["retired"], 1), (&["Retired", "Provided"], 3)]
-    {
-        let phases = phases.iter().map(|&phase| phase.to_owned()).collect();
-        let filter = Filter { phases, ..of(&["rack"], 0).filter };
-        let selection = MachineSelection { filter, expected: None, ..of(&[], 0) };
+    for (selector, expected) in [
+        ("provider=rack", 2),
+        ("provider=rack,phase=Provided", 2),
+        ("provider=rack,phase=retired", 1),
+        ("provider=rack,phase in (Retired,Provided)", 3),
+        ("provider=rack,phase!=Ready", 2),
+    ] {
+        let selection = MachineSelection { filter: filter(selector), expected: None, ..of(&[], 0) };
         let dry = kit.bmdb.execute_bulk_order(order("dry", true), selection, HOLD, "kim".into()).await?;
         assert_eq!(dry.outcomes.len(), expected, "{dry:?}");
     }
@@ -225,8 +234,8 @@ async fn labels_are_facts_that_lists_go_by_and_a_quarantine_by_hand_stays() -> T
         (json!({ "labels": { "owner": "kim", "row": "7" } }), json!({ "labels": { "row": "7" } }))
     );
     let listed = async |wanted: &str| -> Result<usize> {
-        let labels = vec![LabelFilter::parse(wanted).map_err(anyhow::Error::msg)?];
-        let selection = MachineSelection { filter: Filter { labels, ..Filter::default() }, ..of(&[], 0) };
+        let filter = filter(&format!("label.{wanted}"));
+        let selection = MachineSelection { filter, ..of(&[], 0) };
         Ok(kit
             .bmdb
             .execute_bulk_order(order("dry", true), selection, MachineOrder::Retry, "kim".into())

@@ -4,6 +4,8 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use model::selector::Selector;
+use model::selector::error::SelectorError;
 use shepherd_bmdb::connection::Bmdb;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::connection::schema::{MIGRATIONS, supported_version};
@@ -137,6 +139,101 @@ async fn outcomes_of_the_audit_are_checked_without_a_scan_of_it() -> TestResult 
         sqlx::query_scalar(validated).bind("audit_outcome_check").fetch_one(&mut connection).await?;
     assert_eq!((forward, back), (false, false));
     migrator().run_to(WITH_NO_EFFECT, &mut connection).await?;
+    connection.close().await?;
+    Ok(())
+}
+
+/// Selectors before the prefixes, the same after them, and after the way back if that is another text.
+const SELECTORS: [(&str, &str, Option<&str>); 20] = [
+    ("", "", None),
+    ("location=ams", "location=ams*", None),
+    ("location=ams-1/r7,memory>=64GiB,label.rack=7", "location=ams-1/r7*,memory>=64GiB,label.rack=7", None),
+    ("provider=rack,manufacturer=Dell Inc.", "provider=rack,manufacturer=Dell Inc.", None),
+    ("location=a,location=b", "location=a*,location=b*", None),
+    ("location=ams,", "location=ams*,", None),
+    ("location = ams , cpus>=4", "location = ams*, cpus>=4", Some("location = ams, cpus>=4")),
+    ("location=ams,\n\tcpus>=4", "location=ams*,  cpus>=4", Some("location=ams,  cpus>=4")),
+    // A comma belongs to a value unless another term follows.
+    (
+        "location=Hall A, row 7,label.row",
+        "location=Hall A\\, row 7*,label.row",
+        Some("location=Hall A\\, row 7,label.row"),
+    ),
+    (
+        "manufacturer=Acme Co., Ltd.,location=a,b,cpus>=1",
+        "manufacturer=Acme Co.\\, Ltd.,location=a\\,b*,cpus>=1",
+        Some("manufacturer=Acme Co.\\, Ltd.,location=a\\,b,cpus>=1"),
+    ),
+    ("location=\u{4e2d}, \u{540d}", "location=\u{4e2d}\\, \u{540d}*", Some("location=\u{4e2d}\\, \u{540d}")),
+    ("product=A, memory", "product=A\\, memory", Some("product=A\\, memory")),
+    ("product=A\\,location=b,location=c", "product=A\\,location=b,location=c*", None),
+    // Quotes.
+    ("location=\"Hall A, row 7\",label.row", "location=\"Hall A, row 7*\",label.row", None),
+    ("product=\"A, location=x\",location=fra", "product=\"A, location=x\",location=fra*", None),
+    ("location=\"a\\\"b\",provider=x", "location=\"a\\\"b*\",provider=x", None),
+    // Stars and backslashes were characters like others.
+    ("product=X*,location=a*b", "product=X\\*,location=a\\*b*", None),
+    ("product=\\*", "product=\\\\\\*", Some("product=\\\\*")),
+    ("location=a\\", "location=a\\\\*", Some("location=a\\\\")),
+    ("label.location=x", "label.location=x", None),
+];
+
+/// Each location was a prefix. A comma within a value, a star and a backslash keep their meaning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stored_locations_stay_prefixes() -> TestResult {
+    const WITH_PREFIXES: i64 = 43;
+    let database = TestDatabase::create("migrate_locations").await?;
+    let mut connection = empty(&database).await?;
+    migrator().run_to(WITH_PREFIXES - 1, &mut connection).await?;
+    for (number, (selector, ..)) in (100..).zip(SELECTORS) {
+        sqlx::query(
+            "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
+                 created_by, wait_reasons, settled)
+             VALUES (gen_random_uuid(), $1, 1, 0, $2, '[]', 'automatic', 1, now(), 'kim', '[]', FALSE)",
+        )
+        .bind(format!("c{number}"))
+        .bind(selector)
+        .execute(&mut connection)
+        .await?;
+        sqlx::query(
+            "INSERT INTO roll_out (roll_out_id, sha256, release, selector, parallelism, deadline_seconds, created_at,
+                 created_by, reason)
+             VALUES ($1, sha256('r'), 'r', $2, 1, 60, now(), 'kim', 'next')",
+        )
+        .bind(format!("r{number}"))
+        .bind(selector)
+        .execute(&mut connection)
+        .await?;
+    }
+    // The roll-out of an upgrade has no selector.
+    sqlx::raw_sql("UPDATE roll_out SET selector = 'cluster ams' WHERE roll_out_id = 'r100'")
+        .execute(&mut connection)
+        .await?;
+    let clusters = "SELECT selector FROM cluster ORDER BY name";
+    let roll_outs = "SELECT selector FROM roll_out WHERE roll_out_id <> 'r100' ORDER BY roll_out_id";
+
+    migrator().run_to(WITH_PREFIXES, &mut connection).await?;
+    let expected = SELECTORS.map(|(_, expected, _)| expected);
+    let stored: Vec<String> = sqlx::query_scalar(clusters).fetch_all(&mut connection).await?;
+    assert_eq!(stored, expected);
+    let stored: Vec<String> = sqlx::query_scalar(roll_outs).fetch_all(&mut connection).await?;
+    assert_eq!(stored, expected[1..]);
+    for selector in expected {
+        let parsed: Result<Selector, SelectorError> = selector.parse();
+        assert!(parsed.is_ok(), "{selector}: {parsed:?}");
+    }
+    let upgrade = "SELECT selector FROM roll_out WHERE roll_out_id = 'r100'";
+    assert_eq!(sqlx::query_scalar::<_, String>(upgrade).fetch_one(&mut connection).await?, "cluster ams");
+
+    migrator().undo(&mut connection, WITH_PREFIXES - 1).await?;
+    let former = SELECTORS.map(|(selector, _, back)| back.unwrap_or(selector));
+    let stored: Vec<String> = sqlx::query_scalar(clusters).fetch_all(&mut connection).await?;
+    assert_eq!(stored, former);
+    let stored: Vec<String> = sqlx::query_scalar(roll_outs).fetch_all(&mut connection).await?;
+    assert_eq!(stored, former[1..]);
+    migrator().run_to(WITH_PREFIXES, &mut connection).await?;
+    let stored: Vec<String> = sqlx::query_scalar(clusters).fetch_all(&mut connection).await?;
+    assert_eq!(stored, expected, "forward again");
     connection.close().await?;
     Ok(())
 }

@@ -140,7 +140,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
     assert!(text.contains("is over; nothing was changed"), "{text}");
 
     let selection = MachineSelection {
-        filter: Filter { providers: vec!["rack".to_owned()], ..Filter::default() },
+        filter: Filter { selector: "provider=rack".parse()?, omit_retired: false },
         scope: AccessScope::Fleet,
         expected: Some(3),
         beyond_limits: false,

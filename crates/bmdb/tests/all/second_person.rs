@@ -282,8 +282,8 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let many = |providers: &[&str], key: &'static str, expected| {
         let selection = MachineSelection {
             filter: Filter {
-                providers: providers.iter().map(|&provider| provider.to_owned()).collect(),
-                ..Filter::default()
+                selector: format!("provider in ({})", providers.join(",")).parse().unwrap(),
+                omit_retired: false,
             },
             scope: AccessScope::Fleet,
             expected: Some(expected),
@@ -302,7 +302,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let approval = expect_approval_required(many(&["rack"], "6", 3).await)?;
     let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
-    assert_eq!(line.target, "quarantine: 3 machines: {\"providers\":[\"rack\"]}");
+    assert_eq!(line.target, "quarantine: 3 machines: provider in (rack)");
     approve(&kit, "lee@a", approval, false).await?;
     // The same number, but not the same machines: one left the selection, and another joined it.
     let provided = "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1";

@@ -7,23 +7,25 @@ use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_pat
 use crate::cluster::outcome::format_response;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::machine::selection::parse_selector;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::spec::{ClusterSpec, JoinApproval};
+use model::selector::Selector;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster create ams --workers 5 --reason 'the new hall'
-  shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
+  shepherdctl cluster create edge -l 'location=ams*,memory>=64GiB' --reason 'a trial'
 
 A machine can be chosen if it is Ready or Installed, in no cluster, and not held, quarantined or retiring.
 The chosen machines are spread over as many locations as possible.
 The first machine founds the cluster. The others are admitted by the key that each reported over its agent
-channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
-separated by commas; a machine must match all of them.";
+channel. A SELECTOR has terms about name, provider, location, manufacturer, product, label.KEY, memory and
+cpus, separated by commas; a machine must match all of them.";
 
 /// Arguments of `cluster create`: the desired cluster.
 #[derive(Debug, Args)]
@@ -37,9 +39,9 @@ pub struct CreateCluster {
     /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub workers: u32,
-    /// Which machines may be chosen, for example location=ams,memory>=64GiB,label.rack=7 [default: any]
-    #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
-    pub selector: String,
+    /// Which machines may be chosen, for example 'location=ams*,memory>=64GiB,label.row=7' [default: any]
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+    pub selector: Option<Selector>,
     /// Role of every worker, as declared to the cluster; may be given several times
     #[arg(long, value_name = "ROLE")]
     pub role: Vec<String>,
@@ -72,10 +74,7 @@ pub(super) async fn create_cluster(
         name: args.name.clone(),
         control_plane: args.control_plane,
         workers: args.workers,
-        selector: args
-            .selector
-            .parse()
-            .map_err(|reason| CliError::Invalid(format!("--selector: {reason}")))?,
+        selector: args.selector.clone().unwrap_or_default(),
         roles: args.role.iter().cloned().collect(),
         approval: args.approval.parse().unwrap_or_default(),
     };

@@ -10,9 +10,12 @@ use serde::Serialize;
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
+use crate::machine::selection::parse_selector;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use model::cluster::forecast::{Forecast, ForecastEnd, ForecastStep};
+use model::cluster::spec::check_cluster_selector;
+use model::selector::Selector;
 use model::text_layout::wrap_text;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
@@ -21,7 +24,7 @@ pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
   shepherdctl cluster plan ams --workers 3      which machines would leave
-  shepherdctl cluster plan new --control_plane 3 --workers 5 --selector location=ams
+  shepherdctl cluster plan new --control_plane 3 --workers 5 -l 'location=ams*'
                                                 which machines would be chosen for a cluster that does not exist yet";
 
 /// Cluster whose next steps are computed, and the changes to assume.
@@ -45,9 +48,9 @@ pub struct PlanCluster {
     /// Assume that the cluster is deleted
     #[arg(long)]
     pub delete: bool,
-    /// Selector of a cluster that does not exist yet, for example location=ams,memory>=64GiB
-    #[arg(long, value_name = "TERMS")]
-    pub selector: Option<String>,
+    /// Selector of a cluster that does not exist yet, for example 'location=ams*,memory>=64GiB'
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+    pub selector: Option<Selector>,
 }
 
 /// The forecast, with what it assumes.
@@ -65,6 +68,9 @@ pub(super) async fn plan_cluster(
     args: &PlanCluster,
     format: Format,
 ) -> Result<String, CliError> {
+    if let Some(selector) = &args.selector {
+        check_cluster_selector(selector).map_err(CliError::Invalid)?;
+    }
     let request = v1::PlanClusterRequest {
         name: args.name.clone(),
         control_plane: args.control_plane,
@@ -72,7 +78,7 @@ pub(super) async fn plan_cluster(
         add_roles: args.add_roles.clone(),
         remove_roles: args.remove_roles.clone(),
         delete: args.delete,
-        selector: args.selector.clone().unwrap_or_default(),
+        selector: args.selector.as_ref().map(ToString::to_string).unwrap_or_default(),
     };
     let result = ClustersClient::new(client.channel()).plan(request).await;
     let report = decode_plan(result.map_err(status_to_error)?.into_inner())?;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::CliError;
+use model::byte_size::parse_bytes;
 use model::cluster::declaration::check_declaration_size;
-use model::cluster::selector::parse_bytes;
 use model::role_declaration::RoleDeclaration;
 use model::text_file::decode_text;
 use model::time::Span;

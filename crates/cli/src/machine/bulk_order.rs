@@ -42,8 +42,8 @@ pub struct BulkSelection {
     /// Expected number of machines; if another number matches, nothing is done [default: prompt on the terminal]
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
-    /// Exceed the limits of the policy, or select all machines without a filter; admins only
-    #[arg(long = "override_limits")]
+    /// Exceed the limits of the policy, or select all machines with an empty selector; admins only
+    #[arg(long = "override_limits", alias = "beyond_limits")]
     pub beyond_limits: bool,
 }
 
@@ -223,7 +223,7 @@ fn bulk_request(
     expected: Option<u32>,
 ) -> v1::SubmitBulkOrderRequest {
     v1::SubmitBulkOrderRequest {
-        filter: Some(selection.filters.to_proto()),
+        selector: selection.filters.selector_text(),
         order: Some(order),
         expected_machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
         override_limits: selection.beyond_limits,

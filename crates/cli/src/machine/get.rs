@@ -59,7 +59,7 @@ impl MachineListArgs {
     /// Whether retired machines are left out: they are only records.
     #[must_use]
     pub fn omits_retired(&self) -> bool {
-        !self.all && !self.filters.selects_phases()
+        !self.all && !self.filters.selects_retired()
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn list_machines(
     let (mut machines, mut page_token) = (Vec::new(), args.cursor.clone().unwrap_or_default());
     loop {
         let request = v1::ListMachinesRequest {
-            filter: Some(args.filters.to_proto()),
+            selector: args.filters.selector_text(),
             page_size: page_size(limit, machines.len()),
             page_token: page_token.clone(),
             omit_retired: args.omits_retired(),

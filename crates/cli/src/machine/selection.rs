@@ -1,10 +1,15 @@
-//! Selection of machines: one by its name, or many by filters, for lists, watches and bulk orders.
+//! Selection of machines: one by its name, or many by a selector, for lists, watches and bulk orders.
+//!
+//! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector.
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use model::label::LabelFilter;
 use model::phase::Phase;
-use proto::fleet::v1;
+use model::selector::Selector;
+use model::selector::compose::{any_of, quote_prefix, quote_value};
+use model::selector::error::SelectorError;
 
 /// The machine that a command names.
 #[derive(Debug, Args)]
@@ -14,10 +19,13 @@ pub struct MachineArg {
     pub machine: String,
 }
 
-/// Filters that select machines. A machine matches if one of the values of each flag matches. Facts and labels are the
-/// exception: all of their values must match.
+/// Filters that select machines. A machine matches if it meets the selector and each flag. Of a flag with several values
+/// one must match, except of facts and labels, which must all match.
 #[derive(Debug, Default, Args)]
 pub struct MachineFilters {
+    /// Only machines that meet these terms, for example 'location=ams*,label.row=7,memory>=64GiB'
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+    selector: Option<Selector>,
     /// Only machines in this phase; may be given several times
     #[arg(
         long,
@@ -42,36 +50,131 @@ pub struct MachineFilters {
     #[arg(long, value_name = "FACT")]
     fact: Vec<String>,
     /// Only machines with this label, KEY=VALUE or KEY; with several, a machine must have all
-    #[arg(long, value_name = "LABEL")]
-    label: Vec<String>,
+    #[arg(long, value_name = "LABEL", value_parser = LabelFilter::parse)]
+    label: Vec<LabelFilter>,
+}
+
+/// Parses the value of a flag with a selector.
+pub(crate) fn parse_selector(text: &str) -> Result<Selector, SelectorError> {
+    text.parse()
 }
 
 impl MachineFilters {
-    /// Whether the filters name phases.
+    /// Whether retired machines are selected: by their phase, not only because nothing excludes it.
     #[must_use]
-    pub fn selects_phases(&self) -> bool {
-        !self.phase.is_empty()
+    pub fn selects_retired(&self) -> bool {
+        self.phase.iter().any(|phase| phase.eq_ignore_ascii_case(Phase::Retired.as_str()))
+            || self.selector.as_ref().is_some_and(|selector| selector.names_phase(Phase::Retired))
     }
 
     /// The providers that are selected, if nothing else is; all for an empty list.
     #[must_use]
     pub fn providers_alone(&self) -> Option<&[String]> {
-        let others =
-            [&self.phase, &self.location, &self.manufacturer, &self.product, &self.fact, &self.label];
-        others.iter().all(|values| values.is_empty()).then_some(self.provider.as_slice())
+        let others = [&self.phase, &self.location, &self.manufacturer, &self.product, &self.fact];
+        let is_alone = others.iter().all(|values| values.is_empty())
+            && self.label.is_empty()
+            && self.selector.as_ref().is_none_or(Selector::is_empty);
+        is_alone.then_some(self.provider.as_slice())
     }
 
-    /// The filter for a call of the API.
+    /// The selector for a call of the API: that of the flag, and a term for each of the others.
     #[must_use]
-    pub fn to_proto(&self) -> v1::MachineFilter {
-        v1::MachineFilter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.fact.clone(),
-            manufacturers: self.manufacturer.clone(),
-            products: self.product.clone(),
-            labels: self.label.clone(),
+    pub fn selector_text(&self) -> String {
+        let quoted = |values: &[String], quote: fn(&str) -> String| -> Vec<String> {
+            values.iter().map(|value| quote(value)).collect()
+        };
+        // The flag is a prefix, so a star at its end changes nothing.
+        let location: fn(&str) -> String = |text| quote_prefix(text.strip_suffix('*').unwrap_or(text));
+        let terms = [
+            any_of("phase", &quoted(&self.phase, quote_value)),
+            any_of("provider", &quoted(&self.provider, quote_value)),
+            any_of("location", &quoted(&self.location, location)),
+            any_of("manufacturer", &quoted(&self.manufacturer, quote_value)),
+            any_of("product", &quoted(&self.product, quote_value)),
+        ];
+        let facts = self.fact.iter().map(|fact| format!("fact={}", quote_value(fact)));
+        let labels = self.label.iter().map(|label| format!("label.{label}"));
+        // Last, so that a backslash at its end escapes nothing of another term.
+        let selector = self.selector.iter().filter(|selector| !selector.is_empty()).map(ToString::to_string);
+        let terms = terms.into_iter().flatten().chain(facts).chain(labels).chain(selector);
+        terms.collect::<Vec<_>>().join(",")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        filters: MachineFilters,
+    }
+
+    fn filters(line: &[&str]) -> Result<MachineFilters, clap::Error> {
+        let line = ["p"].iter().chain(line);
+        Command::try_parse_from(line).map(|command| command.filters)
+    }
+
+    #[test]
+    fn flags_are_terms_of_the_selector() {
+        for (line, expected) in [
+            (&[][..], ""),
+            (&["-l", ""], ""),
+            (&["-l", "label.row=7"], "label.row=7"),
+            (&["--selector", "label.row=7", "--phase", "ready"], "phase=ready,label.row=7"),
+            (&["-l", " , ", "--phase", "ready"], "phase=ready"),
+            (&["--phase", "Ready", "--phase", "New"], "phase in (Ready,New)"),
+            (&["--provider", "rack a"], "provider=\"rack a\""),
+            (&["--location", "ams"], "location=ams*"),
+            (&["--location", "ams*", "--location", "Hall A, row"], "location in (ams*,\"Hall A, row*\")"),
+            (&["--location", ""], "location=*"),
+            (&["--location", "*"], "location=*"),
+            (&["--manufacturer", "Acme, Inc."], "manufacturer=\"Acme, Inc.\""),
+            (&["--product", "24\" \\ *,phase=New"], "product=\"24\\\" \\\\ \\*,phase=New\""),
+            (&["--fact", "hold", "--fact", "quarantine"], "fact=hold,fact=quarantine"),
+            (
+                &["--label", "row=7", "--label", "owner", "--label", "empty="],
+                "label.row=7,label.owner,label.empty=",
+            ),
+            (&["-l", "location=a\\", "--phase", "New"], "phase=New,location=a\\"),
+        ] {
+            let text = filters(line).unwrap().selector_text();
+            assert_eq!(text, expected, "{line:?}");
+            let selector: Selector = text.parse().unwrap_or_else(|error| panic!("{line:?}: {error}"));
+            let flags = line.iter().filter(|word| word.starts_with('-')).count();
+            assert!(selector.keys().count() <= flags, "{line:?} has a term that no flag has: {text}");
+        }
+        // What no value of a key can be is refused here or by the server.
+        for line in [&["--label", "row,phase=New"][..], &["--label", "row=7,phase=New"], &["-l", "row=7"]] {
+            assert!(filters(line).is_err(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn retired_machines_are_selected_by_their_phase() {
+        for (line, expected) in [
+            (&[][..], false),
+            (&["--phase", "retired"], true),
+            (&["--phase", "Ready"], false),
+            (&["-l", "phase in (Ready,Retired)"], true),
+            (&["-l", "phase!=Ready"], false),
+        ] {
+            assert_eq!(filters(line).unwrap().selects_retired(), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn providers_are_alone_without_any_other_term() {
+        for (line, expected) in [
+            (&[][..], true),
+            (&["--provider", "rack", "-l", ""], true),
+            (&["--provider", "rack", "-l", "label.row"], false),
+            (&["--provider", "rack", "--label", "row"], false),
+        ] {
+            assert_eq!(filters(line).unwrap().providers_alone().is_some(), expected, "{line:?}");
         }
     }
 }

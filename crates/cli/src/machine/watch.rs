@@ -29,7 +29,7 @@ use proto::fleet::v1::watch_machines_response::Event;
 
 pub(crate) const WATCH_EXAMPLES: &str = "\
 Examples:
-  shepherdctl watch --phase NeedsHuman --phase Quarantined
+  shepherdctl watch -l 'phase in (NeedsHuman,Quarantined)'
   shepherdctl watch --provider rack-a -o json | jq -c '[.event, .provider_id, .phase]'";
 
 /// Longest silence of a stream: the shepherd sends a bookmark every few seconds.
@@ -168,7 +168,7 @@ pub async fn watch_machines(
     }
     let mut watching = WatchSession {
         client: client.clone(),
-        filter: filters.filters.to_proto(),
+        selector: filters.filters.selector_text(),
         output: output.clone(),
         printed: PrintedMachines::default(),
         resume_token: String::new(),
@@ -188,7 +188,7 @@ pub async fn watch_machines(
 
 struct WatchSession {
     client: FleetClient,
-    filter: v1::MachineFilter,
+    selector: String,
     output: Output,
     printed: PrintedMachines,
     /// Where to resume; empty at the start.
@@ -200,10 +200,10 @@ struct WatchSession {
 impl WatchSession {
     /// Prints the messages of one stream.
     async fn follow_stream(&mut self) -> Result<(), WatchEnd> {
-        let (filter, resume) = (Some(self.filter.clone()), self.resume_token.clone());
+        let (selector, resume) = (self.selector.clone(), self.resume_token.clone());
         let mut complete = !resume.is_empty();
         self.printed.start_stream();
-        let request = v1::WatchMachinesRequest { filter, resume_token: resume };
+        let request = v1::WatchMachinesRequest { selector, resume_token: resume };
         let mut stream = MachinesClient::new(self.client.channel()).watch(request).await?.into_inner();
         loop {
             let result = timeout(SILENCE_TIMEOUT, stream.message()).await;

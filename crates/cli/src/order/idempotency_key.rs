@@ -68,7 +68,7 @@ pub fn repeat_command(arguments: &[OsString], key: &str) -> String {
 }
 
 /// Masks the password of a URL; returns any other word unchanged.
-fn mask_url_password(word: &str) -> String {
+pub(crate) fn mask_url_password(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
     let Some((who, place)) = rest.rsplit_once('@') else { return word.to_owned() };
     match who.split_once(':') {

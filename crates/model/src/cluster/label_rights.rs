@@ -11,8 +11,8 @@
 //! does not learn the cluster and its selector.
 
 use crate::access::{AccessRole, AccessScope};
-use crate::cluster::selector::Selector;
 use crate::label::Labels;
+use crate::selector::Selector;
 
 /// Least role that may change such a label.
 const REQUIRED: AccessRole = AccessRole::Deployer;
@@ -73,6 +73,7 @@ mod tests {
             ("fra", ""),
             ("ams", "location=ams,label.rack=7,label.ready"),
             ("lon", "memory>=64GiB,label.rack=8"),
+            ("par", "label.hall!=a,!label.spare"),
         ]
         .into_iter()
         .map(|(cluster, text)| ClusterSelector {
@@ -89,6 +90,9 @@ mod tests {
             // A value that no selector names takes the machine away from a cluster.
             (Operator, seven, &[("rack", "9")], Some("ams")),
             (Operator, none, &[("ready", "")], Some("ams")),
+            // A term that excludes machines also decides which ones are left.
+            (Operator, none, &[("hall", "a")], Some("par")),
+            (Operator, &[("spare", "")], none, Some("par")),
             (Operator, seven, &[("rack", "7"), ("owner", "kim")], None),
             (Operator, seven, seven, None),
             // Other keys, although they look alike.

@@ -6,7 +6,7 @@
 //!
 //! # What is requested and what is there
 //!
-//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen, by their hardware too.
+//! * [`spec`][]: what an operator requests, with the [`crate::selector`] of the machines that may be chosen.
 //!   [`label_rights`][]: who may change a label by which machines are chosen. [`node_labels`][]: labels that a node
 //!   gets when it joins. [`node_address`][]: its address in the provider's list, and the one that curators have of it.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
@@ -56,7 +56,6 @@ mod quorum;
 pub mod restore;
 pub mod restore_programs;
 pub mod secret_keys;
-pub mod selector;
 pub mod snapshot;
 pub mod spec;
 pub mod state;

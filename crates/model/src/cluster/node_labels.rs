@@ -8,9 +8,9 @@
 //! Names of manufacturers and products contain blanks and commas, which a label may not have, here or in Kubernetes.
 //! Each run of such characters becomes a dash (`Dell-Inc`, `PowerEdge-R640`).
 
-use crate::cluster::selector::Hardware;
 use crate::cluster::spec::ClusterPart;
 use crate::label::{Labels, check_label_value};
+use crate::selector::traits::Hardware;
 
 /// The labels of a machine's node. Unknown facts are left out. A location that is no valid label is left out too:
 /// nothing depends on the label, and a sanitized location would name another place.

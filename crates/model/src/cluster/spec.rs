@@ -7,8 +7,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::kubernetes::{CONTROLLER_ROLE, WORKER_ROLE, is_dns_label};
-use crate::cluster::selector::Selector;
 use crate::process::UnknownName;
+use crate::selector::Selector;
+use crate::selector::error::SelectorError;
+use crate::selector::key::SelectorKey;
 
 /// Longest name in characters: host names contain it.
 const MAX_NAME_CHARS: usize = 63;
@@ -17,6 +19,9 @@ pub const CONTROL_PLANE_SIZES: [u32; 4] = [1, 3, 5, 7];
 /// Most workers of one cluster; the curator watches each of them.
 pub const MAX_WORKERS: u32 = 5_000;
 const MAX_ROLES: usize = 64;
+/// Keys that a cluster's selector cannot have, because they change while a machine waits to be chosen. The cluster loop
+/// itself requires a healthy machine that is in no cluster and is not held.
+const REFUSED_KEYS: [SelectorKey; 3] = [SelectorKey::Phase, SelectorKey::Fact, SelectorKey::Cluster];
 
 /// Who approves a machine's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -137,7 +142,7 @@ impl ClusterSpec {
         for role in &self.roles {
             check_worker_role(role)?;
         }
-        Ok(())
+        check_cluster_selector(&self.selector)
     }
 
     /// Returns the changed spec, validated; the error is a sentence.
@@ -185,6 +190,23 @@ pub fn check_cluster_name(name: &str) -> Result<(), String> {
     })
 }
 
+/// Checks the selector of a cluster's machines; the error is a sentence.
+pub fn check_cluster_selector(selector: &Selector) -> Result<(), String> {
+    selector.keys().find(|key| REFUSED_KEYS.contains(key)).map_or(Ok(()), |key| {
+        Err(format!(
+            "the selector of a cluster cannot have {}: a cluster always takes machines that are Ready or Installed, in no \
+             cluster, and not held, quarantined or retiring; select by name, provider, location, hardware or label",
+            key.as_str()
+        ))
+    })
+}
+
+/// Parses the selector of a cluster's machines; the error is a sentence.
+pub fn parse_cluster_selector(text: &str) -> Result<Selector, String> {
+    let selector: Selector = text.parse().map_err(|error: SelectorError| error.to_string())?;
+    check_cluster_selector(&selector).map(|()| selector)
+}
+
 fn check_worker_role(role: &str) -> Result<(), String> {
     if role == "consensus-member" {
         return Err(
@@ -218,6 +240,28 @@ pub(crate) mod tests {
             selector: Selector::default(),
             roles: BTreeSet::new(),
             approval: JoinApproval::Automatic,
+        }
+    }
+
+    #[test]
+    fn selector_of_a_cluster_names_nothing_that_changes() {
+        for (text, refused) in [
+            ("", None),
+            ("name=rack/u-*,provider=rack,location=ams*,manufacturer=Dell*,product=R640", None),
+            ("label.row=7,memory>=64GiB,cpus>=32", None),
+            ("location=ams*,phase=Ready", Some("cannot have phase")),
+            ("fact!=hold", Some("cannot have fact")),
+            ("cluster!=prod", Some("cannot have cluster")),
+            ("phase=Redy", Some("is not a phase")),
+        ] {
+            let parsed = parse_cluster_selector(text);
+            let message = parsed.as_ref().err().cloned().unwrap_or_default();
+            assert_eq!(parsed.is_err(), refused.is_some(), "{text}: {message}");
+            assert!(message.contains(refused.unwrap_or_default()), "{text}: {message}");
+            if let Ok(selector) = text.parse() {
+                let valid = ClusterSpec { selector, ..spec(3, 1) }.validate();
+                assert_eq!(valid.is_err(), refused.is_some(), "{text}: {valid:?}");
+            }
         }
     }
 

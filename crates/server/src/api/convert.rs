@@ -96,8 +96,8 @@ pub fn encode_machine(listed: &ListedMachine) -> v1::Machine {
         process: line.process.clone(),
         ready_at: line.ready_at.map(encode_timestamp),
         reason: line.reason.clone(),
-        manufacturer: listed.manufacturer.clone(),
-        product: listed.product.clone(),
+        manufacturer: listed.hardware.manufacturer.clone(),
+        product: listed.hardware.product.clone(),
         labels: line.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
         priority: line.priority.clone(),
     }

@@ -117,7 +117,7 @@ async fn create_upgrade_in_tx(
         Some(release) => {
             let roll_out = NewRollOut {
                 release: release.clone(),
-                selector: model::cluster::selector::Selector::default(),
+                selector: model::selector::Selector::default(),
                 parallelism: new.parallelism,
                 deadline_seconds: RELEASE_DEADLINE,
             };

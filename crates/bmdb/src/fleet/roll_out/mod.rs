@@ -13,27 +13,26 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::fleet::artefact::list_artefacts;
+use crate::fleet::roll_out::candidates::list_selected_machines;
 use crate::fleet::roll_out::row::{abort_roll_out, lock_roll_out, set_roll_out_paused};
-use crate::machine::traits::hardware_from_columns;
 use crate::orders::order::{Order, OrderEffect, OrderRejection, OrderResult};
 use model::artefact::{find_artefact, parse_digest};
-use model::cluster::selector::{MachineTraits, Selector};
 use model::ids::MachineId;
 use model::role_declaration::Sha256;
 use model::roll_out::{DEADLINE_RANGE_SECONDS, MAX_MACHINES, MAX_PARALLELISM};
 use model::roll_out_view::{RollOutMachineView, RollOutView, roll_out_note};
+use model::selector::Selector;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::{ExpectedFields, SignatureRejection, compare_fields};
 use model::time::Timestamp;
 
+mod candidates;
 pub(crate) mod row;
 #[cfg(feature = "sealing")]
 pub mod transitions;
 
 const OPERATION: &str = "reading roll-outs";
 const ORDERING: &str = "ordering a roll-out";
-/// Machines that one statement reads.
-const PAGE_SIZE: i64 = 1_000;
 /// Ended roll-outs that are retained.
 const MAX_ENDED_ROLL_OUTS: i64 = 50;
 
@@ -186,41 +185,6 @@ impl Bmdb {
             Box::pin(change_roll_out_in_tx(tx, order, id, *change))
         })
         .await
-    }
-}
-
-/// Machines that a selector matches, by their ids, with their names.
-async fn list_selected_machines(
-    tx: &mut PgConnection,
-    selector: &Selector,
-) -> Result<Vec<(Uuid, String)>, BmdbError> {
-    let (mut found, mut after) = (Vec::new(), Uuid::nil());
-    loop {
-        let rows = sqlx::query_file!("../../sql/roll_out/list_candidates.sql", after, PAGE_SIZE)
-            .fetch_all(&mut *tx)
-            .await
-            .context(ORDERING)?;
-        let last = rows.last().map(|row| row.machine_id);
-        let whole = i64::try_from(rows.len()).unwrap_or(PAGE_SIZE) == PAGE_SIZE;
-        found.extend(rows.into_iter().filter_map(|row| {
-            let labels = row.labels.and_then(|labels| serde_json::from_value(labels).ok());
-            let traits = MachineTraits {
-                provider: row.provider,
-                location: row.location,
-                hardware: hardware_from_columns(
-                    row.manufacturer,
-                    row.product,
-                    row.memory_bytes,
-                    row.cpu_threads,
-                ),
-                labels: labels.unwrap_or_default(),
-            };
-            selector.matches(&traits).then_some((row.machine_id, row.provider_id))
-        }));
-        match last.filter(|_| whole) {
-            Some(last) => after = last,
-            None => return Ok(found),
-        }
     }
 }
 

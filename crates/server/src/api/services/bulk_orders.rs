@@ -1,4 +1,4 @@
-//! gRPC service `BulkOrders`: one order for all machines of a filter.
+//! gRPC service `BulkOrders`: one order for all machines of a selector.
 
 use tonic::{Request, Response, Status};
 
@@ -45,14 +45,14 @@ impl BulkOrders for BulkOrdersService {
             ),
         };
         let selection = MachineSelection {
-            filter: parse_filter(body.filter.clone())?,
+            filter: parse_filter(&body.selector)?,
             scope: caller.scope().clone(),
             expected,
             beyond_limits: body.override_limits,
             is_admin: caller.role() >= AccessRole::Admin,
         };
         let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
-            .parse_unversioned("the machines of a filter".to_owned())?;
+            .parse_unversioned("the machines of a selector".to_owned())?;
         let dry_run = order.dry_run;
         let who = caller.name().to_owned();
         let given =

@@ -18,7 +18,7 @@ use model::cluster::authority_rotation::{RotationKind, check_rotation_confirmati
 use model::cluster::declaration::encode_signed_content;
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
-use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
+use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval, parse_cluster_selector};
 use model::process::UnknownName;
 use model::role_declaration::RoleDeclaration;
 use model::signed_artefact::declaration_proof::verify_declaration;
@@ -85,7 +85,9 @@ impl Clusters for ClustersService {
         let body = request.into_inner();
         let select = match body.selector.as_str() {
             "" => None,
-            text => Some(text.parse().map_err(|reason: String| invalid_argument("selector", reason))?),
+            text => {
+                Some(parse_cluster_selector(text).map_err(|reason| invalid_argument("selector", reason))?)
+            }
         };
         let change = ClusterSpecChange {
             control_plane: body.control_plane,
@@ -125,7 +127,8 @@ impl Clusters for ClustersService {
             name: body.name.clone(),
             control_plane: body.control_plane,
             workers: body.workers,
-            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
+            selector: parse_cluster_selector(&body.selector)
+                .map_err(|reason| invalid_argument("selector", reason))?,
             roles: body.roles.iter().cloned().collect(),
             approval,
         };

@@ -9,6 +9,7 @@ use crate::api::incoming_order::IncomingOrder;
 use crate::api::validate::single_line;
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
+use model::selector::error::SelectorError;
 use proto::fleet::v1;
 use proto::fleet::v1::updates_server::Updates;
 
@@ -61,7 +62,10 @@ impl Updates for UpdatesService {
         let body = request.get_ref();
         let new = NewRollOut {
             release: single_line("release", &body.release, MAX_NAME_CHARS)?.to_owned(),
-            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
+            selector: body
+                .selector
+                .parse()
+                .map_err(|error: SelectorError| invalid_argument("selector", error.to_string()))?,
             parallelism: body.parallelism.max(1),
             deadline_seconds: if body.deadline_seconds == 0 {
                 DEFAULT_DEADLINE_SECONDS

@@ -64,7 +64,7 @@ impl Machines for MachinesService {
         if !body.names.is_empty() {
             return named_list::list_named_machines(&self.context, &caller, &body).await.map(Response::new);
         }
-        let filter = Filter { omit_retired: body.omit_retired, ..parse_filter(body.filter)? };
+        let filter = Filter { omit_retired: body.omit_retired, ..parse_filter(&body.selector)? };
         let size =
             usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
         let after = match body.page_token.as_str() {
@@ -166,7 +166,7 @@ impl Machines for MachinesService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let caller = caller_of(&request)?;
         let body = request.into_inner();
-        let filter = parse_filter(body.filter)?;
+        let filter = parse_filter(&body.selector)?;
         let resume = machine_watch::parse_resume_token(&body.resume_token)?;
         Ok(Response::new(machine_watch::start_watch(self.context.clone(), caller, filter, resume)?))
     }

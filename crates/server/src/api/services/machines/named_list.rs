@@ -59,9 +59,8 @@ fn validate_request(body: &v1::ListMachinesRequest) -> Result<(), Status> {
         let text = format!("names has {} names; send at most {MAX_NAMES} in one request", body.names.len());
         return Err(invalid_argument("names", text));
     }
-    let filters = body.filter.as_ref().is_some_and(|filter| *filter != v1::MachineFilter::default());
-    if filters || !body.page_token.is_empty() {
-        let text = "names cannot be set together with filter or page_token; send one of them";
+    if !body.selector.is_empty() || !body.page_token.is_empty() {
+        let text = "names cannot be set together with selector or page_token; send one of them";
         return Err(invalid_argument("names", text));
     }
     Ok(())
@@ -77,16 +76,11 @@ mod tests {
             names: vec!["sim-0007".to_owned(); count],
             ..v1::ListMachinesRequest::default()
         };
-        let filter = |phases: &[&str]| {
-            let phases = phases.iter().map(|phase| (*phase).to_owned()).collect();
-            Some(v1::MachineFilter { phases, ..v1::MachineFilter::default() })
-        };
         for (body, valid) in [
             (named(1), true),
             (named(MAX_NAMES), true),
-            (v1::ListMachinesRequest { filter: filter(&[]), ..named(1) }, true),
             (named(MAX_NAMES + 1), false),
-            (v1::ListMachinesRequest { filter: filter(&["Ready"]), ..named(1) }, false),
+            (v1::ListMachinesRequest { selector: "phase=Ready".to_owned(), ..named(1) }, false),
             (v1::ListMachinesRequest { page_token: "x".to_owned(), ..named(1) }, false),
         ] {
             assert_eq!(validate_request(&body).is_ok(), valid, "{} names", body.names.len());
