@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::client::decode::decode_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
@@ -40,21 +40,18 @@ pub(crate) async fn list_audit(
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
     let mut service = AuditClient::new(client.channel());
-    let (mut objects, mut page_token) = (Vec::new(), String::new());
-    loop {
+    let pages = fetch_pages(limit, String::new(), async |page| {
         let request = v1::ListAuditRequest {
-            page_size: page_size(limit, objects.len()).min(PAGE_SIZE),
-            page_token: page_token.clone(),
+            page_size: page.size.min(PAGE_SIZE),
+            page_token: page.token,
             machine: args.machine.clone().unwrap_or_default(),
         };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        objects.extend(std::mem::take(&mut page.records).iter().map(record_object));
-        page_token.clone_from(&page.next_page_token);
-        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
-            let list = ObjectList::of_response(ObjectKind::Audit, &page, &COLUMNS, objects);
-            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
-        }
-    }
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let lines = std::mem::take(&mut response.records).iter().map(record_object).collect();
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages))
 }
 
 fn record_object(record: &v1::AuditRecord) -> ListedObject {

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::machine::history::{EVENT_HEADERS, decode_event, event_rows};
 use crate::output::table::{format_table, terminal_width};
@@ -73,17 +73,19 @@ async fn fetch_timeline(
     limit: u32,
 ) -> Result<(MachineName, Vec<HistoryEntry>, bool), CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let (mut events, mut page_token) = (Vec::new(), String::new());
-    loop {
-        let machine = machine.to_owned();
-        let request = TimelineRequest { machine, limit: page_size(Some(limit), events.len()), page_token };
-        let page = service.timeline(request).await.map_err(status_to_error)?.into_inner();
-        for event in page.events {
-            events.push(decode_event(event)?);
-        }
-        page_token = page.next_page_token;
-        if page_size(Some(limit), events.len()) == 0 || page_token.is_empty() {
-            return Ok((decode_machine_name(page.name)?, events, !page_token.is_empty()));
-        }
-    }
+    let pages = fetch_pages(Some(limit), String::new(), async |page| {
+        let request =
+            TimelineRequest { machine: machine.to_owned(), limit: page.size, page_token: page.token };
+        let response = service.timeline(request).await.map_err(status_to_error)?.into_inner();
+        let lines: Vec<HistoryEntry> =
+            response.events.into_iter().map(decode_event).collect::<Result<_, _>>()?;
+        Ok(Page {
+            lines,
+            response: decode_machine_name(response.name)?,
+            next_token: response.next_page_token,
+        })
+    })
+    .await?;
+    let more = pages.has_more();
+    Ok((pages.response, pages.lines, more))
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use prost::{Message, Name};
 use serde_json::Value;
 
+use crate::client::pagination::Page;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
@@ -163,6 +164,17 @@ impl ObjectList {
             cursor: None,
             unresolved: None,
         }
+    }
+
+    /// The list of these pages.
+    #[must_use]
+    pub(crate) fn of_pages<M: Message + Name>(
+        kind: ObjectKind,
+        columns: &'static [Column],
+        pages: Page<ListedObject, M>,
+    ) -> Self {
+        let has_more = pages.has_more();
+        Self { has_more, ..Self::of_response(kind, &pages.response, columns, pages.lines) }
     }
 
     /// Cuts the list after `limit` objects.
