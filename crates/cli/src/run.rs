@@ -22,6 +22,7 @@ use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::object::command::GetArgs;
 use crate::object::describe::print_page;
+use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
@@ -227,7 +228,7 @@ fn run_local_command(
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
-                list.truncate(get.args.limit);
+                arrange_list(&mut list, &get.args)?;
                 print_objects(list, &get.args, &cli.output, exit_record)
             }))
         }
