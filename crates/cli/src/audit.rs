@@ -2,21 +2,24 @@
 
 use clap::Args;
 
-use crate::client::decode::decode_timestamp;
+use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use model::humanize::{absolute_time, humanize_duration};
+use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::audit_client::AuditClient;
 
 /// Page size of the list: a record may have the state of its target twice.
 const PAGE_SIZE: i32 = 100;
 
-const COLUMNS: [Column; 7] = [
-    Column::always("AT (UTC)"),
+const COLUMNS: [Column; 8] = [
+    Column::always("AGE"),
+    Column::always("AT"),
     Column::always("BY"),
     Column::always("ORDER"),
     Column::always("ABOUT"),
@@ -47,17 +50,20 @@ pub(crate) async fn list_audit(
             machine: args.machine.clone().unwrap_or_default(),
         };
         let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let lines = std::mem::take(&mut response.records).iter().map(record_object).collect();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let records = std::mem::take(&mut response.records);
+        let lines = records.iter().map(|record| record_object(record, now)).collect();
         Ok(Page { lines, next_token: response.next_page_token.clone(), response })
     })
     .await?;
     Ok(ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages))
 }
 
-fn record_object(record: &v1::AuditRecord) -> ListedObject {
+fn record_object(record: &v1::AuditRecord, now: Timestamp) -> ListedObject {
     let at = record.ordered_at.and_then(decode_timestamp);
     let row = vec![
-        at.map_or_else(|| "-".to_owned(), |at| at.format("%Y-%m-%d %H:%M:%S").to_string()),
+        at.map_or_else(|| "-".to_owned(), |at| humanize_duration(between(at, now))),
+        at.map_or_else(|| "-".to_owned(), absolute_time),
         record.actor.clone(),
         record.rpc.rsplit('.').next().unwrap_or(&record.rpc).to_owned(),
         record.target.clone(),

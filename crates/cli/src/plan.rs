@@ -209,7 +209,7 @@ fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, C
 fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String {
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| plan_row(row, report.result.at)).collect();
-    let mut text = format_table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
+    let mut text = format_table(&["IN", "AT", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
     if report.total > limit {
         let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", report.total);
     }
@@ -240,11 +240,7 @@ fn plan_row(row: &PlanRow, now: Timestamp) -> Vec<String> {
         relative_time(row.at, now).trim_start_matches("in ").replace("just now", "now")
     };
     let what = row.action.clone();
-    vec![format_timestamp(row.at), when, row.name.short_name(), row.process.to_owned(), what]
-}
-
-fn format_timestamp(at: Timestamp) -> String {
-    at.format("%Y-%m-%d %H:%M:%S").to_string()
+    vec![when, absolute_time(row.at), row.name.short_name(), row.process.to_owned(), what]
 }
 
 fn assumptions_note() -> String {
@@ -273,7 +269,7 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
         return format!("it would change nothing within {}\n", args.horizon);
     }
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), format_timestamp);
+    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), absolute_time);
     let rows: Vec<Vec<String>> = found
         .iter()
         .take(limit)
@@ -282,11 +278,8 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
             vec![shown(one.before), shown(one.after), one.name.short_name(), process, one.action.clone()]
         })
         .collect();
-    let mut text = format_table(
-        &["AS IT IS (UTC)", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"],
-        &rows,
-        terminal_width(),
-    );
+    let mut text =
+        format_table(&["AS IT IS", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
     if total > limit {
         let _ = writeln!(text, "\nthe first {limit} of {total} differences: raise --limit");
     }

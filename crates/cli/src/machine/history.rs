@@ -6,7 +6,7 @@ use bmdb::machine::history::HistoryEntry;
 use proto::fleet::v1;
 
 /// Headers of a table of history entries.
-pub const EVENT_HEADERS: [&str; 5] = ["AT (UTC)", "EVENT", "WORK", "BY", "DETAIL"];
+pub const EVENT_HEADERS: [&str; 5] = ["AT", "EVENT", "WORK", "BY", "DETAIL"];
 
 /// History entries as rows under [`EVENT_HEADERS`].
 #[must_use]
@@ -23,7 +23,7 @@ pub fn event_rows(events: &[HistoryEntry]) -> Vec<Vec<String>> {
                 (Some(component), None) => component.clone(),
                 _ => "-".to_owned(),
             };
-            let at = line.at.format("%Y-%m-%d %H:%M:%S%.3f").to_string();
+            let at = line.at.format("%Y-%m-%dT%H:%M:%S%.3f%:z").to_string();
             vec![at, line.event.clone(), work, by, line.detail.clone().unwrap_or_default()]
         })
         .collect()
