@@ -30,7 +30,7 @@ pub(crate) struct PageRequest {
 /// A page of a list, or all pages that were fetched.
 #[derive(Debug)]
 pub(crate) struct Page<T, R> {
-    /// The lines.
+    /// What the page lists.
     pub(crate) lines: Vec<T>,
     /// The last response, without its lines.
     pub(crate) response: R,

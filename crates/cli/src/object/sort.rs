@@ -16,9 +16,9 @@ use model::time::Timestamp;
 enum CellValue<'a> {
     /// A number of bytes, of seconds, or without a unit.
     Number(f64),
-    /// Any other text.
+    /// A text that is no number.
     Text(&'a str),
-    /// No value.
+    /// A cell without a value.
     Absent,
 }
 

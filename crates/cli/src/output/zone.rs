@@ -54,7 +54,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// UTC.
+    /// The zone UTC, which has no clock changes.
     #[must_use]
     pub fn utc() -> Self {
         Self { zone: TimeZone::UTC, name: "UTC".to_owned(), is_known: true }
