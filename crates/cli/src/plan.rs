@@ -18,7 +18,7 @@ use crate::client::pagination::next_chunk;
 use crate::error::CliError;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use model::humanize::{absolute_time, relative_time};
+use model::humanize::{absolute_time, relative_and_absolute_time, relative_time};
 use model::machine_view::MachineName;
 use model::pause::Pause;
 use model::plan::PlanRow;
@@ -214,8 +214,8 @@ fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String
         let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", report.total);
     }
     if report.result.truncated {
-        let _ =
-            writeln!(text, "\nthe forecast is too long and ends at {}", absolute_time(report.result.until));
+        let end = relative_and_absolute_time(report.result.until, report.result.at);
+        let _ = writeln!(text, "\nthe forecast is too long and ends {end}");
     }
     text.push_str(&format_pauses(&report.result));
     text.push('\n');

@@ -32,7 +32,8 @@ const UTC_OFFSET: &str = "+00:00";
 
 static CURRENT: OnceLock<Zone> = OnceLock::new();
 
-/// The zone of this process; UTC before [`set_current_zone`].
+/// The zone of this process; UTC before `set_current_zone`.
+#[must_use]
 pub fn current_zone() -> &'static Zone {
     CURRENT.get_or_init(Zone::utc)
 }

@@ -17,6 +17,7 @@ use crate::error::CliError;
 use crate::output::zone::current_zone;
 use crate::top::draw::{FetchStatus, draw_page};
 use crate::top::fleet_summary::{FleetSummary, fetch_summary};
+use model::humanize::absolute_time;
 
 /// Longest wait for a response.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
