@@ -22,11 +22,13 @@ use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::object::command::GetArgs;
 use crate::object::describe::print_page;
+use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::output::{Output, print_stderr, print_text};
+use crate::output::zone::{Zone, current_zone, set_current_zone};
+use crate::output::{Format, Output, print_stderr, print_text};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
@@ -79,16 +81,29 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
+    set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
     let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
+    let print =
+        |(text, exit)| print_text(&localize_output(&cli, text)).map(|()| exit).map_err(CliError::from);
+    match answered.and_then(print) {
         Ok(exit) => exit,
         Err(error) => {
-            print_stderr(&format!("shepherdctl: {error}"));
+            print_stderr(&current_zone().localize(&format!("shepherdctl: {error}")));
             if let Some(key) = error.idempotency_key() {
                 print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
             error.exit_code().number()
         }
+    }
+}
+
+/// The output of a command, with the times of text in the zone of the user. JSON and logs stay as they are.
+fn localize_output(cli: &Cli, text: String) -> String {
+    let is_log =
+        matches!(&cli.command, Command::Fleet(command) if matches!(**command, FleetCommand::Logs(_)));
+    match cli.output.format() {
+        Format::Table if !is_log => current_zone().localize(&text).into_owned(),
+        Format::Table | Format::Json => text,
     }
 }
 
@@ -228,7 +243,7 @@ fn run_local_command(
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
-                list.truncate(get.args.limit);
+                arrange_list(&mut list, &get.args)?;
                 print_objects(list, &get.args, &cli.output, exit_record)
             }))
         }

@@ -24,6 +24,7 @@ const WORKING: &[(&str, &str)] = &[
     (r#"get machines -o jsonpath='{range .machines[*]}{.phase}{"\n"}{end}'"#, "New\nNew\n"),
     ("get machines -o custom-columns=NAME:.name.providerId,PHASE:.phase", "NAME      PHASE\nsim-0007  New\n"),
     ("get machines --no-headers", "sim-0007  New"),
+    ("get machines --sort-by=phase", "NAME      PHASE"),
     ("get machines -l label.row=7", "sim-0009"),
     ("get machines --selector phase=Ready", "sim-0009"),
     ("get machines -l 'phase in (Ready,NeedsHuman)'", "sim-0009"),
@@ -56,9 +57,8 @@ const WORKING: &[(&str, &str)] = &[
 /// Lines that need a machine with a role server. Tests of logs run them.
 const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
 
-/// Lines that need what does not exist yet: sorting, watches of lists, `wait`, `explain`, labels as arguments.
-const NOT_YET: [&str; 7] = [
-    "get machines --sort-by=phase",
+/// Lines that need what does not exist yet: watches of lists, `wait`, `explain`, labels as arguments.
+const NOT_YET: [&str; 6] = [
     "get machines -w",
     "explain Ready",
     "label sim-0007 row=7",

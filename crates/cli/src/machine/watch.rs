@@ -373,6 +373,8 @@ mod tests {
             reason: "because\nof that".to_owned(),
             labels: model::label::Labels::new(),
             priority: None,
+            cluster: None,
+            hold: None,
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! [`kind`][] is the table of kinds, and [`command`][] the grammar that follows from it. [`fetch`][] calls the function
 //! of a kind, in the file of its noun, which returns an [`ObjectList`][list::ObjectList]. The rest is the same for every
-//! kind: [`list`][] selects objects by name and makes a table of them, [`document`][] their JSON, [`page`][] the page of
-//! a kind that has no page of its own, and [`get`][] and [`describe`][] print.
+//! kind: [`list`][] selects objects by name and makes a table of them, `sort` puts them in another order, [`document`][]
+//! has their JSON, [`page`][] the page of a kind that has no page of its own, and [`get`][] and [`describe`][] print.
 //!
 //! # Notes for the next implementor
 //!
@@ -18,3 +18,4 @@ pub mod get;
 pub mod kind;
 pub mod list;
 pub mod page;
+mod sort;

@@ -1,8 +1,8 @@
 //! Output formats: text for people, JSON and YAML for programs; standard output and standard error.
 //!
 //! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
-//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. There are no colours,
-//! so that output reads the same in a terminal, a file and a chat.
+//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. Times in text are in the
+//! zone of the user ([`zone`][]). There are no colours, so that output reads the same in a terminal, a file and a chat.
 
 use std::io::Write as _;
 
@@ -18,6 +18,7 @@ pub mod file;
 pub mod json_path;
 pub mod table;
 pub mod yaml;
+pub mod zone;
 
 /// Format of a command's answer, as `--output` selects it.
 #[derive(Clone, Debug, PartialEq)]

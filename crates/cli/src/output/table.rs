@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
+use crate::output::zone::current_zone;
+
 /// Columns of the terminal on standard output, or of `COLUMNS`; `None` if nothing needs to be cut.
 #[must_use]
 pub fn terminal_width() -> Option<usize> {
@@ -60,8 +62,9 @@ pub(crate) fn or_dash(text: Option<&str>) -> String {
     text.unwrap_or("-").to_owned()
 }
 
+/// A cell on one line, with its times in the zone of the user: a line that is cut may contain half of a time.
 fn one_line(cell: &str) -> String {
-    cell.replace(['\n', '\r', '\t'], " ")
+    current_zone().localize(cell).replace(['\n', '\r', '\t'], " ")
 }
 
 fn truncate_line(line: &str, width: Option<usize>) -> String {

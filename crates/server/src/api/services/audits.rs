@@ -39,16 +39,14 @@ impl Audit for AuditService {
             "" => None,
             text => Some(machine_id(&self.context.find_machine(&caller, text).await?)),
         };
-        let mut lines = self
+        let (mut lines, now) = self
             .context
             .read_pool
             .read(move |tx| {
                 Box::pin(async move {
-                    let after = match after {
-                        Some(after) => after,
-                        None => (bmdb::connection::database_now(tx).await?, Uuid::max()),
-                    };
-                    audit::list_audit(tx, machine, after, size + 1).await
+                    let now = bmdb::connection::database_now(tx).await?;
+                    let after = after.unwrap_or((now, Uuid::max()));
+                    Ok((audit::list_audit(tx, machine, after, size + 1).await?, now))
                 })
             })
             .await
@@ -60,6 +58,7 @@ impl Audit for AuditService {
             records: lines.into_iter().map(encode_audit_line).collect(),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("audit", &place)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }
