@@ -18,7 +18,6 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::atomic_file::Durability;
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::ChildRecord;
 use crate::cluster::services::artefact_store::ArtefactStates;
@@ -428,7 +427,7 @@ impl ServiceManager {
         // For the next role server of this boot, which must not start a service that stays ended.
         present.record.ended =
             Some(ExitRecord { boot_id: self.boot_id.clone(), exit: ending.into(), message: text });
-        if let Err(error) = self.runtime.write_record(&present.record, Durability::UntilPowerLoss) {
+        if let Err(error) = self.runtime.write_record(&present.record) {
             tracing::warn!(%error, "the exit of a service could not be recorded");
         }
     }
