@@ -243,6 +243,19 @@ impl ServiceRuntime {
         self.write_record(note)
     }
 
+    /// Sets the limits of a running service again if its control group has lost one of them, and returns those that it had
+    /// lost ([`ChildContext::restore_limits`]). Waits for systemd.
+    pub fn restore_limits(
+        &self,
+        id: &ServiceId,
+        limits: &ResourceLimits,
+    ) -> Result<Option<ResourceLimits>, RuntimeError> {
+        let name = id.child_name();
+        let lock = self.children.lock_of(&name);
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(self.children.restore_limits(&name, limits).map_err(ChildError::from)?)
+    }
+
     /// Starts a service that does not run. `before` is its previous run record, and `note` the new one.
     pub fn start_service(
         &self,
