@@ -16,15 +16,20 @@ const UNLIMITED_BYTES: u64 = 1 << 62;
 
 impl CgroupMounts {
     /// The group of a child where it exists; empty if it exists nowhere.
+    ///
+    /// In version 1, systemd makes a group of the unit for a controller as soon as any unit beside it needs that controller,
+    /// and moves the processes of the unit there. The group of a child stays where the role server has made it, with its
+    /// limits: below one of the groups above.
     #[must_use]
     pub fn find_cgroup(&self, family: &str, name: &str) -> Cgroup {
-        let existing = |own: &PathBuf| Some(own.join(family).join(name)).filter(|path| path.is_dir());
+        let existing = |own: &Path| Some(own.join(family).join(name)).filter(|path| path.is_dir());
+        let above = |own: &PathBuf| own.ancestors().find_map(existing);
         Cgroup {
-            unified: self.unified.as_ref().and_then(existing),
+            unified: self.unified.as_deref().and_then(existing),
             legacy: self
                 .legacy
                 .iter()
-                .filter_map(|(controller, own)| Some(((*controller).to_owned(), existing(own)?)))
+                .filter_map(|(controller, own)| Some(((*controller).to_owned(), above(own)?)))
                 .collect(),
             leaf: None,
         }
@@ -244,11 +249,18 @@ mod tests {
             ..CgroupMounts::none()
         };
         for mounts in [second, first] {
-            for limits in [limits, ResourceLimits::default()] {
+            for limits in [ResourceLimits::default(), limits] {
                 mounts.create_cgroup("family", "web", &limits).unwrap();
                 assert_eq!(mounts.find_cgroup("family", "web").read_limits(), limits);
             }
             assert!(mounts.find_cgroup("family", "other").is_empty());
+            let unit = |own: &PathBuf| own.join("system.slice/roleserver.service");
+            let later = CgroupMounts {
+                unified: mounts.unified.as_ref().map(unit),
+                legacy: mounts.legacy.iter().map(|(name, own)| (*name, unit(own))).collect(),
+            };
+            let expected = if mounts.legacy.is_empty() { ResourceLimits::default() } else { limits };
+            assert_eq!(later.find_cgroup("family", "web").read_limits(), expected, "a group above");
         }
     }
 }

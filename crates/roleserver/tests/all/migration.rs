@@ -154,9 +154,13 @@ fn join_version_one(host: &mut Host, web: &OldProcess) -> Result<()> {
 
 #[test]
 fn limits_in_hierarchies_where_the_unit_has_no_group_are_properties_of_the_scope() -> Result<()> {
-    for child in
-        ["recorded", "half moved by an earlier release", "without a record", "in a unit with a new group"]
-    {
+    for child in [
+        "recorded",
+        "half moved by an earlier release",
+        "without a record",
+        "in a unit with a new group",
+        "moved out by systemd",
+    ] {
         let mut host = Host::new()?;
         let group = host.old_group("web");
         let web = OldProcess::start(&host, &group)?;
@@ -173,6 +177,14 @@ fn limits_in_hierarchies_where_the_unit_has_no_group_are_properties_of_the_scope
         if child == "in a unit with a new group" {
             // The role server has made it when it adopted the child, which stays where it is.
             fs::create_dir_all(host.group("cpu").join(group.trim_start_matches('/')))?;
+        }
+        if child == "moved out by systemd" {
+            // The scope of another child needs the controller, so systemd has made groups for it beside that one.
+            let below_root = format!("{}/web", host.children.instance_name());
+            fs::write(host.group("cpu").join(&below_root).join("cgroup.procs"), "")?;
+            let cgroups = host.path("proc").join(web.pid().to_string()).join("cgroup");
+            let shown = fs::read_to_string(&cgroups)?;
+            fs::write(cgroups, shown.replace(&format!("cpuacct:/{below_root}"), "cpuacct:/system.slice"))?;
         }
         assert_eq!(migrate_children(&host.children).moved, ["web"], "{child}");
         let unit = host.systemd.unit(&host.scope_name("web", 1)).context("no scope")?;
