@@ -19,11 +19,12 @@ use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{self, ExitRecord};
 use crate::machine::logs::follow_log;
-use crate::machine::watch::watch_machines;
-use crate::object::command::GetArgs;
+use crate::machine::watch::{WatchRequest, watch_machines};
+use crate::object::command::{GetArgs, GetCommand};
 use crate::object::describe::print_page;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
+use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::{Output, print_stderr, print_text};
@@ -126,9 +127,15 @@ async fn run_with_context(
     command: &FleetCommand,
     context: &CommandContext,
 ) -> Result<String, CliError> {
-    if let FleetCommand::Watch(filters) = command {
-        // The watch has printed its output already.
-        return watch_machines(&context.client, filters, &cli.output).await.map(|()| String::new());
+    // A watch has printed its output already.
+    if let FleetCommand::Watch(args) = command {
+        let request = WatchRequest::of_watch(args, &cli.output);
+        return watch_machines(&context.client, &request).await.map(|()| String::new());
+    }
+    if let FleetCommand::Get(get) = command
+        && get.watch
+    {
+        return watch_list(&context.client, get, &cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
@@ -142,6 +149,16 @@ async fn run_with_context(
     }
     let answer = run_fleet_command(command, context).await?;
     if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+}
+
+/// Runs `get KIND --watch`.
+async fn watch_list(client: &FleetClient, get: &GetCommand, output: &Output) -> Result<(), CliError> {
+    if get.kind != ObjectKind::Machine {
+        return watch_objects(client, get, output).await;
+    }
+    let headers = !get.args.no_headers;
+    let request = WatchRequest::of_list(&get.args.names, &get.selection.machines, headers, output);
+    watch_machines(client, &request).await
 }
 
 /// Whether the command prints objects of a kind, in each output.
