@@ -41,6 +41,7 @@ mod hidden_text;
 mod in_process;
 mod ipv6;
 mod kinds;
+mod list_watches;
 mod lists;
 mod logs;
 mod orders;
@@ -53,6 +54,7 @@ mod same_answers;
 mod scope;
 mod signed_declarations;
 mod top;
+mod waiting;
 mod watch;
 mod worst_uses;
 
