@@ -217,8 +217,8 @@ context. With --direct, shepherdctl reads the database itself."
         long_about = "\
 Wait until machines, clusters or updates meet a condition (--for).
 
-The objects are selected once. If the time is over, or one of them cannot meet the condition any more, standard error has
-the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
+The objects are selected once. If the time is over, or one of them cannot meet the condition any more,
+standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
     )]
     Wait(WaitArgs),
     /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work

@@ -1,5 +1,5 @@
-//! `wait`, and `--wait` of orders: each condition is met at once, later or never, or cannot be met any more; also when the
-//! shepherd that served it stops.
+//! `wait`, and `--wait` of orders: each condition is met at once, later or never, or cannot be met any more; also
+//! when the shepherd that served it stops.
 //!
 //! The loops of a shepherd do not run here. Statements make what they would make, so that nothing depends on time.
 

@@ -1,7 +1,7 @@
 //! Reconnection of commands that run for long: a watch, and reads that are repeated until a condition holds.
 //!
 //! A shepherd may stop or die while such a command runs. Then the command continues at the next server of the context,
-//! for as long as [`decide_reconnect`] decides. [`PersistentReader`] does that for reads: it repeats one that nobody
+//! for as long as `decide_reconnect` decides. `PersistentReader` does that for reads: it repeats one that nobody
 //! answers, and returns every other error at once.
 
 use std::time::Duration;
@@ -64,6 +64,20 @@ pub(crate) fn decide_reconnect(
     }
 }
 
+/// How long to wait before a read is repeated; `None` to return its error. `silence` is the time since the last answer,
+/// and `left` the time that the reader has. `roll` is uniform in 0..1.
+fn decide_repetition(
+    error: ExitCode,
+    failures: u32,
+    silence: Duration,
+    left: Option<Duration>,
+    roll: f64,
+) -> Option<Duration> {
+    let wait = RECONNECT_BACKOFF.delay(failures.saturating_add(1), roll);
+    let has_time = silence < OUTAGE_LIMIT && left.is_none_or(|left| wait < left);
+    (error == ExitCode::Unreachable && has_time).then_some(wait)
+}
+
 /// A client that repeats reads while nobody answers.
 pub(crate) struct PersistentReader {
     client: FleetClient,
@@ -97,12 +111,10 @@ impl PersistentReader {
                 }
                 Err(error) => error,
             };
-            let is_outage = error.exit_code() == ExitCode::Unreachable;
-            let wait = RECONNECT_BACKOFF.delay(self.failures.saturating_add(1), rand::random());
-            let is_late = until.is_some_and(|until| Instant::now() + wait >= until);
-            if !is_outage || is_late || self.last_answer_at.elapsed() >= OUTAGE_LIMIT {
-                return Err(error);
-            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let (exit, silence) = (error.exit_code(), self.last_answer_at.elapsed());
+            let decision = decide_repetition(exit, self.failures, silence, left, rand::random());
+            let Some(wait) = decision else { return Err(error) };
             self.failures = self.failures.saturating_add(1);
             let former = self.client.current_server().to_owned();
             sleep(wait).await;
@@ -161,5 +173,23 @@ mod tests {
         }
         let soonest = decide_reconnect(Code::Unavailable, false, 0, millis(0), 0.0);
         assert_eq!(soonest, ReconnectDecision::ResumeAfter(millis(200)));
+    }
+
+    #[test]
+    fn read_is_repeated_while_nobody_answers_and_time_is_left() {
+        let (millis, soon) = (Duration::from_millis, Duration::ZERO);
+        for (error, failures, silence, left, expected) in [
+            (ExitCode::Unreachable, 0, soon, None, Some(millis(400))),
+            (ExitCode::Unreachable, 2, soon, Some(millis(2000)), Some(millis(1600))),
+            (ExitCode::Unreachable, 99, soon, None, Some(millis(5000))),
+            (ExitCode::Unreachable, 2, soon, Some(millis(1600)), None),
+            (ExitCode::Unreachable, 0, soon, Some(soon), None),
+            (ExitCode::Unreachable, 0, OUTAGE_LIMIT, None, None),
+            (ExitCode::NotFound, 0, soon, None, None),
+            (ExitCode::Refused, 0, soon, None, None),
+        ] {
+            let found = decide_repetition(error, failures, silence, left, 1.0);
+            assert_eq!(found, expected, "{error:?} {failures} {silence:?} {left:?}");
+        }
     }
 }

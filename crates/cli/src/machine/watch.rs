@@ -5,8 +5,8 @@
 //! decides. A watch over a connection to the database resumes there. A resumed stream repeats each machine once within
 //! some minutes. A machine that has not changed is not printed again.
 //!
-//! A table begins when the stream has sent all machines, because the widths of its columns follow from them. The JSON of
-//! a message is that of the API. Bookmarks are left out.
+//! A table begins when the stream has sent all machines, because the widths of its columns follow from them. The JSON
+//! of a message is that of the API. Bookmarks are left out.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

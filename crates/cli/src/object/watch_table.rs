@@ -1,9 +1,9 @@
 //! The table of a watch: a header and rows, then a row for each change, in the same columns.
 //!
-//! A watch has no end, so the widths of its columns follow from its first rows. A later value that is wider moves the rest
-//! of its line.
+//! A watch has no end, so the widths of its columns follow from its first rows. A later value that is wider moves the
+//! rest of its line.
 
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::UnicodeWidthStr;
 
 use crate::object::list::{Column, ColumnUse, TableStyle};
 use crate::output::table::{format_rows, pad_right};
@@ -34,7 +34,7 @@ impl WatchTable {
         });
         let widths = shown.map(|(index, column)| {
             let header = if style.headers { column.header } else { "" };
-            (index, cells(index).chain([header]).map(|cell| cell.width()).max().unwrap_or_default())
+            (index, cells(index).chain([header]).map(UnicodeWidthStr::width).max().unwrap_or_default())
         });
         let table = Self { columns: widths.collect() };
         let header: Vec<String> = columns.iter().map(|column| column.header.to_owned()).collect();

@@ -1,7 +1,7 @@
 //! `wait KIND [NAME…] --for CONDITION`: wait until objects meet a condition.
 //!
-//! The objects are selected once. A name that no object has is an error at once, with one exception: a cluster that does not
-//! exist is deleted.
+//! The objects are selected once. A name that no object has is an error at once, with one exception: a cluster that
+//! does not exist is deleted.
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -263,8 +263,8 @@ async fn find_updates(client: &FleetClient, names: &[String]) -> Result<Vec<Subj
     select_subjects(found, names, ObjectKind::Update, false)
 }
 
-/// Those of `found` that have one of the names or ids, each once, or all of them. With `may_be_absent`, a name that none has
-/// is one of a cluster that does not exist.
+/// Those of `found` that have one of the names or ids, each once, or all of them. With `may_be_absent`, a name that
+/// none has is one of a cluster that does not exist.
 fn select_subjects(
     found: Vec<Subject>,
     names: &[String],

@@ -1,8 +1,8 @@
 //! The decision about one object: it meets the condition, it may meet it later, or it cannot meet it any more.
 //!
 //! An object cannot meet a condition any more only if nobody can change that: a retired machine stays retired, and a
-//! cluster that is being deleted cannot be kept. What a person can still help, such as a machine in `NeedsHuman` or a paused
-//! update, is waited for until the time is over.
+//! cluster that is being deleted cannot be kept. What a person can still help, such as a machine in `NeedsHuman` or a
+//! paused update, is waited for until the time is over.
 
 use crate::machine::footer::HEALTHY_PHASES;
 use crate::wait::condition::{ClusterGoal, MachineGoal, UpgradeDirection, WaitGoal};
@@ -64,8 +64,8 @@ fn decide_phase(machine: &MachineState, goal: MachineGoal) -> Verdict {
     Verdict::Waiting
 }
 
-/// A machine that recovery watches is not healthy before it has reported from another boot. Recovery does not watch a machine
-/// that is held. There, another boot is the proof or, for a machine that was switched on, any report.
+/// A machine that recovery watches is not healthy before it has reported from another boot. Recovery does not watch a
+/// machine that is held. There, another boot is the proof or, for a machine that was switched on, any report.
 fn decide_power_order(machine: &MachineState, kind: PowerOrderKind, now: Timestamp) -> Verdict {
     let (phase, power) = (machine.phase.as_str(), &machine.power);
     if [Phase::Retiring, Phase::Retired].iter().any(|gone| gone.as_str() == phase) {

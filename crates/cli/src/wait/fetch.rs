@@ -1,15 +1,15 @@
 //! Fetches the objects that are waited for, and makes snapshots of them.
 //!
-//! Machines are listed by their UUIDs, a hundred in a call. A power order is a fact of its machine that the list does not have,
-//! so these machines are read one by one. When such an order is over, the history of the machine has the event that
-//! ended it.
+//! Machines are listed by their UUIDs, a hundred in a call. A power order is a fact of its machine that the list does
+//! not have, so these machines are read one by one. When such an order is over, the history of the machine has the
+//! event that ended it.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 use tonic::Code;
 
-use crate::client::decode::{decode_struct, decode_timestamp, missing_field, require_timestamp};
+use crate::client::decode::{decode_struct, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::named::fetch_named_machines;

@@ -1,7 +1,7 @@
 //! The loop of a command that waits: read the objects, decide, print, until the waiting ends.
 //!
-//! Ctrl-C ends the waiting and nothing else. If the waiting ends without success, standard error has for each object that has
-//! not met the goal why that is.
+//! Ctrl-C ends the waiting and nothing else. If the waiting ends without success, standard error has for each object
+//! that has not met the goal why that is.
 
 use std::time::Duration;
 

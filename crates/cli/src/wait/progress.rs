@@ -109,7 +109,8 @@ mod tests {
         Snapshot::Machine(MachineState { phase: phase.as_str().to_owned(), ..MachineState::default() })
     }
 
-    /// When and how the waiting ends for machines that are in these phases, one read after the other; the last one stays.
+    /// When and how the waiting ends for machines that are in these phases, one read after the other; the last one
+    /// stays.
     fn end(timeout: u64, phases: &[&[Phase]]) -> (Duration, NextStep) {
         let mut progress = WaitProgress::new(READY, Duration::from_secs(timeout), phases.len());
         let mut elapsed = Duration::ZERO;

@@ -1,4 +1,5 @@
-//! What is known of an object at one moment: the fields that decide whether it meets a condition, and what to print of it.
+//! What is known of an object at one moment: the fields that decide whether it meets a condition, and what to print
+//! of it.
 
 use model::time::Timestamp;
 
