@@ -119,8 +119,9 @@ async fn rebooted_and_cycled(fleet: &Fleet) -> Result<()> {
         ),
     ] {
         let before = boot(fleet, id).await?;
-        says(fleet, &[&line[..], &["--reason", "a new kernel"]].concat(), text).await?;
-        until_other_boot(fleet, id, &before).await?;
+        let waits = ["--reason", "a new kernel", "--wait", "--timeout", "5m"];
+        says(fleet, &[&line[..], &waits].concat(), text).await?;
+        assert_ne!(boot(fleet, id).await?, before, "the command has waited for another boot");
         until_phase(fleet, id, "Ready").await?;
         assert_eq!(done(&fleet.journal()?, id, what), 1, "{id}");
         let ends = endings(fleet, id).await?;
@@ -225,6 +226,11 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let ends = endings(fleet, id).await?;
     let last = ends.last().context("an end")?;
     assert!(last.contains("the order to switch it off and on was given, and its result"), "{ends:?}");
+    // What a client reads that waits for the order.
+    let event = "SELECT count(*) = 1 FROM history h JOIN machine_provided p USING (machine_id)
+                 WHERE p.provider_id = 'sim-0005' AND h.event = 'PowerOrderGivenUp'
+                   AND h.detail LIKE 'the order to switch it off and on was given, and its result%'";
+    assert!(fleet.holds(event).await?, "{}", fleet.explain().await?);
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
         policy.backoff.remove(&Process::Power);

@@ -39,6 +39,7 @@ use crate::tokens::TokensCommand;
 use crate::top::{TOP_EXAMPLES, TopArgs};
 use crate::update::{UPDATE_EXAMPLES, UpdateArgs};
 use crate::version::{VERSION_EXAMPLES, VersionArgs};
+use crate::wait::command::{WAIT_EXAMPLES, WaitArgs};
 use crate::whoami::WHOAMI_EXAMPLES;
 use bmdb::connection::dialect::Dialect;
 
@@ -210,6 +211,16 @@ With a context, a shepherd sends the changes. When it stops or dies, the watch c
 context. With --direct, shepherdctl reads the database itself."
     )]
     Watch(WatchArgs),
+    /// Wait until machines, clusters or updates meet a condition
+    #[command(
+        after_help = WAIT_EXAMPLES,
+        long_about = "\
+Wait until machines, clusters or updates meet a condition (--for).
+
+The objects are selected once. If the time is over, or one of them cannot meet the condition any more,
+standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
+    )]
+    Wait(WaitArgs),
     /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work
     #[command(
         after_help = TOP_EXAMPLES,

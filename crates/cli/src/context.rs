@@ -3,7 +3,7 @@
 //! [`crate::run`] builds it from the command line. A command that only reads takes its client and its format. A
 //! command that gives orders takes the whole context: [`send_order`][] puts the flags into each order, and
 //! [`CommandContext::format_outcome`] marks a dry run in its output. [`send_order`][] also records the exit code of each
-//! order.
+//! order, and what the order has an effect on.
 //!
 //! [`send_order`]: crate::order::retry::send_order
 
@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
+use crate::order::outcome::OrderTargets;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, Output, format_json};
 
@@ -45,6 +46,8 @@ pub struct CommandContext {
     pub order_flags: OrderFlags,
     /// The exit code of what the command has done.
     pub exit_record: ExitRecord,
+    /// What the orders of the command have an effect on.
+    pub order_targets: OrderTargets,
 }
 
 impl CommandContext {

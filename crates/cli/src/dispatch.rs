@@ -1,7 +1,7 @@
 //! Dispatch of commands: calls the function of the command that was parsed.
 //!
-//! Commands that print while they run are not here but in [`crate::run`]: `watch`, `logs --follow`, and `top` on a
-//! terminal.
+//! Commands that print while they run are not here but in [`crate::run`]: `watch`, `get --watch`, `wait`, `logs --follow`,
+//! and `top` on a terminal. So is `--wait` of orders.
 
 use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
@@ -70,7 +70,7 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {
             disable_two_person_rule(context, args).await
         }
-        FleetCommand::Watch(_) => Ok(String::new()),
+        FleetCommand::Watch(_) | FleetCommand::Wait(_) => Ok(String::new()),
         FleetCommand::Top(_) => render_once(client, format).await,
         FleetCommand::Hold(hold) => hold_machine(context, hold).await,
         FleetCommand::Release(release) => release_machine(context, release).await,

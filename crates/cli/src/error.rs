@@ -33,6 +33,9 @@ pub enum CliError {
     /// The command failed; the text is a sentence.
     #[error("{0}")]
     Failed(String),
+    /// The operator ended the command by Ctrl-C; the text is a sentence about what was and was not ended.
+    #[error("{0}")]
+    Interrupted(String),
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
@@ -73,6 +76,7 @@ impl CliError {
             Self::Invalid(_) => ExitCode::WrongCommand,
             Self::ApprovalRequired { .. } => ExitCode::Refused,
             Self::Bmdb(error) => bmdb_exit_code(error),
+            Self::Interrupted(_) => ExitCode::Interrupted,
             Self::Failed(_) | Self::Output(_) | Self::Json(_) | Self::Yaml(_) => ExitCode::Failed,
         }
     }

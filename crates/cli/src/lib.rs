@@ -24,6 +24,7 @@
 //! * Machines: [`machine`][]. Clusters: [`cluster`][].
 //! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`shepherds`][], [`sessions`][], [`providers`][], [`budgets`][] (with
 //!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
+//! * Until an object meets a condition: [`wait`][].
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
 //!   [`whoami`][], [`version`][].
@@ -92,5 +93,6 @@ pub mod tokens;
 pub mod top;
 pub mod update;
 pub mod version;
+pub mod wait;
 pub mod whoami;
 pub mod work;

@@ -19,18 +19,22 @@ use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{self, ExitRecord};
 use crate::machine::logs::follow_log;
-use crate::machine::watch::watch_machines;
-use crate::object::command::GetArgs;
+use crate::machine::watch::{WatchRequest, watch_machines};
+use crate::object::command::{GetArgs, GetCommand};
 use crate::object::describe::print_page;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
+use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
+use crate::order::outcome::OrderTargets;
 use crate::output::{Output, print_stderr, print_text};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
+use crate::wait::after_order::{OrderWait, follow_orders};
+use crate::wait::command::run_wait_command;
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
@@ -110,13 +114,18 @@ async fn run_command(
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
     check_output(command, &cli.output)?;
+    if let FleetCommand::Wait(args) = command {
+        // A wrong condition is one with any server, and with none.
+        args.goal()?;
+    }
     if let Some(answer) = run_local_command(cli, command, &exit_record) {
         report_context_override(cli, flags);
         return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
     let (output, format) = (cli.output.clone(), cli.output.format());
-    let context = CommandContext { client, output, format, order_flags, exit_record };
+    let order_targets = OrderTargets::default();
+    let context = CommandContext { client, output, format, order_flags, exit_record, order_targets };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -127,9 +136,18 @@ async fn run_with_context(
     command: &FleetCommand,
     context: &CommandContext,
 ) -> Result<String, CliError> {
-    if let FleetCommand::Watch(filters) = command {
-        // The watch has printed its output already.
-        return watch_machines(&context.client, filters, &cli.output).await.map(|()| String::new());
+    // A watch has printed its output already.
+    if let FleetCommand::Watch(args) = command {
+        let request = WatchRequest::of_watch(args, &cli.output);
+        return watch_machines(&context.client, &request).await.map(|()| String::new());
+    }
+    if let FleetCommand::Get(get) = command
+        && get.watch
+    {
+        return watch_list(&context.client, get, &cli.output).await.map(|()| String::new());
+    }
+    if let FleetCommand::Wait(args) = command {
+        return run_wait_command(context, args).await;
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
@@ -142,7 +160,27 @@ async fn run_with_context(
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
-    if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+    let answer = if prints_objects(command) { answer } else { cli.output.convert(answer)? };
+    let Some(wait) = OrderWait::of_command(command) else { return Ok(answer) };
+    print_text(&answer)?;
+    match follow_orders(context, &wait).await {
+        // An order on several machines may have failed worse.
+        Err(error) if error.exit_code().number() < context.exit_record.highest() => {
+            print_stderr(&format!("shepherdctl: {error}"));
+            Ok(String::new())
+        }
+        result => result.map(|()| String::new()),
+    }
+}
+
+/// Runs `get KIND --watch`.
+async fn watch_list(client: &FleetClient, get: &GetCommand, output: &Output) -> Result<(), CliError> {
+    if get.kind != ObjectKind::Machine {
+        return watch_objects(client, get, output).await;
+    }
+    let headers = !get.args.no_headers;
+    let request = WatchRequest::of_list(&get.args.names, &get.selection.machines, headers, output);
+    watch_machines(client, &request).await
 }
 
 /// Whether the command prints objects of a kind, in each output.
@@ -159,10 +197,13 @@ fn prints_objects(command: &FleetCommand) -> bool {
 /// Rejects names as output of a command that prints none, before it does anything.
 fn check_output(command: &FleetCommand, output: &Output) -> Result<(), CliError> {
     let has_names = prints_objects(command)
-        || matches!(command, FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_));
+        || matches!(
+            command,
+            FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_) | FleetCommand::Wait(_)
+        );
     if *output == Output::Name && !has_names {
         return Err(CliError::Invalid(
-            "-o name is for commands that print objects: get, describe, issues, why, timeline and watch"
+            "-o name is for commands that print objects: get, describe, issues, why, timeline, watch and wait"
                 .to_owned(),
         ));
     }

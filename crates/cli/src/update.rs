@@ -17,6 +17,7 @@ use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, order_target};
@@ -82,6 +83,9 @@ pub struct UpdateArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 /// Subcommands of `update`, about roll-outs that were ordered.

@@ -41,6 +41,7 @@ mod hidden_text;
 mod in_process;
 mod ipv6;
 mod kinds;
+mod list_watches;
 mod lists;
 mod logs;
 mod orders;
@@ -56,6 +57,7 @@ mod selectors;
 mod signed_declarations;
 mod top;
 mod two_person_rule;
+mod waiting;
 mod watch;
 mod worst_uses;
 

@@ -170,9 +170,16 @@ const SCRIPT: &[&str] = &[
     // Last, because the other commands use it.
     "contexts delete home",
 ];
-/// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
-const ELSEWHERE: &[&str] =
-    &["declare restored", "policy disable-two-person-rule", "tokens bootstrap", "watch"];
+/// Commands that exist with the database alone, or print while they run. They have tests of their own.
+const ELSEWHERE: &[&str] = &[
+    "declare restored",
+    "policy disable-two-person-rule",
+    "tokens bootstrap",
+    "watch",
+    "wait machines",
+    "wait clusters",
+    "wait updates",
+];
 /// The cluster was observed just now.
 const RENEWAL: &str = "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
 

@@ -212,7 +212,9 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
     ] {
         for command in [
             &["get", "machines"][..],
+            &["get", "machines", "-w"],
             &["watch"],
+            &["wait", "machines", "--for", "healthy"],
             &["hold", "--reason", "a disk", "--confirm_count", "1"],
             &["update", "--release", "one", "--reason", "next"],
             &["cluster", "create", "new", "--reason", "next"],

@@ -39,6 +39,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     // What `roleserver authority` prints, and no path.
     "certificate",
     "cluster_domain",
+    "condition",
     "confirm",
     "context",
     "credential",

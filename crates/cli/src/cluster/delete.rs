@@ -1,9 +1,12 @@
 //! `cluster delete`: end a cluster.
 
+use clap::Args;
+
 use crate::cluster::ClusterOrderArgs;
 use crate::cluster::outcome::send_cluster_order;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::wait_flags::WaitFlags;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -14,13 +17,24 @@ Example:
 Its machines stay in the fleet. They stop what they run for the cluster, and remove their data of the
 cluster, including its etcd.";
 
+/// Arguments of `cluster delete`: the cluster and the reason.
+#[derive(Debug, Args)]
+pub struct DeleteCluster {
+    /// The cluster and the reason.
+    #[command(flatten)]
+    pub order: ClusterOrderArgs,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
+}
+
 pub(super) async fn delete_cluster(
     context: &CommandContext,
-    args: &ClusterOrderArgs,
+    args: &DeleteCluster,
 ) -> Result<String, CliError> {
     let give = async |service, order| {
-        let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
+        let request = v1::DeleteClusterRequest { name: args.order.name.clone(), order: Some(order) };
         ClustersClient::new(service).delete(request).await
     };
-    send_cluster_order(context, args, give).await
+    send_cluster_order(context, &args.order, give).await
 }

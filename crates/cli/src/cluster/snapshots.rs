@@ -12,6 +12,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
@@ -73,6 +74,9 @@ pub struct RestoreCluster {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 /// Orders a snapshot of a cluster.

@@ -8,6 +8,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
 use model::signed_artefact::signing_trust::SigningTrust;
@@ -68,6 +69,9 @@ pub struct UpgradeCluster {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 pub(super) async fn run_upgrade_command(
@@ -75,6 +79,10 @@ pub(super) async fn run_upgrade_command(
     args: &UpgradeCluster,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
+    if args.waiting.wait && (args.pause || args.abort) {
+        let text = "nothing happens after --pause or --abort that --wait could wait for; omit it";
+        return Err(CliError::Invalid(text.to_owned()));
+    }
     let change = match (args.rollback, args.pause, args.resume, args.abort) {
         (true, ..) => UpgradeChange::RollBack,
         (_, true, ..) => UpgradeChange::Pause,

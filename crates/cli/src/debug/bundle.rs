@@ -27,6 +27,7 @@ use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
+use crate::order::outcome::OrderTargets;
 use crate::output::{Format, Output, format_json, print_stderr};
 use model::time::Timestamp;
 
@@ -190,6 +191,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),
+        order_targets: OrderTargets::default(),
     };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
 }

@@ -17,6 +17,7 @@ pub mod history;
 pub mod hold;
 pub mod label;
 pub mod logs;
+pub mod named;
 pub mod outcome;
 pub mod power;
 pub mod prioritize;

@@ -8,6 +8,7 @@ use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use bmdb::orders::machine_order::MachineOrder;
 use model::power_order::PowerOrderKind;
 use model::process::UnknownName;
@@ -17,6 +18,7 @@ use proto::fleet::v1::machines_client::MachinesClient;
 pub(crate) const REBOOT_EXAMPLES: &str = "\
 Examples:
   shepherdctl reboot sim-0007 --reason 'a new kernel'
+  shepherdctl reboot sim-0007 --reason 'a new kernel' --wait
   shepherdctl reboot --label row=7 --reason 'a new kernel' --dry_run
   shepherdctl why sim-0007";
 
@@ -40,6 +42,9 @@ pub struct RebootArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
     /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
@@ -60,6 +65,9 @@ pub struct PowerArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
     /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,

@@ -8,6 +8,7 @@ use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use bmdb::orders::machine_order::MachineOrder;
 use model::process::UnknownName;
 use model::retirement::RetirementStage;
@@ -18,6 +19,7 @@ pub(crate) const RETIRE_EXAMPLES: &str = "\
 Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
   shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire sim-0007 --reason 'its lease ends' --wait --timeout 2h
   shepherdctl retire sim-0007 --keep_authority --reason 'its disks are shredded'
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
   shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'
@@ -54,6 +56,9 @@ pub struct RetireArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
     /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,

@@ -1,4 +1,4 @@
-//! Selection of machines: one by its name, or many by a selector, for lists, watches and bulk orders.
+//! Selection of machines: one by its name, or many by a selector, for lists, watches, `wait` and bulk orders.
 //!
 //! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector.
 

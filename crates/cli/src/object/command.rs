@@ -4,7 +4,7 @@
 //! [`KINDS`], so that a kind is added in the table alone.
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use crate::audit::AuditListArgs;
 use crate::machine::get::MachineListArgs;
@@ -20,6 +20,8 @@ pub struct GetCommand {
     pub args: GetArgs,
     /// What selects objects of this kind.
     pub selection: KindSelection,
+    /// Whether to print changes until the command is stopped.
+    pub watch: bool,
 }
 
 /// Arguments of `get` for every kind.
@@ -74,6 +76,23 @@ fn parse_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+const WATCH: &str = "watch";
+
+/// The definition of `--watch`.
+fn watch_flag() -> Arg {
+    Arg::new(WATCH)
+        .short('w')
+        .long(WATCH)
+        .action(ArgAction::SetTrue)
+        .conflicts_with("limit")
+        .help("Print the list, then a line for each change, until you stop it (Ctrl-C)")
+}
+
+/// Whether a list of this kind can be watched. The policy is no list, and contexts are a file of this host.
+const fn can_be_watched(kind: ObjectKind) -> bool {
+    !matches!(kind, ObjectKind::Policy | ObjectKind::Context)
+}
+
 /// A subcommand without arguments. The other number of its word is its alias.
 fn kind_command(name: &'static str, alias: &'static str) -> Command {
     let command = Command::default().name(name);
@@ -98,6 +117,11 @@ fn list_grammar(row: &KindRow) -> Command {
             command.mut_arg("machine", |machine| machine.conflicts_with("names"))
         }
         _ => GetArgs::augment_args(command),
+    };
+    let command = if can_be_watched(row.kind) { command.arg(watch_flag()) } else { command };
+    let command = match row.kind {
+        ObjectKind::Machine => command.mut_arg(WATCH, |watch| watch.conflicts_with("cursor")),
+        _ => command,
     };
     // Last, because a group of arguments brings a description of its own.
     command.about(row.list_about)
@@ -124,7 +148,8 @@ fn parsed_kind(matches: &ArgMatches) -> Result<(ObjectKind, &ArgMatches), clap::
 impl FromArgMatches for GetCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let (kind, matches) = parsed_kind(matches)?;
-        let mut command = Self { kind, args: GetArgs::default(), selection: KindSelection::default() };
+        let watch = can_be_watched(kind) && matches.get_flag(WATCH);
+        let mut command = Self { kind, args: GetArgs::default(), selection: KindSelection::default(), watch };
         if kind != ObjectKind::Policy {
             command.args = GetArgs::from_arg_matches(matches)?;
         }
@@ -228,6 +253,13 @@ mod tests {
             (&["get", "machine", ""], Some(ErrorKind::ValueValidation)),
             (&["describe", "session"], Some(ErrorKind::MissingRequiredArgument)),
             (&["describe", "session", "a", "b"], Some(ErrorKind::UnknownArgument)),
+            (&["get", "machines", "a", "-w"], None),
+            (&["get", "machines", "--phase", "ready", "--watch"], None),
+            (&["get", "machines", "-w", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "-w", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "clusters", "-w", "-o", "json"], None),
+            (&["get", "contexts", "-w"], Some(ErrorKind::UnknownArgument)),
+            (&["get", "policy", "-w"], Some(ErrorKind::UnknownArgument)),
             (&["get", "policy", "a"], Some(ErrorKind::UnknownArgument)),
             (&["get", "nodes"], Some(ErrorKind::InvalidSubcommand)),
         ] {

@@ -8,7 +8,7 @@
 //! The flags `--idempotency_key` and `--dry_run` belong to every order, apart from the commands that
 //! [`idempotency_key`][] and [`dry_run`][] exclude. So the grammar adds them ([`crate::command::grammar`]), and
 //! [`retry::send_order`][] takes them from the context of the command ([`crate::context`]): a new command only passes
-//! its context on.
+//! its context on. An order with work that continues after its answer has [`wait_flags`][].
 
 pub mod dry_run;
 pub mod expiry;
@@ -17,3 +17,4 @@ pub mod operator;
 pub mod outcome;
 pub mod reason;
 pub mod retry;
+pub mod wait_flags;

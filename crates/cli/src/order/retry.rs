@@ -58,7 +58,7 @@ fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration, roll: 
 }
 
 /// Sends an order with the explicit idempotency key or a new one, and repeats it with the same key while its response
-/// is lost. Records the exit code of its outcome.
+/// is lost. Records the exit code of its outcome, and what it has an effect on.
 pub async fn send_order<A: OrderReply>(
     context: &CommandContext,
     reason: &str,
@@ -91,6 +91,7 @@ pub async fn send_order_through<A: OrderReply>(
             Ok(answer) => {
                 let answer = answer.into_inner();
                 context.exit_record.record(answer.exit_code());
+                context.order_targets.record(answer.targets());
                 return Ok(answer);
             }
             Err(status) => status,

@@ -88,6 +88,25 @@ impl Output {
             },
         }
     }
+
+    /// A document of an output without an end: a line of JSON, or a document of a stream of YAML.
+    pub(crate) fn format_line(&self, document: &Value) -> Result<String, CliError> {
+        Ok(match self {
+            Self::Yaml => format!("---\n{}", yaml::format_document(document)?),
+            Self::JsonPath(template) => template.render(document),
+            _ => format!("{}\n", serde_json::to_string(document)?),
+        })
+    }
+
+    /// Rejects an output that is not possible without an end.
+    pub(crate) fn require_endless(&self) -> Result<(), CliError> {
+        if matches!(self, Self::CustomColumns(_)) {
+            return Err(CliError::Invalid(
+                "a watch cannot align columns, because it has no end; use -o jsonpath=TEMPLATE".to_owned(),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// The objects of a document: those in its only list of objects, or the document itself. A document about a machine is
