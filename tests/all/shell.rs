@@ -65,7 +65,7 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The commands of `shepherdctl` that use a context's API, or show the contexts.
+/// The commands of `shepherdctl` that use a context's API, show the contexts, or explain something.
 const THROUGH_THE_API: &[&str] = &[
     "get machines",
     "get sessions",
@@ -150,6 +150,7 @@ const THROUGH_THE_API: &[&str] = &[
     "contexts",
     "contexts use",
     "contexts delete",
+    "explain",
     "version",
     "tokens revoke",
 ];

@@ -15,6 +15,7 @@ use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
 use crate::exit_code::exit_status_text;
+use crate::explain::{EXPLAIN_EXAMPLES, ExplainArgs};
 use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
 use crate::loops::LoopsCommand;
 use crate::machine::allow_host_key::AllowCommand;
@@ -65,7 +66,7 @@ Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeatAt == null) | .name.machine'
 
-A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
+A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, shepherdctl explain context.
 The password of the database is read from ~/.pgpass."
 )]
 pub struct Cli {
@@ -143,6 +144,9 @@ pub enum Command {
     /// List the contexts of this user, choose one, or delete one
     #[command(after_help = CONTEXTS_EXAMPLES)]
     Contexts(ContextsArgs),
+    /// Explain an issue, a phase or a term
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
     /// Show the versions of this program and of the servers
     #[command(after_help = VERSION_EXAMPLES)]
     Version(VersionArgs),

@@ -18,6 +18,7 @@ use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{self, ExitRecord};
+use crate::explain::explain_topic;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::object::command::GetArgs;
@@ -26,6 +27,7 @@ use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
+use crate::output::table::terminal_width;
 use crate::output::{Output, print_stderr, print_text};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
@@ -103,6 +105,9 @@ async fn run_command(
         Command::Contexts(args) => {
             report_context_override(cli, flags);
             return run_contexts_command(args, &cli.output, &exit_record);
+        }
+        Command::Explain(args) => {
+            return explain_topic(args, &cli.output, terminal_width()).map(|text| (text, 0));
         }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),

@@ -68,6 +68,8 @@ const SCRIPT: &[&str] = &[
     "contexts use home",
     "contexts use nowhere",
     "contexts delete nowhere",
+    "explain AgentStarting",
+    "explain nowhere",
     "why M",
     "why N",
     "timeline N",

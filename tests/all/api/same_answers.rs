@@ -104,6 +104,7 @@ const OTHERS: &[&str] = &[
     "describe context",
     "contexts use",
     "contexts delete",
+    "explain",
     "whoami",
     "version",
     "completions",
