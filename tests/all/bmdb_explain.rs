@@ -401,6 +401,10 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     })
     .await?;
     check("counting a budget", &budget, 20);
+    let steps = include_str!("../../sql/intent/list_recent_steps.sql");
+    let steps =
+        cost(connection, steps, |query| query.bind(machine).bind(chrono::DateTime::UNIX_EPOCH).bind(5_i64));
+    check("listing the recent steps of a machine", &steps.await?, 20);
     let cancel = cost(connection, include_str!("../../sql/work/cancel.sql"), |query| {
         query.bind(machine).bind(machine).bind("access").bind(1_i64).bind("not now")
     })

@@ -27,10 +27,9 @@ use crate::machine::prioritize::{PRIORITIZE_EXAMPLES, PrioritizeArgs};
 use crate::machine::quarantine::{QUARANTINE_EXAMPLES, QuarantineArgs};
 use crate::machine::retire::{RETIRE_EXAMPLES, RetireArgs};
 use crate::machine::retry::{RETRY_EXAMPLES, RetryArgs};
-use crate::machine::selection::MachineArg;
 use crate::machine::timeline::{TIMELINE_EXAMPLES, TimelineArgs};
 use crate::machine::watch::{WATCH_EXAMPLES, WatchArgs};
-use crate::machine::why::WHY_EXAMPLES;
+use crate::machine::why::{WHY_EXAMPLES, WhyArgs};
 use crate::object::command::{DescribeCommand, GetCommand};
 use crate::order::{dry_run, idempotency_key};
 use crate::output::Output;
@@ -191,7 +190,7 @@ pub enum FleetCommand {
     Describe(DescribeCommand),
     /// Explain the state of a machine: why, what it waits for, and what would help
     #[command(after_help = WHY_EXAMPLES)]
-    Why(MachineArg),
+    Why(WhyArgs),
     /// Show what happened to a machine, newest first
     #[command(after_help = TIMELINE_EXAMPLES)]
     Timeline(TimelineArgs),

@@ -58,7 +58,7 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Update(args) => run_update_command(context, args).await,
         FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
         FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(context, args).await,
-        FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
+        FleetCommand::Why(args) => show_explanation(client, args, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, &of.machine, of.limit, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
         FleetCommand::Issues(args) => {

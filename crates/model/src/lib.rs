@@ -21,7 +21,8 @@
 //!   [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][].
-//! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
+//! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][], [`recent_step`][] (what
+//!   was done lately).
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
 //!   [`power_control`][], [`retirement`][].
 //! * The fleet: [`policy`][], [`policy_flags`][], [`plan`][] (forecast), [`why`][] (explanation), [`issues`][],
@@ -111,6 +112,7 @@ pub mod process;
 pub mod program_mark;
 pub mod program_versions;
 pub mod provider_status;
+pub mod recent_step;
 pub mod recovery;
 pub mod remote_step;
 pub mod retirement;
