@@ -28,7 +28,7 @@ use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_stderr, print_text};
+use crate::output::{Output, print_stderr, print_text, report_error};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
@@ -84,8 +84,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
         Ok(exit) => exit,
         Err(error) => {
-            print_stderr(&format!("shepherdctl: {error}"));
-            if let Some(key) = error.idempotency_key() {
+            report_error(&error, &cli.output);
+            // For programs, the key is in the details of the error.
+            if let Some(key) = error.idempotency_key().filter(|_| cli.output != Output::Json) {
                 print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
             error.exit_code().number()
@@ -319,10 +320,12 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    if let Some(sentence) = unavailable_command(error, given) {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
+    let is_mistake =
+        error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    let sentence = unavailable_command(error, given)
+        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
+    if let Some(sentence) = sentence {
+        report_error(&CliError::Invalid(sentence), &Output::requested_by(given));
     } else {
         // Ignored: the reader has closed standard output.
         let _ = error.print();

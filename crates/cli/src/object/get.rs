@@ -13,7 +13,7 @@ use crate::object::command::{GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ObjectList, TableStyle};
-use crate::output::{Format, Output, print_stderr};
+use crate::output::{Format, Output, print_stderr, report_error};
 
 /// Runs `get`: fetches the objects and prints them.
 pub(crate) async fn run_get_command(
@@ -44,15 +44,18 @@ pub(crate) fn print_objects(
     output: &Output,
     exit_record: &ExitRecord,
 ) -> Result<String, CliError> {
-    let mut problems = list.select(&args.names);
-    if list.objects.is_empty()
-        && let Some(message) = problems.pop()
-    {
-        report(&problems);
-        return Err(CliError::Ended { exit: ExitCode::NotFound, message });
-    }
-    report(&problems);
-    if !problems.is_empty() {
+    let problems = list.select(&args.names);
+    if let Some((last, others)) = problems.split_last() {
+        // Programs get one error, and people a line for each name.
+        let message = if *output == Output::Json { problems.join("; ") } else { last.clone() };
+        if *output != Output::Json {
+            report(others);
+        }
+        let error = CliError::Ended { exit: ExitCode::NotFound, message };
+        if list.objects.is_empty() {
+            return Err(error);
+        }
+        report_error(&error, output);
         exit_record.record(ExitCode::NotFound);
     }
     if let Some(note) = cut_note(&list, args.limit) {

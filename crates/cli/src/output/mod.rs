@@ -4,6 +4,7 @@
 //! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. There are no colours,
 //! so that output reads the same in a terminal, a file and a chat.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 
 use serde::Serialize;
@@ -54,6 +55,25 @@ impl Output {
             _ => Err("give table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=HEADER:PATH,…"
                 .to_owned()),
         }
+    }
+
+    /// The output that arguments request which the parser refuses: an error has to be printed, too. JSON, or a table.
+    #[must_use]
+    pub fn requested_by(arguments: &[OsString]) -> Self {
+        let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+        let mut output = Self::Table;
+        while let Some(word) = words.next() {
+            let value = match word {
+                "-o" | "--output" => words.next(),
+                _ => word.strip_prefix("--output=").or_else(|| {
+                    word.strip_prefix("-o").map(|value| value.strip_prefix('=').unwrap_or(value))
+                }),
+            };
+            if let Some(value) = value {
+                output = if value.eq_ignore_ascii_case("json") { Self::Json } else { Self::Table };
+            }
+        }
+        output
     }
 
     /// The format in which a command renders its result; the rest is made from JSON.
@@ -144,6 +164,14 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
     }
 }
 
+/// Reports an error on standard error: as a sentence, or as an object for programs.
+pub fn report_error(error: &CliError, output: &Output) {
+    match output {
+        Output::Json => print_stderr(&error.to_json().to_string()),
+        _ => print_stderr(&format!("shepherdctl: {error}")),
+    }
+}
+
 /// Writes a line to standard error.
 pub fn print_stderr(sentence: &str) {
     // Ignored: without standard error the exit code still reports the failure.
@@ -176,6 +204,23 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(Output::parse(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn output_of_a_refused_command_line_is_found() {
+        for (line, expected) in [
+            ("shepherdctl get nodes -o json", Output::Json),
+            ("shepherdctl -ojson get nodes", Output::Json),
+            ("shepherdctl get -o=JSON nodes", Output::Json),
+            ("shepherdctl get nodes --output=json", Output::Json),
+            ("shepherdctl --output json get nodes", Output::Json),
+            ("shepherdctl get nodes -o", Output::Table),
+            ("shepherdctl get nodes -o yaml", Output::Table),
+            ("shepherdctl get json", Output::Table),
+        ] {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(Output::requested_by(&arguments), expected, "{line}");
         }
     }
 
