@@ -33,6 +33,7 @@ use crate::machine::why::{WHY_EXAMPLES, WhyArgs};
 use crate::object::command::{DescribeCommand, GetCommand};
 use crate::order::{dry_run, idempotency_key};
 use crate::output::Output;
+use crate::output::color::ColorChoice;
 use crate::plan::{PLAN_EXAMPLES, PlanArgs};
 use crate::policy::PolicyCommand;
 use crate::tokens::TokensCommand;
@@ -128,6 +129,21 @@ pub struct Cli {
         help_heading = GLOBAL_HEADING
     )]
     pub output: Output,
+
+    /// When to colour by severity: auto (on a terminal), always or never
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        ignore_case = true,
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true,
+        global = true,
+        hide_short_help = true,
+        help_heading = GLOBAL_HEADING
+    )]
+    pub color: ColorChoice,
 
     /// Command to run, with its arguments
     #[command(subcommand)]
@@ -310,7 +326,8 @@ reboot order that has not started.",
 /// the help of the program.
 #[must_use]
 pub fn grammar() -> clap::Command {
-    let command = Cli::command();
+    // Help is wrapped when it is printed, once.
+    let command = Cli::command().term_width(0);
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
     let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);

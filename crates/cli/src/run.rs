@@ -1,6 +1,7 @@
 //! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
@@ -27,8 +28,10 @@ use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
+use crate::output::color::color_severities;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_stderr, print_text, report_error};
+use crate::output::terminal::format_help;
+use crate::output::{Format, Output, print_stderr, print_text, report_error};
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
@@ -37,6 +40,7 @@ use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
 use model::arguments::normalize_flag_dashes;
+use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
 /// Which flags are on the command line: everybody on the host can read it, and it takes precedence over the
@@ -81,7 +85,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         print_stderr(&warning);
     }
     let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
+    let printed = answered
+        .and_then(|(text, exit)| print_text(&lay_out(&cli, text)).map(|()| exit).map_err(CliError::from));
+    match printed {
         Ok(exit) => exit,
         Err(error) => {
             report_error(&error, &cli.output);
@@ -91,6 +97,35 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             }
             error.exit_code().number()
         }
+    }
+}
+
+/// The output of a command as a terminal gets it: in lines that fit, and coloured by severity.
+fn lay_out(cli: &Cli, text: String) -> String {
+    let (is_ours, has_severities) = match &cli.command {
+        // The text of a log is not ours.
+        Command::Fleet(command) => (
+            !matches!(**command, FleetCommand::Logs(_)),
+            prints_objects(command)
+                || matches!(
+                    **command,
+                    FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Top(_)
+                ),
+        ),
+        Command::Contexts(_) | Command::Explain(_) | Command::Version(_) => (true, false),
+        Command::Completions(_) | Command::Manual(_) => (false, false),
+    };
+    if !is_ours || cli.output.format() != Format::Table {
+        return text;
+    }
+    let text = fit_text(&text, terminal_width());
+    let variable = |name| std::env::var_os(name);
+    let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
+    let on_terminal = std::io::stdout().is_terminal();
+    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
+        color_severities(&text)
+    } else {
+        text
     }
 }
 
@@ -327,8 +362,13 @@ fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
     if let Some(sentence) = sentence {
         report_error(&CliError::Invalid(sentence), &Output::requested_by(given));
     } else {
-        // Ignored: the reader has closed standard output.
-        let _ = error.print();
+        let help = format_help(&error.render().to_string());
+        if error.use_stderr() {
+            print_stderr(help.trim_end());
+        } else {
+            // Ignored: the reader has closed standard output.
+            let _ = print_text(&help);
+        }
     }
     u8::try_from(error.exit_code()).unwrap_or(2)
 }

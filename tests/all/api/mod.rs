@@ -54,6 +54,7 @@ mod scope;
 mod signed_declarations;
 mod top;
 mod watch;
+mod widths;
 mod worst_uses;
 
 /// A shepherd that only serves operators.

@@ -1,8 +1,10 @@
 //! Output formats: text for people, JSON and YAML for programs; standard output and standard error.
 //!
 //! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
-//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. There are no colours,
-//! so that output reads the same in a terminal, a file and a chat.
+//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names.
+//!
+//! A terminal gets text that fits it ([`terminal`][], [`table`][]), and colours ([`color`][]), which only repeat what a word
+//! says. So output reads the same in a terminal, a file and a chat.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -13,11 +15,15 @@ use serde_json::Value;
 use crate::error::CliError;
 use crate::output::custom_columns::CustomColumns;
 use crate::output::json_path::JsonPathTemplate;
+use crate::output::terminal::terminal_columns;
+use model::text_layout::fit_text;
 
+pub mod color;
 pub mod custom_columns;
 pub mod file;
 pub mod json_path;
 pub mod table;
+pub mod terminal;
 pub mod yaml;
 
 /// Format of a command's answer, as `--output` selects it.
@@ -167,15 +173,19 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
 /// Reports an error on standard error: as a sentence, or as an object for programs.
 pub fn report_error(error: &CliError, output: &Output) {
     match output {
-        Output::Json => print_stderr(&error.to_json().to_string()),
+        Output::Json => write_stderr(&error.to_json().to_string()),
         _ => print_stderr(&format!("shepherdctl: {error}")),
     }
 }
 
-/// Writes a line to standard error.
-pub fn print_stderr(sentence: &str) {
+/// Writes sentences to standard error, in lines that fit its terminal.
+pub fn print_stderr(sentences: &str) {
+    write_stderr(&fit_text(sentences, terminal_columns(std::io::stderr())));
+}
+
+fn write_stderr(text: &str) {
     // Ignored: without standard error the exit code still reports the failure.
-    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 #[cfg(test)]
