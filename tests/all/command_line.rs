@@ -176,6 +176,7 @@ fn every_flag_that_the_documents_name_exists() {
     }
     for arguments in [
         &["--help"][..],
+        &["options"],
         &["get", "machines", "--help"],
         &["cluster", "rotate-authority", "--help"],
         &["cluster", "scale", "--help"],

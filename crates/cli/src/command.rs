@@ -165,6 +165,8 @@ pub enum Command {
     /// Show the versions of this program and of the servers
     #[command(after_help = VERSION_EXAMPLES)]
     Version(VersionArgs),
+    /// Print the flags that every command accepts
+    Options,
     /// Print a completion script for a shell
     #[command(
         alias = "completion",
@@ -175,7 +177,8 @@ Examples:
   shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
     )]
     Completions(CompletionsArgs),
-    /// Write man pages, one for each command
+    /// Write man pages: one for each command, and those of the other programs
+    #[command(after_help = MANUAL_EXAMPLES)]
     Manual(ManualArgs),
 }
 
@@ -187,10 +190,14 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+const MANUAL_EXAMPLES: &str = "\
+Example:
+  shepherdctl manual /usr/local/share/man       shepherdctl.1 is in man1 there";
+
 /// Arguments of `manual`: the directory for the pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
-    /// Directory for the man pages, for example /usr/local/share/man/man1
+    /// Directory for the man pages, for example /usr/local/share/man; they are in man1, man5 and man8 there
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
 }
@@ -322,16 +329,49 @@ reboot order that has not started.",
     Whoami,
 }
 
-/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to
-/// the help of the program.
+/// The line of every help in the place of the flags that every command accepts.
+const POINTER: &str = "`shepherdctl options` lists the flags that every command accepts.";
+
+/// Whether a block of a help is the line about the flags of every command.
+#[must_use]
+pub fn is_pointer(block: &str) -> bool {
+    block.trim() == POINTER
+}
+
+/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders. The help of a command
+/// refers to the flags of every command, and that of the program has the exit codes.
 #[must_use]
 pub fn grammar() -> clap::Command {
+    let command = whole_grammar().mut_args(|flag| if flag.is_global_set() { flag.hide(true) } else { flag });
+    add_pointer(command)
+}
+
+/// The grammar in which no flag is hidden, for what completes words and for the manual.
+#[must_use]
+pub fn whole_grammar() -> clap::Command {
     // Help is wrapped when it is printed, once.
     let command = Cli::command().term_width(0);
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
     let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
     add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS)
+}
+
+/// The help of the flags that every command accepts, as the parser renders it.
+#[must_use]
+pub fn global_flags_help() -> String {
+    let flags = Cli::command();
+    let flags = flags.get_arguments().filter(|flag| flag.is_global_set()).cloned();
+    let command = clap::Command::new("shepherdctl").term_width(0).disable_help_flag(true).args(flags);
+    let rendered = command.help_template("{all-args}").render_long_help().to_string();
+    format!("Flags of every command, before or behind its own ones.\n\n{rendered}")
+}
+
+fn add_pointer(command: clap::Command) -> clap::Command {
+    let help = command.get_after_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
+    let command = command.after_help(format!("{help}{POINTER}"));
+    let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    below.into_iter().fold(command, |command, name| command.mut_subcommand(name, add_pointer))
 }
 
 fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Command {

@@ -30,7 +30,7 @@
 //! * What an issue, a phase or a term means: [`explain`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
 //! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
-//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
+//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`manual`][], [`suggestions`][].
 //!
 //! # Invariants
 //!
@@ -77,6 +77,7 @@ pub mod explain;
 pub mod issues;
 pub mod loops;
 pub mod machine;
+pub mod manual;
 pub mod object;
 pub mod order;
 pub mod output;

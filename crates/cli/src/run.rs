@@ -12,8 +12,8 @@ use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_ba
 use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::command::ClusterCommand;
-use crate::command::{Cli, Command, FleetCommand, grammar};
-use crate::completions::{completion_script, write_man_pages};
+use crate::command::{Cli, Command, FleetCommand, global_flags_help, grammar};
+use crate::completions::completion_script;
 use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
@@ -22,6 +22,7 @@ use crate::exit_code::{self, ExitRecord};
 use crate::explain::explain_topic;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
+use crate::manual::{ManualProgram, write_man_pages};
 use crate::object::command::GetArgs;
 use crate::object::describe::print_page;
 use crate::object::get::print_objects;
@@ -52,13 +53,14 @@ struct ExplicitFlags {
 }
 
 /// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
+/// `others` are the programs that are built with this one, for the pages of the manual.
 #[must_use]
-pub fn run_program() -> ExitCode {
+pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
     hardening::protect_process("shepherdctl");
     // One provider of cryptography in the process, for clients that use the default one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os()))),
+        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os(), others))),
         Err(error) => {
             print_stderr(&format!("shepherdctl: cannot start the runtime: {error}"));
             ExitCode::FAILURE
@@ -67,7 +69,7 @@ pub fn run_program() -> ExitCode {
 }
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
-pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
     let given = normalize_flag_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
@@ -84,7 +86,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
-    let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
+    let answered = Box::pin(run_command(&cli, flags, order_flags, others)).await;
     let printed = answered
         .and_then(|(text, exit)| print_text(&lay_out(&cli, text)).map(|()| exit).map_err(CliError::from));
     match printed {
@@ -113,7 +115,7 @@ fn lay_out(cli: &Cli, text: String) -> String {
                 ),
         ),
         Command::Contexts(_) | Command::Explain(_) | Command::Version(_) => (true, false),
-        Command::Completions(_) | Command::Manual(_) => (false, false),
+        Command::Completions(_) | Command::Manual(_) | Command::Options => (false, false),
     };
     if !is_ours || cli.output.format() != Format::Table {
         return text;
@@ -134,6 +136,7 @@ async fn run_command(
     cli: &Cli,
     flags: ExplicitFlags,
     order_flags: OrderFlags,
+    others: fn() -> Vec<ManualProgram>,
 ) -> Result<(String, u8), CliError> {
     let exit_record = ExitRecord::default();
     let command = match &cli.command {
@@ -147,7 +150,10 @@ async fn run_command(
         }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
-        Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
+        Command::Manual(into) => {
+            return write_man_pages(&into.directory, &others()).map(|text| (text, 0));
+        }
+        Command::Options => return Ok((format_help(&global_flags_help()), 0)),
     };
     check_output(command, &cli.output)?;
     if let Some(answer) = run_local_command(cli, command, &exit_record) {

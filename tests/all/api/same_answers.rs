@@ -107,6 +107,7 @@ const OTHERS: &[&str] = &[
     "explain",
     "whoami",
     "version",
+    "options",
     "completions",
     "manual",
     "watch",
