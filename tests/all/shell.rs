@@ -76,6 +76,7 @@ const THROUGH_THE_API: &[&str] = &[
     "timeline",
     "plan",
     "issues",
+    "audit",
     "watch",
     "top",
     "get loops",

@@ -9,6 +9,7 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
+use crate::audit::{AUDIT_EXAMPLES, AuditArgs};
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
 use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
@@ -226,6 +227,9 @@ pub enum FleetCommand {
     /// List problems of the fleet, most urgent first
     #[command(after_help = ISSUES_EXAMPLES)]
     Issues(IssuesArgs),
+    /// List orders that were given: by whom, when and why, newest first
+    #[command(after_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
     /// Print machines as they change, until you stop it (Ctrl-C)
     #[command(
         after_help = WATCH_EXAMPLES,

@@ -23,7 +23,7 @@ const PROGRAM_PAGES: [&str; 4] = ["roleserver(8)", "shepherd(1)", "shepherd.toml
 
 /// Another program of the package that has pages.
 pub struct ManualProgram {
-    /// Its grammar.
+    /// Its grammar, with its name.
     command: Command,
     /// The section of its pages.
     section: &'static str,

@@ -198,6 +198,7 @@ fn prints_objects(command: &FleetCommand) -> bool {
         FleetCommand::Get(_)
             | FleetCommand::Describe(_)
             | FleetCommand::Issues(_)
+            | FleetCommand::Audit(_)
             | FleetCommand::Cluster(ClusterCommand::Get(_) | ClusterCommand::Describe(_))
     )
 }

@@ -43,6 +43,7 @@ const SCRIPT: &[&str] = &[
     "get updates",
     "get policy",
     "get audit --limit 2",
+    "audit --actor nobody",
     "get contexts",
     "describe machine N",
     "describe cluster ams",

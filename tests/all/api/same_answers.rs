@@ -92,6 +92,7 @@ const READS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     ("issues", &[&[]]),
+    ("audit", &[&[], &["--limit", "1"], &["--rpc", "create", "--since", "2h"]]),
     ("top", &[&["--once"]]),
 ];
 /// Commands that query only the database, that query nothing, that never end, that are about the caller or the server, or
