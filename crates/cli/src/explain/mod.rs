@@ -1,6 +1,6 @@
 //! `explain`: what an issue, a phase or a term means, from the documentation.
 //!
-//! The program contains the documentation ([`pages`]), so that a message can refer to it by a command that every operator
+//! The program contains the documentation (`pages`), so that a message can refer to it by a command that every operator
 //! can run, and not by a file that only the source has. [`topic`][] finds what a name means, and [`markdown`][] makes text
 //! of it. Nothing here contacts a fleet.
 

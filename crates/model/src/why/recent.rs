@@ -26,7 +26,7 @@ const SHUTDOWN: Duration = Duration::from_mins(1);
 pub struct RecentRecovery {
     /// When the machine was healthy again.
     pub ended_at: Timestamp,
-    /// The last step: `restart-agent`, `reboot` or `power-cycle`.
+    /// Kind of the last step, such as `restart-agent`.
     pub step: String,
 }
 
