@@ -25,6 +25,7 @@ use crate::model::policy::Rung;
 use crate::model::power_control::{PowerOrderStep, PowerRoute, lapse_reason, next_power_step, recovery_note};
 use crate::model::power_order::PowerOrderKind;
 use crate::model::process::Process;
+use crate::model::recent_step::{STEP_DONE, STEP_FAILED};
 use crate::model::recovery::start_report_wait;
 use crate::providers::provider::{
     ErrorClass, MAX_CALL_TIME, MachineCapabilities, PowerAction, PowerSupport, Provider, RebootMethod,
@@ -130,9 +131,9 @@ impl PowerController {
             self.send_order(work, snapshot, order.kind, &rungs, (&*provider, &admission), intent).await;
         failpoint::hit(self.name(), "switched");
         let text = match &outcome {
-            Ok(PowerOrderOutcome::Sent(text)) => format!("done: {text}"),
-            Ok(PowerOrderOutcome::Rejected(why)) => format!("failed: {why}"),
-            Err(error) => format!("failed: {}", error.cause),
+            Ok(PowerOrderOutcome::Sent(text)) => format!("{STEP_DONE}{text}"),
+            Ok(PowerOrderOutcome::Rejected(why)) => format!("{STEP_FAILED}{why}"),
+            Err(error) => format!("{STEP_FAILED}{}", error.cause),
         };
         // The intent's record is for people and budgets. The facts decide.
         if let Err(error) = work.resolve_intent(intent, &text).await {

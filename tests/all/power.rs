@@ -138,10 +138,12 @@ async fn off_and_on(fleet: &Fleet) -> Result<()> {
     until_phase(fleet, id, "Silent").await?;
     assert_eq!(state(fleet, id).await?, "off");
     says(fleet, &["why", id], "switched off: its fan").await?;
+    says(fleet, &["why", id], "; its phase is Silent").await?;
     says(fleet, &["power", "on", id, "--reason", "it is in"], "will be switched on; it is still held")
         .await?;
     until_other_boot(fleet, id, &before).await?;
     until_phase(fleet, id, "Ready").await?;
+    says(fleet, &["why", id], "switched on ").await?;
     says(fleet, &["release", id], "is released").await?;
     assert_eq!(done(&fleet.journal()?, id, "power"), 2, "off and on, and nothing by the ladder");
     let ladder = "SELECT count(*) = 0 FROM history h JOIN machine_provided USING (machine_id)

@@ -9,12 +9,14 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
+use crate::audit::{AUDIT_EXAMPLES, AuditArgs};
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
 use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
 use crate::exit_code::exit_status_text;
+use crate::explain::{EXPLAIN_EXAMPLES, ExplainArgs};
 use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
 use crate::loops::LoopsCommand;
 use crate::machine::allow_host_key::AllowCommand;
@@ -26,13 +28,13 @@ use crate::machine::prioritize::{PRIORITIZE_EXAMPLES, PrioritizeArgs};
 use crate::machine::quarantine::{QUARANTINE_EXAMPLES, QuarantineArgs};
 use crate::machine::retire::{RETIRE_EXAMPLES, RetireArgs};
 use crate::machine::retry::{RETRY_EXAMPLES, RetryArgs};
-use crate::machine::selection::MachineArg;
 use crate::machine::timeline::{TIMELINE_EXAMPLES, TimelineArgs};
 use crate::machine::watch::{WATCH_EXAMPLES, WatchArgs};
-use crate::machine::why::WHY_EXAMPLES;
+use crate::machine::why::{WHY_EXAMPLES, WhyArgs};
 use crate::object::command::{DescribeCommand, GetCommand};
 use crate::order::{dry_run, idempotency_key};
 use crate::output::Output;
+use crate::output::color::ColorChoice;
 use crate::plan::{PLAN_EXAMPLES, PlanArgs};
 use crate::policy::PolicyCommand;
 use crate::tokens::TokensCommand;
@@ -66,7 +68,7 @@ Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeatAt == null) | .name.machine'
 
-A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
+A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, shepherdctl explain context.
 The password of the database is read from ~/.pgpass."
 )]
 pub struct Cli {
@@ -130,6 +132,21 @@ pub struct Cli {
     )]
     pub output: Output,
 
+    /// When to colour by severity: auto (on a terminal), always or never
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        ignore_case = true,
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true,
+        global = true,
+        hide_short_help = true,
+        help_heading = GLOBAL_HEADING
+    )]
+    pub color: ColorChoice,
+
     /// Command to run, with its arguments
     #[command(subcommand)]
     pub command: Command,
@@ -144,9 +161,14 @@ pub enum Command {
     /// List the contexts of this user, choose one, or delete one
     #[command(after_help = CONTEXTS_EXAMPLES)]
     Contexts(ContextsArgs),
+    /// Explain an issue, a phase or a term
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
     /// Show the versions of this program and of the servers
     #[command(after_help = VERSION_EXAMPLES)]
     Version(VersionArgs),
+    /// Print the flags that every command accepts
+    Options,
     /// Print a completion script for a shell
     #[command(
         alias = "completion",
@@ -157,7 +179,8 @@ Examples:
   shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
     )]
     Completions(CompletionsArgs),
-    /// Write man pages, one for each command
+    /// Write man pages: one for each command, and those of the other programs
+    #[command(after_help = MANUAL_EXAMPLES)]
     Manual(ManualArgs),
 }
 
@@ -169,10 +192,14 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+const MANUAL_EXAMPLES: &str = "\
+Example:
+  shepherdctl manual /usr/local/share/man       shepherdctl.1 is in man1 there";
+
 /// Arguments of `manual`: the directory for the pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
-    /// Directory for the man pages, for example /usr/local/share/man/man1
+    /// Directory for the man pages, for example /usr/local/share/man; they are in man1, man5 and man8 there
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
 }
@@ -188,7 +215,7 @@ pub enum FleetCommand {
     Describe(DescribeCommand),
     /// Explain the state of a machine: why, what it waits for, and what would help
     #[command(after_help = WHY_EXAMPLES)]
-    Why(MachineArg),
+    Why(WhyArgs),
     /// Show what happened to a machine, newest first
     #[command(after_help = TIMELINE_EXAMPLES)]
     Timeline(TimelineArgs),
@@ -201,6 +228,9 @@ pub enum FleetCommand {
     /// List problems of the fleet, most urgent first
     #[command(after_help = ISSUES_EXAMPLES)]
     Issues(IssuesArgs),
+    /// List orders that were given: by whom, when and why, newest first
+    #[command(after_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
     /// Print machines as they change, until you stop it (Ctrl-C)
     #[command(
         after_help = WATCH_EXAMPLES,
@@ -314,15 +344,49 @@ reboot order that has not started.",
     Whoami,
 }
 
-/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to
-/// the help of the program.
+/// The line of every help in the place of the flags that every command accepts.
+const POINTER: &str = "`shepherdctl options` lists the flags that every command accepts.";
+
+/// Whether a block of a help is the line about the flags of every command.
+#[must_use]
+pub fn is_pointer(block: &str) -> bool {
+    block.trim() == POINTER
+}
+
+/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders. The help of a command
+/// refers to the flags of every command, and that of the program has the exit codes.
 #[must_use]
 pub fn grammar() -> clap::Command {
-    let command = Cli::command();
+    let command = whole_grammar().mut_args(|flag| if flag.is_global_set() { flag.hide(true) } else { flag });
+    add_pointer(command)
+}
+
+/// The grammar in which no flag is hidden, for what completes words and for the manual.
+#[must_use]
+pub fn whole_grammar() -> clap::Command {
+    // Help is wrapped when it is printed, once.
+    let command = Cli::command().term_width(0);
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
     let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
     add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS)
+}
+
+/// The help of the flags that every command accepts, as the parser renders it.
+#[must_use]
+pub fn global_flags_help() -> String {
+    let flags = Cli::command();
+    let flags = flags.get_arguments().filter(|flag| flag.is_global_set()).cloned();
+    let command = clap::Command::new("shepherdctl").term_width(0).disable_help_flag(true).args(flags);
+    let rendered = command.help_template("{all-args}").render_long_help().to_string();
+    format!("Flags of every command, before or behind its own ones.\n\n{rendered}")
+}
+
+fn add_pointer(command: clap::Command) -> clap::Command {
+    let help = command.get_after_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
+    let command = command.after_help(format!("{help}{POINTER}"));
+    let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    below.into_iter().fold(command, |command, name| command.mut_subcommand(name, add_pointer))
 }
 
 fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Command {

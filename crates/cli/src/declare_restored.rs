@@ -20,8 +20,8 @@ Declare that the BMDB was restored from a backup, and that this copy is the one 
 
 Machines remember the orders that were given after the backup was taken, and reject a database that does
 not contain them. This raises every fence above those that machines remember, ends the sessions, work and steps in the
-backup, and writes a line into every machine's history. Stop every shepherd first; docs/backup.md has the
-whole procedure.")]
+backup, and writes a line into every machine's history. Stop every shepherd first. The whole
+procedure: shepherdctl explain backup#restoring")]
     Restored(DeclareRestoredArgs),
 }
 

@@ -6,6 +6,7 @@
 use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
 use crate::artefacts::orders::{add_artefact, delete_artefact};
+use crate::audit::list_audit;
 use crate::budgets::{BudgetCommand, set_budget};
 use crate::cluster::command::run_cluster_command;
 use crate::command::FleetCommand;
@@ -58,13 +59,19 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Update(args) => run_update_command(context, args).await,
         FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
         FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(context, args).await,
-        FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
+        FleetCommand::Why(args) => show_explanation(client, args, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, of, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
         FleetCommand::Issues(args) => {
             let (list, exit) = list_issues(client, args).await?;
             context.exit_record.record(exit);
             print_objects(list, &GetArgs::default(), &context.output, &context.exit_record)
+        }
+        FleetCommand::Audit(args) => {
+            let mut list = list_audit(client, &args.filters, args.limit).await?;
+            list.truncate(args.limit);
+            let get = GetArgs { limit: args.limit, no_headers: args.no_headers, ..GetArgs::default() };
+            print_objects(list, &get, &context.output, &context.exit_record)
         }
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {

@@ -28,10 +28,11 @@
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
 //!   [`whoami`][], [`version`][].
+//! * What an issue, a phase or a term means: [`explain`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
 //! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`client`][], [`output`][], [`error`][],
 //!   [`exit_code`][].
-//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
+//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`manual`][], [`suggestions`][].
 //!
 //! # Invariants
 //!
@@ -74,9 +75,11 @@ pub mod declare_restored;
 pub mod dispatch;
 pub mod error;
 pub mod exit_code;
+pub mod explain;
 pub mod issues;
 pub mod loops;
 pub mod machine;
+pub mod manual;
 pub mod object;
 pub mod order;
 pub mod output;

@@ -265,7 +265,7 @@ fn format_timestamp(at: Timestamp) -> String {
 
 fn assumptions_note() -> String {
     let sentence = "Assumed: every attempt succeeds, silent agents stay silent until then, and nobody else \
-                    changes anything. docs/plan.md has the full list.";
+                    changes anything. The full list: shepherdctl explain plan";
     let mut text = wrap_text(sentence, terminal_width()).join("\n");
     text.push('\n');
     text

@@ -1,6 +1,7 @@
 //! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
@@ -11,15 +12,17 @@ use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_ba
 use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::command::ClusterCommand;
-use crate::command::{Cli, Command, FleetCommand, grammar};
-use crate::completions::{completion_script, write_man_pages};
+use crate::command::{Cli, Command, FleetCommand, global_flags_help, grammar};
+use crate::completions::completion_script;
 use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{self, ExitRecord};
+use crate::explain::explain_topic;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::{WatchRequest, watch_machines};
+use crate::manual::{ManualProgram, write_man_pages};
 use crate::object::command::{GetArgs, GetCommand};
 use crate::object::describe::print_page;
 use crate::object::get::print_objects;
@@ -28,7 +31,10 @@ use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
 use crate::order::outcome::OrderTargets;
-use crate::output::{Output, print_stderr, print_text};
+use crate::output::color::color_severities;
+use crate::output::table::terminal_width;
+use crate::output::terminal::format_help;
+use crate::output::{Format, Output, print_stderr, print_text, report_error};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
@@ -40,6 +46,7 @@ use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
 use model::arguments::normalize_flag_dashes;
+use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
 /// Which flags are on the command line: everybody on the host can read it, and it takes precedence over the
@@ -51,13 +58,14 @@ struct ExplicitFlags {
 }
 
 /// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
+/// `others` are the programs that are built with this one, for the pages of the manual.
 #[must_use]
-pub fn run_program() -> ExitCode {
+pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
     hardening::protect_process("shepherdctl");
     // One provider of cryptography in the process, for clients that use the default one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os()))),
+        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os(), others))),
         Err(error) => {
             print_stderr(&format!("shepherdctl: cannot start the runtime: {error}"));
             ExitCode::FAILURE
@@ -66,7 +74,7 @@ pub fn run_program() -> ExitCode {
 }
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
-pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
     let given = normalize_flag_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
@@ -83,16 +91,48 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
-    let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
+    let answered = Box::pin(run_command(&cli, flags, order_flags, others)).await;
+    let printed = answered
+        .and_then(|(text, exit)| print_text(&lay_out(&cli, text)).map(|()| exit).map_err(CliError::from));
+    match printed {
         Ok(exit) => exit,
         Err(error) => {
-            print_stderr(&format!("shepherdctl: {error}"));
-            if let Some(key) = error.idempotency_key() {
+            report_error(&error, &cli.output);
+            // For programs, the key is in the details of the error.
+            if let Some(key) = error.idempotency_key().filter(|_| cli.output != Output::Json) {
                 print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
             error.exit_code().number()
         }
+    }
+}
+
+/// The output of a command as a terminal gets it: in lines that fit, and coloured by severity.
+fn lay_out(cli: &Cli, text: String) -> String {
+    let (is_ours, has_severities) = match &cli.command {
+        // The text of a log is not ours.
+        Command::Fleet(command) => (
+            !matches!(**command, FleetCommand::Logs(_)),
+            prints_objects(command)
+                || matches!(
+                    **command,
+                    FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Top(_)
+                ),
+        ),
+        Command::Contexts(_) | Command::Explain(_) | Command::Version(_) => (true, false),
+        Command::Completions(_) | Command::Manual(_) | Command::Options => (false, false),
+    };
+    if !is_ours || cli.output.format() != Format::Table {
+        return text;
+    }
+    let text = fit_text(&text, terminal_width());
+    let variable = |name| std::env::var_os(name);
+    let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
+    let on_terminal = std::io::stdout().is_terminal();
+    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
+        color_severities(&text)
+    } else {
+        text
     }
 }
 
@@ -101,6 +141,7 @@ async fn run_command(
     cli: &Cli,
     flags: ExplicitFlags,
     order_flags: OrderFlags,
+    others: fn() -> Vec<ManualProgram>,
 ) -> Result<(String, u8), CliError> {
     let exit_record = ExitRecord::default();
     let command = match &cli.command {
@@ -109,9 +150,15 @@ async fn run_command(
             report_context_override(cli, flags);
             return run_contexts_command(args, &cli.output, &exit_record);
         }
+        Command::Explain(args) => {
+            return explain_topic(args, &cli.output, terminal_width()).map(|text| (text, 0));
+        }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
-        Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
+        Command::Manual(into) => {
+            return write_man_pages(&into.directory, &others()).map(|text| (text, 0));
+        }
+        Command::Options => return Ok((format_help(&global_flags_help()), 0)),
     };
     check_output(command, &cli.output)?;
     if let FleetCommand::Wait(args) = command {
@@ -162,9 +209,9 @@ async fn run_with_context(
     let answer = run_fleet_command(command, context).await?;
     let answer = if prints_objects(command) { answer } else { cli.output.convert(answer)? };
     let Some(wait) = OrderWait::of_command(command) else { return Ok(answer) };
-    print_text(&answer)?;
+    print_text(&lay_out(cli, answer))?;
     match follow_orders(context, &wait).await {
-        // An order on several machines may have failed worse.
+        // An order on several machines may have failed worse. So this is no error that the process exits with.
         Err(error) if error.exit_code().number() < context.exit_record.highest() => {
             print_stderr(&format!("shepherdctl: {error}"));
             Ok(String::new())
@@ -190,6 +237,7 @@ fn prints_objects(command: &FleetCommand) -> bool {
         FleetCommand::Get(_)
             | FleetCommand::Describe(_)
             | FleetCommand::Issues(_)
+            | FleetCommand::Audit(_)
             | FleetCommand::Cluster(ClusterCommand::Get(_) | ClusterCommand::Describe(_))
     )
 }
@@ -356,14 +404,21 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
 fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    let hint = unavailable_command(error, given).or_else(|| suggest_label_selector(error, given));
-    if let Some(sentence) = hint {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
+    let is_mistake =
+        error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    let sentence = unavailable_command(error, given)
+        .or_else(|| suggest_label_selector(error, given))
+        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
+    if let Some(sentence) = sentence {
+        report_error(&CliError::Invalid(sentence), &Output::requested_by(given));
     } else {
-        // Ignored: the reader has closed standard output.
-        let _ = error.print();
+        let help = format_help(&error.render().to_string());
+        if error.use_stderr() {
+            print_stderr(help.trim_end());
+        } else {
+            // Ignored: the reader has closed standard output.
+            let _ = print_text(&help);
+        }
     }
     u8::try_from(error.exit_code()).unwrap_or(2)
 }

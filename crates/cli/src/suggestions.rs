@@ -99,7 +99,6 @@ const SUGGESTIONS: &[Suggestion] = &[
     suggestion(&["annotate"], "set a label", "shepherdctl label M --set KEY=VALUE"),
     suggestion(&["exec"], "read a machine's logs", "shepherdctl logs M"),
     suggestion(&["events"], "show what happened to a machine", "shepherdctl timeline M"),
-    suggestion(&["explain"], "explain the state of a machine", "shepherdctl why M"),
     suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),
     // Verbs of systemctl.
     suggestion(&["restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),

@@ -329,6 +329,49 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn error_of_json_output_is_one_object() -> TestResult {
+    let api = Api::start("api_json_errors").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    for (line, code, status, exit) in [
+        ("why nobody", 404, "NOT_FOUND", 3),
+        ("get machine nobody", 404, "NOT_FOUND", 3),
+        ("get machine M nobody", 404, "NOT_FOUND", 3),
+        ("get machines nobody nowhere -w", 404, "NOT_FOUND", 3),
+        ("get clusters nobody nowhere -w", 404, "NOT_FOUND", 3),
+        ("wait machines nobody nowhere --for healthy", 404, "NOT_FOUND", 3),
+        ("wait updates nobody nowhere --for finished", 404, "NOT_FOUND", 3),
+        ("wait machines M --for ready", 400, "INVALID_ARGUMENT", 2),
+        ("get machines -l row=7", 400, "INVALID_ARGUMENT", 2),
+        ("update abort nothing --reason over", 400, "FAILED_PRECONDITION", 3),
+        ("contexts use nowhere", 404, "NOT_FOUND", 3),
+        ("explain nowhere", 404, "NOT_FOUND", 3),
+        ("get nodes", 400, "INVALID_ARGUMENT", 2),
+        ("hold M", 400, "INVALID_ARGUMENT", 2),
+    ] {
+        let words = line.split(' ').map(|word| if word == "M" { machine.as_str() } else { word });
+        let words: Vec<&str> = words.chain(["-o", "json"]).collect();
+        let output = kim.run_command(&words).await?;
+        let stderr = String::from_utf8(output.stderr)?;
+        let found: Value = serde_json::from_str(&stderr).with_context(|| format!("{line}: {stderr}"))?;
+        let error = &found["error"];
+        assert_eq!((&error["code"], &error["status"]), (&code.into(), &status.into()), "{line}: {found}");
+        assert!(error["message"].is_string() && error["details"].is_array(), "{line}: {found}");
+        assert_eq!(output.status.code(), Some(exit), "{line}: {found}");
+        assert_eq!(found["exitCode"], exit, "{line}");
+    }
+    // It is the error of the API.
+    let output = kim.run_command(&["why", "nobody", "-o", "json"]).await?;
+    let shown: Value = serde_json::from_slice(&output.stderr)?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
+    let answer =
+        api.call(Some(&admin.token), "Machines/Why", serde_json::json!({ "machine": "nobody" })).await?;
+    assert_eq!(shown["error"], answer.json["error"]);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestResult {
     let api = Api::start("api_lost_answers").await?;
     let machine = provided(&api.pool).await?.to_string();

@@ -59,6 +59,7 @@ mod top;
 mod two_person_rule;
 mod waiting;
 mod watch;
+mod widths;
 mod worst_uses;
 
 /// A shepherd that only serves operators.

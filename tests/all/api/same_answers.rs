@@ -93,6 +93,7 @@ const READS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     ("issues", &[&[]]),
+    ("audit", &[&[], &["--limit", "1"], &["--rpc", "create", "--since", "2h"]]),
     ("top", &[&["--once"]]),
 ];
 /// Commands that query only the database, that query nothing, that never end or wait, that are about the caller or the
@@ -105,8 +106,10 @@ const OTHERS: &[&str] = &[
     "describe context",
     "contexts use",
     "contexts delete",
+    "explain",
     "whoami",
     "version",
+    "options",
     "completions",
     "manual",
     "watch",

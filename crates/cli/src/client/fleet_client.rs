@@ -279,7 +279,6 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Converts a status into an error. Its code and its reason decide the exit code.
-#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 #[must_use]
 pub fn status_to_error(status: Status) -> CliError {
     let message = match status.message() {
@@ -289,14 +288,14 @@ pub fn status_to_error(status: Status) -> CliError {
     let info = status.get_error_details().error_info().cloned();
     if let Some(info) = info.as_ref().filter(|info| info.reason == "APPROVAL_REQUIRED") {
         let key = info.metadata.get("idempotency_key").cloned().unwrap_or_default();
-        return CliError::ApprovalRequired { message, idempotency_key: key };
+        return CliError::ApprovalRequired { message, idempotency_key: key, status: Box::new(status) };
     }
     let exit = exit_code(CommandEnd::Error {
         code: status.code(),
         reason: info.as_ref().map_or("", |info| info.reason.as_str()),
         is_broken: std::error::Error::source(&status).is_some(),
     });
-    CliError::Ended { exit, message }
+    CliError::Api { exit, message, status: Box::new(status) }
 }
 
 #[cfg(test)]

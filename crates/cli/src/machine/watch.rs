@@ -20,7 +20,6 @@ use crate::client::decode::{decode_machine_name, decode_timestamp, parse_uuid};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::reconnect::{OUTAGE_LIMIT, ReconnectDecision, decide_reconnect};
 use crate::error::CliError;
-use crate::exit_code::ExitCode;
 use crate::machine::get::{COLUMNS, MachineListArgs, machine_row, shown_name};
 use crate::machine::named::fetch_named_machines;
 use crate::machine::selection::MachineFilters;
@@ -30,7 +29,7 @@ use crate::object::kind::ObjectKind;
 use crate::object::list::TableStyle;
 use crate::object::watch_table::WatchTable;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_chunk, print_stderr};
+use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
 use model::machine_view::MachineName;
 use model::phase::Phase;
 use model::selector::compose::{any_of, quote_value};
@@ -199,14 +198,12 @@ async fn select_machines(
     if request.names.is_empty() {
         return Ok((request.filters.selector_text(), None));
     }
-    let mut named = fetch_named_machines(client, request.names).await?;
-    if named.machines.is_empty()
-        && let Some(message) = named.unresolved.pop()
-    {
-        report(&named.unresolved);
-        return Err(CliError::Ended { exit: ExitCode::NotFound, message });
+    let named = fetch_named_machines(client, request.names).await?;
+    match unresolved_error(&named.unresolved, request.output) {
+        Some(error) if named.machines.is_empty() => return Err(error),
+        Some(error) => report_error(&error, request.output),
+        None => {}
     }
-    report(&named.unresolved);
     let names = named.machines.into_iter().map(|machine| decode_machine_name(machine.name));
     let names = names.collect::<Result<Vec<MachineName>, CliError>>()?;
     Ok((select_providers(&names), Some(names.iter().map(|name| name.machine).collect())))
@@ -219,12 +216,6 @@ fn select_providers(names: &[MachineName]) -> String {
     let providers = providers.filter(|providers| providers.len() <= MAX_PROVIDERS).unwrap_or_default();
     let quoted: Vec<String> = providers.into_iter().map(quote_value).collect();
     any_of("provider", &quoted).unwrap_or_default()
-}
-
-fn report(sentences: &[String]) {
-    for sentence in sentences {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    }
 }
 
 struct WatchSession {

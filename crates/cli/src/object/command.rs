@@ -6,7 +6,7 @@
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use crate::audit::AuditListArgs;
+use crate::audit::{AuditListArgs, FILTER_FLAGS};
 use crate::machine::get::MachineListArgs;
 use crate::machine::selection::MachineArg;
 use crate::object::kind::{KINDS, KindRow, ObjectKind};
@@ -48,7 +48,7 @@ pub struct GetArgs {
 pub struct KindSelection {
     /// Filters and cursor of a list of machines.
     pub machines: MachineListArgs,
-    /// The machine that audit records are about.
+    /// The filters of audit records.
     pub audit: AuditListArgs,
 }
 
@@ -114,7 +114,9 @@ fn list_grammar(row: &KindRow) -> Command {
         }
         ObjectKind::Audit => {
             let command = AuditListArgs::augment_args(GetArgs::augment_args(command));
-            command.mut_arg("machine", |machine| machine.conflicts_with("names"))
+            FILTER_FLAGS
+                .into_iter()
+                .fold(command, |command, flag| command.mut_arg(flag, |flag| flag.conflicts_with("names")))
         }
         _ => GetArgs::augment_args(command),
     };
@@ -250,6 +252,9 @@ mod tests {
             (&["get", "machines", "a", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "work", "a", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--machine", "m"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "audit", "a", "--since", "2h"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "audit", "--actor", "kim", "--since", "2h", "--before", "1h"], None),
+            (&["audit", "--since", "yesterday"], Some(ErrorKind::ValueValidation)),
             (&["get", "machine", ""], Some(ErrorKind::ValueValidation)),
             (&["describe", "session"], Some(ErrorKind::MissingRequiredArgument)),
             (&["describe", "session", "a", "b"], Some(ErrorKind::UnknownArgument)),

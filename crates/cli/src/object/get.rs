@@ -13,7 +13,7 @@ use crate::object::command::{GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ObjectList, TableStyle};
-use crate::output::{Format, Output, print_stderr};
+use crate::output::{Format, Output, print_stderr, report_error, unresolved_error};
 
 /// Runs `get`: fetches the objects and prints them.
 pub(crate) async fn run_get_command(
@@ -44,19 +44,16 @@ pub(crate) fn print_objects(
     output: &Output,
     exit_record: &ExitRecord,
 ) -> Result<String, CliError> {
-    let mut problems = list.select(&args.names);
-    if list.objects.is_empty()
-        && let Some(message) = problems.pop()
-    {
-        report(&problems);
-        return Err(CliError::Ended { exit: ExitCode::NotFound, message });
-    }
-    report(&problems);
-    if !problems.is_empty() {
+    let problems = list.select(&args.names);
+    if let Some(error) = unresolved_error(&problems, output) {
+        if list.objects.is_empty() {
+            return Err(error);
+        }
+        report_error(&error, output);
         exit_record.record(ExitCode::NotFound);
     }
     if let Some(note) = cut_note(&list, args.limit) {
-        report(&[note]);
+        print_stderr(&format!("shepherdctl: {note}"));
     }
     if list.objects.is_empty() && matches!(output, Output::Name | Output::CustomColumns(_)) {
         print_stderr(list.kind.row().empty);
@@ -99,12 +96,6 @@ fn table_with_appendix(list: &ObjectList, style: TableStyle, whole: bool) -> Str
         text.push_str(&list.appendix);
     }
     text
-}
-
-fn report(sentences: &[String]) {
-    for sentence in sentences {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    }
 }
 
 /// What to say about a list that was cut at its limit.

@@ -12,13 +12,12 @@ use tokio::time::sleep;
 use crate::client::fleet_client::FleetClient;
 use crate::client::reconnect::PersistentReader;
 use crate::error::CliError;
-use crate::exit_code::ExitCode;
 use crate::object::command::GetCommand;
 use crate::object::fetch::fetch_objects;
 use crate::object::list::{ListedObject, ObjectList, TableStyle};
 use crate::object::watch_table::WatchTable;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_chunk, print_stderr};
+use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
 use model::time::Timestamp;
 
 /// Time between two lists.
@@ -41,7 +40,7 @@ pub(crate) async fn watch_objects(
         let mut list = reader.read(None, read).await?;
         let problems = list.select(&command.args.names);
         if is_first {
-            report_problems(&list, problems)?;
+            report_problems(&list, &problems, output)?;
         }
         let changes = printed.record_list(&list)?;
         let text = format_changes(&changes, &list, command, output, &mut table)?;
@@ -54,19 +53,14 @@ pub(crate) async fn watch_objects(
 }
 
 /// Reports names that select no object, and a list without any object. If all names do, that is an error.
-fn report_problems(list: &ObjectList, mut problems: Vec<String>) -> Result<(), CliError> {
-    let failure = if list.objects.is_empty() { problems.pop() } else { None };
-    for problem in &problems {
-        print_stderr(&format!("shepherdctl: {problem}"));
+fn report_problems(list: &ObjectList, problems: &[String], output: &Output) -> Result<(), CliError> {
+    match unresolved_error(problems, output) {
+        Some(error) if list.objects.is_empty() => return Err(error),
+        Some(error) => report_error(&error, output),
+        None if list.objects.is_empty() => print_stderr(list.kind.row().empty),
+        None => {}
     }
-    match failure {
-        Some(message) => Err(CliError::Ended { exit: ExitCode::NotFound, message }),
-        None if list.objects.is_empty() => {
-            print_stderr(list.kind.row().empty);
-            Ok(())
-        }
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// A change of a list since it was printed.
@@ -198,6 +192,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::exit_code::ExitCode;
     use crate::object::command::{GetArgs, KindSelection};
     use crate::object::document::ObjectDocument;
     use crate::object::kind::ObjectKind;
@@ -267,7 +262,8 @@ mod tests {
             let mut list = list(objects);
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             let problems = list.select(&names);
-            let reported = report_problems(&list, problems).err().map(|error| error.exit_code());
+            let reported =
+                report_problems(&list, &problems, &Output::Table).err().map(|error| error.exit_code());
             assert_eq!(reported, expected, "{names:?}");
         }
     }

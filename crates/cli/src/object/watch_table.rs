@@ -1,12 +1,10 @@
 //! The table of a watch: a header and rows, then a row for each change, in the same columns.
 //!
-//! A watch has no end, so the widths of its columns follow from its first rows. A later value that is wider moves the
-//! rest of its line.
-
-use unicode_width::UnicodeWidthStr;
+//! A watch has no end, so its columns and their widths follow from its first rows. A later value that is wider moves the
+//! rest of its line. On a terminal, the last column of a line has the rest of its width.
 
 use crate::object::list::{Column, ColumnUse, TableStyle};
-use crate::output::table::{format_rows, pad_right};
+use crate::output::table::TableLayout;
 
 /// Text in the last column for an object that a watch had printed before.
 pub(crate) const REMOVED: &str = "gone, or no longer selected";
@@ -14,8 +12,10 @@ pub(crate) const REMOVED: &str = "gone, or no longer selected";
 /// The columns of a watch, as wide as its first rows are.
 #[derive(Debug)]
 pub(crate) struct WatchTable {
-    /// The index of each column in a row, and its width.
-    columns: Vec<(usize, usize)>,
+    /// The index in a row of each column that the table may have.
+    shown: Vec<usize>,
+    /// The columns of these that fit the terminal.
+    layout: TableLayout,
 }
 
 impl WatchTable {
@@ -26,42 +26,48 @@ impl WatchTable {
         style: TableStyle,
         terminal: Option<usize>,
     ) -> (Self, String) {
-        let cells = |index: usize| rows.iter().filter_map(move |row| row.get(index)).map(String::as_str);
+        let has_value = |index: usize| rows.iter().filter_map(|row| row.get(index)).any(|cell| cell != "-");
         let shown = columns.iter().enumerate().filter(|(index, column)| match column.shown {
             ColumnUse::Always => true,
-            ColumnUse::IfAny => cells(*index).any(|cell| cell != "-"),
+            ColumnUse::IfAny => has_value(*index),
             ColumnUse::Wide => style.wide,
         });
-        let widths = shown.map(|(index, column)| {
-            let header = if style.headers { column.header } else { "" };
-            (index, cells(index).chain([header]).map(UnicodeWidthStr::width).max().unwrap_or_default())
-        });
-        let table = Self { columns: widths.collect() };
-        let header: Vec<String> = columns.iter().map(|column| column.header.to_owned()).collect();
-        let header = style.headers.then_some(&header);
-        let text = header.into_iter().chain(rows).map(|row| table.format_row(row, terminal)).collect();
-        (table, text)
+        let (shown, headers): (Vec<usize>, Vec<&str>) =
+            shown.map(|(index, column)| (index, column.header)).unzip();
+        let picked: Vec<Vec<String>> = rows.iter().map(|row| pick_cells(&shown, row)).collect();
+        let layout = TableLayout::new(&headers, style.headers, &picked, terminal);
+        let mut text = String::new();
+        if style.headers {
+            let headers: Vec<String> = headers.into_iter().map(str::to_owned).collect();
+            text.push_str(&layout.format_head(&headers));
+        }
+        for row in &picked {
+            text.push_str(&layout.format_later_row(row, terminal));
+        }
+        (Self { shown, layout }, text)
     }
 
     /// A row as a line.
     pub(crate) fn format_row(&self, row: &[String], terminal: Option<usize>) -> String {
-        let cell = |(index, width): &(usize, usize)| Some(pad_right(row.get(*index)?, *width));
-        format_rows(&[self.columns.iter().filter_map(cell).collect()], terminal)
+        self.layout.format_later_row(&pick_cells(&self.shown, row), terminal)
     }
 
     /// The line for an object of this name that is gone.
     pub(crate) fn format_removed(&self, name: &str, terminal: Option<usize>) -> String {
-        let last = self.columns.len().saturating_sub(1);
-        let cell = |(place, (_, width)): (usize, &(usize, usize))| {
-            let text = match place {
-                0 => name,
-                _ if place == last => REMOVED,
-                _ => "-",
-            };
-            pad_right(text, *width)
+        let last = self.layout.last_column();
+        let cell = |place: usize| match place {
+            0 => name,
+            _ if Some(place) == last => REMOVED,
+            _ => "-",
         };
-        format_rows(&[self.columns.iter().enumerate().map(cell).collect()], terminal)
+        let row: Vec<String> = (0..self.shown.len()).map(|place| cell(place).to_owned()).collect();
+        self.layout.format_later_row(&row, terminal)
     }
+}
+
+/// The cells of a row in these columns.
+fn pick_cells(columns: &[usize], row: &[String]) -> Vec<String> {
+    columns.iter().map(|index| row.get(*index).cloned().unwrap_or_default()).collect()
 }
 
 #[cfg(test)]
@@ -82,8 +88,20 @@ mod tests {
         let (table, text) = WatchTable::new(&COLUMNS, &rows, STYLE, None);
         assert_eq!(text, "NAME      LABELS  WHY\nsim-0007  -       held\na         row=7\n");
         assert_eq!(table.format_row(&row(["b", "-", "3", "silent"]), None), "b         -       silent\n");
-        assert_eq!(table.format_row(&row(["b", "-", "3", "silent"]), Some(20)), "b         -       s…\n");
+        let silent = row(["b", "-", "3", "silent for 9m"]);
+        assert_eq!(table.format_row(&silent, None), "b         -       silent for 9m\n");
+        assert_eq!(table.format_row(&silent, Some(27)), "b         -       silent…\n");
         assert_eq!(table.format_removed("a", None), "a         -       gone, or no longer selected\n");
+    }
+
+    #[test]
+    fn later_rows_are_as_wide_as_the_terminal() {
+        let rows = [row(["sim-0007", "row=7", "1", "it waits for a person"])];
+        let (table, text) = WatchTable::new(&COLUMNS, &rows, STYLE, Some(30));
+        assert_eq!(text, "NAME      WHY  …\nsim-0007  it waits for a…\n", "labels gave way");
+        let later = row(["sim-0007-of-rack-a", "row=7", "1", "it waits"]);
+        assert_eq!(table.format_row(&later, Some(30)), "sim-0007-of-rack-a  it waits\n");
+        assert_eq!(table.format_removed("sim-0007", Some(30)), "sim-0007  gone, or no longer…\n");
     }
 
     #[test]
@@ -99,6 +117,6 @@ mod tests {
             assert!(!table.format_row(&row(["a", "row=7", "1", "w"]), None).contains("row=7"), "{text}");
         }
         let (table, text) = WatchTable::new(&COLUMNS, &[], STYLE, None);
-        assert_eq!((text.as_str(), table.columns.len()), ("NAME  WHY\n", 2));
+        assert_eq!((text.as_str(), table.shown.len()), ("NAME  WHY\n", 2));
     }
 }

@@ -1,22 +1,30 @@
 //! Output formats: text for people, JSON and YAML for programs; standard output and standard error.
 //!
 //! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
-//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. There are no colours,
-//! so that output reads the same in a terminal, a file and a chat.
+//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names.
+//!
+//! A terminal gets text that fits it ([`terminal`][], [`table`][]), and colours ([`color`][]), which only repeat what a word
+//! says. So output reads the same in a terminal, a file and a chat.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::custom_columns::CustomColumns;
 use crate::output::json_path::JsonPathTemplate;
+use crate::output::terminal::terminal_columns;
+use model::text_layout::fit_text;
 
+pub mod color;
 pub mod custom_columns;
 pub mod file;
 pub mod json_path;
 pub mod table;
+pub mod terminal;
 pub mod yaml;
 
 /// Format of a command's answer, as `--output` selects it.
@@ -54,6 +62,25 @@ impl Output {
             _ => Err("give table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=HEADER:PATH,…"
                 .to_owned()),
         }
+    }
+
+    /// The output that arguments request which the parser refuses: an error has to be printed, too. JSON, or a table.
+    #[must_use]
+    pub fn requested_by(arguments: &[OsString]) -> Self {
+        let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+        let mut output = Self::Table;
+        while let Some(word) = words.next() {
+            let value = match word {
+                "-o" | "--output" => words.next(),
+                _ => word.strip_prefix("--output=").or_else(|| {
+                    word.strip_prefix("-o").map(|value| value.strip_prefix('=').unwrap_or(value))
+                }),
+            };
+            if let Some(value) = value {
+                output = if value.eq_ignore_ascii_case("json") { Self::Json } else { Self::Table };
+            }
+        }
+        output
     }
 
     /// The format in which a command renders its result; the rest is made from JSON.
@@ -168,10 +195,37 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
     }
 }
 
-/// Writes a line to standard error.
-pub fn print_stderr(sentence: &str) {
+/// Reports an error on standard error: as a sentence, or as an object for programs.
+pub fn report_error(error: &CliError, output: &Output) {
+    match output {
+        Output::Json => write_stderr(&error.to_json().to_string()),
+        _ => print_stderr(&format!("shepherdctl: {error}")),
+    }
+}
+
+/// The error for names that no object has. People get a line for each problem: all but the last are printed here.
+/// Programs get one error with all of them. `None` without problems.
+pub(crate) fn unresolved_error(problems: &[String], output: &Output) -> Option<CliError> {
+    let (last, others) = problems.split_last()?;
+    let message = if *output == Output::Json {
+        problems.join("; ")
+    } else {
+        for problem in others {
+            print_stderr(&format!("shepherdctl: {problem}"));
+        }
+        last.clone()
+    };
+    Some(CliError::Ended { exit: ExitCode::NotFound, message })
+}
+
+/// Writes sentences to standard error, in lines that fit its terminal.
+pub fn print_stderr(sentences: &str) {
+    write_stderr(&fit_text(sentences, terminal_columns(std::io::stderr())));
+}
+
+fn write_stderr(text: &str) {
     // Ignored: without standard error the exit code still reports the failure.
-    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 #[cfg(test)]
@@ -201,6 +255,33 @@ mod tests {
         ] {
             assert_eq!(Output::parse(text).ok(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn output_of_a_refused_command_line_is_found() {
+        for (line, expected) in [
+            ("shepherdctl get nodes -o json", Output::Json),
+            ("shepherdctl -ojson get nodes", Output::Json),
+            ("shepherdctl get -o=JSON nodes", Output::Json),
+            ("shepherdctl get nodes --output=json", Output::Json),
+            ("shepherdctl --output json get nodes", Output::Json),
+            ("shepherdctl get nodes -o", Output::Table),
+            ("shepherdctl get nodes -o yaml", Output::Table),
+            ("shepherdctl get json", Output::Table),
+        ] {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(Output::requested_by(&arguments), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_get_one_error_for_all_names() {
+        let problems = ["no a", "no b"].map(str::to_owned);
+        for (output, expected) in [(Output::Json, "no a; no b"), (Output::Table, "no b")] {
+            let error = unresolved_error(&problems, &output).unwrap();
+            assert_eq!((error.exit_code(), error.to_string().as_str()), (ExitCode::NotFound, expected));
+        }
+        assert!(unresolved_error(&[], &Output::Table).is_none());
     }
 
     #[test]

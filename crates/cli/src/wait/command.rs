@@ -19,7 +19,7 @@ use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ListedObject, ObjectList, ObjectNames};
 use crate::order::expiry::encode_timestamp;
-use crate::output::{Format, print_stderr};
+use crate::output::{Format, Output, unresolved_error};
 use crate::wait::condition::{ClusterGoal, MachineGoal, WaitGoal, missing_condition};
 use crate::wait::fetch::Subject;
 use crate::wait::follow::{MetObjects, WaitReport, Waiting, follow_objects};
@@ -133,14 +133,14 @@ impl WaitArgs {
 /// condition, so for them nothing is left.
 pub(crate) async fn run_wait_command(context: &CommandContext, args: &WaitArgs) -> Result<String, CliError> {
     let goal = args.goal()?;
-    let client = &context.client;
+    let (client, output) = (&context.client, &context.output);
     let subjects = match &args.objects {
         WaitObjects::Machines(machines) if machines.names.is_empty() => {
             select_machines(client, &machines.filters, goal).await?
         }
-        WaitObjects::Machines(machines) => find_machines(client, &machines.names).await?,
-        WaitObjects::Clusters(named) => find_clusters(client, &named.names, goal).await?,
-        WaitObjects::Updates(named) => find_updates(client, &named.names).await?,
+        WaitObjects::Machines(machines) => find_machines(client, &machines.names, output).await?,
+        WaitObjects::Clusters(named) => find_clusters(client, &named.names, goal, output).await?,
+        WaitObjects::Updates(named) => find_updates(client, &named.names, output).await?,
     };
     if subjects.is_empty() {
         let message = format!("no {} is selected, so there is nothing to wait for", goal.kind().row().noun);
@@ -191,18 +191,18 @@ fn print_met_objects(
     print_objects(list, &args, &context.output, &context.exit_record)
 }
 
-/// Reports the problems, and returns the last of them as the error.
-fn require_resolved(mut problems: Vec<String>) -> Result<(), CliError> {
-    let Some(message) = problems.pop() else { return Ok(()) };
-    for problem in problems {
-        print_stderr(&format!("shepherdctl: {problem}"));
-    }
-    Err(CliError::Ended { exit: ExitCode::NotFound, message })
+/// An error if there are problems with names.
+fn require_resolved(problems: &[String], output: &Output) -> Result<(), CliError> {
+    unresolved_error(problems, output).map_or(Ok(()), Err)
 }
 
-async fn find_machines(client: &FleetClient, names: &[String]) -> Result<Vec<Subject>, CliError> {
+async fn find_machines(
+    client: &FleetClient,
+    names: &[String],
+    output: &Output,
+) -> Result<Vec<Subject>, CliError> {
     let named = fetch_named_machines(client, names).await?;
-    require_resolved(named.unresolved)?;
+    require_resolved(&named.unresolved, output)?;
     named.machines.into_iter().map(machine_subject).collect()
 }
 
@@ -244,23 +244,29 @@ async fn find_clusters(
     client: &FleetClient,
     names: &[String],
     goal: WaitGoal,
+    output: &Output,
 ) -> Result<Vec<Subject>, CliError> {
     let request = v1::ListClustersRequest { name: String::new() };
     let result = ClustersClient::new(client.channel()).list(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
     let found = response.clusters.into_iter().map(|cluster| Subject::new(cluster.id, cluster.name)).collect();
-    select_subjects(found, names, ObjectKind::Cluster, goal == WaitGoal::Cluster(ClusterGoal::Deleted))
+    let may_be_absent = goal == WaitGoal::Cluster(ClusterGoal::Deleted);
+    select_subjects(found, names, ObjectKind::Cluster, may_be_absent, output)
 }
 
 /// The updates with these ids, or all that are under way.
-async fn find_updates(client: &FleetClient, names: &[String]) -> Result<Vec<Subject>, CliError> {
+async fn find_updates(
+    client: &FleetClient,
+    names: &[String],
+    output: &Output,
+) -> Result<Vec<Subject>, CliError> {
     let request = v1::ListUpdatesRequest { id: String::new() };
     let result = UpdatesClient::new(client.channel()).list(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
     let updates = response.updates.into_iter();
     let selected = updates.filter(|update| !names.is_empty() || update.outcome.is_none());
     let found = selected.map(|update| Subject::new(update.id.clone(), update.id)).collect();
-    select_subjects(found, names, ObjectKind::Update, false)
+    select_subjects(found, names, ObjectKind::Update, false, output)
 }
 
 /// Those of `found` that have one of the names or ids, each once, or all of them. With `may_be_absent`, a name that
@@ -270,6 +276,7 @@ fn select_subjects(
     names: &[String],
     kind: ObjectKind,
     may_be_absent: bool,
+    output: &Output,
 ) -> Result<Vec<Subject>, CliError> {
     if names.is_empty() {
         return Ok(found);
@@ -288,7 +295,7 @@ fn select_subjects(
             }
         }
     }
-    require_resolved(problems)?;
+    require_resolved(&problems, output)?;
     Ok(subjects)
 }
 
@@ -362,7 +369,8 @@ mod tests {
             (&["fra", "nowhere"], true, Some(vec!["fra", "nowhere"])),
         ] {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let selected = select_subjects(found(), &names, ObjectKind::Cluster, may_be_absent);
+            let selected =
+                select_subjects(found(), &names, ObjectKind::Cluster, may_be_absent, &Output::Table);
             let selected =
                 selected.map(|subjects| subjects.into_iter().map(|subject| subject.name).collect::<Vec<_>>());
             let expected = expected.map(|names| names.into_iter().map(str::to_owned).collect::<Vec<_>>());

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep};
 use crate::client::fleet_client::FleetClient;
 use crate::client::reconnect::PersistentReader;
 use crate::error::CliError;
-use crate::machine::why::show_explanation;
+use crate::machine::selection::MachineArg;
+use crate::machine::why::{WhyArgs, show_explanation};
 use crate::object::document::ObjectDocument;
 use crate::output::{Format, print_chunk, print_stderr};
 use crate::wait::condition::WaitGoal;
@@ -178,7 +179,8 @@ async fn explain_open_objects(
         };
         match (&object.snapshot, &subject.id) {
             (Snapshot::Machine(_), Some(machine)) => {
-                match show_explanation(client, machine, Format::Table).await {
+                let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
+                match show_explanation(client, &of, Format::Table).await {
                     Ok(text) => print_stderr(text.trim_end()),
                     Err(error) => print_stderr(&format!("{}: {error}", subject.name)),
                 }
