@@ -191,8 +191,7 @@ fn golden(name: &str, text: &str) {
     settings.add_filter(r"(?m)^[0-9a-f]{8} ", "[short]  ");
     settings
         .add_filter(&format!(r"(initializer|recoverer|updater) {} \d+ ", escaped(&host)), "$1 [host] [pid] ");
-    settings.add_filter(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "[moment]");
-    settings.add_filter(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( UTC|Z)?", "[moment]");
+    settings.add_filter(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", "[moment]");
     settings.add_filter(r"pid \d+", "pid [pid]");
     settings.add_filter(&format!("@{}", escaped(&host)), "@[host]");
     settings.add_filter(&format!("on {}", escaped(&host)), "on [host]");

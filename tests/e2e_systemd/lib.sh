@@ -213,8 +213,8 @@ takeovers() {
 more_takeovers() { [[ $(takeovers "$1") -gt $2 ]]; }
 no_issue_of() {
     local found
-    found=$(ctl issues -o json | jq -e '.issues | map(select(.id == "agent-unit" or .id == "workloads-end-with-agent"))')
-    is "$(jq length <<<"$found")" 0
+    found=$(ctl issues -o json | jq -c '.issues[] | select(.id == "agent-unit" or .id == "workloads-end-with-agent")')
+    is "$found" ""
 }
 
 # ---------------------------------------------------------------- the role
@@ -269,12 +269,18 @@ build_hold() {
 # What runc refuses its container is refused in the scope as well. /dev/vda exists on a machine of QEMU, which has version 2.
 # shellcheck disable=SC2016 # the machine's shell expands it
 devices_are_refused() {
-    on "$worker" 'cd /sys/fs/cgroup; list=$(ls devices/shepherd.slice/*-web_rooted-*.scope/devices.list 2>/dev/null)
-    if [ -n "$list" ]; then
+    on "$worker" 'cd /sys/fs/cgroup; has_lists=no
+    # A service can have several scopes.
+    for list in devices/shepherd.slice/*-web_rooted-*.scope/devices.list; do
+        [ -e "$list" ] || continue
+        has_lists=yes
+        echo "$list:"
         cat "$list"
+        grep -q "^c 1:3 " "$list" || exit 1
         # Besides those of runc, the two that systemd mounts over what is inaccessible.
-        grep -q "^c 1:3 " "$list" && ! grep -vE "^(c (0:0|1:[35789]|5:[02]|136:[*])|b 0:0) " "$list"
-    else
+        if grep -vE "^(c (0:0|1:[35789]|5:[02]|136:[*])|b 0:0) " "$list"; then exit 1; fi
+    done
+    if [ "$has_lists" = no ]; then
         # Its own group, or that of runc: a move that was interrupted is completed with the container beside runc.
         group=$(cut -d : -f 3 "/proc/$(pgrep -x hold)/cgroup")
         case $group in /shepherd.slice/*-web_rooted-*.scope/*) ;; *) exit 1 ;; esac

@@ -70,6 +70,9 @@ is() { [[ "$1" == "$2" ]] || { printf 'expected %s\nfound    %s\n' "$2" "$1"; re
 refused() {
     local words=$1 answer
     shift
-    if answer=$("$@"); then return 1; fi
+    if answer=$("$@"); then
+        printf 'it succeeded, and printed %s\n' "$answer"
+        return 1
+    fi
     [[ $answer == *"$words"* ]] || { printf 'expected %s\nfound    %s\n' "$words" "$answer"; return 1; }
 }

@@ -4,24 +4,26 @@ use std::time::SystemTime;
 
 use clap::Args;
 
-use crate::client::decode::decode_timestamp;
+use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
-use crate::order::expiry::encode_timestamp;
-use bmdb::orders::order::{Expiry, parse_expiry};
-use model::time::{Timestamp, before};
+use crate::order::expiry::{encode_timestamp, parse_moment};
+use bmdb::orders::order::Expiry;
+use model::humanize::{absolute_time, humanize_duration};
+use model::time::{Timestamp, before, between};
 use proto::fleet::v1;
 use proto::fleet::v1::audit_client::AuditClient;
 
 /// Page size of the list: a record may have the state of its target twice.
 const PAGE_SIZE: i32 = 100;
 
-const COLUMNS: [Column; 7] = [
-    Column::always("AT (UTC)"),
+const COLUMNS: [Column; 8] = [
+    Column::always("AGE"),
+    Column::always("AT"),
     Column::always("BY"),
     Column::always("ORDER"),
     Column::always("ABOUT"),
@@ -49,11 +51,11 @@ pub struct AuditListArgs {
     #[arg(long, value_name = "RPC")]
     pub rpc: Option<String>,
     /// Only orders since then: a time, or a duration before now (2h)
-    #[arg(long, value_name = "WHEN", value_parser = parse_moment)]
-    pub since: Option<Expiry>,
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
     /// Only orders before then: a time, or a duration before now (2h)
-    #[arg(long, value_name = "WHEN", value_parser = parse_moment)]
-    pub before: Option<Expiry>,
+    #[arg(long, value_name = "WHEN")]
+    pub before: Option<String>,
 }
 
 /// Flags of [`AuditListArgs`] that select records, which excludes names of records.
@@ -73,10 +75,14 @@ pub struct AuditArgs {
     pub no_headers: bool,
 }
 
-/// Parses a time, or a duration.
-fn parse_moment(text: &str) -> Result<Expiry, String> {
-    parse_expiry(text)
-        .ok_or_else(|| "it is neither a duration (2h, 30m, 1d) nor a time (2026-11-20T18:00:00Z)".to_owned())
+/// The moment of a flag of a request: a time, or a duration before `now`.
+fn resolve_flag(
+    flag: &str,
+    text: Option<&str>,
+    now: Timestamp,
+) -> Result<Option<prost_types::Timestamp>, CliError> {
+    let moment = text.map(|text| parse_moment(flag, text)).transpose()?;
+    Ok(moment.map(|moment| encode_timestamp(resolve_moment(moment, now))))
 }
 
 /// The moment that a flag names: a duration counts back from `now`.
@@ -95,32 +101,33 @@ pub(crate) async fn list_audit(
 ) -> Result<ObjectList, CliError> {
     let mut service = AuditClient::new(client.channel());
     let now = Timestamp::from(SystemTime::now());
-    let moment = |of: Option<Expiry>| of.map(|of| encode_timestamp(resolve_moment(of, now)));
-    let (mut objects, mut page_token) = (Vec::new(), String::new());
-    loop {
+    let since = resolve_flag("since", args.since.as_deref(), now)?;
+    let before = resolve_flag("before", args.before.as_deref(), now)?;
+    let pages = fetch_pages(limit, String::new(), async |page| {
         let request = v1::ListAuditRequest {
-            page_size: page_size(limit, objects.len()).min(PAGE_SIZE),
-            page_token: page_token.clone(),
+            page_size: page.size.min(PAGE_SIZE),
+            page_token: page.token,
             machine: args.machine.clone().unwrap_or_default(),
             actor: args.actor.clone().unwrap_or_default(),
             rpc: args.rpc.clone().unwrap_or_default(),
-            since: moment(args.since),
-            before: moment(args.before),
+            since,
+            before,
         };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        objects.extend(std::mem::take(&mut page.records).iter().map(record_object));
-        page_token.clone_from(&page.next_page_token);
-        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
-            let list = ObjectList::of_response(ObjectKind::Audit, &page, &COLUMNS, objects);
-            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
-        }
-    }
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let records = std::mem::take(&mut response.records);
+        let lines = records.iter().map(|record| record_object(record, now)).collect();
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages))
 }
 
-fn record_object(record: &v1::AuditRecord) -> ListedObject {
+fn record_object(record: &v1::AuditRecord, now: Timestamp) -> ListedObject {
     let at = record.ordered_at.and_then(decode_timestamp);
     let row = vec![
-        at.map_or_else(|| "-".to_owned(), |at| at.format("%Y-%m-%d %H:%M:%S").to_string()),
+        at.map_or_else(|| "-".to_owned(), |at| humanize_duration(between(at, now))),
+        at.map_or_else(|| "-".to_owned(), absolute_time),
         record.actor.clone(),
         record.rpc.rsplit('.').next().unwrap_or(&record.rpc).to_owned(),
         record.target.clone(),
@@ -138,13 +145,16 @@ fn record_object(record: &v1::AuditRecord) -> ListedObject {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit_code::ExitCode;
     use model::time::Span;
 
     #[test]
     fn moment_is_a_time_or_so_long_before_now() {
         let at = |seconds| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
-        assert_eq!(parse_moment("2h"), Ok(Expiry::After(Span::hours(2))));
-        assert!(parse_moment("yesterday").is_err());
+        let flag = |text| resolve_flag("since", Some(text), at(7200));
+        assert_eq!(flag("2h").unwrap(), Some(encode_timestamp(at(0))));
+        assert_eq!(resolve_flag("since", None, at(0)).unwrap(), None);
+        assert_eq!(flag("yesterday").unwrap_err().exit_code(), ExitCode::WrongCommand);
         assert_eq!(resolve_moment(Expiry::After(Span::hours(2)), at(7200)), at(0));
         assert_eq!(resolve_moment(Expiry::At(at(5)), at(7200)), at(5));
     }

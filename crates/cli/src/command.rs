@@ -147,6 +147,10 @@ pub struct Cli {
     )]
     pub color: ColorChoice,
 
+    /// Show times in UTC, and read times without an offset as UTC, instead of in the zone of TZ
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
+    pub utc: bool,
+
     /// Command to run, with its arguments
     #[command(subcommand)]
     pub command: Command,

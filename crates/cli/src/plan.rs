@@ -23,7 +23,7 @@ use crate::object::document::ObjectDocument;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use crate::routine::{decode_routine_fold, folded_note};
-use model::humanize::{absolute_time, relative_time};
+use model::humanize::{absolute_time, relative_and_absolute_time, relative_time};
 use model::machine_view::MachineName;
 use model::pause::Pause;
 use model::plan::PlanRow;
@@ -212,7 +212,7 @@ fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, C
 
 fn render_plan(report: &PlanReport, lines: &[PlanLine]) -> String {
     let rows: Vec<Vec<String>> = lines.iter().map(|line| plan_row(line, report.result.at)).collect();
-    let mut text = format_table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
+    let mut text = format_table(&["IN", "AT", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
     if report.total > rows.len() {
         let _ = writeln!(text, "\nthe first {} of {}: raise --limit", rows.len(), report.total);
     }
@@ -221,8 +221,8 @@ fn render_plan(report: &PlanReport, lines: &[PlanLine]) -> String {
         PlanLine::Work(_) => None,
     })));
     if report.result.truncated {
-        let _ =
-            writeln!(text, "\nthe forecast is too long and ends at {}", absolute_time(report.result.until));
+        let end = relative_and_absolute_time(report.result.until, report.result.at);
+        let _ = writeln!(text, "\nthe forecast is too long and ends {end}");
     }
     text.push_str(&format_pauses(&report.result));
     text.push('\n');
@@ -252,15 +252,11 @@ fn plan_row(line: &PlanLine, now: Timestamp) -> Vec<String> {
     } else {
         relative_time(at, now).trim_start_matches("in ").replace("just now", "now")
     };
-    vec![format_timestamp(at), when, machine, process.to_owned(), what]
+    vec![when, absolute_time(at), machine, process.to_owned(), what]
 }
 
 fn describe_machines(rows: &RoutineRows) -> String {
     rows.name.as_ref().map_or_else(|| format!("{} machines", rows.machines), MachineName::short_name)
-}
-
-fn format_timestamp(at: Timestamp) -> String {
-    at.format("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 fn assumptions_note() -> String {
@@ -288,7 +284,7 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
     if found.is_empty() {
         return format!("it would change nothing within {}\n", args.horizon);
     }
-    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), format_timestamp);
+    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), absolute_time);
     let rows: Vec<Vec<String>> = found
         .iter()
         .map(|one| {
@@ -296,11 +292,8 @@ fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> Strin
             vec![shown(one.before), shown(one.after), one.name.short_name(), process, one.action.clone()]
         })
         .collect();
-    let mut text = format_table(
-        &["AS IT IS (UTC)", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"],
-        &rows,
-        terminal_width(),
-    );
+    let mut text =
+        format_table(&["AS IT IS", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
     if total > rows.len() {
         let _ = writeln!(text, "\nthe first {} of {total} differences: raise --limit", rows.len());
     }

@@ -25,6 +25,7 @@ use crate::machine::watch::{WatchRequest, watch_machines};
 use crate::manual::{ManualProgram, write_man_pages};
 use crate::object::command::{GetArgs, GetCommand};
 use crate::object::describe::print_page;
+use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::watch::watch_objects;
@@ -34,7 +35,8 @@ use crate::order::outcome::OrderTargets;
 use crate::output::color::color_severities;
 use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
-use crate::output::{Format, Output, print_stderr, print_text, report_error};
+use crate::output::zone::{Zone, current_zone, set_current_zone};
+use crate::output::{Format, Output, print_command, print_stderr, print_text, report_error};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
 use crate::top::{is_interactive, run_interactive};
@@ -87,6 +89,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
         Ok(parsed) => parsed,
         Err(reported) => return print_usage(&reported, &given),
     };
+    // Before anything is printed: the first use of the zone sets it, too.
+    set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
     let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
@@ -100,14 +104,15 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
             report_error(&error, &cli.output);
             // For programs, the key is in the details of the error.
             if let Some(key) = error.idempotency_key().filter(|_| cli.output != Output::Json) {
-                print_stderr(&format!("  {}", repeat_command(&given, key)));
+                print_command(&format!("  {}", repeat_command(&given, key)));
             }
             error.exit_code().number()
         }
     }
 }
 
-/// The output of a command as a terminal gets it: in lines that fit, and coloured by severity.
+/// The text of a command as its user gets it: with times in the zone of the user, and on a terminal in lines that fit, and
+/// coloured by severity. JSON and logs stay as they are.
 fn lay_out(cli: &Cli, text: String) -> String {
     let (is_ours, has_severities) = match &cli.command {
         // The text of a log is not ours.
@@ -125,7 +130,7 @@ fn lay_out(cli: &Cli, text: String) -> String {
     if !is_ours || cli.output.format() != Format::Table {
         return text;
     }
-    let text = fit_text(&text, terminal_width());
+    let text = fit_text(&current_zone().localize(&text), terminal_width());
     let variable = |name| std::env::var_os(name);
     let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
     let on_terminal = std::io::stdout().is_terminal();
@@ -317,7 +322,7 @@ fn run_local_command(
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
-                list.truncate(get.args.limit);
+                arrange_list(&mut list, &get.args)?;
                 print_objects(list, &get.args, &cli.output, exit_record)
             }))
         }

@@ -2,7 +2,7 @@
 
 use crate::client::decode::{parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
@@ -28,23 +28,17 @@ const COLUMNS: [Column; 8] = [
 /// Lists the open sessions, oldest first.
 pub(crate) async fn list_sessions(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
     let mut service = SessionsClient::new(client.channel());
-    let (mut objects, mut page_token) = (Vec::new(), String::new());
-    loop {
-        let request = v1::ListSessionsRequest {
-            page_size: page_size(limit, objects.len()),
-            page_token: page_token.clone(),
-        };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let now = require_timestamp(page.read_at, "its read time")?;
-        for session in std::mem::take(&mut page.sessions) {
-            objects.push(session_object(session, now)?);
-        }
-        page_token.clone_from(&page.next_page_token);
-        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
-            let list = ObjectList::of_response(ObjectKind::Session, &page, &COLUMNS, objects);
-            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
-        }
-    }
+    let pages = fetch_pages(limit, String::new(), async |page| {
+        let request = v1::ListSessionsRequest { page_size: page.size, page_token: page.token };
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let sessions = std::mem::take(&mut response.sessions).into_iter();
+        let lines: Vec<ListedObject> =
+            sessions.map(|session| session_object(session, now)).collect::<Result<_, _>>()?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Session, &COLUMNS, pages))
 }
 
 fn session_object(session: v1::Session, now: Timestamp) -> Result<ListedObject, CliError> {

@@ -22,7 +22,7 @@ use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, order_target};
 use bmdb::orders::order::OrderOutcome;
-use model::humanize::{absolute_time, humanize_duration};
+use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
 use model::selector::Selector;
 use model::time::{Span, Timestamp, between};
@@ -244,10 +244,8 @@ pub(crate) async fn describe_update(
     }
     line("at a time", &update.parallelism.to_string());
     line("deadline", &format!("{} s", update.deadline_seconds));
-    line(
-        "ordered",
-        &format!("{} by {}: {}", absolute_time(update.created_at), update.created_by, update.reason),
-    );
+    let ordered_at = relative_and_absolute_time(update.created_at, now);
+    line("ordered", &format!("{ordered_at} by {}: {}", update.created_by, update.reason));
     line("machines", &update.format_counts());
     let rows: Vec<Vec<String>> = update
         .machines

@@ -4,7 +4,7 @@ use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, parse_uuid, require_timestamp,
 };
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
@@ -32,23 +32,16 @@ const COLUMNS: [Column; 9] = [
 /// Lists the live work items, longest running first.
 pub(crate) async fn list_work(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
     let mut service = WorkClient::new(client.channel());
-    let (mut objects, mut page_token) = (Vec::new(), String::new());
-    loop {
-        let request = v1::ListWorkRequest {
-            page_size: page_size(limit, objects.len()),
-            page_token: page_token.clone(),
-        };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let now = require_timestamp(page.read_at, "its read time")?;
-        for item in std::mem::take(&mut page.work) {
-            objects.push(work_object(item, now)?);
-        }
-        page_token.clone_from(&page.next_page_token);
-        if page_size(limit, objects.len()) == 0 || page_token.is_empty() {
-            let list = ObjectList::of_response(ObjectKind::Work, &page, &COLUMNS, objects);
-            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
-        }
-    }
+    let pages = fetch_pages(limit, String::new(), async |page| {
+        let request = v1::ListWorkRequest { page_size: page.size, page_token: page.token };
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let items = std::mem::take(&mut response.work).into_iter();
+        let lines: Vec<ListedObject> = items.map(|item| work_object(item, now)).collect::<Result<_, _>>()?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Work, &COLUMNS, pages))
 }
 
 fn work_object(item: v1::WorkItem, now: Timestamp) -> Result<ListedObject, CliError> {

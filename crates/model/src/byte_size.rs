@@ -1,4 +1,4 @@
-//! Byte sizes as people write them: `20GiB`, `512MiB`, `64KiB`, `100B`.
+//! Byte sizes as people write them: `20GiB`, `512MiB`, `64KiB`, `100B`; and those of disks, `3.8 TB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,6 +8,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Units from the largest down, with their sizes in bytes.
 const UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// Decimal units, in which disks are sold.
+const DISK_UNITS: [(&str, u64); 5] =
+    [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000), ("B", 1)];
 
 /// A number of bytes. Its text is exact: it has the largest unit of which the size is a whole number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,15 +27,37 @@ impl ByteSize {
     /// The size for a sentence, in the largest unit that it fills, with one decimal: `17.5 GiB`.
     #[must_use]
     pub fn humanize(self) -> String {
-        let (unit, size) = UNITS.into_iter().find(|(_, size)| self.0 >= *size).unwrap_or(("B", 1));
-        if size == 1 {
-            return format!("{} B", self.0);
-        }
-        let tenths = u128::from(self.0) * 10 / u128::from(size);
-        match tenths % 10 {
-            0 => format!("{} {unit}", tenths / 10),
-            decimal => format!("{}.{decimal} {unit}", tenths / 10),
-        }
+        humanize_size(self.0, &UNITS)
+    }
+
+    /// Bytes of a unit of a size for people, binary or decimal; `None` for another word.
+    #[must_use]
+    pub fn unit_size(unit: &str) -> Option<u64> {
+        UNITS.into_iter().chain(DISK_UNITS).find(|(name, _)| *name == unit).map(|(_, size)| size)
+    }
+}
+
+/// A number of bytes in the decimal units of disks: `3.8 TB`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiskSize(pub u64);
+
+impl DiskSize {
+    /// The size for people, in the largest unit that it fills, with one decimal.
+    #[must_use]
+    pub fn humanize(self) -> String {
+        humanize_size(self.0, &DISK_UNITS)
+    }
+}
+
+fn humanize_size(bytes: u64, units: &[(&str, u64)]) -> String {
+    let (unit, size) = units.iter().copied().find(|(_, size)| bytes >= *size).unwrap_or(("B", 1));
+    if size == 1 {
+        return format!("{bytes} B");
+    }
+    let tenths = u128::from(bytes) * 10 / u128::from(size);
+    match tenths % 10 {
+        0 => format!("{} {unit}", tenths / 10),
+        decimal => format!("{}.{decimal} {unit}", tenths / 10),
     }
 }
 
@@ -120,6 +146,33 @@ mod tests {
             (u64::MAX, "16777215.9 TiB"),
         ] {
             assert_eq!(ByteSize(bytes).humanize(), text);
+        }
+    }
+
+    #[test]
+    fn sizes_of_disks_have_decimal_units() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1500, "1.5 kB"),
+            (480_103_981_056, "480.1 GB"),
+            (3_840_755_982_336, "3.8 TB"),
+            (16_000_900_661_248, "16 TB"),
+        ] {
+            assert_eq!(DiskSize(bytes).humanize(), text);
+        }
+    }
+
+    #[test]
+    fn unit_has_its_size() {
+        for (unit, size) in [
+            ("GiB", Some(1 << 30)),
+            ("TB", Some(1_000_000_000_000)),
+            ("B", Some(1)),
+            ("gib", None),
+            ("", None),
+        ] {
+            assert_eq!(ByteSize::unit_size(unit), size, "{unit}");
         }
     }
 }

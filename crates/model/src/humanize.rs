@@ -40,16 +40,23 @@ pub fn relative_time(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// A timestamp to the second, by the database's clock.
+/// A timestamp to the second, in UTC: `2026-11-20T14:03:07+00:00`. The command line shows each text of this form in the
+/// time zone of its user. It is one word, which is never split, and can be typed where a time is expected.
 #[must_use]
 pub fn absolute_time(at: Timestamp) -> String {
-    at.format("%Y-%m-%d %H:%M:%S UTC").to_string()
+    at.format("%Y-%m-%dT%H:%M:%S%:z").to_string()
 }
 
-/// Relative and absolute time: `in 5m (2026-11-20 14:03:07 UTC)`.
+/// Relative and absolute time: `in 5m (2026-11-20T14:03:07+00:00)`.
 #[must_use]
 pub fn relative_and_absolute_time(at: Timestamp, now: Timestamp) -> String {
     format!("{} ({})", relative_time(at, now), absolute_time(at))
+}
+
+/// How long something lasts that ends at `until`: `for 2h00m (until 2026-11-20T14:03:07+00:00)`.
+#[must_use]
+pub fn remaining_time(until: Timestamp, now: Timestamp) -> String {
+    format!("for {} (until {})", humanize_duration(between(now, until)), absolute_time(until))
 }
 
 #[cfg(test)]
@@ -83,6 +90,7 @@ mod tests {
         assert_eq!(relative_time(at(-61), at(0)), "1m01s ago");
         assert_eq!(relative_time(at(300), at(0)), "in 5m");
         assert_eq!(relative_time(at(0), at(0)), "just now");
-        assert_eq!(relative_and_absolute_time(at(300), at(0)), "in 5m (2027-01-15 08:05:00 UTC)");
+        assert_eq!(relative_and_absolute_time(at(300), at(0)), "in 5m (2027-01-15T08:05:00+00:00)");
+        assert_eq!(remaining_time(at(7200), at(0)), "for 2h00m (until 2027-01-15T10:00:00+00:00)");
     }
 }

@@ -39,11 +39,11 @@
 //!   with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
 //!   [`log_request`][].
-//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`text_layout`][], [`text_file`][] (files that people
-//!   write), [`pem_blocks`][] (certificates and keys in them), [`plain_text`][] (text that people give), [`sanitize`][]
-//!   (text of others), [`excerpt`][] (answers in errors), [`firmware_text`][] (placeholders in the text of firmware),
-//!   [`shell_words`][], [`arguments`][], [`usage_error`][], [`traces`][], [`configuration_value`][] (values of a
-//!   configuration file).
+//! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`natural_order`][] (of names with numbers),
+//!   [`text_layout`][], [`text_file`][] (files that people write), [`pem_blocks`][] (certificates and keys in them),
+//!   [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
+//!   [`firmware_text`][] (placeholders in the text of firmware), [`shell_words`][], [`arguments`][], [`usage_error`][],
+//!   [`traces`][], [`configuration_value`][] (values of a configuration file).
 //!
 //! # Invariants
 //!
@@ -97,6 +97,7 @@ pub mod kubernetes;
 pub mod label;
 pub mod log_request;
 pub mod machine_view;
+pub mod natural_order;
 pub mod needs_human;
 pub mod node_role;
 pub mod open_files;

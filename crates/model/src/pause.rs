@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::humanize::{absolute_time, relative_and_absolute_time, relative_time};
+use crate::humanize::relative_and_absolute_time;
 use crate::process::{Process, UnknownName};
 use crate::shell_words;
 use crate::time::Timestamp;
@@ -170,12 +170,12 @@ impl Pause {
     /// The pause as a sentence.
     #[must_use]
     pub fn describe(&self, now: Timestamp) -> String {
-        let until = self.until.map_or_else(
-            || "until it is resumed".to_owned(),
-            |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
+        let end = self.until.map_or_else(
+            || ", until it is resumed".to_owned(),
+            |at| format!(", and continues {}", relative_and_absolute_time(at, now)),
         );
         format!(
-            "{} was paused by {} {}, {until}: {}",
+            "{} was paused by {} {}{end}: {}",
             self.describe_target(),
             self.by,
             relative_and_absolute_time(self.since, now),

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::humanize::relative_and_absolute_time;
+use crate::humanize::remaining_time;
 use crate::process::UnknownName;
 use crate::time::Timestamp;
 
@@ -97,10 +97,9 @@ impl Priority {
     /// The priority as a sentence.
     #[must_use]
     pub fn describe(&self, now: Timestamp) -> String {
-        let until = self.until.map_or_else(
-            || "until somebody says otherwise".to_owned(),
-            |at| format!("until {}", relative_and_absolute_time(at, now)),
-        );
+        let until = self
+            .until
+            .map_or_else(|| "until somebody says otherwise".to_owned(), |at| remaining_time(at, now));
         let place = match self.level {
             PriorityLevel::Urgent => "comes before that of other machines",
             PriorityLevel::Normal => "comes as that of other machines",
@@ -141,7 +140,7 @@ mod tests {
              waits"
         );
         assert!(
-            urgent(Some(at(60))).describe(at(0)).contains("until in 1m ("),
+            urgent(Some(at(60))).describe(at(0)).contains("for 1m (until "),
             "{}",
             urgent(Some(at(60))).describe(at(0))
         );

@@ -29,11 +29,14 @@
 //! A *hint* saves time, and is found out or learnt again without it: the process that holds a lock
 //! ([`StateDirectory::find_agent_process`]), the settings of the enrolment, the machine's own clock. A damaged hint
 //! (empty after a loss of power, truncated, of another release) is logged, counts as absent, and is replaced with its
-//! next value. It never refuses an enrolment. Only `roleserver status` shows the damage.
+//! next value. It never refuses an enrolment. Only `roleserver status` shows the damage, and its
+//! error states that the file is replaced.
 //!
 //! `last_heartbeat.json` and `children/NAME/process.json` do not wait for the disk, because they are about this boot alone:
 //! after a loss of power no process runs, and `roleserver status` shows no heartbeat of another boot. So a loss of power can
-//! damage them more often than the others.
+//! damage them more often than the others. So can it damage `children/NAME/service.json`, which is durable when a service
+//! starts: its changes do not wait either, and `files.json` beside it has what a later boot needs
+//! ([`service_runtime`][crate::cluster::services::service_runtime]).
 //!
 //! One hint cannot always be found out again: `children/NAME/process.json`, the record of a running program. A program
 //! in a scope of systemd that is recognized there is adopted. Any other is ended, with SIGTERM and its stop time, and
@@ -235,7 +238,7 @@ impl StateDirectory {
 
     /// Reads the settings learned since the enrolment of that revision; `None` if there are none.
     pub fn read_learned_settings(&self, revision: u64) -> Result<Option<LearnedSettings>, StateError> {
-        Ok(self.read_json::<LearnedSettings>("learned.json")?.filter(|learned| learned.revision == revision))
+        Ok(self.read_hint::<LearnedSettings>("learned.json")?.filter(|learned| learned.revision == revision))
     }
 
     /// Writes settings that came with a response.
@@ -264,7 +267,7 @@ impl StateDirectory {
 
     /// Reads the time that a shepherd last reported.
     pub fn read_time_sample(&self) -> Result<Option<TimeSample>, StateError> {
-        self.read_json("time.json")
+        self.read_hint("time.json")
     }
 
     /// Writes the time that a shepherd reported; after a loss of power it is the lower bound.
@@ -293,7 +296,7 @@ impl StateDirectory {
     ) -> Option<ProcessRecord> {
         let recorded = read.unwrap_or_else(|error| {
             tracing::warn!(%error, "the record of a process is ignored, and replaced when one starts");
-            if let StateError::Damaged { path, .. } = &error {
+            if let StateError::DamagedHint { path, .. } = &error {
                 // Another process may have replaced or removed it. If it stays, it is ignored again.
                 let _ = match std::fs::remove_file(path) {
                     Err(error) if error.kind() == ErrorKind::IsADirectory => {
@@ -304,16 +307,20 @@ impl StateDirectory {
             }
             None
         });
-        recorded.or_else(|| {
-            let instance = lock_holder::find_lock_holder(&self.path.join(lock.file_name()))?;
-            // What it runs is not known, so it is not taken for the wanted process, and is replaced.
-            Some(ProcessRecord { instance, program_sha256: String::new(), revision: 0 })
-        })
+        recorded.or_else(|| self.find_lock_holder(lock))
+    }
+
+    /// The process that holds a lock; `None` if there is none, or if it cannot be found out.
+    #[must_use]
+    pub fn find_lock_holder(&self, lock: Lock) -> Option<ProcessRecord> {
+        let instance = lock_holder::find_lock_holder(&self.path.join(lock.file_name()))?;
+        // What it runs is not known, so it is not taken for the wanted process, and is replaced.
+        Some(ProcessRecord { instance, program_sha256: String::new(), revision: 0 })
     }
 
     /// Reads the record of the agent process, which may not run any more.
     pub fn read_agent_process(&self) -> Result<Option<ProcessRecord>, StateError> {
-        self.read_json("agent.json")
+        self.read_hint("agent.json")
     }
 
     /// Writes the record of the agent process.
@@ -323,7 +330,7 @@ impl StateDirectory {
 
     /// Reads the record of the supervisor process.
     pub fn read_supervisor_process(&self) -> Result<Option<ProcessRecord>, StateError> {
-        self.read_json("supervisor.json")
+        self.read_hint("supervisor.json")
     }
 
     /// Writes the record of the supervisor process.
@@ -333,7 +340,7 @@ impl StateDirectory {
 
     /// Reads the outcome of the newest heartbeat.
     pub fn read_last_heartbeat(&self) -> Result<Option<LastHeartbeat>, StateError> {
-        self.read_json("last_heartbeat.json")
+        self.read_hint("last_heartbeat.json")
     }
 
     /// Writes the outcome of a heartbeat. After a loss of power it would say nothing, so it does not wait for the disk.
@@ -405,6 +412,14 @@ impl StateDirectory {
             Err(TryLockError::WouldBlock) => Err(StateError::Locked { does, path: self.path.clone() }),
             Err(TryLockError::Error(source)) => Err(locking(source)),
         }
+    }
+
+    /// Reads a hint. Its damage is an error of its own, because it needs no person.
+    fn read_hint<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+        self.read_json(name).map_err(|error| match error {
+            StateError::Damaged { path, reason } => StateError::DamagedHint { path, reason },
+            error => error,
+        })
     }
 
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {

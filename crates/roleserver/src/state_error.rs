@@ -29,12 +29,23 @@ pub enum StateError {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The content of a file is not what this program writes.
+    /// The content of a file of truth is not what this program writes.
     #[error(
         "the state file {path} is damaged ({reason}); look at it, then remove it and let the shepherd \
          enrol this machine again", path = path.display()
     )]
     Damaged {
+        /// The path of the damaged file.
+        path: PathBuf,
+        /// What is wrong with its content.
+        reason: String,
+    },
+    /// The content of a hint is not what this program writes. Nobody has to do anything.
+    #[error(
+        "the state file {path} is damaged ({reason}); the role server works without it, and replaces it by itself",
+        path = path.display()
+    )]
+    DamagedHint {
         /// The path of the damaged file.
         path: PathBuf,
         /// What is wrong with its content.

@@ -198,7 +198,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(again.is_err(), "a token is never written over");
 
     let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
-    assert!(paused.starts_with("the updater is paused until "), "{paused}");
+    assert!(paused.starts_with("the updater is paused for 2h00m (until "), "{paused}");
     assert!(kim.ask(&["get", "loops"])?.contains("a new list"));
     assert!(kim.ask(&["label", &machine, "--set", "row=7"])?.contains("is labelled row=7"));
     assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));

@@ -28,6 +28,7 @@ const WORKING: &[(&str, &str)] = &[
     (r#"get machines -o jsonpath='{range .machines[*]}{.phase}{"\n"}{end}'"#, "New\nNew\n"),
     ("get machines -o custom-columns=NAME:.name.providerId,PHASE:.phase", "NAME      PHASE\nsim-0007  New\n"),
     ("get machines --no-headers", "sim-0007  New"),
+    ("get machines --sort-by=phase", "NAME      PHASE"),
     ("get machines -l label.row=7", "sim-0009"),
     ("get machines --selector phase=Ready", "sim-0009"),
     ("get machines -l 'phase in (Ready,NeedsHuman)'", "sim-0009"),
@@ -70,8 +71,8 @@ const WATCH: &str = "get machines -w";
 /// Lines that need a machine with a role server. Tests of logs run them.
 const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
 
-/// Lines that need what does not exist yet: sorting, labels as arguments.
-const NOT_YET: [&str; 3] = ["get machines --sort-by=phase", "label sim-0007 row=7", "label sim-0007 row-"];
+/// Lines that need what does not exist yet: labels as arguments.
+const NOT_YET: [&str; 2] = ["label sim-0007 row=7", "label sim-0007 row-"];
 
 /// Two machines that are new and one that is Ready and has a label, a provider and a cluster.
 const FLEET: [&str; 6] = [

@@ -26,10 +26,15 @@ const FLEET: [&str; 3] = [
      FROM generate_series(1, 1200) n, (VALUES ('access'), ('observe')) l (lane)",
 ];
 
-/// The provider's ids of the machines in a document.
-fn machines(document: &Value) -> anyhow::Result<BTreeSet<String>> {
+/// The provider's ids of the machines in a document, in its order.
+fn ordered_machines(document: &Value) -> anyhow::Result<Vec<String>> {
     let machines = document["machines"].as_array().context("a list")?.iter();
     machines.map(|machine| Ok(machine["name"]["providerId"].as_str().context("a name")?.to_owned())).collect()
+}
+
+/// The provider's ids of the machines in a document.
+fn machines(document: &Value) -> anyhow::Result<BTreeSet<String>> {
+    Ok(ordered_machines(document)?.into_iter().collect())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,6 +48,8 @@ async fn list_is_whole_unless_a_limit_cuts_it() -> TestResult {
 
     let whole = kim.json(&["get", "machines", "--all"])?;
     assert_eq!((machines(&whole)?.len(), &whole["nextPageToken"]), (1200, &Value::from("")), "all pages");
+    let by_value: Vec<String> = (1..=1200).map(|number| format!("sim-{number}")).collect();
+    assert_eq!(ordered_machines(&whole)?, by_value, "by the value of the numbers in names, across pages");
     let present = machines(&kim.json(&["get", "machines"])?)?;
     assert!(present.len() == 1199 && !present.contains("sim-1"), "the retired machine is listed");
     for retired in [&["get", "machines", "--phase", "retired"][..], &["get", "machines", "sim-1", "sim-1"]] {
@@ -55,11 +62,32 @@ async fn list_is_whole_unless_a_limit_cuts_it() -> TestResult {
         note.contains("first 600, and there are more: raise or omit --limit, or continue with --cursor '"),
         "{note}"
     );
+    let by_phase =
+        kim.run_command(&["get", "machines", "--sort-by=phase", "--limit", "1198", "-o", "json"]).await?;
+    let (document, note) = (serde_json::from_slice(&by_phase.stdout)?, String::from_utf8(by_phase.stderr)?);
+    let expected: Vec<String> = (3..=1200).map(|number| format!("sim-{number}")).collect();
+    assert_eq!(
+        ordered_machines(&document)?,
+        expected,
+        "sorted before it is cut: sim-2, which is Ready, is last"
+    );
+    assert!(note.ends_with("first 1198, and there are more: raise or omit --limit\n"), "{note}");
+    let unknown = kim.run_command(&["get", "machines", "--sort-by", "owner"]).await?;
+    let sentence = String::from_utf8(unknown.stderr)?;
+    assert_eq!(
+        (unknown.status.code(), unknown.stdout.len(), sentence.lines().count()),
+        (Some(2), 0, 1),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains("there is no column \"owner\" to sort by; give one of: name, phase, "),
+        "{sentence}"
+    );
     let one = kim.json(&["get", "machine", "sim-7"])?;
     assert_eq!((&one["phase"], &one["name"]["providerId"]), (&Value::from("New"), &Value::from("sim-7")));
 
     let screen = Screen::start(&kim.command(&["get", "machines", "--limit", "3"]), 40, 110)?;
-    let text = screen.until(&["3 machines, 0 healthy, 1 retired (not shown)"]).await?;
+    let text = screen.until(&["3 machines, 1 healthy, 1 retired (not shown)"]).await?;
     assert!(text.contains("NAME") && text.contains("sim-"), "{text}");
     let piped = kim.ask(&["get", "machines", "--limit", "3", "--no-headers"])?;
     assert_eq!(piped.lines().count(), 3, "no headers and no footer: {piped}");

@@ -22,7 +22,7 @@ fn golden(name: &str, text: &str, servers: &[String]) {
     for (pattern, mask) in [
         (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "[uuid]"),
         (r"\b[0-9a-f]{8}  (rack/)?\S+…?", "[uuid]  [name]"),
-        (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[moment]"),
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", "[moment]"),
         (r"\b(\d+(ms|[smhd]))+\b", "[span]"),
         (r"\b(\[span\] ago|just now)", "[span] ago"),
         // Columns are as wide as the values that were masked in them.

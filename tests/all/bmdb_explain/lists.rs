@@ -3,7 +3,8 @@
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::connection::read_pool::ReadPool;
 use shepherd::bmdb::connection::settings::ConnectionSettings;
-use shepherd::bmdb::fleet::listing::{Filter, MachineCursor, list_machines};
+use shepherd::bmdb::fleet::listing::{Filter, list_machines};
+use shepherd::bmdb::fleet::machine_walk::MachineCursor;
 use shepherd::model::access::AccessScope;
 use shepherd::server::api::services::machines::MAX_EXAMINED;
 use sqlx::ConnectOptions as _;
@@ -48,22 +49,29 @@ async fn page_cost(
 /// A page of a hundred machines, with any selector and at any position in the list: it reads a bounded number of rows,
 /// each by a few index lookups.
 pub(super) async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
-    const A_LINE: i64 = 25;
+    // About 4 for its place in the list, and 26 for what lists show.
+    const A_LINE: i64 = 32;
     // Costs are judged here, and not times: so the reads have no short limits, which a busy host reaches.
     let settings = ConnectionSettings { max_connections: 2, ..kit.bmdb.settings().clone() };
     let looks = ReadPool::from_handle(Bmdb::connect(settings).await?);
     let middle = MachineCursor {
-        phase: "Ready".to_owned(),
         provider: "rack-5".to_owned(),
+        provider_id: "50005".to_owned(),
         machine: Uuid::from_u128(u128::MAX / 10 * 9),
     };
     let exact = 101 * A_LINE + 500;
+    // Nine in ten machines of the first provider are Ready: those between them are walked past.
+    let nearly_all = exact + 2 * 101 * 8;
+    // One in ten is not, and all of these are read and sorted.
+    let sorted = exact + 1001 * 8;
     #[expect(clippy::cast_possible_wrap, reason = "some thousands")]
     let looking = (MAX_EXAMINED + 1000) as i64 * A_LINE;
     for (selector, most) in [
         ("", exact),
-        ("phase=ready", exact),
-        ("phase in (Ready,Silent),provider!=rack-7", exact),
+        ("phase=ready", nearly_all),
+        ("phase=provided", sorted),
+        ("phase!=Retired", exact),
+        ("phase in (Ready,Silent),provider!=rack-7", nearly_all),
         ("provider=rack-7", exact),
         // A location that none has, a manufacturer, a product and a size that none has.
         ("location=attic*", looking),

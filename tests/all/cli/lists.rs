@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use shepherd::bmdb::engine::fact_change::FactChange;
 use shepherd::bmdb::engine::named_lease::NamedLease;
 use shepherd::model::adoption::NotAdopted;
+use shepherd::model::natural_order::{compare_names, natural_key};
 use shepherd::model::needs_human::Obstacle;
 use shepherd::model::process::Process;
 
@@ -34,7 +35,7 @@ async fn lists_show_what_is_there() -> TestResult {
     )
     .await?;
     site.advance(Duration::from_mins(5)).await?;
-    golden("machines", &sorted(&site.ask(&["get", "machines"])?));
+    golden("machines", &site.ask(&["get", "machines"])?);
     let wide = site.ask(&["get", "machines", "-o", "wide", "--no-headers", "--phase", "Ready"])?;
     assert!(wide.starts_with("sim-0003  Ready  ") && wide.contains(&ready.to_string()), "{wide}");
     assert_eq!(wide.lines().count(), 1, "{wide}");
@@ -79,13 +80,6 @@ async fn lists_show_what_is_there() -> TestResult {
     Ok(())
 }
 
-/// Machines of one class are listed by id, which is random: sorted for comparison.
-fn sorted(text: &str) -> String {
-    let mut lines: Vec<&str> = text.lines().collect();
-    lines[1..].sort_unstable();
-    lines.join("\n")
-}
-
 #[tokio::test]
 async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResult {
     let site = Site::create("cli_pages").await?;
@@ -127,10 +121,153 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
     made.sort();
     assert_eq!(seen, made);
     let output = site.ask(&["get", "machines", "--limit", "2"])?;
-    assert!(
-        output.contains("first 2, and there are more") && output.contains("--cursor 'Provided/"),
-        "{output}"
+    assert!(output.contains("first 2, and there are more") && output.contains("--cursor '"), "{output}");
+    Ok(())
+}
+
+/// The order of the index is that of `natural_key`: of the ids that providers may have, by the server's own statement.
+#[tokio::test]
+async fn machines_are_listed_in_natural_order() -> TestResult {
+    let site = Site::create("cli_order").await?;
+    let pool = site.database.pool().await?;
+    let mut ids: Vec<String> = [
+        "0",
+        "00",
+        "7",
+        "007",
+        "10",
+        "sim",
+        "sim-",
+        "sim-2",
+        "sim-02",
+        "sim-10",
+        "sim-10a",
+        "SIM-3",
+        "a1b2",
+        "a1b10",
+        "a01b3",
+        "10.0.9.1",
+        "10.0.10.1",
+        "é2",
+        "é10",
+        "٣1",
+        "_x",
+        "x-18446744073709551615",
+        "rack 7/u2",
+        "rack 7/u11",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    ids.extend((0..40).map(|number| format!("n{}-{}", number % 3, number * 7 % 40)));
+    ids.push(format!("long-{}", "9".repeat(30)));
+    for provider in ["rack-10", "rack-9"] {
+        sqlx::query(
+            "WITH made AS (INSERT INTO machine SELECT gen_random_uuid(), now() FROM unnest($1::TEXT[]) RETURNING machine_id),
+                  named AS (SELECT machine_id, ($1::TEXT[])[(row_number() OVER ())::INT] AS id FROM made),
+                  provided AS (
+                      INSERT INTO machine_provided (machine_id, provider, provider_id, status, provided_at, unchanged)
+                      SELECT machine_id, $2, id, 'Running', now(), true FROM named)
+             INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
+                 phase_since, rules_version, policy_version, version, fence, losses)
+             SELECT machine_id, lane, $2, 1, 0, false, 'r', 'd', CASE WHEN id LIKE 'n1%' THEN 'Silent' ELSE 'Ready' END,
+                    now(), 1, 1, 1, 0, 0
+             FROM named, (VALUES ('access'), ('observe')) l (lane)",
+        )
+        .bind(&ids)
+        .bind(provider)
+        .execute(&pool)
+        .await?;
+    }
+    let list = |arguments: &[&str]| -> anyhow::Result<Vec<(String, String)>> {
+        let page = site.json(&[&["get", "machines"], arguments].concat())?;
+        let machines = page["machines"].as_array().context("no list")?.iter();
+        let field =
+            |machine: &serde_json::Value, name: &str| machine["name"][name].as_str().map(str::to_owned);
+        machines.map(|one| field(one, "provider").zip(field(one, "providerId")).context("no name")).collect()
+    };
+    let expected = |chosen: fn(&str) -> bool| -> Vec<(String, String)> {
+        let mut names: Vec<(String, String)> = ["rack-9", "rack-10"]
+            .iter()
+            .flat_map(|provider| ids.iter().map(move |id| ((*provider).to_owned(), id.clone())))
+            .filter(|(_, id)| chosen(id))
+            .collect();
+        names.sort_by(|one, other| {
+            compare_names(&one.0, &other.0).then_with(|| compare_names(&one.1, &other.1))
+        });
+        names
+    };
+    // Ids with the same key are in the order of their UUIDs.
+    let keyed = |names: Vec<(String, String)>| -> Vec<(String, String)> {
+        names.into_iter().map(|(provider, id)| (provider, natural_key(&id))).collect()
+    };
+    assert_eq!(keyed(list(&[])?), keyed(expected(|_| true)));
+    // Few machines are Silent, so they are found by their phase. Many are not, so they are found by their names.
+    assert_eq!(keyed(list(&["--phase", "silent"])?), keyed(expected(|id| id.starts_with("n1"))));
+    assert_eq!(keyed(list(&["--phase", "ready"])?), keyed(expected(|id| !id.starts_with("n1"))));
+    let mut sorted = list(&["--sort-by", "name", "--provider", "rack-9"])?;
+    assert_eq!(
+        keyed(sorted.clone()),
+        keyed(list(&["--provider", "rack-9"])?),
+        "the client sorts as the server"
     );
+    sorted.dedup();
+    assert_eq!(sorted.len(), ids.len());
+    Ok(())
+}
+
+const BERLIN: &str = "CET-1CEST,M3.5.0,M10.5.0/3";
+
+#[tokio::test]
+async fn times_are_in_the_zone_of_the_user() -> TestResult {
+    let site = Site::create("cli_zones").await?;
+    let machine = site.machine("sim", "sim-0001").await?;
+    let run = |zone: &str, arguments: &[&str]| -> anyhow::Result<std::process::Output> {
+        Ok(site.program(arguments)?.env("TZ", zone).output()?)
+    };
+    let describe = ["describe", "machine", "sim-0001"];
+    // Before and after the clock is set back in Berlin.
+    for (created_at, zone, expected) in [
+        ("2026-10-25T00:30:00Z", BERLIN, "2026-10-25T02:30:00+02:00"),
+        ("2026-10-25T01:30:00Z", BERLIN, "2026-10-25T02:30:00+01:00"),
+        ("2026-10-25T00:30:00Z", "EST5EDT,M3.2.0,M11.1.0", "2026-10-24T20:30:00-04:00"),
+        ("2026-10-25T00:30:00Z", "<+0545>-5:45", "2026-10-25T06:15:00+05:45"),
+        ("2026-10-25T00:30:00Z", "", "2026-10-25T00:30:00+00:00"),
+    ] {
+        sqlx::query("UPDATE machine SET created_at = $2::TIMESTAMPTZ WHERE machine_id = $1")
+            .bind(machine.0)
+            .bind(created_at.parse::<chrono::DateTime<chrono::Utc>>()?)
+            .execute(&site.database.pool().await?)
+            .await?;
+        let text = String::from_utf8(run(zone, &describe)?.stdout)?;
+        assert!(text.contains(&format!("({expected})")), "{zone} {created_at}: {text}");
+        let utc = String::from_utf8(run(zone, &[&describe[..], &["--utc"]].concat())?.stdout)?;
+        let expected = format!("({}+00:00)", created_at.trim_end_matches('Z'));
+        assert!(utc.contains(&expected), "{zone} {created_at}: {utc}");
+        let json = String::from_utf8(run(zone, &[&describe[..], &["-o", "json"]].concat())?.stdout)?;
+        assert!(json.contains(created_at), "{zone}: {json}");
+    }
+
+    let hold = ["hold", "sim-0001", "--reason", "a disk", "--until"];
+    let held = run(BERLIN, &[&hold[..], &["2130-07-01T18:00"]].concat())?;
+    let message = String::from_utf8(held.stdout)?;
+    assert!(message.contains("(until 2130-07-01T18:00:00+02:00)"), "the server's words: {message}");
+    let until = || -> anyhow::Result<serde_json::Value> {
+        Ok(site.json(&["get", "machine", "sim-0001"])?["hold"]["until"].clone())
+    };
+    assert_eq!(until()?, "2130-07-01T16:00:00Z");
+    run(BERLIN, &[&hold[..], &["2130-07-01T18:00", "--utc"]].concat())?;
+    assert_eq!(until()?, "2130-07-01T18:00:00Z");
+    for (text, event) in [
+        ("2030-10-27T02:30", "occurs twice"),
+        ("2030-03-31T02:30", "does not exist"),
+        ("2130-07-01", "nor a time"),
+    ] {
+        let refused = run(BERLIN, &[&hold[..], &[text]].concat())?;
+        let sentence = String::from_utf8(refused.stderr)?;
+        assert_eq!((refused.status.code(), sentence.lines().count()), (Some(2), 1), "{sentence}");
+        assert!(sentence.contains(event), "{sentence}");
+    }
+    assert_eq!(until()?, "2130-07-01T18:00:00Z", "a refused order changed it");
     Ok(())
 }
 
@@ -252,8 +389,20 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
     for (statement, parameters) in [
         (include_str!("../../../sql/inspect/list_classes.sql"), vec![]),
         (
-            include_str!("../../../sql/inspect/list_machines.sql"),
-            vec![text("Ready"), text("sim"), after, "101".to_owned()],
+            include_str!("../../../sql/inspect/list_machine_names.sql"),
+            vec![text("sim"), text("m-7"), after.clone(), "101".to_owned()],
+        ),
+        (
+            include_str!("../../../sql/inspect/list_class_names.sql"),
+            vec![
+                text("sim"),
+                "ARRAY['Ready']::text[]".to_owned(),
+                after.clone(),
+                "2000".to_owned(),
+                text("m-7"),
+                after,
+                "101".to_owned(),
+            ],
         ),
         (
             include_str!("../../../sql/inspect/list_by_id.sql"),

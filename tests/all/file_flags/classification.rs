@@ -81,6 +81,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "service_range",
     "set",
     "snapshot",
+    "sort_by",
     "ssh_user",
     "stage",
     "static_device_list_sha256",

@@ -1,10 +1,11 @@
 //! Listing machines by selector, in pages with a cursor.
 //!
-//! The order is phase in the order of a machine's life, then provider, then id, through the index of those three, a
-//! page at a time. What the index does not contain (a location, a fact, a product) is checked in the rows of a page. How
-//! many rows are checked, and for how long, is bounded: a list that hardly any machine matches comes in pages with
+//! The order is that of [`crate::fleet::machine_walk`], which reads a page of machines with their phases from an index. The
+//! other facts of those in a listed phase are then read by UUID, and a location, a fact or a product is checked in them. How
+//! many machines are checked, and for how long, is bounded: a list that hardly any machine matches comes in pages with
 //! hardly any machine, and never in a statement that reads the fleet.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
+use crate::fleet::machine_walk::{MachineCursor, list_classes, plan_walks};
 use crate::machine::selector_values::{SEPARATE_KEYS, SelectorReads};
 use crate::machine::traits::{hardware_from_columns, parse_labels};
 use model::access::AccessScope;
@@ -68,6 +70,23 @@ pub struct MachineSummary {
     pub labels: Labels,
     /// `urgent` or `low`, where an operator put its work before or behind that of others.
     pub priority: Option<String>,
+    /// Name of the cluster that it belongs to.
+    pub cluster: Option<String>,
+    /// The hold on it that is in force.
+    pub hold: Option<HoldSummary>,
+}
+
+/// A hold on a machine of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HoldSummary {
+    /// What the hold stops: `everything`, `power` or `recovery`.
+    pub scope: String,
+    /// Reason that the operator gave.
+    pub reason: String,
+    /// Operator who holds the machine.
+    pub held_by: String,
+    /// When it ends by itself; `None` for never.
+    pub until: Option<Timestamp>,
 }
 
 /// A machine of a list, with the values it is filtered by.
@@ -79,17 +98,6 @@ pub struct ListedMachine {
     pub hardware: Hardware,
     /// Whether heartbeats postpone its due time without a write.
     pub timer: bool,
-}
-
-/// Where a list of machines goes on: after this machine of this phase and provider.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MachineCursor {
-    /// Phase of the last machine.
-    pub phase: String,
-    /// Provider of the last machine; empty for none.
-    pub provider: String,
-    /// Id of the last machine.
-    pub machine: Uuid,
 }
 
 /// When the search for a page ends, however few machines were found: after a number of rows, or at a moment. A number
@@ -152,6 +160,11 @@ struct ListedMachineRow {
     timer: bool,
     labels: Option<serde_json::Value>,
     priority: Option<String>,
+    cluster: Option<String>,
+    hold_scope: Option<String>,
+    hold_reason: Option<String>,
+    hold_by: Option<String>,
+    hold_until: Option<Timestamp>,
 }
 
 impl From<ListedMachineRow> for ListedMachine {
@@ -173,6 +186,13 @@ impl From<ListedMachineRow> for ListedMachine {
             reason: row.reason,
             labels: parse_labels(row.labels),
             priority: row.priority,
+            cluster: row.cluster,
+            hold: row.hold_scope.map(|scope| HoldSummary {
+                scope,
+                reason: row.hold_reason.unwrap_or_default(),
+                held_by: row.hold_by.unwrap_or_default(),
+                until: row.hold_until,
+            }),
         };
         let hardware =
             hardware_from_columns(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads);
@@ -245,30 +265,35 @@ pub async fn list_machines(
     let (mut found, mut looked_at): (Vec<ListedMachine>, usize) = (Vec::new(), 0);
     // Without more to filter by, each row matches, and no more need be read than are wanted.
     let exact = filter.selector.is_about_class_alone();
-    for (phase, provider) in list_classes(tx).await? {
-        let Some(mut from) =
-            class_start(&phase, &provider, after).filter(|_| filter.matches_class(&phase, &provider, scope))
-        else {
-            continue;
-        };
+    let matches = |phase: &str, provider: &str| filter.matches_class(phase, provider, scope);
+    for walk in plan_walks(list_classes(tx).await?, matches) {
+        let Some(mut from) = walk.start(after) else { continue };
+        let route = walk.choose_route(tx).await?;
+        let mut size = 0;
         loop {
-            // One more than requested shows whether there are more.
-            let wanted = if exact { (limit + 1 - found.len()).min(PAGE_SIZE) } else { PAGE_SIZE };
-            let page = read_class_page(tx, (&phase, &provider), from, wanted).await?;
-            let full = page.len() == wanted;
+            // One more than requested shows whether there are more. Where machines in other phases lie between, each page
+            // is twice as long as the one before.
+            let missing = limit + 1 - found.len();
+            size = if exact { missing.max(2 * size).min(PAGE_SIZE) } else { PAGE_SIZE };
+            let mut page = walk.read_page(tx, route, &from, size).await?;
+            let mut full = page.len() == size;
             looked_at += page.len();
-            from = page.last().map_or(from, |one| one.summary.name.machine);
-            found.extend(filter_machines(tx, filter, &reads, page).await?);
+            if exact {
+                full |= walk.cut_surplus(&mut page, missing);
+            }
+            if let Some(last) = page.last() {
+                from = walk.place_of(last);
+            }
+            let selected: Vec<Uuid> =
+                page.iter().filter(|one| walk.includes(one)).map(|one| one.machine_id).collect();
+            found.extend(read_matching(tx, filter, scope, &reads, &selected).await?);
             if found.len() > limit {
                 found.truncate(limit);
                 let next = found.last().map(|one| cursor_after(&one.summary));
                 return Ok(MachinePage { machines: found, next });
             }
             if enough.is_exhausted(looked_at, Instant::now()) {
-                return Ok(MachinePage {
-                    machines: found,
-                    next: Some(MachineCursor { phase, provider, machine: from }),
-                });
+                return Ok(MachinePage { machines: found, next: Some(from) });
             }
             if !full {
                 break;
@@ -286,11 +311,28 @@ pub async fn list_machines_by_id(
     machines: &[Uuid],
 ) -> Result<Vec<ListedMachine>, BmdbError> {
     let reads = SelectorReads::resolve(tx, &filter.selector).await?;
+    read_matching(tx, filter, scope, &reads, machines).await
+}
+
+/// Reads those of `machines` that match, in the same order.
+async fn read_matching(
+    tx: &mut PgConnection,
+    filter: &Filter,
+    scope: &AccessScope,
+    reads: &SelectorReads,
+    machines: &[Uuid],
+) -> Result<Vec<ListedMachine>, BmdbError> {
+    if machines.is_empty() {
+        return Ok(Vec::new());
+    }
     let rows = sqlx::query_file_as!(ListedMachineRow, "../../sql/inspect/list_machines_by_id.sql", machines)
         .fetch_all(&mut *tx)
         .await
         .context(OPERATION)?;
-    let mut listed: Vec<ListedMachine> = rows.into_iter().map(ListedMachine::from).collect();
+    let mut read: HashMap<Uuid, ListedMachine> =
+        rows.into_iter().map(|row| (row.machine_id, ListedMachine::from(row))).collect();
+    let mut listed: Vec<ListedMachine> = machines.iter().filter_map(|machine| read.remove(machine)).collect();
+    // A machine may have changed its phase since the walk.
     listed.retain(|one| {
         filter.matches_class(
             &one.summary.phase,
@@ -298,7 +340,7 @@ pub async fn list_machines_by_id(
             scope,
         )
     });
-    filter_machines(tx, filter, &reads, listed).await
+    filter_machines(tx, filter, reads, listed).await
 }
 
 /// Until when a read of history was complete.
@@ -332,126 +374,18 @@ pub async fn list_changed_machines(
     Ok((machines, until))
 }
 
-/// Every (phase, provider) that has a machine, phases in the order of a machine's life. Phases that
-/// only a newer release knows come last.
-pub async fn list_classes(tx: &mut PgConnection) -> Result<Vec<(String, String)>, BmdbError> {
-    let rows =
-        sqlx::query_file!("../../sql/inspect/list_classes.sql").fetch_all(tx).await.context(OPERATION)?;
-    let mut classes: Vec<(String, String)> =
-        rows.into_iter().map(|row| (row.phase_index, row.provider)).collect();
-    classes.sort_by_cached_key(|class| (phase_order(&class.0), class.clone()));
-    Ok(classes)
-}
-
-/// How many machines a class has, counted up to `bound`.
-pub async fn count_class(
-    tx: &mut PgConnection,
-    (phase, provider): (&str, &str),
-    bound: i64,
-) -> Result<i64, BmdbError> {
-    sqlx::query_file_scalar!("../../sql/inspect/count_class.sql", phase, provider, bound)
-        .fetch_one(tx)
-        .await
-        .context(OPERATION)
-}
-
-/// Position of a phase in lists.
-#[must_use]
-fn phase_order(phase: &str) -> usize {
-    Phase::ALL.iter().position(|known| known.as_str() == phase).unwrap_or(Phase::ALL.len())
-}
-
-/// A page of the machines of one phase and provider, from the one after `after`.
-async fn read_class_page(
-    tx: &mut PgConnection,
-    (phase, provider): (&str, &str),
-    after: Uuid,
-    limit: usize,
-) -> Result<Vec<ListedMachine>, BmdbError> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = sqlx::query_file_as!(
-        ListedMachineRow,
-        "../../sql/inspect/list_machines.sql",
-        phase,
-        provider,
-        after,
-        limit
-    )
-    .fetch_all(tx)
-    .await
-    .context(OPERATION)?;
-    Ok(rows.into_iter().map(ListedMachine::from).collect())
-}
-
-/// Where to begin in a class; `None` when the list is past it.
-fn class_start(phase: &str, provider: &str, after: Option<&MachineCursor>) -> Option<Uuid> {
-    let Some(cursor) = after else { return Some(Uuid::nil()) };
-    let class = (phase_order(phase), phase, provider);
-    match class.cmp(&(phase_order(&cursor.phase), cursor.phase.as_str(), cursor.provider.as_str())) {
-        std::cmp::Ordering::Less => None,
-        std::cmp::Ordering::Equal => Some(cursor.machine),
-        std::cmp::Ordering::Greater => Some(Uuid::nil()),
-    }
-}
-
+/// The place of a machine in the order of lists.
 fn cursor_after(line: &MachineSummary) -> MachineCursor {
     MachineCursor {
-        phase: line.phase.clone(),
         provider: line.name.provider.clone().unwrap_or_default(),
+        provider_id: line.name.provider_id.clone().unwrap_or_default(),
         machine: line.name.machine,
-    }
-}
-
-impl MachineCursor {
-    /// The cursor as text, with which people continue a list.
-    #[must_use]
-    pub fn encode(&self) -> String {
-        format!("{}/{}/{}", self.phase, self.provider, self.machine)
-    }
-
-    /// Parses the text that [`MachineCursor::encode`] wrote. A provider's name may contain anything, the other two
-    /// parts no slash.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (phase, rest) = text.split_once('/')?;
-        let (provider, machine) = rest.rsplit_once('/')?;
-        let machine = Uuid::try_parse(machine).ok()?;
-        Some(Self { phase: phase.to_owned(), provider: provider.to_owned(), machine })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cursor_reads_back_whatever_the_provider_is_called() {
-        let machine = Uuid::from_u128(7);
-        for provider in ["sim", "", "rack/a", "é"] {
-            let cursor = MachineCursor { phase: "Ready".into(), provider: provider.into(), machine };
-            assert_eq!(MachineCursor::parse(&cursor.encode()), Some(cursor));
-        }
-        for text in ["", "Ready", "Ready/sim", "Ready/sim/7"] {
-            assert_eq!(MachineCursor::parse(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn list_continues_after_its_cursor() {
-        let machine = Uuid::from_u128(7);
-        let cursor = MachineCursor { phase: "Provided".into(), provider: "b".into(), machine };
-        for (phase, provider, expected) in [
-            ("New", "z", None),
-            ("Provided", "a", None),
-            ("Provided", "b", Some(machine)),
-            ("Provided", "c", Some(Uuid::nil())),
-            ("Ready", "a", Some(Uuid::nil())),
-            ("AsYetUnknown", "a", Some(Uuid::nil())),
-        ] {
-            assert_eq!(class_start(phase, provider, Some(&cursor)), expected, "{phase} {provider}");
-        }
-        assert_eq!(class_start("New", "a", None), Some(Uuid::nil()));
-    }
 
     #[test]
     fn page_ends_when_its_budget_is_exhausted_and_makes_progress() {

@@ -5,8 +5,9 @@
 //!
 //! # How it works
 //!
-//! * **Lists** for people come in pages with a cursor: machines by filter ([`listing`]), what is due and what failed
-//!   ([`queues`]), sessions and work ([`sessions`]), and the processes of the sessions ([`shepherds`]).
+//! * **Lists** for people come in pages with a cursor: machines by filter ([`listing`], in the order of
+//!   [`machine_walk`]), what is due and what failed ([`queues`]), sessions and work ([`sessions`]), and the processes of
+//!   the sessions ([`shepherds`]).
 //! * **Counts** for people are taken from indexes up to a bound, or from the newest sample ([`statistics`]). One
 //!   shepherd stores a sample once a minute ([`sample`]). [`counts`] has counts for a demo and for tests, without a
 //!   bound.
@@ -46,6 +47,7 @@ pub mod database_limits;
 pub mod endpoints;
 pub mod issue_inputs;
 pub mod listing;
+pub mod machine_walk;
 pub mod provider;
 pub mod queues;
 pub mod retention;

@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 
 use crate::connection::error::BmdbError;
 use crate::connection::{DbContext as _, database_now};
-use crate::fleet::listing::{count_class, list_classes};
+use crate::fleet::machine_walk::{count_class, list_classes};
 use crate::fleet::sample::parse_sample;
 use model::access::AccessScope;
 use model::fleet_sample::FleetSample;

@@ -20,7 +20,7 @@ use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::order::{
     EXPIRY_PASSED, Expiry, Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind,
 };
-use model::humanize::{absolute_time, relative_time};
+use model::humanize::{absolute_time, remaining_time};
 use model::pause::{LoopKind, LoopState, Pause, active_pauses, unpaused_providers};
 use model::time::Timestamp;
 use model::two_person_rule::SensitiveOrder;
@@ -265,10 +265,7 @@ async fn pause_loop_in_tx(
 }
 
 fn pause_message(pause: &Pause, replaces: bool, stranger: bool, now: Timestamp) -> String {
-    let ends = pause.until.map_or_else(
-        || "until it is resumed".to_owned(),
-        |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
-    );
+    let ends = pause.until.map_or_else(|| "until it is resumed".to_owned(), |at| remaining_time(at, now));
     let replaced = if replaces { ", in place of an earlier pause" } else { "" };
     let stranger =
         if stranger { "; no provider of that name is known here yet: check its spelling" } else { "" };

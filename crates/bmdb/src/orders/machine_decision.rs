@@ -14,7 +14,7 @@ use crate::orders::key_replacement;
 use crate::orders::order::{EXPIRY_PASSED, Expiry, OrderOutcome, OrderRejection, format_attribution};
 use model::facts::{Hold, HoldScope, MachineFacts};
 use model::host_key::PinnedHostKey;
-use model::humanize::{absolute_time, relative_time};
+use model::humanize::{absolute_time, remaining_time};
 use model::label::{self, Labels};
 use model::needs_human::Obstacle;
 use model::phase::silence_deadline;
@@ -37,10 +37,7 @@ pub fn hold_machine(
         let text = format!("is not held: {} is over; nothing was changed", absolute_time(over));
         return Err((EXPIRY_PASSED, text));
     }
-    let ends = until.map_or_else(
-        || "until it is released".to_owned(),
-        |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
-    );
+    let ends = until.map_or_else(|| "until it is released".to_owned(), |at| remaining_time(at, now));
     let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
     let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
     let detail = match until {
@@ -185,10 +182,7 @@ pub fn prioritize_machine(
             format!("the priority stays as it is: {} is over; nothing was changed", absolute_time(over));
         return Err((EXPIRY_PASSED, text));
     }
-    let ends = until.map_or_else(
-        || "until somebody says otherwise".to_owned(),
-        |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
-    );
+    let ends = until.map_or_else(|| "until somebody says otherwise".to_owned(), |at| remaining_time(at, now));
     let detail = until.map_or_else(String::new, |at| format!(" until {}", absolute_time(at)));
     let place = if level == PriorityLevel::Urgent { "before" } else { "behind" };
     let replaced = present

@@ -7,6 +7,7 @@ use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use model::artefact::{ArtefactView, piece_count};
+use model::byte_size::ByteSize;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
@@ -15,7 +16,7 @@ use proto::fleet::v1::artefacts_client::ArtefactsClient;
 const COLUMNS: [Column; 6] = [
     Column::always("NAME"),
     Column::always("SHA-256"),
-    Column::always("BYTES"),
+    Column::always("SIZE"),
     Column::always("STATE"),
     Column::always("AGE"),
     Column::always("ADDED BY"),
@@ -50,7 +51,7 @@ fn artefact_row(artefact: &ArtefactView, now: Timestamp) -> Vec<String> {
     vec![
         artefact.name.clone().unwrap_or_else(dash),
         artefact.sha256.clone(),
-        artefact.size.to_string(),
+        ByteSize(artefact.size).humanize(),
         state,
         humanize_duration(between(artefact.added_at.unwrap_or(artefact.upload_started_at), now)),
         artefact.added_by.clone().unwrap_or_else(dash),

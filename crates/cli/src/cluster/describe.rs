@@ -16,7 +16,7 @@ use crate::error::CliError;
 use crate::exit_code::ExitCode;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use model::humanize::{absolute_time, humanize_duration};
+use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::time::{Timestamp, between};
 
 pub(crate) const DESCRIBE_EXAMPLES: &str = "\
@@ -60,7 +60,8 @@ fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {
         line("worker roles", &cluster.roles.join(", "));
     }
     line("approval", &cluster.approval);
-    line("requested", &format!("{} by {}", absolute_time(cluster.created_at), cluster.created_by));
+    let requested_at = relative_and_absolute_time(cluster.created_at, now);
+    line("requested", &format!("{requested_at} by {}", cluster.created_by));
     if !cluster.curators.is_empty() {
         line("curators", &cluster.curators.join(", "));
     }

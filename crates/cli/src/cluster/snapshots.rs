@@ -16,6 +16,7 @@ use crate::order::wait_flags::WaitFlags;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
+use model::byte_size::ByteSize;
 use model::cluster::snapshot::SnapshotView;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
@@ -135,14 +136,14 @@ pub(super) async fn show_snapshots(
                 snapshot.reason.clone(),
                 snapshot.revision.to_string(),
                 snapshot.epoch.to_string(),
-                snapshot.bytes.to_string(),
+                ByteSize(snapshot.bytes).humanize(),
                 snapshot.nodes.to_string(),
                 snapshot.members.to_string(),
-                snapshot.image_bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string()),
+                snapshot.image_bytes.map_or_else(|| "-".to_owned(), |bytes| ByteSize(bytes).humanize()),
             ]
         })
         .collect();
-    let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "BYTES", "NODES", "MEMBERS", "IMAGE"];
+    let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "SIZE", "NODES", "MEMBERS", "IMAGE"];
     Ok(format_table(&head, &rows, terminal_width()))
 }
 

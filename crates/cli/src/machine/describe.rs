@@ -19,6 +19,7 @@ use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use crate::work::decode_holder;
 use bmdb::machine::tags::{Tag, TagColumn};
+use model::byte_size::ByteSize;
 use model::host_key::HostKey;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::machine_view::{LaneView, MachineName};
@@ -215,6 +216,9 @@ fn column_lines(tag: &Tag, now: Timestamp) -> Vec<(String, String)> {
                     .parse::<Timestamp>()
                     .map_or_else(|_| moment.clone(), |moment| relative_and_absolute_time(moment, now)),
                 (Value::String(text), _) => text.clone(),
+                (Value::Number(number), _) if column.name.ends_with("_bytes") => {
+                    number.as_u64().map_or_else(|| number.to_string(), |bytes| ByteSize(bytes).humanize())
+                }
                 (other, _) => other.to_string(),
             };
             Some((column.name.clone(), text))

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, PageRequest, fetch_pages};
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
@@ -14,7 +14,7 @@ use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::output::table::or_dash;
-use bmdb::fleet::listing::MachineSummary;
+use bmdb::fleet::listing::{HoldSummary, MachineSummary};
 use model::humanize::{humanize_duration, relative_time};
 use model::label;
 use model::machine_view::MachineName;
@@ -30,13 +30,15 @@ pub(super) const MAX_NAMES: usize = 100;
 pub(super) const PHASE_COLUMN: usize = 1;
 
 /// Columns of a table of machines.
-pub(super) const COLUMNS: [Column; 10] = [
+pub(super) const COLUMNS: [Column; 12] = [
     Column::always("NAME"),
     Column::always("PHASE"),
     Column::always("SINCE"),
     Column::always("HEARTBEAT"),
     Column::always("ADDRESS"),
     Column::if_any("LOCATION"),
+    Column::if_any("CLUSTER"),
+    Column::if_any("HOLD"),
     Column::if_any("PRIORITY"),
     Column::if_any("LABELS"),
     Column::wide("UUID"),
@@ -65,32 +67,31 @@ impl MachineListArgs {
     }
 }
 
-/// Lists machines by phase in the order of a machine's life, then provider, then id.
+/// Lists machines by provider, then by the provider's id.
 pub(crate) async fn list_machines(
     client: &FleetClient,
     args: &MachineListArgs,
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let (mut machines, mut page_token) = (Vec::new(), args.cursor.clone().unwrap_or_default());
-    loop {
+    let first = args.cursor.clone().unwrap_or_default();
+    let pages = fetch_pages(limit, first, async |page: PageRequest| {
         let request = v1::ListMachinesRequest {
             selector: args.filters.selector_text(),
-            page_size: page_size(limit, machines.len()),
-            page_token: page_token.clone(),
+            page_size: page.size,
+            page_token: page.token,
             omit_retired: args.omits_retired(),
             ..v1::ListMachinesRequest::default()
         };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        machines.extend(take_machines(&mut page)?);
-        page_token.clone_from(&page.next_page_token);
-        if page_size(limit, machines.len()) == 0 || page_token.is_empty() {
-            let objects = machine_objects(machines);
-            let list = ObjectList::of_response(ObjectKind::Machine, &page, &COLUMNS, objects);
-            let cursor = Some(page_token).filter(|token| !token.is_empty());
-            return Ok(ObjectList { has_more: cursor.is_some(), cursor, ..list });
-        }
-    }
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let lines = take_machines(&mut response)?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    let cursor = Some(pages.next_token).filter(|token| !token.is_empty());
+    let objects = machine_objects(pages.lines);
+    let list = ObjectList::of_response(ObjectKind::Machine, &pages.response, &COLUMNS, objects);
+    Ok(ObjectList { has_more: cursor.is_some(), cursor, ..list })
 }
 
 /// Lists these machines, in the order of their names. The API finds them.
@@ -166,6 +167,8 @@ pub(super) fn machine_row(line: MachineSummary, with_provider: bool, now: Timest
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative_time(at, now)),
         or_dash(line.address.as_deref()),
         or_dash(line.location.as_deref()),
+        or_dash(line.cluster.as_deref()),
+        line.hold.as_ref().map_or_else(|| "-".to_owned(), |hold| format_hold(hold, now)),
         or_dash(line.priority.as_deref()),
         if labels.is_empty() { "-".to_owned() } else { labels },
         uuid,
@@ -177,9 +180,19 @@ pub(super) fn machine_row(line: MachineSummary, with_provider: bool, now: Timest
     ]
 }
 
+/// What a hold stops, and when it ends by itself.
+fn format_hold(hold: &HoldSummary, now: Timestamp) -> String {
+    match hold.until {
+        Some(until) => format!("{}, ends {}", hold.scope, relative_time(until, now)),
+        None => hold.scope.clone(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::time::after;
+    use std::time::Duration;
     use uuid::Uuid;
 
     fn machine(number: u128, provider: Option<&str>, reason: &str) -> FetchedMachine {
@@ -202,6 +215,8 @@ mod tests {
             reason: reason.to_owned(),
             labels: label::Labels::new(),
             priority: None,
+            cluster: None,
+            hold: None,
         };
         let document = ObjectDocument::Local(serde_json::Value::Null);
         FetchedMachine { summary, document, read_at: Timestamp::UNIX_EPOCH }
@@ -230,6 +245,33 @@ mod tests {
         let healthy = "healthy; recovery begins when its agent is silent for 10m";
         let machines = vec![machine(1, Some("a"), healthy), machine(2, Some("a"), "held by kim: a disk")];
         assert_eq!(column(machines, COLUMNS.len() - 1), ["", "held by kim: a disk"]);
+    }
+
+    /// The cell of this column, in the row of a machine that `change` has changed.
+    fn cell(header: &str, change: impl FnOnce(&mut MachineSummary)) -> String {
+        let mut one = machine(1, Some("a"), "newly provided");
+        change(&mut one.summary);
+        let index = COLUMNS.iter().position(|column| column.header == header).unwrap();
+        column(vec![one], index).remove(0)
+    }
+
+    #[test]
+    fn cells_are_below_their_headers() {
+        let hold = |until| {
+            let text = str::to_owned;
+            Some(HoldSummary { scope: text("power"), reason: text("a disk"), held_by: text("kim"), until })
+        };
+        let until = after(Timestamp::UNIX_EPOCH, Duration::from_hours(2));
+        assert_eq!(cell("LOCATION", |_| ()), "-");
+        assert_eq!(cell("LOCATION", |line| line.location = Some("ams-1".to_owned())), "ams-1");
+        assert_eq!(cell("CLUSTER", |_| ()), "-");
+        assert_eq!(cell("CLUSTER", |line| line.cluster = Some("prod".to_owned())), "prod");
+        assert_eq!(cell("HOLD", |_| ()), "-");
+        assert_eq!(cell("HOLD", |line| line.hold = hold(None)), "power");
+        assert_eq!(cell("HOLD", |line| line.hold = hold(Some(until))), "power, ends in 2h00m");
+        assert_eq!(cell("PRIORITY", |line| line.priority = Some("low".to_owned())), "low");
+        assert_eq!(cell("UUID", |_| ()), Uuid::from_u128(1).to_string());
+        assert_eq!(cell("WHY", |_| ()), "newly provided");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use prost::Message as _;
 
+use model::byte_size::{ByteSize, DiskSize};
 use proto::hardware::v1::block_device::Protocol;
 use proto::hardware::v1::cpu::Architecture;
 use proto::hardware::v1::{BlockDevice, Cpu, EfiSupport, HardwareReport, NetworkInterface};
@@ -22,7 +23,13 @@ pub fn describe_report(bytes: &[u8]) -> Result<Vec<(String, String)>, prost::Dec
     } else {
         String::new()
     };
-    lines.push(("memory".to_owned(), format!("{}{usable}", format_bytes(memory.installed_bytes))));
+    lines.push((
+        "memory".to_owned(),
+        format!(
+            "{}{usable}",
+            size_or_unknown(memory.installed_bytes, ByteSize(memory.installed_bytes).humanize())
+        ),
+    ));
     lines.extend(report.cpus.iter().map(|found| ("cpu".to_owned(), format_cpu(found))));
     lines.extend(report.block_devices.iter().map(|found| ("disk".to_owned(), format_disk(found))));
     lines.extend(
@@ -69,7 +76,7 @@ fn format_disk(disk: &BlockDevice) -> String {
         "{}: {}, {}, {protocol}, {}",
         disk.name,
         join_known(&[&disk.vendor, &disk.model]),
-        format_bytes(disk.capacity_bytes),
+        size_or_unknown(disk.capacity_bytes, DiskSize(disk.capacity_bytes).humanize()),
         if disk.rotational { "rotational" } else { "solid state" },
     );
     let mut add = |more: String| {
@@ -119,34 +126,31 @@ fn or_unknown(text: &str) -> String {
     join_known(&[text])
 }
 
-/// Bytes in the largest unit of which there is at least one; `unknown` for 0.
-fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes == 0 {
-        return "unknown".to_owned();
-    }
-    let unit = usize::try_from(bytes.ilog2() / 10).unwrap_or(0).min(UNITS.len() - 1);
-    let whole = bytes >> (10 * unit);
-    let tenth = ((bytes & ((1 << (10 * unit)) - 1)) * 10) >> (10 * unit);
-    if tenth == 0 { format!("{whole} {}", UNITS[unit]) } else { format!("{whole}.{tenth} {}", UNITS[unit]) }
+/// The size of a device, unless the report does not know it.
+fn size_or_unknown(bytes: u64, size: String) -> String {
+    if bytes == 0 { "unknown".to_owned() } else { size }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proto::hardware::v1::Memory;
 
     #[test]
-    fn sizes_have_the_largest_whole_unit() {
-        for (bytes, expected) in [
-            (0, "unknown"),
-            (512, "512 B"),
-            (1536, "1.5 KiB"),
-            (64 << 30, "64 GiB"),
-            (3_840_755_982_336, "3.4 TiB"),
-            (u64::MAX, "16383.9 PiB"),
-        ] {
-            assert_eq!(format_bytes(bytes), expected);
-        }
+    fn memory_is_in_binary_units_and_disks_are_in_decimal_ones() {
+        let report = HardwareReport {
+            memory: Some(Memory { installed_bytes: 64 << 30, ..Memory::default() }),
+            block_devices: vec![
+                BlockDevice { capacity_bytes: 3_840_755_982_336, ..BlockDevice::default() },
+                BlockDevice::default(),
+            ],
+            ..HardwareReport::default()
+        };
+        let lines = describe_report(&report.encode_to_vec()).unwrap();
+        assert!(lines.contains(&("memory".to_owned(), "64 GiB".to_owned())), "{lines:?}");
+        let disks: Vec<&String> =
+            lines.iter().filter(|(label, _)| label == "disk").map(|(_, text)| text).collect();
+        assert!(disks[0].contains(", 3.8 TB, ") && disks[1].contains(", unknown, "), "{disks:?}");
     }
 
     #[test]

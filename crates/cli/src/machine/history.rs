@@ -9,7 +9,7 @@ use model::timeline::{HistoryEntry, TimelineLine};
 use proto::fleet::v1;
 
 /// Headers of a table of history entries.
-pub const EVENT_HEADERS: [&str; 5] = ["AT (UTC)", "EVENT", "WORK", "BY", "DETAIL"];
+pub const EVENT_HEADERS: [&str; 5] = ["AT", "EVENT", "WORK", "BY", "DETAIL"];
 
 /// A history entry as a row under [`EVENT_HEADERS`].
 #[must_use]
@@ -41,7 +41,7 @@ fn routine_row(fold: &RoutineFold) -> Vec<String> {
 }
 
 fn format_moment(at: Timestamp) -> String {
-    at.format("%Y-%m-%d %H:%M:%S%.3f").to_string()
+    at.format("%Y-%m-%dT%H:%M:%S%.3f%:z").to_string()
 }
 
 /// Decodes a line of a timeline.

@@ -26,6 +26,7 @@ use crate::order::retry::send_order_through;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
 use bmdb::orders::order::OrderOutcome;
+use model::byte_size::ByteSize;
 use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use model::machine_view::MachineName;
 use model::time::Span;
@@ -281,9 +282,9 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
             let rows: Vec<_> = came
                 .available_logs
                 .iter()
-                .map(|there| vec![there.log.clone(), there.bytes.to_string()])
+                .map(|there| vec![there.log.clone(), ByteSize(there.bytes).humanize()])
                 .collect();
-            Ok(format_table(&["LOG", "BYTES"], &rows, terminal_width()))
+            Ok(format_table(&["LOG", "SIZE"], &rows, terminal_width()))
         }
         (Some(log), Format::Json) => format_json(&json!({
             "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "log": log,

@@ -2,7 +2,7 @@
 
 use crate::client::decode::{decode_machine_name, decode_timestamp, require_timestamp};
 use crate::error::CliError;
-use bmdb::fleet::listing::MachineSummary;
+use bmdb::fleet::listing::{HoldSummary, MachineSummary};
 use proto::fleet::v1;
 
 /// Decodes a machine of a list.
@@ -23,7 +23,18 @@ pub fn decode_machine(machine: v1::Machine) -> Result<MachineSummary, CliError> 
         reason: machine.reason,
         labels: machine.labels.into_iter().collect(),
         priority: machine.priority,
+        cluster: machine.cluster,
+        hold: machine.hold.map(decode_hold),
     })
+}
+
+fn decode_hold(hold: v1::MachineHold) -> HoldSummary {
+    HoldSummary {
+        scope: hold.scope,
+        reason: hold.reason,
+        held_by: hold.held_by,
+        until: hold.until.and_then(decode_timestamp),
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, PageRequest, fetch_pages};
 use crate::error::CliError;
 use crate::machine::history::{EVENT_HEADERS, decode_line, timeline_row};
 use crate::object::document::ObjectDocument;
@@ -56,21 +56,19 @@ pub async fn show_timeline(
 /// Fetches pages until there are enough lines. The result is the last page, with the lines of all of them.
 async fn fetch_timeline(client: &FleetClient, args: &TimelineArgs) -> Result<TimelineResponse, CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let (mut events, mut page_token) = (Vec::new(), String::new());
-    loop {
+    let pages = fetch_pages(Some(args.limit), String::new(), async |page: PageRequest| {
         let request = TimelineRequest {
             machine: args.machine.clone(),
-            limit: page_size(Some(args.limit), events.len()),
-            page_token,
+            limit: page.size,
+            page_token: page.token,
             without_routine: !args.all,
         };
-        let mut page = service.timeline(request).await.map_err(status_to_error)?.into_inner();
-        events.append(&mut page.events);
-        if page_size(Some(args.limit), events.len()) == 0 || page.next_page_token.is_empty() {
-            return Ok(TimelineResponse { events, ..page });
-        }
-        page_token = page.next_page_token;
-    }
+        let mut response = service.timeline(request).await.map_err(status_to_error)?.into_inner();
+        let lines = std::mem::take(&mut response.events);
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(TimelineResponse { events: pages.lines, ..pages.response })
 }
 
 fn render_timeline(response: TimelineResponse) -> Result<String, CliError> {

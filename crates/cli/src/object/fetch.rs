@@ -22,15 +22,15 @@ use crate::tokens::get::list_tokens;
 use crate::update::list_updates;
 use crate::work::list_work;
 
-/// The objects of a kind, at most as many as the limit allows. Names are not selected yet, except those of machines and
-/// updates: the API finds these.
+/// The objects of a kind, at most as many as the limit allows. A list that is sorted by a column is read to its end before.
+/// Names are not selected yet, except those of machines and updates: the API finds these.
 pub(super) async fn fetch_objects(
     client: &FleetClient,
     kind: ObjectKind,
     args: &GetArgs,
     selection: &KindSelection,
 ) -> Result<ObjectList, CliError> {
-    let limit = args.limit;
+    let limit = args.limit.filter(|_| args.sort_by.is_none());
     let mut list = match kind {
         ObjectKind::Machine if args.names.is_empty() => {
             list_machines(client, &selection.machines, limit).await?
@@ -53,6 +53,15 @@ pub(super) async fn fetch_objects(
         ObjectKind::Audit => list_audit(client, &selection.audit, limit).await?,
         ObjectKind::Context => list_contexts()?,
     };
-    list.truncate(limit);
+    arrange_list(&mut list, args)?;
     Ok(list)
+}
+
+/// Sorts a list as the user wants it, and then cuts it at the limit.
+pub(crate) fn arrange_list(list: &mut ObjectList, args: &GetArgs) -> Result<(), CliError> {
+    if let Some(column) = &args.sort_by {
+        list.sort_by_column(column)?;
+    }
+    list.truncate(args.limit);
+    Ok(())
 }

@@ -37,7 +37,7 @@ pub(crate) async fn run_get_command(
     Ok(print_objects(list, args, &context.output, &context.exit_record)? + &footer)
 }
 
-/// Prints the objects that `args` select. Notes go to standard error.
+/// Prints the objects that `args` select, of a list that is sorted and cut. Notes go to standard error.
 pub(crate) fn print_objects(
     mut list: ObjectList,
     args: &GetArgs,
@@ -45,6 +45,10 @@ pub(crate) fn print_objects(
     exit_record: &ExitRecord,
 ) -> Result<String, CliError> {
     let problems = list.select(&args.names);
+    if let Some(column) = args.sort_by.as_ref().filter(|_| !args.names.is_empty()) {
+        // The objects are in the order of their names.
+        list.sort_by_column(column)?;
+    }
     if let Some(error) = unresolved_error(&problems, output) {
         if list.objects.is_empty() {
             return Err(error);
@@ -148,6 +152,21 @@ mod tests {
             (&["x", "y"], (None, 3)),
         ] {
             assert_eq!(get(names, "table"), expected, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn named_objects_are_in_the_order_of_their_names_or_sorted() {
+        for (sort_by, expected) in
+            [(None, Some("b\na\n")), (Some("name"), Some("a\nb\n")), (Some("owner"), None)]
+        {
+            let args = GetArgs {
+                names: vec!["b".to_owned(), "a".to_owned()],
+                sort_by: sort_by.map(str::to_owned),
+                ..GetArgs::default()
+            };
+            let printed = print_objects(list(), &args, &Output::Name, &ExitRecord::default());
+            assert_eq!(printed.ok().as_deref(), expected, "{sort_by:?}");
         }
     }
 

@@ -79,12 +79,13 @@ pub static KINDS: [KindRow; 17] = [
         noun: "machine",
         foreign: &["node", "nodes", "no", "pod", "pods", "po", "host", "hosts", "server", "servers"],
         key: "machines",
-        list_about: "Machines by phase, provider and id",
+        list_about: "Machines by provider and name",
         list_examples: "\
 Examples:
   shepherdctl get machines --phase NeedsHuman --phase Quarantined
   shepherdctl get machines -l 'phase=Ready,location=ams*,label.row=7,memory>=64GiB'
   shepherdctl get machines sim-0007 sim-0008
+  shepherdctl get machines --sort_by since
   shepherdctl get machines --provider rack-a --limit 1000 -o json",
         page_about: "Facts, schedule, work, waits and last events of a machine",
         page_examples: "\

@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use prost::{Message, Name};
 use serde_json::Value;
 
+use crate::client::pagination::Page;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
+use crate::object::sort::{find_column, sort_objects};
 use crate::output::table::{format_rows, format_table, terminal_width};
 
 /// Shortest beginning of an id that names an object, in characters.
@@ -165,6 +167,24 @@ impl ObjectList {
         }
     }
 
+    /// The list of these pages.
+    #[must_use]
+    pub(crate) fn of_pages<M: Message + Name>(
+        kind: ObjectKind,
+        columns: &'static [Column],
+        pages: Page<ListedObject, M>,
+    ) -> Self {
+        let has_more = pages.has_more();
+        Self { has_more, ..Self::of_response(kind, &pages.response, columns, pages.lines) }
+    }
+
+    /// Sorts the list by the column that the user names. A column that does not exist is an error.
+    pub fn sort_by_column(&mut self, name: &str) -> Result<(), CliError> {
+        let column = find_column(self.columns, name).map_err(CliError::Invalid)?;
+        sort_objects(&mut self.objects, column);
+        Ok(())
+    }
+
     /// Cuts the list after `limit` objects.
     pub fn truncate(&mut self, limit: Option<u32>) {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
@@ -282,6 +302,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::exit_code::ExitCode;
 
     const COLUMNS: [Column; 4] =
         [Column::always("NAME"), Column::if_any("LABELS"), Column::always("WHY"), Column::wide("ID")];
@@ -353,6 +374,28 @@ mod tests {
         let mut list = ObjectList { unresolved: Some(vec!["no x".to_owned()]), ..list() };
         assert_eq!(list.select(&["x".to_owned()]), ["no x"]);
         assert_eq!(list.objects.len(), 4);
+    }
+
+    #[test]
+    fn list_is_sorted_by_any_of_its_columns() {
+        for (column, expected) in [
+            ("labels", vec!["b", "twin", "twin", "a"]),
+            ("id", vec!["a", "b", "twin", "twin"]),
+            ("NAME", vec!["a", "b", "twin", "twin"]),
+        ] {
+            let mut list = list();
+            list.objects.reverse();
+            list.objects.swap(2, 3);
+            list.sort_by_column(column).unwrap();
+            let names: Vec<&str> = list.objects.iter().map(|object| object.names.name.as_str()).collect();
+            assert_eq!(names, expected, "{column}");
+        }
+        let error = list().sort_by_column("owner").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is no column \"owner\" to sort by; give one of: name, labels, why, id"
+        );
+        assert_eq!(error.exit_code(), ExitCode::WrongCommand);
     }
 
     #[test]

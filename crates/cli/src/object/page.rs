@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use model::byte_size::ByteSize;
 use model::humanize::relative_and_absolute_time;
 use model::text_layout::format_labelled;
 use model::time::Timestamp;
@@ -19,8 +20,18 @@ pub fn format_page(object: &Value, now: Timestamp, width: Option<usize>) -> Stri
 fn add_fields(prefix: &str, fields: &Map<String, Value>, now: Timestamp, lines: &mut Vec<(String, String)>) {
     for (name, value) in fields {
         let label = format!("{prefix}{}", label_of(name));
-        add_value(&label, value, now, lines);
+        match size_of(name, value) {
+            Some(size) => lines.push((label.trim_end_matches(" bytes").to_owned(), size)),
+            None => add_value(&label, value, now, lines),
+        }
     }
+}
+
+/// The value of a field that is a number of bytes, as a size; `None` for any other field.
+fn size_of(name: &str, value: &Value) -> Option<String> {
+    let is_size = matches!(name, "size" | "bytes") || name.ends_with("Bytes");
+    let bytes = value.as_str().filter(|_| is_size)?.parse().ok()?;
+    Some(ByteSize(bytes).humanize())
 }
 
 fn add_value(label: &str, value: &Value, now: Timestamp, lines: &mut Vec<(String, String)>) {
@@ -88,6 +99,9 @@ mod tests {
             "dryRun": false,
             "error": null,
             "note": "",
+            "size": "600000",
+            "imageBytes": "3221225472",
+            "sizes": "7",
             "servers": ["a:1", "b:1"],
             "roles": [],
             "holder": { "process": "Update", "labels": {} },
@@ -104,6 +118,9 @@ mod tests {
             "dry run no",
             "error -",
             "note -",
+            "size 585.9 KiB",
+            "image 3 GiB",
+            "sizes 7",
             "servers a:1, b:1",
             "roles -",
             "holder process Update",
@@ -114,7 +131,7 @@ mod tests {
             assert!(lines.iter().any(|line| line == expected), "{expected}: {page}");
         }
         let started = lines.iter().find(|line| line.starts_with("started at 7s ago"));
-        assert!(started.is_some_and(|line| line.contains("2026-11-20 18:00:00")), "{page}");
-        assert_eq!(lines.len(), 13, "{page}");
+        assert!(started.is_some_and(|line| line.contains("2026-11-20T18:00:00+00:00")), "{page}");
+        assert_eq!(lines.len(), 16, "{page}");
     }
 }

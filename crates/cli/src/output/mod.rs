@@ -1,7 +1,8 @@
 //! Output formats: text for people, JSON and YAML for programs; standard output and standard error.
 //!
 //! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
-//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names.
+//! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. Times in text are in the
+//! zone of the user ([`zone`][]).
 //!
 //! A terminal gets text that fits it ([`terminal`][], [`table`][]), and colours ([`color`][]), which only repeat what a word
 //! says. So output reads the same in a terminal, a file and a chat.
@@ -17,6 +18,7 @@ use crate::exit_code::ExitCode;
 use crate::output::custom_columns::CustomColumns;
 use crate::output::json_path::JsonPathTemplate;
 use crate::output::terminal::terminal_columns;
+use crate::output::zone::current_zone;
 use model::text_layout::fit_text;
 
 pub mod color;
@@ -26,6 +28,7 @@ pub mod json_path;
 pub mod table;
 pub mod terminal;
 pub mod yaml;
+pub mod zone;
 
 /// Format of a command's answer, as `--output` selects it.
 #[derive(Clone, Debug, PartialEq)]
@@ -218,9 +221,14 @@ pub(crate) fn unresolved_error(problems: &[String], output: &Output) -> Option<C
     Some(CliError::Ended { exit: ExitCode::NotFound, message })
 }
 
-/// Writes sentences to standard error, in lines that fit its terminal.
+/// Writes sentences to standard error, with times in the zone of the user, in lines that fit its terminal.
 pub fn print_stderr(sentences: &str) {
-    write_stderr(&fit_text(sentences, terminal_columns(std::io::stderr())));
+    print_command(&current_zone().localize(sentences));
+}
+
+/// Writes a command to standard error, in lines that fit its terminal. Its times stay as the user wrote them.
+pub(crate) fn print_command(command: &str) {
+    write_stderr(&fit_text(command, terminal_columns(std::io::stderr())));
 }
 
 fn write_stderr(text: &str) {

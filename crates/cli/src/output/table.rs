@@ -9,6 +9,7 @@
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::output::terminal::terminal_columns;
+use crate::output::zone::current_zone;
 
 /// Columns between two cells.
 const GAP: usize = 2;
@@ -195,8 +196,9 @@ fn total_width(widths: impl Iterator<Item = usize>) -> usize {
     widths.map(|width| width + GAP).sum()
 }
 
+/// A cell on one line, with its times in the zone of the user: a line that is cut may contain half of a time.
 fn one_line(cell: &str) -> String {
-    cell.replace(['\n', '\r', '\t'], " ")
+    current_zone().localize(cell).replace(['\n', '\r', '\t'], " ")
 }
 
 /// The whole words of a text that fit a width, with an ellipsis if there are more. A single word is not shortened.

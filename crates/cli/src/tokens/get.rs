@@ -2,7 +2,7 @@
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, fetch_pages};
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
@@ -27,26 +27,17 @@ const COLUMNS: [Column; 6] = [
 /// Lists the credentials, newest first.
 pub(crate) async fn list_tokens(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
     let mut service = CredentialsClient::new(client.channel());
-    let (mut objects, mut page_token) = (Vec::new(), String::new());
-    loop {
-        let page_size = page_size(limit, objects.len()).min(PAGE_SIZE);
-        let request = v1::ListCredentialsRequest { page_size, page_token: page_token.clone() };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let now = require_timestamp(page.read_at, "its read time")?;
-        objects.extend(
-            std::mem::take(&mut page.credentials).iter().map(|credential| credential_object(credential, now)),
-        );
-        page_token.clone_from(&page.next_page_token);
-        if is_complete(limit, objects.len()) || page_token.is_empty() {
-            let list = ObjectList::of_response(ObjectKind::Token, &page, &COLUMNS, objects);
-            return Ok(ObjectList { has_more: !page_token.is_empty(), ..list });
-        }
-    }
-}
-
-/// Whether the limit is reached.
-fn is_complete(limit: Option<u32>, listed: usize) -> bool {
-    page_size(limit, listed) == 0
+    let pages = fetch_pages(limit, String::new(), async |page| {
+        let request =
+            v1::ListCredentialsRequest { page_size: page.size.min(PAGE_SIZE), page_token: page.token };
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let credentials = std::mem::take(&mut response.credentials);
+        let lines = credentials.iter().map(|credential| credential_object(credential, now)).collect();
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Token, &COLUMNS, pages))
 }
 
 fn credential_object(credential: &v1::Credential, now: Timestamp) -> ListedObject {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::output::table::format_table;
+use crate::output::zone::current_zone;
 use crate::top::fleet_summary::{FleetSummary, LoopStats, PhaseSummary};
 use model::humanize::{absolute_time, humanize_duration, relative_time};
 use model::phase::Phase;
@@ -57,7 +58,8 @@ pub fn page_heading(view: &FleetSummary) -> String {
     let ready: i64 = there().filter(well).map(|line| line.machines).sum();
     let least = if there().any(|line| line.at_least) { "at least " } else { "" };
     let noun = if machines == 1 { "machine" } else { "machines" };
-    format!("{least}{machines} {noun}, {ready} of them healthy; {}", absolute_time(view.at))
+    let at = current_zone().localize(&absolute_time(view.at)).into_owned();
+    format!("{least}{machines} {noun}, {ready} of them healthy; {at}")
 }
 
 /// The sections that have rows.

@@ -5,7 +5,9 @@
 use crate::cluster::view::ClusterMembership;
 use crate::facts::{MachineFacts, Recovery, Retirement};
 use crate::host_key::PinnedHostKey;
-use crate::humanize::{absolute_time, humanize_duration, relative_and_absolute_time, relative_time};
+use crate::humanize::{
+    absolute_time, humanize_duration, relative_and_absolute_time, relative_time, remaining_time,
+};
 use crate::machine_view::{EngagedBrake, LaneView, MachineView};
 use crate::pause::{LoopKind, Pause, active_pauses};
 use crate::policy::Policy;
@@ -170,9 +172,7 @@ fn hold_note(facts: &MachineFacts, due: &DueWork, now: Timestamp) -> Option<Stri
     if due.reason.starts_with("held by ") {
         return hold.until.is_none().then(|| "the hold has no end; it lasts until it is released".to_owned());
     }
-    let until = hold
-        .until
-        .map_or_else(String::new, |until| format!(" until {}", relative_and_absolute_time(until, now)));
+    let until = hold.until.map_or_else(String::new, |until| format!(" {}", remaining_time(until, now)));
     Some(format!("{} holds it ({}){until}: {}", hold.by, hold.scope.as_str(), hold.reason))
 }
 

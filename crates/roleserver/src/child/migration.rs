@@ -39,13 +39,13 @@ use tokio_util::sync::CancellationToken;
 use crate::child::cgroup::{Cgroup, CgroupMounts};
 use crate::child::launch::{ChildRecord, read_record};
 use crate::child::lifecycle::ChildContext;
-use crate::child::limits::merge_limits;
+use crate::child::limits::{find_missing_limits, merge_limits};
 use crate::child::placement::{PlacedChild, PlacementError, Scopes};
 use crate::child::process_move::{
     follow, groups_to_move, inner_groups, merge_groups, move_inner_groups, to_records,
 };
 use crate::child::runc_state::follow_container;
-use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, manager_path};
+use crate::child::scope::{LEAF, ScopeRecord, StartingUnit, limit_properties, manager_path};
 use crate::child::spec::ResourceLimits;
 use crate::systemd_manager::connection::ManagerError;
 use crate::systemd_manager::manager::SystemdManager;
@@ -283,17 +283,23 @@ fn move_child(children: &ChildContext, scopes: &Scopes, name: &str) -> Result<bo
     let unfinished = running.as_ref().and_then(|record| record.unfinished_move.clone());
     let is_unfinished = unfinished.is_some();
     let own = own_pid(running.as_ref());
-    let outside = match own.filter(|_| known.is_none()) {
-        Some(own) if in_unit.clone().with_process(own).is_empty() => {
-            find_group_around(scopes, own, &family, name).with_process(own)
+    // A child without a record, such as shims, is found by any of its processes.
+    let guide = own.filter(|_| known.is_none()).or_else(|| first_pid(&in_unit));
+    let outside = guide.map_or_else(Cgroup::default, |pid| {
+        let around = find_group_around(scopes, pid, &family, name);
+        if in_unit.clone().with_process(pid).is_empty() {
+            around
+        } else {
+            around.completed_by(in_unit.clone())
         }
-        // The unit may be in the root of hierarchies of version 1, and the child with its limits there is in a group below
-        // that.
-        Some(own) => in_unit.clone().completed_by(find_group_around(scopes, own, &family, name)),
-        None => Cgroup::default(),
-    };
+    });
     let recorded = unfinished.filter(|group| !group.is_empty());
-    let outside = recorded.unwrap_or(outside);
+    let outside = match recorded {
+        // An earlier release recorded no group outside that of the unit.
+        Some(recorded) if known.is_none() => recorded.completed_by(outside),
+        Some(recorded) => recorded,
+        None => outside,
+    };
     let is_outside = !outside.is_empty() && outside != in_unit;
     let old = if is_outside { outside } else { in_unit.clone() };
     let in_old = old.pids().map_err(|error| error.to_string())?;
@@ -338,6 +344,10 @@ fn own_pid(running: Option<&ChildRecord>) -> Option<u32> {
     running.and_then(|record| u32::try_from(record.instance.pid).ok())
 }
 
+fn first_pid(group: &Cgroup) -> Option<u32> {
+    group.pids().unwrap_or_default().first().and_then(|pid| u32::try_from(*pid).ok())
+}
+
 /// Finds or makes the scope of a child that has been outside scopes, and records it.
 fn place_running(
     children: &ChildContext,
@@ -360,14 +370,19 @@ fn place_running(
     Ok(placed.scope)
 }
 
-/// The group of a child that its process is in. A detached supervisor, which the unit has replaced since, may have run in the
-/// scope of a session, and its children below that.
-fn find_group_around(scopes: &Scopes, own: u32, family: &str, name: &str) -> Cgroup {
-    let shown = fs::read_to_string(scopes.proc.join(own.to_string()).join("cgroup")).unwrap_or_default();
-    Cgroup::around_process(&scopes.mountinfo, &shown, family, name)
+/// The group of a child that one of its processes is in, in those hierarchies in which that is a group of the child. Two
+/// such groups are not below the group of the unit:
+///
+/// * A detached supervisor, which the unit has replaced since, may have run in the scope of a session, and its children
+///   below that.
+/// * In version 1, systemd gives a unit no group for a controller that nobody has requested. The role server is in the
+///   group above then, and the child with its limits below that.
+fn find_group_around(scopes: &Scopes, pid: u32, family: &str, name: &str) -> Cgroup {
+    let shown = fs::read_to_string(scopes.proc.join(pid.to_string()).join("cgroup")).unwrap_or_default();
+    Cgroup::around_process(&scopes.mountinfo, &shown, family, name).with_process(pid)
 }
 
-/// A scope that has the process already: its record was not written.
+/// A scope that has the process already: its record was not written. It gets limits that it lacks.
 fn find_scope_of(
     children: &ChildContext,
     scopes: &Scopes,
@@ -376,10 +391,31 @@ fn find_scope_of(
     limits: &ResourceLimits,
 ) -> Option<PlacedChild> {
     let own = own?;
-    children.find_scopes(name).into_values().find_map(|scope| {
+    let (scope, group) = children.find_scopes(name).into_values().find_map(|scope| {
         let group = Cgroup::at_path(&scopes.mountinfo, &scope.control_group).with_process(own);
-        (!group.is_empty()).then(|| PlacedChild::in_scope(scope, group, limits, scopes.manager.until))
-    })
+        (!group.is_empty()).then_some((scope, group))
+    })?;
+    complete_limits(scopes, name, (&scope, &group), limits);
+    Some(PlacedChild::in_scope(scope, group, limits, scopes.manager.until))
+}
+
+/// Sets limits that a scope lacks: an earlier release, which was interrupted, has requested it without those of a group
+/// outside that of the unit. The old groups may be gone, so what the scope has and they do not stays.
+fn complete_limits(
+    scopes: &Scopes,
+    name: &str,
+    (scope, group): (&ScopeRecord, &Cgroup),
+    limits: &ResourceLimits,
+) {
+    let present = group.read_limits();
+    if find_missing_limits(limits, &present) == ResourceLimits::default() {
+        return;
+    }
+    let all = merge_limits(limits, &present);
+    if let Err(error) = scopes.manager.set_properties(&scope.unit, &limit_properties(&all)) {
+        scopes.remember_missed(name, error.is_silence().then_some(all));
+        tracing::warn!(%error, unit = scope.unit, "the limits of a scope that an interrupted move has made were not set");
+    }
 }
 
 fn request_scope(

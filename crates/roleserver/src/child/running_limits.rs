@@ -1,6 +1,10 @@
 //! The limits of running children: they are applied without a restart, and set later if systemd did not take them.
 //!
 //! The record of a child has the limits that do not hold, so that they are reported until they do.
+//!
+//! A scope can also lose limits that held: an earlier release lost some when it moved a child into its scope. Who adopts a
+//! child compares them. Children of the role server itself get theirs at each adoption
+//! ([`adopt_or_start`][super::lifecycle::adopt_or_start]), and services by [`ChildContext::restore_limits`].
 
 use std::sync::PoisonError;
 
@@ -47,6 +51,33 @@ impl ChildContext {
             }
         }
         Cgroup::at_path(&self.mountinfo(), &control_group).set_limits(limits)
+    }
+
+    /// Sets the limits of a running child in a scope again if the group of the scope has lost one of them. Returns those
+    /// that it had lost; `None` if there are none. A limit that the record has as one that does not hold is not lost: it is
+    /// reported already. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::apply_limits`].
+    pub fn restore_limits(
+        &self,
+        name: &str,
+        limits: &ResourceLimits,
+    ) -> Result<Option<ResourceLimits>, CgroupError> {
+        let record = read_record(&self.record_path(name)).filter(|record| record.instance.is_alive());
+        let Some((scope, missed)) = record.and_then(|record| Some((record.scope?, record.missed_limits)))
+        else {
+            return Ok(None);
+        };
+        let present = Cgroup::at_path(&self.mountinfo(), &scope.control_group).read_limits();
+        let missing = find_missing_limits(limits, &present);
+        let lost = find_missing_limits(&missing, &missed.unwrap_or_default());
+        if lost == ResourceLimits::default() {
+            return Ok(None);
+        }
+        self.apply_limits(name, limits)?;
+        Ok(Some(lost))
     }
 
     /// Records which limits of a running child do not hold, and warns if these are others than before.

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::commands::CommandError;
 use crate::process::ProcessRecord;
-use crate::state_directory::{LastHeartbeat, StateDirectory};
+use crate::state_directory::{LastHeartbeat, Lock, StateDirectory};
 use crate::state_error::StateError;
 use crate::status_socket;
 
@@ -53,8 +53,15 @@ pub fn render_text(state_directory: &Path) -> Result<(String, u8), CommandError>
     if let Some(identity) = page.value_or_line("public key", state.read_identity()) {
         page.add_line("public key", hex::encode(identity.public_key()));
     }
-    let agent = page.value_or_line("agent", state.read_agent_process());
-    page.add_line("agent", format_process(agent.as_ref()));
+    match state.read_agent_process() {
+        Ok(agent) => page.add_line("agent", format_process(agent.as_ref())),
+        Err(error) => {
+            page.add_line("agent", error);
+            if let Some(holder) = state.find_lock_holder(Lock::Agent) {
+                page.add_line("agent", format_process(Some(&holder)));
+            }
+        }
+    }
     if let Some(supervisor) = page.value_or_line("supervisor", state.read_supervisor_process()) {
         page.add_line("supervisor", format_process(Some(&supervisor)));
     }
@@ -113,14 +120,21 @@ fn format_heartbeat(last: &LastHeartbeat, boot_id: &str, now: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use testkit::damage::Damage;
+    use uuid::Uuid;
+
     use super::*;
+    use crate::agent::settings::AgentSettings;
+    use crate::enrolment::Enrolment;
 
     #[test]
     fn last_heartbeat_reads_as_a_sentence() {
         let last = LastHeartbeat {
             boot_id: "b".to_owned(),
             at_milliseconds: 10_000,
-            incarnation: uuid::Uuid::nil(),
+            incarnation: Uuid::nil(),
             endpoint: "a:1".to_owned(),
             error: None,
             delivered_at_milliseconds: Some(10_000),
@@ -144,5 +158,42 @@ mod tests {
         std::fs::write(directory.path().join("enrolment.json"), "{").unwrap();
         let (text, exit_code) = render_text(directory.path()).unwrap();
         assert!(text.contains("enrolment.json is damaged") && exit_code == 1, "{exit_code}: {text}");
+    }
+    /// An enrolment because of a hint would be a mistake: the role server replaces it.
+    #[test]
+    fn damaged_hint_has_another_remedy_than_damaged_truth() {
+        let enrolment = Enrolment {
+            machine_id: "0b1a4a52-4a5c-4b66-8a5e-000000000001".parse().unwrap(),
+            bmdb_id: Uuid::nil(),
+            fences: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            settings: AgentSettings::new(&["a:1".to_owned()], &[], 0).unwrap(),
+            revision: 1,
+        };
+        for name in ["learned.json", "agent.json", "supervisor.json", "last_heartbeat.json"] {
+            for damage in Damage::ALL {
+                let directory = tempfile::tempdir().unwrap();
+                let state = StateDirectory::open(directory.path()).unwrap();
+                state.write_enrolment(&enrolment).unwrap();
+                let _lock = state.acquire_lock(Lock::Agent).unwrap();
+                damage.inflict(&directory.path().join(name)).unwrap();
+                let (text, exit_code) = render_text(directory.path()).unwrap();
+                assert_eq!(exit_code, 0, "{name} {damage:?}: {text}");
+                let line = text.lines().find(|line| line.contains(name)).unwrap();
+                assert!(line.contains(" is damaged ("), "{name} {damage:?}: {line}");
+                assert!(
+                    line.contains("replaces it by itself") && !line.contains("enrol this machine"),
+                    "{name} {damage:?}: a hint has the remedy of truth: {line}"
+                );
+                if name == "agent.json" {
+                    let expected = format!("runs as process {}\n", std::process::id());
+                    assert!(text.contains(&expected) && !text.contains("never ran"), "{damage:?}: {text}");
+                }
+            }
+        }
+        let directory = tempfile::tempdir().unwrap();
+        Damage::Empty.inflict(&directory.path().join("enrolment.json")).unwrap();
+        let (text, _) = render_text(directory.path()).unwrap();
+        assert!(text.contains("let the shepherd enrol this machine again"), "{text}");
     }
 }

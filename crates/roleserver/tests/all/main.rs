@@ -10,4 +10,5 @@ mod lost_record;
 mod migration;
 mod root_filesystem;
 mod scopes;
+mod services;
 mod systemd_calls;

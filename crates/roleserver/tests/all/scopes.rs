@@ -243,6 +243,7 @@ fn limit_that_its_scope_does_not_have_is_reported_until_it_holds() -> Result<()>
     let (record, _handle) = adopt_or_start(&spec, &host.children)?;
     assert!(record.scope.is_some());
     assert_eq!(record.missed_limits, Some(missed_cpu(500)), "it counts as held");
+    assert_eq!(host.children.restore_limits("web", &limits)?, None, "it was never there, so it is not lost");
     assert_eq!(migrate_children(&host.children), reported(missed_cpu(500)));
 
     // The next role server adopts it with another limit.

@@ -4,7 +4,7 @@ use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 
 use crate::api::caller::Caller;
-use bmdb::fleet::listing::ListedMachine;
+use bmdb::fleet::listing::{HoldSummary, ListedMachine};
 use bmdb::fleet::provider::ProviderSummary;
 use bmdb::fleet::sessions::{SessionSummary, WorkSummary};
 use bmdb::fleet::shepherds::ShepherdSummary;
@@ -100,6 +100,17 @@ pub fn encode_machine(listed: &ListedMachine) -> v1::Machine {
         product: listed.hardware.product.clone(),
         labels: line.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
         priority: line.priority.clone(),
+        cluster: line.cluster.clone(),
+        hold: line.hold.as_ref().map(encode_hold),
+    }
+}
+
+fn encode_hold(hold: &HoldSummary) -> v1::MachineHold {
+    v1::MachineHold {
+        scope: hold.scope.clone(),
+        reason: hold.reason.clone(),
+        held_by: hold.held_by.clone(),
+        until: hold.until.map(encode_timestamp),
     }
 }
 

@@ -26,7 +26,8 @@
 //!
 //! # On the disk
 //!
-//! Below `children/ROLE_SERVICE/`: `service.json`, the run record, written before the service starts; `process.json`,
+//! Below `children/ROLE_SERVICE/`: `service.json`, the run record, written before the service starts; `files.json`, which
+//! files were written for it, for when a loss of power damages the run record ([`service_runtime`][]); `process.json`,
 //! which identifies its process and is written by that process before it executes the program; its output. Below
 //! `cluster/services/ROLE_SERVICE/`: its own directory. All of it is removed when the node loses the role, and the run
 //! record last.

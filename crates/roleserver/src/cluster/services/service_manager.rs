@@ -18,9 +18,9 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::atomic_file::Durability;
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::ChildRecord;
+use crate::child::limits::name_limits;
 use crate::cluster::services::artefact_store::ArtefactStates;
 use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RetainedRoles, ServiceId};
 use crate::cluster::services::plan::{PlanInput, ServiceAction, plan_services};
@@ -111,6 +111,8 @@ struct ServiceManager {
     retained: RetainedRoles,
     observed: BTreeMap<ServiceId, ObservedService>,
     processes: BTreeMap<ServiceId, ServiceProcess>,
+    /// Adopted services with limits that have not been compared yet.
+    unchecked_limits: BTreeSet<ServiceId>,
     last_number: u64,
     status_times: TransitionTimes,
     artefacts: ArtefactStates,
@@ -140,6 +142,7 @@ impl ServiceManager {
             retained: RetainedRoles::new(),
             observed: BTreeMap::new(),
             processes: BTreeMap::new(),
+            unchecked_limits: BTreeSet::new(),
             last_number: 0,
             status_times: TransitionTimes::default(),
             artefacts: ArtefactStates::default(),
@@ -170,6 +173,7 @@ impl ServiceManager {
             if let Some((record, handle)) = running {
                 tracing::info!(service = %id, pid = record.instance.pid, "a service that runs already was adopted");
                 self.mark_running(&id, record, Arc::new(handle));
+                self.unchecked_limits.insert(id);
             }
         }
     }
@@ -225,6 +229,7 @@ impl ServiceManager {
         for action in plan.actions {
             self.execute_action(action).await;
         }
+        self.restore_limits().await;
         self.sync_health_checks();
         self.publish_status();
         plan.next_check
@@ -308,6 +313,35 @@ impl ServiceManager {
             // The service keeps its revision, which its status reports, and the next plan tries again.
             (Err(error), _) => {
                 tracing::error!(error, service = %id, "a changed declaration could not be applied to a running service");
+            }
+        }
+    }
+
+    /// Sets limits again that the control groups of adopted services have lost. Each service is compared once, as soon as it
+    /// is known which limits it should have. The loop waits, as for a changed declaration.
+    async fn restore_limits(&mut self) {
+        for id in std::mem::take(&mut self.unchecked_limits) {
+            let Some(present) = self.observed.get(&id) else { continue };
+            let wanted = self.desired.as_ref().and_then(|all| all.get(&id));
+            let Some(wanted) = wanted.filter(|wanted| wanted.digest().is_some()) else {
+                self.unchecked_limits.insert(id);
+                continue;
+            };
+            // Its next start sets them.
+            if !matches!(present.phase, ServicePhase::Running { .. }) || !present.record.satisfies(wanted) {
+                continue;
+            }
+            let (runtime, limits, name) = (self.runtime.clone(), wanted.group_limits(), id.clone());
+            let restored = service_stop::run_blocking(move || runtime.restore_limits(&name, &limits)).await;
+            match restored {
+                Ok(None) => {}
+                Ok(Some(lost)) => {
+                    let limits = name_limits(&lost);
+                    tracing::warn!(service = %id, limits, "limits that the scope of a service had lost were set again");
+                }
+                Err(error) => {
+                    tracing::error!(error, service = %id, "limits that the scope of a service has lost could not be set again");
+                }
             }
         }
     }
@@ -428,7 +462,7 @@ impl ServiceManager {
         // For the next role server of this boot, which must not start a service that stays ended.
         present.record.ended =
             Some(ExitRecord { boot_id: self.boot_id.clone(), exit: ending.into(), message: text });
-        if let Err(error) = self.runtime.write_record(&present.record, Durability::UntilPowerLoss) {
+        if let Err(error) = self.runtime.write_record(&present.record) {
             tracing::warn!(%error, "the exit of a service could not be recorded");
         }
     }

@@ -4,6 +4,17 @@
 //! the name [`ServiceId::child_name`]. Its [`RunRecord`], `service.json`, is beside the record of its process. It
 //! contains what the service was started with, and is written before the start. With it the next role server knows
 //! whether a running service still is the desired one. The service's own directory is below `cluster/services/`.
+//!
+//! # After a loss of power
+//!
+//! The record is durable before a start. Its changes while the service runs do not wait for the disk, and a file system
+//! that does not flush a file before it is renamed can lose the record with such a change. So the one thing that a later
+//! boot needs of it, which files were written for the service, is also in a file of its own, `files.json`. Only a start
+//! replaces that, before the record, and durably.
+//!
+//! Durable changes of the record would be no smaller. The event loop records an exit, and must not wait for the disk. A
+//! queue beside it would need the order of all writes to one record: those of a start, which must be durable before the
+//! program runs, and a removal, after which an old write would bring the record back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -15,6 +26,8 @@ use std::time::Duration;
 use model::node_role::NodeRole;
 use model::role_declaration::{ProgramSource, Sha256};
 use rustix::process::Pid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::atomic_file::{self, Durability};
 use crate::child::confinement::{Confinement, check_requested, own_capabilities};
@@ -35,6 +48,8 @@ use crate::cluster::services::workdir::{
 };
 
 const RECORD_FILE: &str = "service.json";
+/// The [`WrittenFiles`] of a service, beside its run record.
+const FILES_FILE: &str = "files.json";
 /// Hard link to its artefact in the directory of a service.
 const PROGRAM_LINK: &str = ".program";
 /// Time to stop for a service whose own stop time is not known.
@@ -124,6 +139,15 @@ pub enum RuntimeError {
     },
 }
 
+/// What the last start has written for a service, for when its run record is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct WrittenFiles {
+    /// Role and name of the service, which the name of a child may not have in full.
+    id: ServiceId,
+    /// Paths of the files.
+    files: BTreeSet<String>,
+}
+
 /// A service that was found on this host.
 #[derive(Debug)]
 pub struct FoundService {
@@ -160,26 +184,51 @@ impl ServiceRuntime {
         Ok(all)
     }
 
-    /// Reads the run record of a child. If it is damaged, the result is an empty record of the service in its name, if
-    /// the name contains it.
+    /// Reads the run record of a child. If it is damaged, the result is an empty record of the service, with the files that
+    /// its last start has written; `None` if nothing names the service.
     fn read_record(&self, name: &str) -> Option<RunRecord> {
-        let path = self.children.directory.join(name).join(RECORD_FILE);
-        let read =
-            std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<RunRecord>(&bytes).ok());
-        read.filter(|note| note.id.child_name() == name).or_else(|| {
+        let directory = self.children.directory.join(name);
+        let path = directory.join(RECORD_FILE);
+        read_json::<RunRecord>(&path).filter(|note| note.id.child_name() == name).or_else(|| {
             tracing::warn!(path = %path.display(), "the run record of a service is lost");
-            ServiceId::from_child_name(name).map(RunRecord::missing)
+            let written = read_json::<WrittenFiles>(&directory.join(FILES_FILE));
+            match written.filter(|written| written.id.child_name() == name) {
+                Some(WrittenFiles { id, files }) => Some(RunRecord { files, ..RunRecord::missing(id) }),
+                None => ServiceId::from_child_name(name).map(RunRecord::missing),
+            }
         })
     }
 
-    /// Writes the run record. A change that only matters in this boot need not survive a power cut.
-    pub fn write_record(&self, note: &RunRecord, durability: Durability) -> Result<(), RuntimeError> {
+    /// Writes the run record of a service that is about to be started, and which files were written for it. Both are durable
+    /// when this returns.
+    fn record_start(&self, note: &RunRecord) -> Result<(), RuntimeError> {
+        let written = WrittenFiles { id: note.id.clone(), files: note.files.clone() };
+        let path = self.children.directory.join(note.id.child_name()).join(FILES_FILE);
+        // Most starts are those of an unchanged declaration.
+        if read_json::<WrittenFiles>(&path).as_ref() != Some(&written) {
+            self.write_state_file(&note.id, FILES_FILE, &written, Durability::Durable)?;
+        }
+        self.write_state_file(&note.id, RECORD_FILE, note, Durability::Durable)
+    }
+
+    /// Writes a change of the run record that only matters in this boot. It does not wait for the disk.
+    pub fn write_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
+        self.write_state_file(&note.id, RECORD_FILE, note, Durability::UntilPowerLoss)
+    }
+
+    fn write_state_file(
+        &self,
+        id: &ServiceId,
+        file: &str,
+        value: &impl Serialize,
+        durability: Durability,
+    ) -> Result<(), RuntimeError> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let directory = self.children.directory.join(note.id.child_name());
-        let path = directory.join(RECORD_FILE);
+        let directory = self.children.directory.join(id.child_name());
+        let path = directory.join(file);
         let write = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-            atomic_file::replace_hint(&path, &serde_json::to_vec(note)?, durability)
+            atomic_file::replace_hint(&path, &serde_json::to_vec(value)?, durability)
         };
         write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
     }
@@ -191,7 +240,20 @@ impl ServiceRuntime {
         let lock = self.children.lock_of(&name);
         let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.children.apply_limits(&name, limits).map_err(ChildError::from)?;
-        self.write_record(note, Durability::UntilPowerLoss)
+        self.write_record(note)
+    }
+
+    /// Sets the limits of a running service again if its control group has lost one of them, and returns those that it had
+    /// lost ([`ChildContext::restore_limits`]). Waits for systemd.
+    pub fn restore_limits(
+        &self,
+        id: &ServiceId,
+        limits: &ResourceLimits,
+    ) -> Result<Option<ResourceLimits>, RuntimeError> {
+        let name = id.child_name();
+        let lock = self.children.lock_of(&name);
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(self.children.restore_limits(&name, limits).map_err(ChildError::from)?)
     }
 
     /// Starts a service that does not run. `before` is its previous run record, and `note` the new one.
@@ -216,7 +278,7 @@ impl ServiceRuntime {
             }
             ProgramSource::RootFilesystem { archive, program } => {
                 let spec = self.prepare_rootfs(wanted, (*archive, program), &files)?;
-                self.write_record(note, Durability::Durable)?;
+                self.record_start(note)?;
                 return Ok(adopt_or_start(&spec, &self.children)?);
             }
         };
@@ -226,7 +288,7 @@ impl ServiceRuntime {
         if let ProgramSource::Artefact { digest, .. } = &rendered.run {
             link_file(&spec.directory, PROGRAM_LINK, &self.store.path(*digest))?;
         }
-        self.write_record(note, Durability::Durable)?;
+        self.record_start(note)?;
         Ok(adopt_or_start(&spec, &self.children)?)
     }
 
@@ -428,6 +490,11 @@ impl ServiceRuntime {
     }
 }
 
+/// The value in a file; `None` if there is none that can be read.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
 fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
     match std::fs::remove_dir_all(path) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
@@ -439,10 +506,60 @@ fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
 
 #[cfg(test)]
 mod tests {
+    use testkit::damage::{Damage, restore};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::child::cgroup::CgroupMounts;
+
+    fn runtime_in(root: &Path, mounts: CgroupMounts) -> ServiceRuntime {
+        let children = ChildContext {
+            directory: root.join("children"),
+            mounts,
+            launcher: PathBuf::from("/proc/self/exe"),
+            shutdown: CancellationToken::new(),
+            scopes: None,
+        };
+        ServiceRuntime {
+            owner: ServiceOwner::Declared,
+            hooks: ServiceHooks::NONE,
+            children: Arc::new(children),
+            directory: root.join("services"),
+            store: ArtefactStore(root.join("artefacts")),
+        }
+    }
+
+    /// A file system may lose the record with a change that does not wait for the disk.
+    #[test]
+    fn lost_record_has_the_files_of_the_last_start() {
+        for service in ["server", &"s".repeat(100)] {
+            let root = tempfile::tempdir().unwrap();
+            let runtime = runtime_in(root.path(), CgroupMounts::none());
+            let id = ServiceId { role: "web".to_owned(), service: service.to_owned() };
+            let path = runtime.children.directory.join(id.child_name()).join(RECORD_FILE);
+            for files in [["a", "b/c"], ["a", "d"]] {
+                let files: BTreeSet<String> = files.map(str::to_owned).into();
+                let started = RunRecord {
+                    digest: "5a".to_owned(),
+                    revision: 3,
+                    files: files.clone(),
+                    ..RunRecord::missing(id.clone())
+                };
+                runtime.record_start(&started).unwrap();
+                let changed = RunRecord { revision: 4, ..started };
+                runtime.write_record(&changed).unwrap();
+                let found = || runtime.find_services().unwrap().into_iter().map(|found| found.record);
+                assert_eq!(found().collect::<Vec<_>>(), std::slice::from_ref(&changed));
+                for damage in [Damage::Empty, Damage::Truncated, Damage::NotUtf8, Damage::Directory] {
+                    let whole = damage.inflict(&path).unwrap();
+                    let expected = RunRecord { files: files.clone(), ..RunRecord::missing(id.clone()) };
+                    let found: Vec<RunRecord> = found().collect();
+                    assert_eq!(found, [expected], "{damage:?}: files of a former declaration would stay");
+                    restore(&path, &whole).unwrap();
+                }
+            }
+        }
+    }
 
     /// The hierarchy is made of plain files, and its groups have no controller for processors.
     #[test]
@@ -451,24 +568,12 @@ mod tests {
         let mountinfo =
             format!("30 28 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().join("tree").display());
         let mounts = CgroupMounts::at_path(&mountinfo, "/unit");
-        let children = ChildContext {
-            directory: root.path().join("children"),
-            mounts,
-            launcher: PathBuf::from("/proc/self/exe"),
-            shutdown: CancellationToken::new(),
-            scopes: None,
-        };
+        let runtime = runtime_in(root.path(), mounts);
         let id = ServiceId { role: "web".to_owned(), service: "server".to_owned() };
-        let group = root.path().join("tree/unit").join(children.instance_name()).join(id.child_name());
+        let group =
+            root.path().join("tree/unit").join(runtime.children.instance_name()).join(id.child_name());
         std::fs::create_dir_all(&group).unwrap();
         std::fs::write(group.join("cgroup.controllers"), "memory pids\n").unwrap();
-        let runtime = ServiceRuntime {
-            owner: ServiceOwner::Declared,
-            hooks: ServiceHooks::NONE,
-            children: Arc::new(children),
-            directory: root.path().join("services"),
-            store: ArtefactStore(root.path().join("artefacts")),
-        };
         let name = id.child_name();
         let note = |revision, limits| RunRecord { revision, limits, ..RunRecord::missing(id.clone()) };
         let memory = ResourceLimits { memory_bytes: Some(1 << 20), ..ResourceLimits::default() };

@@ -65,7 +65,8 @@ pub struct ExitRecord {
     pub message: String,
 }
 
-/// The run record, `service.json`: what a service was started with.
+/// The run record, `service.json`: what a service was started with. A loss of power can damage it, so a later boot must
+/// need nothing of it that is in no other file ([`service_runtime`][super::service_runtime]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
     /// Role and name of the service.

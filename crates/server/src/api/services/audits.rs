@@ -52,16 +52,14 @@ impl Audit for AuditService {
             rpc: parse_filter_text(body.rpc, "rpc")?.to_lowercase(),
             since: parse_moment(body.since, "since")?.unwrap_or(Timestamp::UNIX_EPOCH),
         };
-        let page = self
+        let (page, now) = self
             .context
             .read_pool
             .read_with(filter, move |tx, filter| {
                 Box::pin(async move {
-                    let after = match after {
-                        Some(after) => after,
-                        None => (bmdb::connection::database_now(tx).await?, Uuid::max()),
-                    };
-                    audit::list_audit(tx, filter, after, size).await
+                    let now = bmdb::connection::database_now(tx).await?;
+                    let after = after.unwrap_or((now, Uuid::max()));
+                    Ok((audit::list_audit(tx, filter, after, size).await?, now))
                 })
             })
             .await
@@ -71,6 +69,7 @@ impl Audit for AuditService {
             records: page.records.into_iter().map(encode_audit_line).collect(),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("audit", &place)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }

@@ -37,7 +37,8 @@ use crate::api::convert::{self, encode_timestamp};
 use crate::api::stream_end::{StreamEnd, is_transient, send_within, wait_for_credential_end};
 use bmdb::connection;
 use bmdb::connection::error::BmdbError;
-use bmdb::fleet::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
+use bmdb::fleet::listing::{self, ChangesUntil, Filter, ListedMachine, PageBudget};
+use bmdb::fleet::machine_walk::MachineCursor;
 use model::time::{Timestamp, before};
 use proto::fleet::v1;
 use proto::fleet::v1::watch_machines_response::Event;
@@ -248,7 +249,7 @@ impl MachineWatch {
                 break;
             }
         }
-        // A machine that changes its class while the list is read may be missing from the list. Its change is in the
+        // A machine that begins to match while the list is read may be missing from the list. Its change is in the
         // history, which is read from the start of the list.
         let from = began.map_or(Timestamp::MIN_UTC, |began| before(began, OVERLAP));
         let missing = self

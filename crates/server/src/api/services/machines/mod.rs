@@ -25,7 +25,8 @@ use crate::api::services::order_fields::{
 };
 use bmdb::connection;
 use bmdb::engine::schedule;
-use bmdb::fleet::listing::{self, Filter, MachineCursor, PageBudget};
+use bmdb::fleet::listing::{self, Filter, PageBudget};
+use bmdb::fleet::machine_walk::MachineCursor;
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::tags::list_tags;
 use bmdb::machine::view;
@@ -67,10 +68,10 @@ impl Machines for MachinesService {
         let filter = Filter { omit_retired: body.omit_retired, ..parse_filter(&body.selector)? };
         let size =
             usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
-        let after = match body.page_token.as_str() {
-            "" => None,
-            place => {
-                Some(MachineCursor::parse(place).ok_or_else(|| pagination::invalid_page_token("machines"))?)
+        let after = match pagination::decode_page_token("machines", &body.page_token)? {
+            None => None,
+            Some(place) => {
+                Some(MachineCursor::parse(&place).ok_or_else(|| pagination::invalid_page_token("machines"))?)
             }
         };
         let scope = caller.scope().clone();
@@ -96,7 +97,9 @@ impl Machines for MachinesService {
             .map_err(bmdb_status)?;
         Ok(Response::new(v1::ListMachinesResponse {
             machines: page.machines.iter().map(convert::encode_machine).collect(),
-            next_page_token: page.next.map_or_else(String::new, |next| next.encode()),
+            next_page_token: page
+                .next
+                .map_or_else(String::new, |next| pagination::encode_page_token("machines", &next.encode())),
             read_at: Some(encode_timestamp(now)),
             unresolved: Vec::new(),
         }))

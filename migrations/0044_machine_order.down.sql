@@ -1,0 +1,1 @@
+DROP INDEX machine_provided_order;
