@@ -21,6 +21,7 @@ use crate::client::pagination::next_chunk;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::output::table::{format_table, terminal_width};
+use crate::output::zone::current_zone;
 use crate::output::{Format, format_json};
 use crate::routine::{decode_routine_fold, folded_note};
 use model::humanize::{absolute_time, relative_and_absolute_time, relative_time};
@@ -243,9 +244,12 @@ fn format_pauses(forecast: &PlanResult) -> String {
 fn plan_row(line: &PlanLine, now: Timestamp) -> Vec<String> {
     let (at, machine, process, what) = match line {
         PlanLine::Work(row) => (row.at, row.name.short_name(), row.process, row.action.clone()),
-        PlanLine::Routine(rows) => {
-            (rows.fold.first_at, describe_machines(rows), rows.process, rows.describe())
-        }
+        PlanLine::Routine(rows) => (
+            rows.fold.first_at,
+            describe_machines(rows),
+            rows.process,
+            rows.describe(|at| current_zone().format_time(at)),
+        ),
     };
     let when = if matches!(line, PlanLine::Work(row) if row.in_progress) {
         "under way".to_owned()
