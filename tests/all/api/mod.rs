@@ -43,6 +43,7 @@ mod ipv6;
 mod kinds;
 mod lists;
 mod logs;
+mod named_machines;
 mod orders;
 mod recorded;
 mod rejections;

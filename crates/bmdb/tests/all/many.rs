@@ -37,6 +37,7 @@ fn of(providers: &[&str], expected: usize) -> MachineSelection {
     let providers = providers.iter().map(|&provider| provider.to_owned()).collect();
     MachineSelection {
         filter: Filter { providers, ..Filter::default() },
+        named: None,
         scope: AccessScope::Fleet,
         expected: Some(expected),
         beyond_limits: false,

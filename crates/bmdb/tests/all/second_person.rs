@@ -284,6 +284,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
                 providers: providers.iter().map(|&provider| provider.to_owned()).collect(),
                 ..Filter::default()
             },
+            named: None,
             scope: AccessScope::Fleet,
             expected: Some(expected),
             beyond_limits: true,
