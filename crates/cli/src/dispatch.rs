@@ -64,7 +64,8 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Issues(args) => {
             let (list, exit) = list_issues(client, args).await?;
             context.exit_record.record(exit);
-            print_objects(list, &GetArgs::default(), &context.output, &context.exit_record)
+            let (output, record) = (&context.output, &context.exit_record);
+            print_objects(list, &GetArgs::default(), output, record, &context.target_flags)
         }
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {

@@ -28,7 +28,8 @@
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
 //!   [`whoami`][], [`version`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//! * Below the nouns: [`order`][], [`context`][], [`target_flags`][] (of commands in messages), [`client`][],
+//!   [`output`][], [`error`][], [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
 //!
 //! # Invariants
@@ -85,6 +86,7 @@ pub mod run;
 pub mod sessions;
 pub mod shepherds;
 pub mod suggestions;
+pub mod target_flags;
 pub mod tokens;
 pub mod top;
 pub mod update;

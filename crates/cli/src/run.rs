@@ -26,8 +26,9 @@ use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::output::{Output, print_stderr, print_text};
+use crate::output::{Format, Output, print_stderr, print_text};
 use crate::suggestions::suggest_command;
+use crate::target_flags::TargetFlags;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
 use bmdb::connection::Bmdb;
@@ -70,52 +71,67 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         };
         Ok((flags, OrderFlags::from_matches(&matches), Cli::from_arg_matches(&matches)?))
     });
+    let target_flags = TargetFlags::from_arguments(&given, &grammar());
     let (flags, order_flags, cli) = match parsed {
         Ok(parsed) => parsed,
-        Err(reported) => return print_usage(&reported, &given),
+        Err(reported) => return print_usage(&reported, &given, &target_flags),
     };
     let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
-    let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
+    let line = CommandLine { cli, flags, order_flags, target_flags, arguments: given };
+    let answered = Box::pin(run_command(&line)).await;
     match answered.and_then(|(text, exit)| print_text(&text).map(|()| exit).map_err(CliError::from)) {
         Ok(exit) => exit,
         Err(error) => {
-            print_stderr(&format!("shepherdctl: {error}"));
+            print_stderr(&format!("shepherdctl: {}", line.target_flags.qualify(&error.to_string())));
             if let Some(key) = error.idempotency_key() {
-                print_stderr(&format!("  {}", repeat_command(&given, key)));
+                print_stderr(&format!("  {}", repeat_command(&line.arguments, key)));
             }
             error.exit_code().number()
         }
     }
 }
 
-/// Runs the command and returns its output and its exit code.
-async fn run_command(
-    cli: &Cli,
+/// A command line that was parsed.
+struct CommandLine {
+    cli: Cli,
     flags: ExplicitFlags,
     order_flags: OrderFlags,
-) -> Result<(String, u8), CliError> {
-    let exit_record = ExitRecord::default();
+    target_flags: TargetFlags,
+    /// The arguments of the process, its own name first.
+    arguments: Vec<OsString>,
+}
+
+/// Runs the command and returns its output and its exit code.
+async fn run_command(line: &CommandLine) -> Result<(String, u8), CliError> {
+    let (cli, flags, exit_record) = (&line.cli, line.flags, ExitRecord::default());
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
         Command::Contexts(args) => {
             report_context_override(cli, flags);
-            return run_contexts_command(args, &cli.output, &exit_record);
+            return run_contexts_command(args, &cli.output, &exit_record, &line.target_flags);
         }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
         Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
     };
     check_output(command, &cli.output)?;
-    if let Some(answer) = run_local_command(cli, command, &exit_record) {
+    if let Some(answer) = run_local_command(cli, command, &exit_record, &line.target_flags) {
         report_context_override(cli, flags);
         return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
-    let (output, format) = (cli.output.clone(), cli.output.format());
-    let context = CommandContext { client, output, format, order_flags, exit_record };
+    let context = CommandContext {
+        client,
+        output: cli.output.clone(),
+        format: cli.output.format(),
+        order_flags: line.order_flags.clone(),
+        exit_record,
+        target_flags: line.target_flags.clone(),
+        arguments: line.arguments.clone(),
+    };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -141,7 +157,30 @@ async fn run_with_context(
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
+    let answer = if prints_messages(command) && context.format == Format::Table {
+        context.target_flags.qualify(&answer)
+    } else {
+        answer
+    };
     if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+}
+
+/// Whether the text of the command has messages that name commands to run. The others show what people and machines
+/// wrote, as it is.
+fn prints_messages(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Get(get) => get.kind == ObjectKind::Issue,
+        FleetCommand::Describe(describe) => {
+            matches!(describe.kind, ObjectKind::Issue | ObjectKind::Cluster)
+        }
+        FleetCommand::Timeline(_)
+        | FleetCommand::Logs(_)
+        | FleetCommand::Plan(_)
+        | FleetCommand::Watch(_)
+        | FleetCommand::Top(_)
+        | FleetCommand::Debug(_) => false,
+        _ => true,
+    }
 }
 
 /// Whether the command prints objects of a kind, in each output.
@@ -183,9 +222,10 @@ fn run_contexts_command(
     args: &ContextsArgs,
     output: &Output,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Result<(String, u8), CliError> {
     let text = match &args.command {
-        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record)?,
+        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record, target_flags)?,
         Some(command) => change_contexts(command, output)?,
     };
     Ok((text, exit_record.highest()))
@@ -223,12 +263,13 @@ fn run_local_command(
     cli: &Cli,
     command: &FleetCommand,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Option<Result<String, CliError>> {
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
                 list.truncate(get.args.limit);
-                print_objects(list, &get.args, &cli.output, exit_record)
+                print_objects(list, &get.args, &cli.output, exit_record, target_flags)
             }))
         }
         FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
@@ -256,8 +297,9 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
         },
         has_current_context: contexts.current.is_some(),
     };
+    let name = cli.context.as_deref().or(contexts.current.as_deref()).unwrap_or_default();
     match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
-        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(context).await,
+        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(name, context).await,
         (BackendKind::Api, Err(error)) => Err(error),
         _ => FleetClient::in_process(connect_bmdb(cli).await?, &current_user()).await,
     }
@@ -313,10 +355,11 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
-fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
+fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFlags) -> u8 {
     if let Some(sentence) = unavailable_command(error, given) {
-        print_stderr(&format!("shepherdctl: {sentence}"));
+        print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&sentence)));
     } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Help is the same for every fleet.
         print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
     } else {
         // Ignored: the reader has closed standard output.

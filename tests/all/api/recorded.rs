@@ -13,6 +13,7 @@ use std::process::Output;
 
 use anyhow::Context as _;
 use serde_json::Value;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use shepherd::cli::command::grammar;
 
 use crate::api::Api;
@@ -292,7 +293,20 @@ impl<'a> Way<'a> {
         text = text
             .replace(&format!("kim@{}", host.trim()), "kim@HOST")
             .replace("rack/N, rack/M", "rack/M, rack/N");
-        Ok(mask(&text))
+        Ok(mask(&self.mask_fleet(&text)?))
+    }
+
+    /// The text without what says which fleet it is about, and in which way.
+    fn mask_fleet(&self, text: &str) -> anyhow::Result<String> {
+        let api = self.kim.api;
+        let database = ConnectionSettings::from_url(api.database.url(), "test")?.address();
+        let flags = format!(" --direct --bmdb_dialect {}", api.database.dialect().as_str());
+        Ok(text
+            .replace(&format!("context home ({})", api.server.local_addr), "FLEET")
+            .replace(&format!("the database {database}"), "FLEET")
+            .replace(env!("CARGO_BIN_EXE_shepherdctl"), "shepherdctl")
+            .replace(&flags, "")
+            .replace("shepherdctl --direct ", "shepherdctl "))
     }
 
     /// What a command prints, standard error marked, and its exit code.

@@ -28,6 +28,7 @@ use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
 use crate::output::{Format, Output, format_json, print_stderr};
+use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
 
 /// Most machines that are fully described because they have an issue.
@@ -190,6 +191,8 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),
+        target_flags: TargetFlags::default(),
+        arguments: Vec::new(),
     };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
 }
