@@ -141,7 +141,6 @@ const THROUGH_THE_API: &[&str] = &[
     "retry",
     "quarantine",
     "label",
-    "unlabel",
     "prioritize",
     "allow host-key",
     "allow signing-keys",
@@ -233,7 +232,7 @@ fn manual_has_a_page_for_every_command() -> TestResult {
         assert!(codes.contains("refused: a person must decide"), "{name}: {codes}");
     }
     let hold = std::fs::read_to_string(directory.join("shepherdctl-hold.1"))?;
-    assert!(hold.contains("Stop work on a machine until it is released"), "{hold}");
+    assert!(hold.contains("Stop work on machines until they are released"), "{hold}");
 
     let file = place.write("file", "")?;
     let refused = shepherdctl(&["manual", file.to_str().context("a path in UTF-8")?])?;

@@ -22,6 +22,14 @@ pub enum CliError {
         /// The key with which to repeat the order.
         idempotency_key: String,
     },
+    /// The order has to be confirmed first, and nothing was ordered.
+    #[error("{message}")]
+    Unconfirmed {
+        /// Why, as a sentence.
+        message: String,
+        /// The command that gives the order, with its confirmation.
+        command: String,
+    },
     /// The command ended with an error of the API, or with one that has an exit code of its own.
     #[error("{message}")]
     Ended {
@@ -61,6 +69,7 @@ impl CliError {
         matches!(
             self,
             Self::Invalid(_)
+                | Self::Unconfirmed { .. }
                 | Self::Ended { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
         )
     }
@@ -70,7 +79,7 @@ impl CliError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Ended { exit, .. } => *exit,
-            Self::Invalid(_) => ExitCode::WrongCommand,
+            Self::Invalid(_) | Self::Unconfirmed { .. } => ExitCode::WrongCommand,
             Self::ApprovalRequired { .. } => ExitCode::Refused,
             Self::Bmdb(error) => bmdb_exit_code(error),
             Self::Failed(_) | Self::Output(_) | Self::Json(_) | Self::Yaml(_) => ExitCode::Failed,

@@ -54,7 +54,7 @@
 //!   `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
 //! * The doc comments of types and fields that clap parses are the help. Golden files in `tests/all/golden` have it.
 //! * The name of a type that derives `Args` is the name of its group of flags:
-//!   [`machine::bulk_order::BULK_GROUPS`][] has such names.
+//!   [`machine::order_targets::SELECTORS`][] has such a name.
 //! * For the grammar, a command with a `--reason` is an order: it gets `--idempotency_key` and `--dry_run`, unless
 //!   [`order::idempotency_key`][] or [`order::dry_run`][] excludes it.
 

@@ -86,6 +86,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(exit) => exit,
         Err(error) => {
             print_stderr(&format!("shepherdctl: {}", line.target_flags.qualify(&error.to_string())));
+            if let CliError::Unconfirmed { command, .. } = &error {
+                print_stderr(&format!("  {command}"));
+            }
             if let Some(key) = error.idempotency_key() {
                 print_stderr(&format!("  {}", repeat_command(&line.arguments, key)));
             }

@@ -44,6 +44,8 @@ const WORKING: &[(&str, &str)] = &[
     ("describe cluster prod", "wanted"),
     ("describe provider sim", "simulated"),
     ("top", "Machines by phase"),
+    ("label sim-0007 row=7", "sim/sim-0007 is labelled row=7"),
+    ("label sim-0007 row-", "sim/sim-0007 has no label any more"),
     ("reboot sim-0007 --reason 'it hangs'", "will be rebooted"),
     ("contexts use prod", "prod is already the current context"),
     ("version", "shepherdctl "),
@@ -53,16 +55,14 @@ const WORKING: &[(&str, &str)] = &[
 /// Lines that need a machine with a role server. Tests of logs run them.
 const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
 
-/// Lines that need what does not exist yet: selectors, sorting, watches of lists, `wait`, `explain`, labels as arguments.
-const NOT_YET: [&str; 10] = [
+/// Lines that need what does not exist yet: selectors, sorting, watches of lists, `wait`, `explain`.
+const NOT_YET: [&str; 8] = [
     "get machines --sort-by=phase",
     "get machines -l label.row=7",
     "get machines --selector phase=Ready",
     "get machines -l 'phase in (Ready,NeedsHuman)'",
     "get machines -w",
     "explain Ready",
-    "label sim-0007 row=7",
-    "label sim-0007 row-",
     "wait machine sim-0007 --for=phase=Ready --timeout=5m",
     "wait --for=healthy machine sim-0007",
 ];

@@ -35,6 +35,7 @@ mod approvals;
 mod artefacts;
 mod bundle;
 mod command_line;
+mod confirmations;
 mod crowd;
 mod habits;
 mod hidden_text;

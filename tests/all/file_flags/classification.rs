@@ -49,15 +49,14 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "fingerprint",
     "holder",
     "id",
-    "key",
     "keys",
     "kind",
     "kubernetes_bundle",
     "label",
-    "level",
     "location",
     "log",
     "machine",
+    "machines",
     "manufacturer",
     "name",
     "names",
@@ -78,7 +77,6 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "scope",
     "selector",
     "service_range",
-    "set",
     "snapshot",
     "ssh_user",
     "stage",
@@ -87,6 +85,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "target_machine",
     "until",
     "url",
+    "words",
 ];
 
 /// Beginnings of the names of variables that are looked for in the source code.

@@ -1,9 +1,11 @@
 //! `cluster delete`: end a cluster.
 
-use crate::cluster::ClusterOrderArgs;
-use crate::cluster::outcome::send_cluster_order;
+use clap::Args;
+
+use crate::cluster::outcome::send_final_order;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::confirmation::ConfirmFlag;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -12,15 +14,29 @@ Example:
   shepherdctl cluster delete ams --reason 'the trial is over'
 
 Its machines stay in the fleet. They stop what they run for the cluster, and remove their data of the
-cluster, including its etcd.";
+cluster, including its etcd. Nothing undoes that: type the name of the cluster, or give --yes.";
+
+/// Arguments of `cluster delete`: the cluster, the reason and the confirmation.
+#[derive(Debug, Args)]
+pub struct DeleteCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Confirmation without a terminal.
+    #[command(flatten)]
+    pub confirm: ConfirmFlag,
+}
 
 pub(super) async fn delete_cluster(
     context: &CommandContext,
-    args: &ClusterOrderArgs,
+    args: &DeleteCluster,
 ) -> Result<String, CliError> {
     let give = async |service, order| {
         let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).delete(request).await
     };
-    send_cluster_order(context, args, give).await
+    send_final_order(context, &args.name, &args.reason, args.confirm.yes, give).await
 }
