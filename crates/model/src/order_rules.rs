@@ -49,7 +49,7 @@ pub enum Reversal {
     Possible(&'static str),
     /// Nothing undoes it. The text is why.
     Impossible(&'static str),
-    /// Nothing undoes it for a machine whose node votes in etcd of its cluster, if it is switched off. The text is why.
+    /// Nothing undoes it for a machine with a node that votes in etcd of its cluster, if it is switched off. The text is why.
     ImpossibleForVoters(&'static str),
     /// That of the operation in a bulk order.
     OfOperation,
@@ -256,7 +256,7 @@ pub fn find_order_rule(rpc: &str) -> Option<&'static OrderRule> {
     ORDER_RULES.iter().find(|rule| rule.rpc == rpc)
 }
 
-/// Why nothing undoes the order of this RPC, whatever it finds; `None` if that depends on what it finds, or if another
+/// Why nothing undoes the order of this RPC in any state; `None` if that depends on the state of its target, or if another
 /// order undoes it.
 #[must_use]
 pub fn irreversible_reason(rpc: &str) -> Option<&'static str> {

@@ -192,12 +192,12 @@ async fn only_the_right_text_or_flag_gives_an_order_that_nothing_undoes() -> Tes
     for fleet in &fleets {
         for order in &fleet.orders {
             let before = fleet.state(order).await?;
-            // A wrong text, a part of the right one, and the end of the input.
+            let line = fleet.refused_line(&kim, order).await?;
+            // A wrong text, none, and the end of the input.
             for (keys, expected) in [("nonsense\r", 2), ("\r", 2), ("\u{4}", 2)] {
                 let (code, text) = fleet.answer(&kim, order, keys.as_bytes()).await?;
                 assert_eq!(code, Some(expected), "{:?} {keys:?}: {text}", order.words);
             }
-            let line = fleet.refused_line(&kim, order).await?;
             assert_eq!(fleet.state(order).await?, before, "{:?} changed something", order.words);
             // In one context a person types it, in the other one they paste the line.
             let text = if fleet.context == "prod" {

@@ -100,7 +100,7 @@ async fn retirements_and_power_orders_of_many_are_cancelled_together() -> TestRe
     Ok(api.stop().await?)
 }
 
-/// A cluster to restore, to delete and to take Kubernetes from, and a machine whose node votes in it.
+/// A cluster to restore, to delete and to take Kubernetes from, and a machine with a node that votes in it.
 async fn populate(api: &Api) -> anyhow::Result<[String; 2]> {
     let (voter, other) = (provided(&api.pool).await?, provided(&api.pool).await?);
     insert_cluster(api).await?;

@@ -39,7 +39,7 @@ use proto::fleet::v1::submit_bulk_order_request::Operation;
 pub struct BulkSelection {
     /// Filters that select the machines of the order.
     #[command(flatten)]
-    filters: MachineFilters,
+    pub(crate) filters: MachineFilters,
     /// Expected number of machines; if it is another number, nothing is done [default: prompt on the terminal]
     #[arg(long = "yes_count", value_name = "N")]
     pub yes_count: Option<u32>,

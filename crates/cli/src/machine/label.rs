@@ -80,7 +80,7 @@ fn explain_unknown_machine(error: CliError) -> CliError {
     }
 }
 
-/// Tells machines, labels to set and labels to remove apart.
+/// Separates machines, labels to set and labels to remove.
 fn parse_words(words: &[String]) -> Result<LabelWords, CliError> {
     let mut found = LabelWords::default();
     for word in words {

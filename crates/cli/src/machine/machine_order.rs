@@ -37,15 +37,15 @@ pub(crate) async fn give_machine_order(
     request: MachineOrderRequest<'_>,
     give: impl AsyncFn(ApiChannel, String, v1::Order) -> Result<Response<v1::OrderResponse>, Status>,
 ) -> Result<String, CliError> {
-    let (names, selection) = (&request.names, request.selection);
+    let MachineOrderRequest { names, selection, each, reason, is_confirmed } = request;
     let (Some(machine), 1, false) = (names.first(), names.len(), selection.is_about_many()) else {
-        let bulk = BulkOrderRequest { names, selection, each: &request.each, reason: request.reason };
+        let bulk = BulkOrderRequest { names: &names, selection, each: &each, reason };
         return give_bulk_order(context, &bulk).await;
     };
-    let reason = reason_or_placeholder(request.reason);
+    let reason = reason_or_placeholder(reason);
     let give = async |service: ApiChannel, order: v1::Order| give(service, machine.clone(), order).await;
-    let response = if may_need_confirmation(request.each.rpc()) {
-        send_confirmed_order(context, reason, request.is_confirmed, describe_effect, give).await?
+    let response = if may_need_confirmation(each.rpc()) {
+        send_confirmed_order(context, reason, is_confirmed, describe_effect, give).await?
     } else {
         send_order(context, reason, give).await?
     };

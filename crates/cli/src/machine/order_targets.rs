@@ -1,6 +1,6 @@
 //! The machines of an order: named in arguments or on standard input, or selected by filters.
 //!
-//! `-` stands for names on standard input, one per line, as `get machines -o name` prints them. So a list can be looked at,
+//! `-` reads names from standard input, one per line, as `get machines -o name` prints them. So a list can be looked at,
 //! filtered by other programs, and ordered about. A line of a table is no name, and nothing is ordered then.
 
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ pub(crate) fn check_machines(machines: &[String], selection: &BulkSelection) -> 
     }
 }
 
-/// The names that these arguments stand for, each once, in their order.
+/// The names in these arguments and on standard input, each once, in their order.
 pub(crate) fn read_names(arguments: &[String]) -> Result<Vec<String>, CliError> {
     expand_names(arguments, || std::io::read_to_string(std::io::stdin()))
 }

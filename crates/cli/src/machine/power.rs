@@ -27,7 +27,7 @@ Examples:
   shepherdctl power cycle --provider rack-a --phase NeedsHuman --reason 'the switch is back' --dry_run
   shepherdctl power cancel sim-0007
 
-To switch off a machine whose node votes in etcd of its cluster, type its name, or give --yes.";
+To switch off a machine with a node that votes in etcd of its cluster, type its name, or give --yes.";
 
 const POWER_CANCEL_EXAMPLES: &str = "\
 Example:
