@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::order::confirmation::{ConfirmFlag, RequiredConfirmation, require_confirmation};
 use crate::order::operator::{current_user, direct_order};
 use crate::output::{Format, format_json};
@@ -58,7 +59,7 @@ pub async fn declare_restored(
     }
     let live = bmdb.list_live_sessions().await?;
     if !live.is_empty() {
-        return Err(CliError::Invalid(active_sessions_message(&live)));
+        return Err(CliError::Ended { exit: ExitCode::Refused, message: active_sessions_message(&live) });
     }
     if !arguments.confirm.yes {
         let required = RequiredConfirmation {

@@ -17,7 +17,7 @@ use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::{self, ExitRecord};
+use crate::exit_code::ExitRecord;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
 use crate::object::command::GetArgs;
@@ -256,9 +256,7 @@ async fn run_version_command(
             }
         }
     }
-    let exit =
-        if report.is_complete() { exit_code::ExitCode::Done } else { exit_code::ExitCode::Unreachable };
-    Ok((report.render(&cli.output)?, exit.number()))
+    Ok((report.render(&cli.output)?, report.exit_code().number()))
 }
 
 /// Runs a command about contexts: it needs no server and no database. `None` for another command.
