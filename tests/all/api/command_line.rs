@@ -52,7 +52,8 @@ impl Operator<'_> {
         read_stdout(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
 
-    fn contexts(&self) -> PathBuf {
+    /// The file of the contexts.
+    pub(super) fn contexts(&self) -> PathBuf {
         self.home.path().join(".config/shepherd/contexts.toml")
     }
 
@@ -173,6 +174,19 @@ fn speaks(mut records: &[u8]) -> bool {
         records = rest.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
     }
     false
+}
+
+/// The command, which Ctrl-C ends: a test may have been started where the signal is ignored.
+pub(super) fn interruptible(command: &Command) -> Command {
+    let mut interruptible = Command::new("env");
+    interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => interruptible.env(name, value),
+            None => interruptible.env_remove(name),
+        };
+    }
+    interruptible
 }
 
 pub(super) fn read_stdout(output: &Output) -> anyhow::Result<String> {

@@ -7,7 +7,7 @@ use serde_json::json;
 use shepherd::model::access::AccessRole;
 use shepherd::model::shell_words::quote_if_needed;
 
-use crate::api::command_line::{Operator, read_stdout};
+use crate::api::command_line::{Operator, interruptible, read_stdout};
 use crate::api::{Api, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
@@ -246,17 +246,8 @@ async fn number_of_many_machines_is_replaced_by_no_other_flag() -> TestResult {
     let orders = "SELECT count(*) FROM audit WHERE NOT dry_run AND rpc LIKE '%BulkOrders/Submit'";
     assert_eq!(api.count(orders).await?, 2, "only the two wrong flags were sent");
 
-    // Ctrl-C ends the command by the signal. A test may have been started where the signal is ignored.
-    let typed = retire(&[]);
-    let mut interruptible = Command::new("env");
-    interruptible.arg("--default-signal=INT").arg(typed.get_program()).args(typed.get_args());
-    for (name, value) in typed.get_envs() {
-        match value {
-            Some(value) => interruptible.env(name, value),
-            None => interruptible.env_remove(name),
-        };
-    }
-    let mut screen = Screen::start(&interruptible, 40, 400)?;
+    // Ctrl-C ends the command by the signal.
+    let mut screen = Screen::start(&interruptible(&retire(&[])), 40, 400)?;
     screen.until(&["Type their number to give the order:"]).await?;
     screen.types(b"\x03")?;
     let (status, text, _) = screen.ended().await?;

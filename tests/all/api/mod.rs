@@ -37,6 +37,8 @@ mod bundle;
 mod command_line;
 mod confirmations;
 mod crowd;
+mod exit_codes;
+mod exit_table;
 mod habits;
 mod hidden_text;
 mod in_process;
